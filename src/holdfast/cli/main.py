@@ -1,0 +1,75 @@
+"""The entry point: gathers the commands and turns holdfast's errors into exit code 2 with no traceback.
+
+A command lives in its own module of this package and offers ``register(app)``. Modules import the heavy parts of the
+library inside the command function, so that ``holdfast --help`` stays quick.
+"""
+
+from __future__ import annotations
+
+import sys
+from importlib import import_module
+
+import click
+import typer
+
+from holdfast import __version__
+from holdfast.errors import HoldfastError
+
+__all__ = ["COMMANDS", "build_app", "run"]
+
+# Module of this package -> in the order `holdfast --help` shows them.
+COMMANDS = ("demo",)
+
+EXIT_UNUSABLE = 2
+
+
+def _show_version(value: bool) -> None:
+    if value:
+        typer.echo(f"holdfast {__version__}")
+        raise typer.Exit()
+
+
+def build_app() -> typer.Typer:
+    """Build the command line with every command registered."""
+    app = typer.Typer(
+        name="holdfast",
+        help="Keeps a PyTorch training run true: data streams, metrics, checkpoints, and a debugger.",
+        no_args_is_help=True,
+        add_completion=False,
+        pretty_exceptions_enable=False,
+        rich_markup_mode="rich",
+        context_settings={"help_option_names": ["-h", "--help"]},
+    )
+
+    @app.callback()
+    def main(
+        version: bool = typer.Option(
+            False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+        ),
+    ) -> None:
+        """Keeps a PyTorch training run true."""
+
+    for name in COMMANDS:
+        import_module(f"holdfast.cli.{name}").register(app)
+    return app
+
+
+def run(arguments: list[str] | None = None) -> None:
+    """Run the command line; exits 2 with one clear line on bad input, 130 on Ctrl-C."""
+    command = typer.main.get_command(build_app())
+    try:
+        code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(EXIT_UNUSABLE)
+    except (click.Abort, KeyboardInterrupt):
+        typer.echo("interrupted", err=True)
+        sys.exit(130)
+    except HoldfastError as error:
+        typer.echo(f"holdfast: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except BrokenPipeError:
+        # The reader of our output (head, less) went away: not an error of ours.
+        sys.stderr.close()
+        sys.exit(0)
+    sys.exit(code if isinstance(code, int) else 0)

@@ -1,0 +1,236 @@
+"""Every exception holdfast raises, in one tree.
+
+Each error says what happened, where (as attributes and in the text) and what to do about it::
+
+    HoldfastError
+    ├── ConfigError (ValueError)                an option that cannot work, found before anything runs
+    │   ├── EmptyPartitionError                 a rank would get no sample
+    │   ├── MixtureError                        weights or names of a mixture that make no sense
+    │   └── PartitionError                      ranges, labels or shares that do not fit the data
+    ├── OrderError (ValueError)                 a position, index or skip outside what the order covers
+    │   └── EverythingSkippedError              the skips leave nothing to read
+    ├── SourceError (RuntimeError)              a source could not give the samples asked for
+    │   ├── SourceFormatError (ValueError)      the bytes are not what the source expects
+    │   ├── SourceChangedError                  the file is not the one the index was made from
+    │   └── RemoteReadError (OSError)           a remote read failed after its retries
+    ├── StreamError (RuntimeError)              the loader could not deliver
+    │   ├── TransformError                      a user's transform raised; names source, index, position
+    │   ├── EmptyBatchError                     every sample of a batch failed under on_error="skip"
+    │   ├── WorkerDiedError                     a worker process died again and again on the same step
+    │   └── StateError (ValueError)             a stream state that cannot be used here
+    │       ├── StateMismatchError              made with other data, weights, seed or partition
+    │       ├── StateVersionError               made by a newer holdfast
+    │       └── StateFileError                  a torn, foreign or missing state file
+    ├── MetricError (ValueError)                a metric that cannot be aggregated or merged
+    ├── CheckpointError (RuntimeError)          a distributed checkpoint could not be restored
+    │   ├── CheckpointReadError (OSError)       the disk, or the file layer, failed
+    │   ├── CorruptRecordError                  bytes differ from the checksum stored beside them
+    │   ├── CheckpointMismatchError (ValueError)  dtype, shape or layout differs from the destination
+    │   ├── UnsafeCheckpointError               it would run code or read outside its folder
+    │   └── UnusableCheckpointError (ValueError)  not a checkpoint, or its metadata is damaged
+    ├── DebugError (ValueError)                 a log could not be diagnosed
+    │   └── UnreadableLogError                  nothing in it could be read as a training log
+    ├── CoordinationError (RuntimeError)        workers could not agree
+    │   ├── CoordinatorLost (ConnectionError)   the store is gone
+    │   └── StaleLeaseError                     a commit under a lease that is no longer held
+    └── MissingDependencyError (ImportError)    an optional extra is not installed
+
+All of them survive pickling with their attributes, so they cross process boundaries whole.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+__all__ = [
+    "CheckpointError",
+    "CheckpointMismatchError",
+    "CheckpointReadError",
+    "ConfigError",
+    "CoordinationError",
+    "CoordinatorLost",
+    "CorruptRecordError",
+    "DebugError",
+    "EmptyBatchError",
+    "EmptyPartitionError",
+    "EverythingSkippedError",
+    "HoldfastError",
+    "MetricError",
+    "MissingDependencyError",
+    "MixtureError",
+    "OrderError",
+    "PartitionError",
+    "RemoteReadError",
+    "SourceChangedError",
+    "SourceError",
+    "SourceFormatError",
+    "StaleLeaseError",
+    "StateError",
+    "StateFileError",
+    "StateMismatchError",
+    "StateVersionError",
+    "StreamError",
+    "TransformError",
+    "UnreadableLogError",
+    "UnsafeCheckpointError",
+    "UnusableCheckpointError",
+    "WorkerDiedError",
+]
+
+
+class HoldfastError(Exception):
+    """The base of every error holdfast raises.
+
+    Args:
+        message: what happened.
+        hint: what to do about it; shown after the message.
+        **where: the place it happened (``source=``, ``index=``, ``rank=``, ``file=`` …). Each becomes an attribute of
+            the error and is shown in the text.
+    """
+
+    def __init__(self, message: str, *, hint: str | None = None, **where: Any) -> None:
+        super().__init__(message)
+        self.message = message
+        self.hint = hint
+        self.where: dict[str, Any] = where
+        self.__dict__.update(where)
+
+    def __str__(self) -> str:
+        text = self.message
+        if self.where:
+            text += " [" + ", ".join(f"{name}={value!r}" for name, value in self.where.items()) + "]"
+        if self.hint:
+            text += f" — {self.hint}"
+        return text
+
+    def __getattr__(self, name: str) -> Any:
+        # Only reached for names not given in `where`; keeps `error.index` typed and errors that lack one clear.
+        raise AttributeError(f"{type(self).__name__} carries no {name!r}; it has {sorted(self.__dict__)}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), hint=self.hint, **self.where), (self.message,)
+
+
+class ConfigError(HoldfastError, ValueError):
+    """An option that cannot work, found before anything runs."""
+
+
+class EmptyPartitionError(ConfigError):
+    """A rank would get no sample; names the rank, the world size and the number of samples."""
+
+
+class MixtureError(ConfigError):
+    """Weights or names of a mixture that make no sense."""
+
+
+class PartitionError(ConfigError):
+    """Ranges, labels or shares that do not fit the data."""
+
+
+class OrderError(HoldfastError, ValueError):
+    """A position, index or skip outside what the order covers."""
+
+
+class EverythingSkippedError(OrderError):
+    """The skips leave nothing to read."""
+
+
+class SourceError(HoldfastError, RuntimeError):
+    """A source could not give the samples asked for."""
+
+
+class SourceFormatError(SourceError, ValueError):
+    """The bytes are not what the source expects."""
+
+
+class SourceChangedError(SourceError):
+    """The file is not the one the index was made from."""
+
+
+class RemoteReadError(SourceError, OSError):
+    """A remote read failed after its retries."""
+
+
+class StreamError(HoldfastError, RuntimeError):
+    """The loader could not deliver."""
+
+
+class TransformError(StreamError):
+    """A user's transform raised; names source, index and position, with the cause chained."""
+
+
+class EmptyBatchError(StreamError):
+    """Every sample of a batch failed under ``on_error="skip"``."""
+
+
+class WorkerDiedError(StreamError):
+    """A worker process died again and again on the same step."""
+
+
+class StateError(StreamError, ValueError):
+    """A stream state that cannot be used here."""
+
+
+class StateMismatchError(StateError):
+    """The state was made with other data, weights, seed or partition."""
+
+
+class StateVersionError(StateError):
+    """The state was made by a newer holdfast."""
+
+
+class StateFileError(StateError):
+    """A torn, foreign or missing state file."""
+
+
+class MetricError(HoldfastError, ValueError):
+    """A metric that cannot be aggregated or merged."""
+
+
+class CheckpointError(HoldfastError, RuntimeError):
+    """A distributed checkpoint could not be restored."""
+
+
+class CheckpointReadError(CheckpointError, OSError):
+    """The disk, or the file layer, failed."""
+
+
+class CorruptRecordError(CheckpointError):
+    """Bytes differ from the checksum stored beside them."""
+
+
+class CheckpointMismatchError(CheckpointError, ValueError):
+    """The stored dtype, shape or layout differs from the destination."""
+
+
+class UnsafeCheckpointError(CheckpointError):
+    """The checkpoint would run code or read outside its folder."""
+
+
+class UnusableCheckpointError(CheckpointError, ValueError):
+    """Not a checkpoint, or its metadata is damaged."""
+
+
+class DebugError(HoldfastError, ValueError):
+    """A log could not be diagnosed."""
+
+
+class UnreadableLogError(DebugError):
+    """Nothing in the input could be read as a training log."""
+
+
+class CoordinationError(HoldfastError, RuntimeError):
+    """Workers could not agree."""
+
+
+class CoordinatorLost(CoordinationError, ConnectionError):
+    """The store is gone."""
+
+
+class StaleLeaseError(CoordinationError):
+    """A commit under a lease that is no longer held."""
+
+
+class MissingDependencyError(HoldfastError, ImportError):
+    """An optional extra is not installed."""

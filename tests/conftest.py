@@ -1,0 +1,24 @@
+"""Shared fixtures: where the public logs lie, and how many examples hypothesis tries."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, settings
+
+# Property tests decide on counts, never on time; a noisy machine must not fail them.
+settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("default")
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+@pytest.fixture(scope="session")
+def public_logs() -> Path:
+    """The folder of real public training logs beside the project, or a skip that says it is absent."""
+    folder = ROOT.parent / "shared" / "logs"
+    if not folder.is_dir():
+        pytest.skip("the folder of public training logs is not beside the project")
+    return folder
