@@ -1,0 +1,115 @@
+"""The contracts between the layers of the debugger, and the conventions its signals and events follow.
+
+A plug-in subclasses one of the three classes here; nothing else in holdfast needs to know about it.
+
+**Kinds.** ``Signal.metadata["kind"]`` is one of :data:`KINDS` (or absent, for a series whose meaning is not known). A
+detector declares the kinds it reads; the debugger routes by them.
+
+**Events.** What a log says that is not a number at a step reaches detectors as ``DetectionContext.events``, mappings
+with a ``"type"``:
+
+======================= ============================================================================================
+``collective``          one entry of an NCCL flight recorder: ``replica``, ``group``, ``group_description``,
+                        ``group_ranks`` (tuple of int), ``sequence``, ``operation``, ``state`` (``scheduled``,
+                        ``started``, ``completed``), ``point_to_point``, ``sizes``, ``time_created_ns``, ``timeout_ms``
+``collective_status``   one rank's progress in one group: ``replica``, ``group``, ``group_description``,
+                        ``group_ranks``, ``last_enqueued``, ``last_started``, ``last_completed`` (-1: none, None: unknown)
+``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None)
+``crash``               the log ends in a traceback: ``message``, ``line``
+``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
+======================= ============================================================================================
+
+Flight-recorder entries are also signals of kind ``"collective"`` (one a rank and group: steps are sequence numbers,
+values 0 scheduled, 1 started, 2 completed), so that the detector that needs them is routed to. Parameter hashes are
+signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal hashes, and
+``metadata["sharded"]`` is true where ranks may differ legitimately.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.debug.types import DetectionContext, DetectionResult, Signal
+
+__all__ = ["KINDS", "BaseDetector", "BaseIngestor", "BaseSignalExtractor"]
+
+KINDS: frozenset[str] = frozenset(
+    (
+        "activation",
+        "collective",
+        "data_time",
+        "distribution",
+        "eval_loss",
+        "grad_norm",
+        "inf_count",
+        "loss",
+        "loss_scale",
+        "lr",
+        "memory",
+        "metric",
+        "nan_count",
+        "param_hash",
+        "perplexity",
+        "range_share",
+        "reward",
+        "skipped",
+        "step_time",
+        "throughput",
+        "update_norm",
+        "weight_norm",
+    )
+)
+"""Every canonical meaning a signal can have."""
+
+
+class BaseIngestor(ABC):
+    """Turns one kind of source (a file format, an in-memory table) into signals."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """The format's short name, as reports show it."""
+
+    @abstractmethod
+    def can_ingest(self, source: Any) -> float:
+        """How sure this ingestor is that ``source`` is its own: 0 (not at all) … 1 (certain)."""
+
+    @abstractmethod
+    def ingest(self, source: Any) -> list[Signal]:
+        """Read the source.
+
+        Raises:
+            UnreadableLogError: nothing in it could be read.
+        """
+
+
+class BaseSignalExtractor(ABC):
+    """Derives signals from raw objects: modules, tensors, arrays, dicts."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """A short name for reports."""
+
+    @abstractmethod
+    def extract(self, raw_data: Any) -> list[Signal]:
+        """Compute the signals of ``raw_data``; an empty list when there is nothing in it for this extractor."""
+
+
+class BaseDetector(ABC):
+    """Sees one failure in a window of signals. Stateless: the same signals give the same result on any thread."""
+
+    @property
+    @abstractmethod
+    def name(self) -> str:
+        """A short name, unique among the detectors of a debugger."""
+
+    @abstractmethod
+    def get_required_signals(self) -> frozenset[str]:
+        """The kinds this detector reads; it is only run, and only handed signals, of these kinds."""
+
+    @abstractmethod
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Look at the signals; an empty result means nothing was seen."""
