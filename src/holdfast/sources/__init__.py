@@ -1,5 +1,43 @@
-"""Named random-access storage: ``len()`` and ``read(indices) -> dict of columns``, many samples at once."""
+"""Where samples come from: arrays, token files, JSON lines, Parquet, Hugging Face datasets and webdataset tars.
+
+Every source answers two questions, ``len(source)`` and ``source.read(indices)``. The names load on first use: reading
+arrays needs NumPy alone.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.sources.arrays import ArraySource as ArraySource
+    from holdfast.sources.base import Columns as Columns
+    from holdfast.sources.base import ReadCounters as ReadCounters
+    from holdfast.sources.base import ReadCounts as ReadCounts
+    from holdfast.sources.base import Source as Source
+    from holdfast.sources.base import check_indices as check_indices
+    from holdfast.sources.ragged import Ragged as Ragged
+
+_HOME = {
+    "ArraySource": "arrays",
+    "Columns": "base",
+    "Ragged": "ragged",
+    "ReadCounters": "base",
+    "ReadCounts": "base",
+    "Source": "base",
+    "check_indices": "base",
+}
+
+__all__ = sorted(_HOME)
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'holdfast.sources' has no attribute {name!r}")
+    value = getattr(import_module(f"holdfast.sources.{_HOME[name]}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

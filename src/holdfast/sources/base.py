@@ -1,0 +1,162 @@
+"""What a source is: N samples, numbered 0 … N-1, read many at a time.
+
+A source is written with two methods, `Source.__len__` and `Source.read`. Everything else has a default that works
+from those two. `read` gets any number of indices in any order, repeats included, and gives back one column a field,
+row ``i`` of each belonging to ``indices[i]``: a fresh, writable, C-contiguous array, or a `Ragged` when rows differ in
+length.
+
+A source holds no position and no generator, so it is shared freely: it may be read from several threads at once,
+pickled to worker processes and forked. `holdfast.testing.check_source` proves that one does all this.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceError
+from holdfast.sources.ragged import Ragged
+
+Column: TypeAlias = NDArray[Any] | Ragged
+Columns: TypeAlias = dict[str, Column]
+Indices: TypeAlias = NDArray[np.int64]
+
+# Rows whose content enters a fingerprint: enough to tell two data sets apart, few enough to read from anywhere.
+FINGERPRINT_ROWS = 16
+
+
+class Source(ABC):
+    """Random-access storage of samples.
+
+    Write ``__len__`` and ``read``; override the rest only where the storage knows better.
+    """
+
+    @abstractmethod
+    def __len__(self) -> int:
+        """How many samples there are."""
+
+    @abstractmethod
+    def read(self, indices: Indices) -> Columns:
+        """Read many samples at once.
+
+        Args:
+            indices: sample numbers in any order, repeats allowed, possibly none. `check_indices` refuses the ones
+                outside the source with the error the contract asks for.
+
+        Returns:
+            One column a field, with ``len(indices)`` rows in the order of ``indices``; names and dtypes do not depend
+            on which samples were asked for.
+        """
+
+    def fingerprint(self, length: int | None = None) -> str:
+        """A short id of the data: the same for the same samples on any machine and path.
+
+        It covers the length, the columns' names and dtypes and the content of `FINGERPRINT_ROWS` samples spread over
+        the source. It guards against resuming on other data, not against someone who forges data.
+
+        Args:
+            length: fingerprint only the first ``length`` samples, so that a source that has grown since can be
+                checked against what it was.
+        """
+        count = len(self) if length is None else length
+        if not 0 <= count <= len(self):
+            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        rows = np.unique(np.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).astype(np.int64))
+        return digest_columns(count, self.read(rows))
+
+    def shards(self) -> Sequence[int] | None:
+        """Lengths of the natural shards in index order (row groups, tar files); None when there are none."""
+        return None
+
+    @property
+    def counters(self) -> ReadCounters:
+        """What this object has read in this process."""
+        # Made on first use, so that a source with two methods needs no __init__ of ours; setdefault is atomic.
+        counters: ReadCounters = self.__dict__.setdefault("_counters", ReadCounters())
+        return counters
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes this object has read in this process."""
+        return self.counters.counts().bytes_read
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether samples come over a network."""
+        return False
+
+    def close(self) -> None:
+        """Let go of open files; a later `read` opens them again."""
+        return
+
+
+class ReadCounts(NamedTuple):
+    """A moment's reading of the counters."""
+
+    samples_local: int
+    samples_remote: int
+    bytes_read: int
+
+
+class ReadCounters:
+    """Counts of what was read, exact under threads; a pickled copy starts from zero in its own process."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._counts = ReadCounts(0, 0, 0)
+
+    def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:
+        """Count samples and bytes just read."""
+        with self._lock:
+            old = self._counts
+            self._counts = ReadCounts(old[0] + local, old[1] + remote, old[2] + bytes_read)
+
+    def counts(self) -> ReadCounts:
+        """All three counts, of one moment."""
+        return self._counts
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+def check_indices(indices: Any, length: int, *, source: str) -> Indices:
+    """Give the indices as an int64 array, or raise `SourceError` naming the first one outside the source."""
+    checked = np.asarray(indices)
+    if checked.dtype != np.int64:
+        if checked.size and not np.issubdtype(checked.dtype, np.integer):
+            raise SourceError("indices must be whole numbers", source=source, dtype=str(checked.dtype))
+        checked = checked.astype(np.int64)
+    if checked.ndim != 1:
+        raise SourceError("indices must be a one-dimensional array", source=source, shape=checked.shape)
+    # A negative number seen as unsigned is huge, so one reduction checks both ends.
+    if len(checked) and int(checked.view(np.uint64).max()) >= length:
+        wrong = int(checked[(checked < 0) | (checked >= length)][0])
+        raise SourceError(
+            f"index {wrong} is outside a source of {length} samples",
+            source=source,
+            index=wrong,
+            length=length,
+            hint=f"indices run from 0 to {length - 1}" if length else "the source is empty",
+        )
+    return checked
+
+
+def digest_columns(count: int, columns: Columns) -> str:
+    """The fingerprint of ``count`` samples by the content of some of them."""
+    digest = hashlib.blake2b(digest_size=16)
+    digest.update(f"{count}".encode())
+    for name in sorted(columns):
+        column = columns[name]
+        values = column.values if isinstance(column, Ragged) else column
+        digest.update(f"|{name}|{values.dtype.str}|{values.shape[1:]}|".encode())
+        if isinstance(column, Ragged):
+            digest.update(column.offsets.tobytes())
+        # repr of plain Python objects is stable across processes; their addresses never enter it.
+        digest.update(repr(values.tolist()).encode() if values.dtype.hasobject else values.tobytes())
+    return digest.hexdigest()

@@ -1,0 +1,194 @@
+"""Rows of different lengths as two arrays: all values end to end, and where each row starts.
+
+Row ``i`` is ``values[offsets[i]:offsets[i + 1]]``. Text and bytes are ragged ``uint8`` rows; ``encoding="utf-8"`` says
+that the bytes are text. Nothing here loops over samples in Python unless the rows are so long that one copy a row is
+the fastest way.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any, overload
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceError, SourceFormatError
+
+# Above this many values a row, copying row by row beats building one index a value (measured crossover: 60 to 200).
+_LONG_ROW = 128
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ragged:
+    """A column whose rows have different lengths.
+
+    Args:
+        values: all rows end to end; may have inner dimensions of fixed size.
+        offsets: ``len(self) + 1`` numbers, from 0 to ``len(values)``, never falling.
+        encoding: ``"utf-8"`` when the values are the bytes of text, else None.
+    """
+
+    values: NDArray[Any]
+    offsets: NDArray[np.int64]
+    encoding: str | None = None
+
+    def __post_init__(self) -> None:
+        offsets = self.offsets
+        if offsets.dtype != np.int64 or offsets.ndim != 1 or len(offsets) == 0:
+            raise SourceFormatError(
+                "the offsets of a ragged column must be a one-dimensional int64 array with one entry more than rows",
+                dtype=str(offsets.dtype),
+                shape=offsets.shape,
+            )
+        if offsets[0] != 0 or offsets[-1] != len(self.values) or (len(offsets) > 1 and np.diff(offsets).min() < 0):
+            raise SourceFormatError(
+                "the offsets of a ragged column must rise from 0 to the number of values",
+                first=int(offsets[0]),
+                last=int(offsets[-1]),
+                values=len(self.values),
+            )
+        if self.encoding is not None and (self.encoding != "utf-8" or self.values.dtype != np.uint8):
+            raise SourceFormatError(
+                "a ragged column of text holds uint8 values and encoding='utf-8'",
+                dtype=str(self.values.dtype),
+                encoding=self.encoding,
+            )
+
+    @classmethod
+    def from_rows(cls, rows: Iterable[NDArray[Any] | Sequence[Any] | str | bytes], *, dtype: Any = None) -> Ragged:
+        """Build from one array, list, string or bytes object a row; no row may be of another kind than the first."""
+        listed = list(rows)
+        text = [row.encode() for row in listed if isinstance(row, str)]
+        raw = [bytes(row) for row in listed if isinstance(row, (bytes, bytearray, memoryview))]
+        if listed and len(text) == len(listed):
+            return cls._from_buffers(text, "utf-8")
+        if listed and len(raw) == len(listed):
+            return cls._from_buffers(raw, None)
+        if text or raw:
+            raise SourceFormatError("the rows of a ragged column must all be text, all bytes, or all arrays")
+        arrays = [np.asarray(row, dtype=dtype) for row in listed]
+        filled = [array for array in arrays if array.size] or arrays[:1]
+        values = np.concatenate(filled) if filled else np.empty(0, dtype=dtype)
+        return cls(values, _offsets_of([len(array) for array in arrays]))
+
+    @classmethod
+    def _from_buffers(cls, rows: list[bytes], encoding: str | None) -> Ragged:
+        values = np.frombuffer(bytearray(b"".join(rows)), dtype=np.uint8)
+        return cls(values, _offsets_of([len(row) for row in rows]), encoding)
+
+    @classmethod
+    def concat(cls, parts: Sequence[Ragged]) -> Ragged:
+        """Put the rows of several ragged columns one after another."""
+        if not parts:
+            raise SourceError("nothing to concatenate: give at least one ragged column")
+        if len({part.encoding for part in parts}) > 1:
+            raise SourceFormatError("ragged columns of text and of other values cannot be concatenated")
+        values = np.concatenate([part.values for part in parts])
+        return cls(values, _offsets_of(np.concatenate([part.row_lengths for part in parts])), parts[0].encoding)
+
+    @property
+    def row_lengths(self) -> NDArray[np.int64]:
+        """How many values each row holds."""
+        return np.diff(self.offsets)
+
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the values."""
+        return self.values.dtype
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held by values and offsets."""
+        return self.values.nbytes + self.offsets.nbytes
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @overload
+    def __getitem__(self, row: int) -> NDArray[Any]: ...
+    @overload
+    def __getitem__(self, row: slice) -> Ragged: ...
+    def __getitem__(self, row: int | slice) -> NDArray[Any] | Ragged:
+        """One row as a view, or a slice of rows as a ragged column of its own."""
+        count = len(self)
+        if isinstance(row, slice):
+            start, stop, step = row.indices(count)
+            if step != 1:
+                return self.take(np.arange(start, stop, step, dtype=np.int64))
+            bounds = self.offsets[start : max(start, stop) + 1]
+            return Ragged(self.values[bounds[0] : bounds[-1]], bounds - bounds[0], self.encoding)
+        if not -count <= row < count:
+            raise IndexError(f"row {row} of a ragged column of {count} rows")
+        row %= count
+        view: NDArray[Any] = self.values[self.offsets[row] : self.offsets[row + 1]]
+        return view
+
+    def __iter__(self) -> Iterator[NDArray[Any]]:
+        return (self[row] for row in range(len(self)))
+
+    def take(self, indices: NDArray[np.integer[Any]]) -> Ragged:
+        """Copy the rows at ``indices``, in that order, repeats allowed, into a fresh ragged column."""
+        return gather_rows(self.values, self.offsets[:-1][indices], self.offsets[1:][indices], self.encoding)
+
+    def to_padded(self, fill: Any, length: int | None = None) -> NDArray[Any]:
+        """One rectangular array: short rows filled up, rows above ``length`` cut.
+
+        Args:
+            fill: the value of the cells after a row's end.
+            length: cells a row; the longest row's when None.
+        """
+        lengths = self.row_lengths
+        width = int(lengths.max(initial=0)) if length is None else length
+        padded = np.full((len(self), width, *self.values.shape[1:]), fill, dtype=self.values.dtype)
+        kept = np.arange(width) < lengths[:, None]
+        if width >= lengths.max(initial=0):
+            padded[kept] = self.values
+        else:
+            padded[kept] = gather_rows(self.values, self.offsets[:-1], self.offsets[:-1] + kept.sum(1)).values
+        return padded
+
+    def to_bytes(self) -> list[bytes]:
+        """Every row as a bytes object."""
+        raw = self.values.tobytes()
+        size = self.values.dtype.itemsize * int(np.prod(self.values.shape[1:]))
+        bounds = (self.offsets * size).tolist()
+        return [raw[start:stop] for start, stop in pairwise(bounds)]
+
+    def to_strings(self) -> list[str]:
+        """Every row as text; raises `SourceFormatError` naming the first row that is not valid UTF-8."""
+        if self.values.dtype != np.uint8:
+            raise SourceFormatError("only ragged uint8 columns hold text", dtype=str(self.values.dtype))
+        rows = self.to_bytes()
+        try:
+            return [row.decode() for row in rows]
+        except UnicodeDecodeError as error:
+            row = rows.index(error.object)
+            raise SourceFormatError("a row is not valid UTF-8", row=row) from error
+
+
+def gather_rows(
+    values: NDArray[Any], starts: NDArray[np.int64], stops: NDArray[np.int64], encoding: str | None = None
+) -> Ragged:
+    """Copy ``values[start:stop]`` for every pair, in order, into a fresh ragged column."""
+    lengths = stops - starts
+    offsets = _offsets_of(lengths)
+    total = int(offsets[-1])
+    if total > _LONG_ROW * len(lengths):
+        gathered = np.empty((total, *values.shape[1:]), dtype=values.dtype)
+        pieces = zip(starts.tolist(), stops.tolist(), offsets.tolist(), offsets[1:].tolist(), strict=False)
+        for start, stop, to_start, to_stop in pieces:
+            gathered[to_start:to_stop] = values[start:stop]
+    else:
+        places = np.repeat(starts - offsets[:-1], lengths)
+        places += np.arange(total, dtype=np.int64)
+        gathered = np.asarray(values[places])
+    return Ragged(gathered, offsets, encoding)
+
+
+def _offsets_of(lengths: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
+    offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
+    np.cumsum(lengths, out=offsets[1:])
+    return offsets
