@@ -16,15 +16,29 @@ if TYPE_CHECKING:
     from holdfast.sources.base import ReadCounts as ReadCounts
     from holdfast.sources.base import Source as Source
     from holdfast.sources.base import check_indices as check_indices
+    from holdfast.sources.concat import ConcatSource as ConcatSource
+    from holdfast.sources.hf import HFSource as HFSource
+    from holdfast.sources.jsonl import JsonlSource as JsonlSource
+    from holdfast.sources.parquet import ParquetSource as ParquetSource
     from holdfast.sources.ragged import Ragged as Ragged
+    from holdfast.sources.remote import RemoteOptions as RemoteOptions
+    from holdfast.sources.tar import TarSource as TarSource
+    from holdfast.sources.tokens import TokenFileSource as TokenFileSource
 
 _HOME = {
     "ArraySource": "arrays",
     "Columns": "base",
+    "ConcatSource": "concat",
+    "HFSource": "hf",
+    "JsonlSource": "jsonl",
+    "ParquetSource": "parquet",
     "Ragged": "ragged",
     "ReadCounters": "base",
     "ReadCounts": "base",
+    "RemoteOptions": "remote",
     "Source": "base",
+    "TarSource": "tar",
+    "TokenFileSource": "tokens",
     "check_indices": "base",
 }
 

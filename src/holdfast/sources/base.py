@@ -27,6 +27,8 @@ Column: TypeAlias = NDArray[Any] | Ragged
 Columns: TypeAlias = dict[str, Column]
 Indices: TypeAlias = NDArray[np.int64]
 
+_INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
+
 # Rows whose content enters a fingerprint: enough to tell two data sets apart, few enough to read from anywhere.
 FINGERPRINT_ROWS = 16
 
@@ -78,8 +80,8 @@ class Source(ABC):
     def counters(self) -> ReadCounters:
         """What this object has read in this process."""
         # Made on first use, so that a source with two methods needs no __init__ of ours; setdefault is atomic.
-        counters: ReadCounters = self.__dict__.setdefault("_counters", ReadCounters())
-        return counters
+        counters: ReadCounters | None = self.__dict__.get("_counters")
+        return counters if counters is not None else self.__dict__.setdefault("_counters", ReadCounters())
 
     @property
     def bytes_read(self) -> int:
@@ -109,17 +111,19 @@ class ReadCounters:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._counts = ReadCounts(0, 0, 0)
+        self._local = self._remote = self._bytes = 0
 
     def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:
         """Count samples and bytes just read."""
         with self._lock:
-            old = self._counts
-            self._counts = ReadCounts(old[0] + local, old[1] + remote, old[2] + bytes_read)
+            self._local += local
+            self._remote += remote
+            self._bytes += bytes_read
 
     def counts(self) -> ReadCounts:
         """All three counts, of one moment."""
-        return self._counts
+        with self._lock:
+            return ReadCounts(self._local, self._remote, self._bytes)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
@@ -128,14 +132,14 @@ class ReadCounters:
 def check_indices(indices: Any, length: int, *, source: str) -> Indices:
     """Give the indices as an int64 array, or raise `SourceError` naming the first one outside the source."""
     checked = np.asarray(indices)
-    if checked.dtype != np.int64:
+    if checked.dtype is not _INT64:
         if checked.size and not np.issubdtype(checked.dtype, np.integer):
             raise SourceError("indices must be whole numbers", source=source, dtype=str(checked.dtype))
-        checked = checked.astype(np.int64)
+        checked = checked.astype(_INT64)
     if checked.ndim != 1:
         raise SourceError("indices must be a one-dimensional array", source=source, shape=checked.shape)
     # A negative number seen as unsigned is huge, so one reduction checks both ends.
-    if len(checked) and int(checked.view(np.uint64).max()) >= length:
+    if len(checked) and np.maximum.reduce(checked.view(_UINT64)) >= length:
         wrong = int(checked[(checked < 0) | (checked >= length)][0])
         raise SourceError(
             f"index {wrong} is outside a source of {length} samples",

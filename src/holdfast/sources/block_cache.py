@@ -1,0 +1,123 @@
+"""Blocks of remote files kept on disk, within a limit, shared by every process of the machine.
+
+One file a block, ended by a checksum, written aside and renamed into place, so a reader finds a whole block or none.
+Adding a block takes a lock on the folder; the running total beside the lock says when to make room, and the blocks
+used longest ago go first. A reader takes no lock: a block that vanishes under it is just missing, and is fetched again.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from holdfast.errors import SourceError
+
+_CHECKSUM_BYTES = 4
+# Make this much more room than needed, so that not every block added rescans the folder.
+_SLACK = 0.1
+
+
+class BlockCache:
+    """The blocks of one file, in a folder whose limit all files share.
+
+    Args:
+        folder: where all blocks of all files lie.
+        key: names the file and its version.
+        limit: most bytes the folder may take; 0 keeps nothing.
+    """
+
+    def __init__(self, folder: Path, key: str, *, limit: int) -> None:
+        self._folder = folder
+        self._key = key
+        self._limit = limit
+        self._scanned = False
+        if limit:
+            try:
+                (folder / key).mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                raise SourceError(
+                    "cannot make the cache folder for remote files",
+                    folder=str(folder),
+                    reason=error.strerror,
+                    hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to keep nothing",
+                ) from error
+
+    def get(self, number: int, size: int) -> bytes | None:
+        """The block, if it is held whole; a damaged one counts as missing."""
+        if not self._limit:
+            return None
+        path = self._path(number)
+        try:
+            raw = path.read_bytes()
+            os.utime(path)  # marks it as just used; access times are off on most machines
+        except OSError:
+            return None
+        data, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
+        return data if len(data) == size and zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little") == checksum else None
+
+    def put(self, number: int, data: bytes) -> None:
+        """Keep a block, making room first; one that cannot be kept is simply not."""
+        need = len(data) + _CHECKSUM_BYTES
+        if need > self._limit:
+            return
+        try:
+            with self._locked() as lock:
+                total = self._read_total(lock)
+                if total is None or not self._scanned or total + need > self._limit:
+                    total = self._make_room(need)
+                    self._scanned = True
+                path = self._path(number)
+                if not path.exists():
+                    total += need
+                path.parent.mkdir(exist_ok=True)
+                # Under the lock nobody else writes, so one name serves; a leftover of a killed process is replaced.
+                aside = self._folder / "incoming.tmp"
+                aside.write_bytes(data + zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little"))
+                aside.replace(path)
+                os.pwrite(lock, b"%020d" % total, 0)
+        except OSError:
+            # A full or read-only disk costs speed, never the data: the block in hand is good.
+            return
+
+    def _path(self, number: int) -> Path:
+        return self._folder / self._key / f"{number:09d}.block"
+
+    @contextmanager
+    def _locked(self) -> Iterator[int]:
+        descriptor = os.open(self._folder / "lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            yield descriptor
+        finally:
+            os.close(descriptor)
+
+    @staticmethod
+    def _read_total(lock: int) -> int | None:
+        text = os.pread(lock, 20, 0)
+        return int(text) if len(text) == 20 and text.isdigit() else None
+
+    def _make_room(self, need: int) -> int:
+        """Count what is held, drop the oldest until ``need`` fits; the bytes then held."""
+        (self._folder / "incoming.tmp").unlink(missing_ok=True)
+        held = []
+        for path in self._folder.glob("*/*.block"):
+            try:
+                found = path.stat()
+            except FileNotFoundError:
+                continue
+            held.append((found.st_mtime_ns, found.st_size, path))
+        total = sum(size for _, size, _ in held)
+        if total + need <= self._limit:
+            return total
+        held.sort()
+        goal = max(0, min(self._limit - need, int(self._limit * (1 - _SLACK))))
+        for _, size, path in held:
+            if total <= goal:
+                break
+            path.unlink(missing_ok=True)
+            total -= size
+        return total

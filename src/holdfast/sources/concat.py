@@ -1,0 +1,66 @@
+"""Several sources as one, end to end."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+
+from holdfast.errors import ConfigError, SourceError
+from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.parts import bounds_of, read_by_part
+
+
+class ConcatSource(Source):
+    """Samples of several sources with the same columns, the first source's first.
+
+    Args:
+        sources: what to put end to end. To mix sources by weight, use `holdfast.InterleavedDataset` instead.
+    """
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        if not sources:
+            raise ConfigError("a ConcatSource needs at least one source")
+        self._sources = list(sources)
+        self._bounds = bounds_of([len(source) for source in self._sources])
+
+    def __len__(self) -> int:
+        return int(self._bounds[-1])
+
+    def read(self, indices: Indices) -> Columns:
+        """Read from each source what belongs to it."""
+        rows = check_indices(indices, len(self), source="ConcatSource")
+        return read_by_part(rows, self._bounds, lambda number, local: self._sources[number].read(local))
+
+    def fingerprint(self, length: int | None = None) -> str:
+        """Made of the fingerprints of the sources, so that appending one leaves the beginning recognisable."""
+        count = len(self) if length is None else length
+        if not 0 <= count <= len(self):
+            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        digest = hashlib.blake2b(f"{count}".encode(), digest_size=16)
+        for source, start in zip(self._sources, self._bounds.tolist(), strict=False):
+            if start < count:
+                digest.update(source.fingerprint(min(len(source), count - start)).encode())
+        return digest.hexdigest()
+
+    def shards(self) -> Sequence[int] | None:
+        """The shards of every source; a source without shards is one."""
+        return [size for source in self._sources for size in (source.shards() or [len(source)])]
+
+    @property
+    def counters(self) -> ReadCounters:
+        """The sum of the sources' counters."""
+        total = ReadCounters()
+        for source in self._sources:
+            local, remote, size = source.counters.counts()
+            total.add(local=local, remote=remote, bytes_read=size)
+        return total
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether any source is remote."""
+        return any(source.is_remote for source in self._sources)
+
+    def close(self) -> None:
+        """Close every source."""
+        for source in self._sources:
+            source.close()

@@ -1,0 +1,264 @@
+"""JSON lines: one object a line, read at random by byte offset.
+
+Where each line begins is found once, at the speed of the disk, and kept (`holdfast.sources.index_file`). A read copies
+the lines asked for into one buffer and parses them at once in C++.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceFormatError
+from holdfast.sources.arrow_columns import column_of, objects_of
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, Paths, find_files
+from holdfast.sources.index_file import Index, cached_index
+from holdfast.sources.json_kinds import kind_of, merge_fields, settle
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import Ragged
+from holdfast.sources.remote import RemoteOptions
+
+_SCAN_BYTES = 16 * 2**20
+_LOOKED_AT = 512
+_NEWLINE, _RETURN = 10, 13
+_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    lines: list[tuple[NDArray[np.int64], NDArray[np.int64]]]
+    bounds: NDArray[np.int64]
+    kinds: dict[str, str]
+
+
+class JsonlSource(FileSource[_Opened]):
+    """Samples in JSON-lines files; blank lines are no samples.
+
+    Args:
+        paths: files, globs, folders or URLs.
+        columns: which fields to read; all that were seen when None.
+        schema: kinds that overrule what looking at some lines suggests (`holdfast.sources.json_kinds`), e.g.
+            ``{"score": "float64", "messages": "object"}``.
+        fill_null: what stands for null or a missing field, by column; without it such a line is an error, except in
+            floating-point columns (NaN) and object columns (None).
+        index_dir: where to keep the index instead of beside each file.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        schema: Mapping[str, str] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+        index_dir: str | os.PathLike[str] | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        super().__init__(find_files(paths, suffixes=(".jsonl", ".ndjson", ".json"), remote=remote))
+        self._columns = columns
+        self._schema = dict(schema or {})
+        self._fill_null = dict(fill_null or {})
+        self._index_dir = index_dir
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    @property
+    def kinds(self) -> dict[str, str]:
+        """The kind of every column read."""
+        return dict(self._opened.kinds)
+
+    def shards(self) -> Sequence[int] | None:
+        """Lines of each file, when there are several."""
+        return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
+
+    def read(self, indices: Indices) -> Columns:
+        """Parse the lines at ``indices``."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="JsonlSource")
+        lines = read_by_part(rows, opened.bounds, partial(self._lines, opened))["line"]
+        assert isinstance(lines, Ragged)
+        if "object" in opened.kinds.values():
+            return self._parse_as_objects(lines, rows, opened.kinds)
+        return self._parse(lines, rows, opened.kinds)
+
+    def _open(self) -> _Opened:
+        indexes = [
+            cached_index(file, "lines", partial(_build_index, file), folder=self._index_dir) for file in self._files
+        ]
+        fields = merge_fields(index.about.get("fields", {}) for index in indexes)
+        lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
+        kinds = settle(fields, columns=self._columns, schema=self._schema)
+        return _Opened(lines, bounds_of([len(starts) for starts, _ in lines]), kinds)
+
+    def _lines(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+        starts, stops = opened.lines[number]
+        file = self._files[number]
+        lines = file.gather(np.asarray(starts[rows]), np.asarray(stops[rows]))
+        self._count(file, len(rows), lines.values.nbytes)
+        return {"line": lines}
+
+    def _parse(self, lines: Ragged, rows: Indices, kinds: dict[str, str]) -> Columns:
+        import pyarrow as pa
+        import pyarrow.json as arrow_json
+
+        schema = pa.schema([(name, _arrow_type(kind)) for name, kind in kinds.items()])
+        if len(lines) == 0:
+            table = schema.empty_table()
+        else:
+            try:
+                table = arrow_json.read_json(
+                    pa.BufferReader(pa.py_buffer(lines.values)),
+                    read_options=arrow_json.ReadOptions(use_threads=False, block_size=len(lines.values) + 1),
+                    parse_options=arrow_json.ParseOptions(
+                        explicit_schema=schema, unexpected_field_behavior="ignore", newlines_in_values=False
+                    ),
+                )
+            except pa.ArrowInvalid as error:
+                raise self._explain(lines, rows, kinds, str(error)) from error
+            if table.num_rows != len(lines):
+                raise self._explain(lines, rows, kinds, f"{len(lines)} lines gave {table.num_rows} objects")
+        try:
+            return {name: column_of(table[name], name=name, fill_null=self._fill_null) for name in kinds}
+        except SourceFormatError as error:
+            row = int(rows[error.row]) if "row" in error.where else None
+            where = {**error.where, "row": row, "file": self._place(row)}
+            raise SourceFormatError(error.message, hint=error.hint, **where) from error
+
+    def _parse_as_objects(self, lines: Ragged, rows: Indices, kinds: dict[str, str]) -> Columns:
+        objects = []
+        for row, line in zip(rows.tolist(), lines.to_bytes(), strict=True):
+            objects.append(self._parse_line(line, row))
+        columns: Columns = {}
+        for name, kind in kinds.items():
+            values = [parsed.get(name) for parsed in objects]
+            columns[name] = objects_of(values) if kind == "object" else self._column(name, kind, values, rows)
+        return columns
+
+    def _column(self, name: str, kind: str, values: list[Any], rows: Indices) -> Any:
+        import pyarrow as pa
+
+        try:
+            return column_of(pa.array(values, type=_arrow_type(kind)), name=name, fill_null=self._fill_null)
+        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError, SourceFormatError) as error:
+            allowed = {"null"} if name in self._fill_null or kind == "float64" else set()
+            for row, value in zip(rows.tolist(), values, strict=True):
+                if not _fits(value, kind, allowed):
+                    raise self._misfit(row, name, kind, value) from error
+            raise SourceFormatError(f"a column cannot be built: {error}", column=name, kind=kind) from error
+
+    def _parse_line(self, line: bytes, row: int) -> dict[str, Any]:
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceFormatError(
+                f"a line is not valid JSON: {error}", file=self._place(row), index=row, line=line[:80]
+            ) from error
+        if not isinstance(parsed, dict):
+            raise SourceFormatError("a line is not a JSON object", file=self._place(row), index=row, line=line[:80])
+        return parsed
+
+    def _explain(self, lines: Ragged, rows: Indices, kinds: dict[str, str], reason: str) -> SourceFormatError:
+        """Which line was wrong: parsed again one by one, since Arrow counts lines of the buffer only."""
+        for row, line in zip(rows.tolist(), lines.to_bytes(), strict=True):
+            try:
+                parsed = self._parse_line(line, row)
+            except SourceFormatError as error:
+                return error
+            for name, kind in kinds.items():
+                if not _fits(parsed.get(name), kind, {"null"}):
+                    return self._misfit(row, name, kind, parsed[name])
+        return SourceFormatError(f"lines could not be parsed: {reason}", file=self._place(int(rows[0])))
+
+    def _misfit(self, row: int, name: str, kind: str, value: Any) -> SourceFormatError:
+        found = kind_of(value)
+        return SourceFormatError(
+            f"a line holds {found} where the column is {kind}",
+            file=self._place(row),
+            index=row,
+            column=name,
+            hint=f"give fill_null={{{name!r}: …}}"
+            if value is None
+            else f"state its kind: schema={{{name!r}: 'object'}}",
+        )
+
+    def _place(self, row: int | None) -> str:
+        if row is None:
+            return self._files[0].name
+        return self._files[int(np.searchsorted(self._opened.bounds, row, side="right")) - 1].name
+
+
+def _fits(value: Any, kind: str, allowed: set[str]) -> bool:
+    found = kind_of(value)
+    if found == kind or found in allowed or kind == "object":
+        return True
+    if found == "list[null]":
+        return kind.startswith("list[")
+    return (found, kind) in (("int64", "float64"), ("list[int64]", "list[float64]"))
+
+
+def _arrow_type(kind: str) -> Any:
+    import pyarrow as pa
+
+    if kind.startswith("list["):
+        return pa.list_(_arrow_type(kind[5:-1]))
+    return {"bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), "text": pa.string()}[kind]
+
+
+def _build_index(file: DataFile) -> Index:
+    head = file.read(0, min(6, file.size))
+    for mark, packing in _COMPRESSED.items():
+        if head.startswith(mark):
+            raise SourceFormatError(
+                f"a {packing}-compressed file cannot be read at random", file=file.name, hint="decompress it first"
+            )
+    ends = []
+    for start in range(0, file.size, _SCAN_BYTES):
+        stop = min(start + _SCAN_BYTES, file.size)
+        span = np.array([start, stop], dtype=np.int64)
+        ends.append(np.flatnonzero(file.gather(span[:1], span[1:]).values == _NEWLINE) + start)
+    newlines = np.concatenate(ends) if ends else np.empty(0, dtype=np.int64)
+    stops = newlines + 1
+    if file.size and (len(stops) == 0 or stops[-1] != file.size):
+        stops = np.append(stops, file.size)  # the last line has no newline
+    starts = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1]]) if len(stops) else stops
+    if head.startswith(b"\xef\xbb\xbf") and len(starts):
+        starts[0] = 3  # a byte-order mark is no part of the first object
+    kept = _not_blank(file, starts, stops)
+    starts, stops = starts[kept], stops[kept]
+    looked = np.unique(np.linspace(0, len(starts) - 1, min(len(starts), _LOOKED_AT)).astype(np.int64))
+    return Index({"starts": starts, "stops": stops}, {"fields": _fields(file, starts[looked], stops[looked])})
+
+
+def _not_blank(file: DataFile, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
+    kept = np.ones(len(starts), dtype=bool)
+    short = np.flatnonzero(stops - starts <= 2)
+    if len(short):
+        blank = [not row.strip() for row in file.gather(starts[short], stops[short]).to_bytes()]
+        kept[short] = ~np.array(blank)
+    return kept
+
+
+def _fields(file: DataFile, starts: Indices, stops: Indices) -> dict[str, str]:
+    seen = []
+    for start, line in zip(starts.tolist(), file.gather(starts, stops).to_bytes(), strict=True):
+        try:
+            parsed = json.loads(line)
+        except (ValueError, RecursionError) as error:
+            raise SourceFormatError(
+                f"a line is not valid JSON: {error}", file=file.name, byte=start, line=line[:80]
+            ) from error
+        if not isinstance(parsed, dict):
+            raise SourceFormatError("a line is not a JSON object", file=file.name, byte=start, line=line[:80])
+        seen.append({name: kind_of(value) for name, value in parsed.items()})
+    return merge_fields(seen)

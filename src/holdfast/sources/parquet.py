@@ -1,0 +1,202 @@
+"""Parquet files, read by row group: only the columns asked for, the groups used last kept decoded.
+
+A row group is the smallest piece Parquet can decode, so a sample costs its whole group unless the group is at hand.
+Shuffle such a source with ``shuffle="window"``: `ParquetSource.shards` tells the order where groups begin, and only a
+few groups are then in use at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceError, SourceFormatError
+from holdfast.sources.arrays import gather
+from holdfast.sources.arrow_columns import column_of
+from holdfast.sources.base import Column, Columns, Indices, check_indices
+from holdfast.sources.decoded_cache import DecodedCache
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import Ragged
+from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.seekable import SeekableFile
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    files: list[_ParquetFile]
+    groups: list[tuple[int, int]]  # (file, row group inside it) of every shard
+    bounds: NDArray[np.int64]
+    columns: list[str]
+    decoded: DecodedCache[Columns]
+
+
+class ParquetSource(FileSource[_Opened]):
+    """Samples in the rows of Parquet files.
+
+    Args:
+        paths: files, globs, folders or URLs.
+        columns: which columns to read and decode; all when None.
+        fill_null: what stands for null, by column; without it a null is an error, except in floating-point columns
+            (NaN) and nested ones (None).
+        cache_bytes: most memory for decoded row groups; the one in use is always kept.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+        cache_bytes: int = 512 * 2**20,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        super().__init__(find_files(paths, suffixes=(".parquet", ".pq"), remote=remote))
+        if cache_bytes < 0:
+            raise ConfigError("cache_bytes must not be negative", cache_bytes=cache_bytes)
+        self._columns = None if columns is None else list(columns)
+        self._fill_null = dict(fill_null or {})
+        self._cache_bytes = cache_bytes
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Rows of each row group."""
+        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        return lengths
+
+    def read(self, indices: Indices) -> Columns:
+        """Take the rows at ``indices`` from their row groups, decoding those not at hand."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="ParquetSource")
+        return read_by_part(rows, opened.bounds, partial(self._read_group, opened))
+
+    def fingerprint(self, length: int | None = None) -> str:
+        """Made of the schema and of each row group's size and statistics, which the footers hold: no row is read."""
+        opened = self._opened
+        count = len(self) if length is None else length
+        if not 0 <= count <= len(self):
+            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        digest = hashlib.blake2b(f"{count}".encode(), digest_size=16)
+        for (number, group), start in zip(opened.groups, opened.bounds.tolist(), strict=False):
+            if start < count:
+                digest.update(opened.files[number].describe(group, opened.columns).encode())
+        return digest.hexdigest()
+
+    def _open(self) -> _Opened:
+        files = [_ParquetFile(file) for file in self._files]
+        columns = self._columns if self._columns is not None else list(files[0].schema.names)
+        for opened in files:
+            missing = [name for name in columns if name not in opened.schema.names]
+            if missing:
+                raise ConfigError(
+                    "a file lacks columns asked for",
+                    file=opened.name,
+                    columns=missing,
+                    found=opened.schema.names,
+                )
+            for name in columns:
+                ours, first = opened.schema.field(name).type, files[0].schema.field(name).type
+                if ours != first:
+                    raise SourceFormatError(
+                        "files disagree on the type of a column",
+                        file=opened.name,
+                        column=name,
+                        type=str(ours),
+                        first_file_has=str(first),
+                    )
+        groups = [(number, group) for number, opened in enumerate(files) for group in range(len(opened.lengths))]
+        lengths = [files[number].lengths[group] for number, group in groups]
+        if not lengths:
+            raise SourceFormatError("the Parquet files hold no rows", files=self.files[:5])
+        return _Opened(files, groups, bounds_of(lengths), columns, DecodedCache(self._cache_bytes, _size_of))
+
+    def _read_group(self, opened: _Opened, shard: int, rows: Indices) -> Columns:
+        number, group = opened.groups[shard]
+        start = int(opened.bounds[shard])
+        columns = opened.decoded.get(shard, lambda: self._decode(opened, number, group, start))
+        self._count(self._files[number], len(rows), 0)
+        return {name: _take(column, rows) for name, column in columns.items()}
+
+    def _decode(self, opened: _Opened, number: int, group: int, start: int) -> Columns:
+        table, size = opened.files[number].read(group, opened.columns)
+        self.counters.add(bytes_read=size)
+        return {
+            name: column_of(table[name], name=name, fill_null=self._fill_null, start=start) for name in opened.columns
+        }
+
+
+class _ParquetFile:
+    """One open Parquet file: its footer, and one reader that threads take turns with."""
+
+    def __init__(self, file: DataFile) -> None:
+        import pyarrow as pa
+        import pyarrow.parquet as parquet
+
+        self.name = file.name
+        self._file = file
+        self._lock = threading.Lock()
+        try:
+            self._reader = parquet.ParquetFile(_open_for_arrow(file), pre_buffer=False)
+        except pa.ArrowInvalid as error:
+            raise SourceFormatError(f"not a readable Parquet file: {error}", file=file.name) from error
+        self.schema = self._reader.schema_arrow
+        self._footer = self._reader.metadata
+        self.lengths = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
+
+    def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
+        """The row group as an Arrow table, and how many bytes of the file it took."""
+        import pyarrow as pa
+
+        if isinstance(self._file, LocalFile):
+            self._file.values()  # refuses a file that has changed
+        with self._lock:
+            try:
+                table = self._reader.read_row_group(group, columns=columns, use_threads=False)
+            except (pa.ArrowInvalid, OSError) as error:
+                if isinstance(error, SourceError):
+                    raise
+                raise SourceFormatError(
+                    f"a row group cannot be decoded: {error}", file=self.name, row_group=group
+                ) from error
+        return table, sum(chunk.total_compressed_size for chunk in self._chunks(group, columns))
+
+    def describe(self, group: int, columns: list[str]) -> str:
+        """What the footer says about the content of a row group, the same for the same data anywhere."""
+        about = [str(self._footer.row_group(group).num_rows)]
+        for chunk in self._chunks(group, columns):
+            statistics = chunk.statistics
+            bounds = (statistics.min, statistics.max, statistics.null_count) if statistics is not None else None
+            about.append(f"{chunk.path_in_schema} {chunk.physical_type} {chunk.total_uncompressed_size} {bounds!r}")
+        return "|".join(about)
+
+    def _chunks(self, group: int, columns: list[str]) -> list[Any]:
+        about = self._footer.row_group(group)
+        chunks = [about.column(number) for number in range(about.num_columns)]
+        return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
+
+
+def _open_for_arrow(file: DataFile) -> Any:
+    import pyarrow as pa
+
+    if isinstance(file, LocalFile):
+        return pa.BufferReader(pa.py_buffer(file.values()))
+    return pa.PythonFile(SeekableFile(file), mode="r")
+
+
+def _take(column: Column, rows: Indices) -> Column:
+    return column.take(rows) if isinstance(column, Ragged) else gather(column, rows)
+
+
+def _size_of(columns: Columns) -> int:
+    return sum(column.nbytes for column in columns.values())

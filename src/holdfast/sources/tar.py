@@ -1,0 +1,197 @@
+"""Webdataset tars as they are: sample by sample, at random, without unpacking.
+
+Members that follow each other and share everything up to the first dot of their base name are one sample; what comes
+after that dot names the column. Where each member lies is found once by walking the headers and kept
+(`holdfast.sources.index_file`); a read copies the bytes of the members asked for.
+"""
+
+from __future__ import annotations
+
+import os
+import tarfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, Paths, find_files
+from holdfast.sources.index_file import Index, cached_index
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import Ragged
+from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.seekable import SeekableFile
+
+KEY = "__key__"
+# Headers lie between members of any size, so little is read ahead.
+_HEADER_READ = 16 * 1024
+
+
+@dataclass(frozen=True, slots=True)
+class _Shard:
+    keys: Ragged
+    starts: dict[str, NDArray[np.int64]]
+    stops: dict[str, NDArray[np.int64]]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    shards: list[_Shard]
+    bounds: NDArray[np.int64]
+
+
+class TarSource(FileSource[_Opened]):
+    """Samples in uncompressed tar files: one ragged column of bytes an extension, and the sample's key.
+
+    Args:
+        paths: files, globs, folders or URLs.
+        columns: which extensions to read (``["jpg", "cls"]``); all when None. The key comes as ``__key__`` always.
+        missing: what to do about a sample that lacks one of the columns: ``"raise"`` when the source is opened, or give
+            it as ``"empty"``.
+        index_dir: where to keep the index instead of beside each file.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        missing: Literal["raise", "empty"] = "raise",
+        index_dir: str | os.PathLike[str] | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        super().__init__(find_files(paths, suffixes=(".tar",), remote=remote))
+        if missing not in ("raise", "empty"):
+            raise ConfigError("missing is 'raise' or 'empty'", missing=missing)
+        self._columns = None if columns is None else [name for name in columns if name != KEY]
+        self._missing = missing
+        self._index_dir = index_dir
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Samples of each tar."""
+        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        return lengths
+
+    def read(self, indices: Indices) -> Columns:
+        """Copy the members of the samples at ``indices``."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="TarSource")
+        return read_by_part(rows, opened.bounds, partial(self._read_shard, opened))
+
+    def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+        shard, file = opened.shards[number], self._files[number]
+        columns: Columns = {KEY: shard.keys.take(rows)}
+        size = 0
+        for name, starts in shard.starts.items():
+            column = file.gather(starts[rows], shard.stops[name][rows])
+            size += column.values.nbytes
+            columns[name] = column
+        self._count(file, len(rows), size)
+        return columns
+
+    def _open(self) -> _Opened:
+        indexes = [
+            cached_index(file, "tar", partial(_build_index, file), folder=self._index_dir) for file in self._files
+        ]
+        found = list(dict.fromkeys(str(name) for index in indexes for name in index.about["columns"]))
+        wanted = found if self._columns is None else self._columns
+        unknown = [name for name in wanted if name not in found]
+        if unknown:
+            raise ConfigError("no sample has these extensions", columns=unknown, found=found)
+        shards = [self._shard(file, index, wanted) for file, index in zip(self._files, indexes, strict=True)]
+        return _Opened(shards, bounds_of([len(shard.keys) for shard in shards]))
+
+    def _shard(self, file: DataFile, index: Index, wanted: Sequence[str]) -> _Shard:
+        keys = Ragged(index.arrays["keys"], index.arrays["key_offsets"], "utf-8")
+        # A member not there has start -1; an index that points outside the file is refused when read.
+        columns = {str(name): place for place, name in enumerate(index.about["columns"])}
+        starts, stops = {}, {}
+        for name in wanted:
+            if name in columns:
+                begin = np.asarray(index.arrays[f"starts_{columns[name]}"])
+                end = np.asarray(index.arrays[f"stops_{columns[name]}"])
+            else:
+                begin = end = np.full(len(keys), -1, dtype=np.int64)
+            absent = begin < 0
+            if absent.any():
+                if self._missing == "raise":
+                    raise SourceFormatError(
+                        f"a sample lacks the column {name!r}",
+                        file=file.name,
+                        key=keys[int(np.flatnonzero(absent)[0])].tobytes().decode(),
+                        samples_lacking_it=int(absent.sum()),
+                        hint="give missing='empty', or name the columns that every sample has",
+                    )
+                begin, end = np.where(absent, 0, begin), np.where(absent, 0, end)
+            starts[name], stops[name] = begin, end
+        return _Shard(keys, starts, stops)
+
+
+def _build_index(file: DataFile) -> Index:
+    keys: list[str] = []
+    members: list[dict[str, tuple[int, int]]] = []
+    for name, start, size in _walk(file):
+        key, extension = _split(name)
+        if not extension:
+            continue
+        if not keys or keys[-1] != key:
+            keys.append(key)
+            members.append({})
+        if extension in members[-1]:
+            raise SourceFormatError("a sample has the same member twice", file=file.name, member=name)
+        members[-1][extension] = (start, start + size)
+    columns = list(dict.fromkeys(extension for sample in members for extension in sample))
+    text = Ragged.from_rows(keys) if keys else Ragged(np.empty(0, np.uint8), np.zeros(1, np.int64), "utf-8")
+    arrays: dict[str, NDArray[Any]] = {"keys": text.values, "key_offsets": text.offsets}
+    for place, column in enumerate(columns):
+        bounds = np.array([sample.get(column, (-1, -1)) for sample in members], dtype=np.int64).reshape(-1, 2)
+        arrays[f"starts_{place}"], arrays[f"stops_{place}"] = bounds[:, 0].copy(), bounds[:, 1].copy()
+    return Index(arrays, {"columns": columns})
+
+
+def _walk(file: DataFile) -> list[tuple[str, int, int]]:
+    """Name, start and size of every regular member; long names and pax headers are tarfile's business."""
+    raw = SeekableFile(file, read_ahead=_HEADER_READ)
+    found = []
+    try:
+        with tarfile.open(fileobj=raw, mode="r:") as archive:
+            for member in archive:
+                if member.issparse():
+                    raise SourceFormatError(
+                        "a sparse member cannot be read in place", file=file.name, member=member.name
+                    )
+                if member.isreg():
+                    found.append((member.name, member.offset_data, member.size))
+                archive.members = []  # type: ignore[attr-defined]  # keeps memory flat over millions of members
+            end = archive.offset
+    except (tarfile.TarError, EOFError) as error:
+        compressed = file.read(0, min(2, file.size)) == b"\x1f\x8b"
+        raise SourceFormatError(
+            f"not a readable tar file: {error}",
+            file=file.name,
+            hint="compressed tars cannot be read at random: decompress it"
+            if compressed
+            else "the file may be cut short",
+        ) from error
+    # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
+    if any(file.read(end, min(end + 512, file.size))):
+        raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
+    if found and found[-1][1] + found[-1][2] > file.size:
+        raise SourceFormatError("the tar file is cut short", file=file.name, member=found[-1][0])
+    return found
+
+
+def _split(name: str) -> tuple[str, str]:
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, extension = base.partition(".")
+    # A dot file (".DS_Store") has no stem and is no sample's member.
+    return (folder + slash + stem, extension.lower()) if stem else ("", "")

@@ -1,0 +1,132 @@
+"""Flat files of tokens, cut into sequences of one length.
+
+The layout nanoGPT, Megatron and llm.c write: token after token as ``uint16`` or ``uint32``, perhaps after a header of
+fixed size. Sequence ``i`` of a file starts at token ``i * length``; what is left at a file's end and is too short for a
+sequence is not read. A read is one gather from a memory map.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import DTypeLike, NDArray
+
+from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.sources.arrays import gather
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.remote import RemoteOptions
+
+_STORED = (np.uint8, np.uint16, np.uint32, np.int32, np.int64)
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    bounds: NDArray[np.int64]
+
+
+class TokenFileSource(FileSource[_Opened]):
+    """Sequences of tokens from flat ``.bin`` files.
+
+    Args:
+        paths: files, globs, folders or URLs.
+        length: tokens in a sequence.
+        dtype: how a token is stored: uint16 (default), uint32, uint8, int32 or int64; little-endian.
+        targets: also give ``targets``, the same tokens one further on; sequences then span ``length + 1`` tokens, of
+            which the last is the next sequence's first.
+        header_bytes: bytes to skip at the start of every file (1024 for llm.c).
+        out_dtype: dtype of the columns; int64, which embeddings and losses take, unless stated. Stating the stored
+            dtype saves the conversion.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        length: int,
+        *,
+        dtype: DTypeLike = np.uint16,
+        targets: bool = False,
+        header_bytes: int = 0,
+        out_dtype: DTypeLike = np.int64,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        super().__init__(find_files(paths, suffixes=(".bin",), remote=remote))
+        stored = np.dtype(dtype)
+        if stored not in _STORED:
+            raise ConfigError("a token is stored as uint8, uint16, uint32, int32 or int64", dtype=str(stored))
+        if length < 1 or header_bytes < 0:
+            raise ConfigError("length must be at least 1, header_bytes at least 0", length=length, header=header_bytes)
+        self._stored = stored.newbyteorder("<")
+        self._out = np.dtype(out_dtype)
+        if self._out.kind not in "iu" or not np.can_cast(stored, self._out):
+            raise ConfigError("out_dtype cannot hold every token", dtype=str(stored), out_dtype=str(self._out))
+        self._length = length
+        self._targets = targets
+        self._header = header_bytes
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Sequences of each file, when there are several."""
+        return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
+
+    def read(self, indices: Indices) -> Columns:
+        """Gather the sequences at ``indices``."""
+        bounds = self._opened.bounds
+        rows = check_indices(indices, int(bounds[-1]), source="TokenFileSource")
+        windows = cast("NDArray[Any]", read_by_part(rows, bounds, self._windows)["tokens"])
+        if not self._targets:
+            return {"tokens": windows.astype(self._out, copy=False)}
+        return {
+            "tokens": np.array(windows[:, :-1], dtype=self._out, order="C"),
+            "targets": np.array(windows[:, 1:], dtype=self._out, order="C"),
+        }
+
+    @property
+    def _span(self) -> int:
+        return self._length + 1 if self._targets else self._length
+
+    def _open(self) -> _Opened:
+        counts = [self._count_sequences(file) for file in self._files]
+        if not any(counts):
+            raise SourceFormatError("no file is long enough for one sequence", files=self.files[:5], length=self._span)
+        return _Opened(bounds_of(counts))
+
+    def _count_sequences(self, file: DataFile) -> int:
+        size = file.size - self._header
+        if size < 0 or size % self._stored.itemsize:
+            raise SourceFormatError(
+                "the file is not a whole number of tokens after its header",
+                file=file.name,
+                size=file.size,
+                header_bytes=self._header,
+                dtype=str(self._stored),
+                hint="check dtype and header_bytes",
+            )
+        return max(0, (size // self._stored.itemsize - self._span) // self._length + 1)
+
+    def _windows(self, number: int, rows: Indices) -> Columns:
+        file = self._files[number]
+        wide = self._span * self._stored.itemsize
+        step = self._length * self._stored.itemsize
+        if isinstance(file, LocalFile):
+            count = int(np.diff(self._opened.bounds)[number])
+            windows = _windows_over(file.values()[self._header :], count, self._span, step, self._stored)
+            tokens = gather(windows, rows) if count else np.empty((0, self._span), self._stored)
+        else:
+            starts = rows * step + self._header
+            tokens = file.gather(starts, starts + wide).values.view(self._stored).reshape(len(rows), self._span)
+        self._count(file, len(rows), len(rows) * wide)
+        return {"tokens": tokens}
+
+
+def _windows_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+    """Every sequence of a file as a row, overlapping where they do, without a copy."""
+    return np.ndarray((count, span), dtype, buffer=values, strides=(step, dtype.itemsize))

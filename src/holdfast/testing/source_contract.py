@@ -1,0 +1,197 @@
+"""The contract of a source, as checks anyone can run on their own.
+
+`check_source` reads from a source in every way the loader does and raises `AssertionError` naming the first rule that
+does not hold. It reads a few hundred samples at most, so it also suits large and remote sources.
+"""
+
+from __future__ import annotations
+
+import pickle
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceError
+from holdfast.sources.base import Column, Columns, Source
+from holdfast.sources.ragged import Ragged
+
+_THREADS = 8
+
+
+def check_source(source: Source, *, samples: int = 32) -> None:
+    """Prove that a source obeys the contract of `holdfast.sources.Source`.
+
+    Args:
+        source: the source; it must hold at least one sample.
+        samples: how many samples, spread over the source, each check reads.
+
+    Raises:
+        AssertionError: a rule does not hold; the message says which and how to mend it.
+    """
+    length = len(source)
+    _rule(isinstance(length, int) and length > 0, f"len() must be a positive int to be checked, got {length!r}")
+    rows = np.unique(np.linspace(0, length - 1, min(length, samples)).astype(np.int64))
+    expected = source.read(rows.copy())
+    _check_columns(expected, len(rows))
+    _check_freshness(source, rows, expected)
+    _check_order_and_repeats(source, rows, expected)
+    _check_stability(source, rows, expected)
+    _check_bounds(source)
+    _check_empty(source, expected)
+    _check_threads(source, rows, expected)
+    _check_pickling(source, rows, expected)
+    _check_fingerprint(source)
+    _check_shards(source)
+    _check_closing(source, rows, expected)
+
+
+def _check_columns(columns: Columns, count: int) -> None:
+    _rule(isinstance(columns, dict) and len(columns) > 0, "read() must return a dict with at least one column")
+    for name, column in columns.items():
+        _rule(isinstance(name, str), f"column names must be str, got {name!r}")
+        _rule(isinstance(column, (np.ndarray, Ragged)), f"column {name!r} is {type(column)}, not an array or Ragged")
+        _rule(len(column) == count, f"column {name!r} has {len(column)} rows for {count} indices")
+        for array in _arrays(column):
+            _rule(type(array) is np.ndarray, f"column {name!r} is a subclass of ndarray: {type(array)}")
+            _rule(array.flags.writeable, f"column {name!r} is read-only: copy it before returning it")
+            _rule(array.flags.c_contiguous, f"column {name!r} is not C-contiguous: use np.ascontiguousarray")
+            _rule(array.dtype.isnative, f"column {name!r} is not in native byte order")
+
+
+def _check_freshness(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    asked = rows.copy()
+    first = source.read(asked)
+    _rule(bool((asked == rows).all()), "read() must not write to the indices it is given")
+    for column in first.values():
+        for array in _arrays(column):
+            if array.dtype.kind in "iufb" and array.size:
+                array[...] = ~array if array.dtype.kind in "iub" else array + 1
+    _same(source.read(rows), expected, "writing to what read() returned must not change what it returns next")
+
+
+def _check_order_and_repeats(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    backwards = np.arange(len(rows))[::-1]
+    _same(source.read(rows[backwards]), _take(expected, backwards), "rows must come in the order of the indices")
+    mixed = np.random.default_rng(0).integers(0, len(rows), size=2 * len(rows))
+    _same(source.read(rows[mixed]), _take(expected, mixed), "an index given twice must be read twice")
+    for place in {0, len(rows) - 1}:
+        alone = np.array([place])
+        _same(source.read(rows[alone]), _take(expected, alone), "a sample must not depend on its neighbours")
+
+
+def _check_stability(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    for row in (rows[:1], rows[-1:]):
+        found = source.read(row)
+        _rule(list(found) == list(expected), "names and order of columns must not depend on the indices")
+        for name, column in found.items():
+            _rule(
+                _form(column) == _form(expected[name]),
+                f"column {name!r} is {_form(column)} for some indices and {_form(expected[name])} for others",
+            )
+
+
+def _check_bounds(source: Source) -> None:
+    length = len(source)
+    for wrong in (length, -1, length + 1000):
+        raised = _raised_by(source, wrong)
+        _rule(
+            isinstance(raised, SourceError),
+            f"index {wrong} of {length} must raise SourceError, not {raised!r}: call holdfast.sources.check_indices",
+        )
+        named = str(wrong) in str(raised) and str(length) in str(raised)
+        _rule(named, f"the error for index {wrong} must name it and the length {length}, says: {raised}")
+
+
+def _raised_by(source: Source, index: int) -> Exception | None:
+    try:
+        source.read(np.array([0, index], dtype=np.int64))
+    except Exception as error:
+        return error
+    return None
+
+
+def _check_empty(source: Source, expected: Columns) -> None:
+    columns = source.read(np.empty(0, dtype=np.int64))
+    _check_columns(columns, 0)
+    _rule(list(columns) == list(expected), "reading no samples must still give every column")
+    for name, column in columns.items():
+        _rule(_form(column) == _form(expected[name]), f"column {name!r} changes its dtype or shape when empty")
+
+
+def _check_threads(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    def read_shuffled(seed: int) -> None:
+        order = np.random.default_rng(seed).permutation(len(rows))
+        _same(source.read(rows[order]), _take(expected, order), "read() must be safe to call from several threads")
+
+    with ThreadPoolExecutor(_THREADS) as pool:
+        for done in [pool.submit(read_shuffled, seed) for seed in range(4 * _THREADS)]:
+            done.result()
+
+
+def _check_pickling(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    try:
+        copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes, made on this line
+    except Exception as error:
+        raise AssertionError(f"a source must be picklable, for worker processes: {error!r}") from error
+    _rule(len(copy) == len(source), "a pickled copy must have the same length")
+    _same(copy.read(rows), expected, "a pickled copy must read the same")
+    _rule(copy.fingerprint() == source.fingerprint(), "a pickled copy must have the same fingerprint")
+    copy.close()
+
+
+def _check_fingerprint(source: Source) -> None:
+    found = source.fingerprint()
+    _rule(isinstance(found, str) and bool(found), f"fingerprint() must be a non-empty str, got {found!r}")
+    _rule(source.fingerprint() == found, "fingerprint() must not change from call to call")
+    _rule(source.fingerprint(len(source)) == found, "fingerprint(len(source)) must equal fingerprint()")
+
+
+def _check_shards(source: Source) -> None:
+    shards = source.shards()
+    if shards is not None:
+        _rule(all(size >= 0 for size in shards), "the lengths of shards must not be negative")
+        _rule(sum(shards) == len(source), f"the shards hold {sum(shards)} samples, the source {len(source)}")
+
+
+def _check_closing(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    source.close()
+    source.close()
+    _same(source.read(rows), expected, "a closed source must open again when read")
+
+
+def _rule(holds: bool, message: str) -> None:
+    if not holds:
+        raise AssertionError(message)
+
+
+def _arrays(column: Column) -> list[NDArray[Any]]:
+    return [column.values, column.offsets] if isinstance(column, Ragged) else [column]
+
+
+def _form(column: Column) -> tuple[Any, ...]:
+    if isinstance(column, Ragged):
+        return "ragged", column.values.dtype, column.values.shape[1:], column.encoding
+    return "array", column.dtype, column.shape[1:]
+
+
+def _take(columns: Columns, places: NDArray[np.intp]) -> Columns:
+    return {
+        name: column.take(places) if isinstance(column, Ragged) else column[places] for name, column in columns.items()
+    }
+
+
+def _same(found: Columns, expected: Columns, message: str) -> None:
+    _rule(list(found) == list(expected), f"{message} (columns {list(found)} against {list(expected)})")
+    for name, column in expected.items():
+        other = found[name]
+        _rule(_form(other) == _form(column), f"{message} (column {name!r}: {_form(other)} against {_form(column)})")
+        equal = all(_equal(mine, theirs) for mine, theirs in zip(_arrays(other), _arrays(column), strict=True))
+        _rule(equal, f"{message} (column {name!r} differs)")
+
+
+def _equal(one: NDArray[Any], other: NDArray[Any]) -> bool:
+    if one.dtype.hasobject:
+        return one.shape == other.shape and repr(one.tolist()) == repr(other.tolist())
+    return one.shape == other.shape and one.tobytes() == other.tobytes()
