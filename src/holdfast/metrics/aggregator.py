@@ -1,0 +1,281 @@
+"""The aggregator: takes every batch's metrics, and reports what one process would have computed.
+
+Local and distributed are one road: local table → gather → merge → format. A world of one gathers itself.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, MetricError
+from holdfast.metrics.columnar import MetricBatch, Metrics, as_columns
+from holdfast.metrics.gather import gather_bytes, world_of
+from holdfast.metrics.handlers import MetricHandler, Scalar, handler_for, known_handlers
+from holdfast.metrics.state import (
+    MetricState,
+    Scope,
+    Table,
+    decode_table,
+    encode_table,
+    format_table,
+    merge_tables,
+)
+from holdfast.metrics.types import AggregationKind, Metric, MetricKey, conflicting_types, kind_name
+from holdfast.metrics.window import Panes, pane_of, update_panes
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
+
+# Values wait in their arrays until there are enough of them to be worth a pass; a figure asked for folds them at once.
+_FOLD_AT = 1 << 15
+# How many ranks' states are held at once while merging.
+_MERGE_AT_ONCE = 64
+
+
+@dataclass(slots=True)
+class _Entry:
+    """One metric: its folded state and the values still waiting."""
+
+    agg_type: AggregationKind
+    handler: MetricHandler[Any]
+    state: Any
+    nan: int = 0
+    infinite: int = 0
+    recent: Panes = field(default_factory=dict)
+    scalars: list[Any] = field(default_factory=list)
+    arrays: list[NDArray[Any]] = field(default_factory=list)
+    waiting: int = 0
+
+
+class MetricsAggregator:
+    """Aggregates metrics over batches, ranks and restarts.
+
+    Args:
+        handlers: handlers for this aggregator only, by aggregation type, over the built-in and registered ones.
+        recent_steps: also report every distribution over about the last so many steps, as ``{metric}_recent_{stat}``.
+            The window's far end moves in eighths of it.
+        process_group: the ranks to merge over; the default group when None. Looked up when metrics are asked for.
+    """
+
+    def __init__(
+        self,
+        *,
+        handlers: Mapping[AggregationKind, MetricHandler[Any]] | None = None,
+        recent_steps: int | None = None,
+        process_group: dist.ProcessGroup | None = None,
+    ) -> None:
+        if recent_steps is not None and recent_steps < 1:
+            raise ConfigError("a window covers at least one step", recent_steps=recent_steps)
+        self._handlers = known_handlers(handlers)
+        self._recent_steps = recent_steps
+        self._process_group = process_group
+        self._entries: dict[MetricKey, _Entry] = {}
+        self._step = 0
+        self._pane = 0
+
+    def update(self, metrics: Metrics, *, step: int | None = None) -> None:
+        """Add a batch's metrics.
+
+        Args:
+            metrics: ``batch["metrics"]``: a :class:`MetricBatch`, metrics one by one, or lists of either.
+            step: the step of the run they belong to, which a recent window goes by; one more than the last when None.
+        """
+        self._begin_step(self._step if step is None else step)
+        if isinstance(metrics, MetricBatch):
+            self._update_columns(metrics)
+        elif isinstance(metrics, (list, tuple)) and all(type(metric) is Metric for metric in metrics):
+            self._update_samples(metrics)
+        else:
+            self._update_columns(MetricBatch.of(metrics))
+        self._step += 1
+
+    def get_metrics(self) -> dict[str, dict[str, Scalar]]:
+        """``{dataset: {metric or metric_stat: value}}`` over all ranks; a collective call when distributed."""
+        return format_table(self._merged_table(), self._handlers)
+
+    def get_metrics_for_logging(self, prefix: str = "") -> dict[str, Scalar]:
+        """The same figures, flat: ``{"train_wiki/tokens_seen": value}``; a collective call when distributed."""
+        head = f"{prefix}_" if prefix else ""
+        return {
+            f"{head}{dataset}/{label}": value
+            for dataset, figures in self.get_metrics().items()
+            for label, value in figures.items()
+        }
+
+    def state_dict(self) -> dict[str, Any]:
+        """What this rank has seen, as JSON-friendly data. Save every rank's."""
+        return self._encode(self._local_table(), "rank")
+
+    def run_state_dict(self) -> dict[str, Any]:
+        """What all ranks have seen, the same on every rank; a collective call when distributed."""
+        return self._encode(self._merged_table(), "run")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Continue from a state, in place of whatever was aggregated so far.
+
+        The state of one rank is taken as it is. The state of the whole run may be loaded on every rank, of any number:
+        rank 0 takes the totals and the others start from nothing, so that they are counted once.
+        """
+        table = decode_table(state, self._handlers)
+        rank, _ = world_of(self._process_group)
+        if state.get("scope") == "run" and rank != 0:
+            table = {}
+        self._entries = {
+            key: _Entry(
+                metric.agg_type,
+                handler_for(metric.agg_type, self._handlers),
+                metric.state,
+                metric.nan,
+                metric.infinite,
+                metric.recent if state.get("recent_steps") == self._recent_steps else {},
+            )
+            for key, metric in table.items()
+        }
+        self._step = int(state.get("step", 0))
+
+    def as_stateful(self) -> RunMetricsState:
+        """This aggregator for ``torch.distributed.checkpoint``: one entry, holding the state of the whole run."""
+        return RunMetricsState(self)
+
+    def reset(self) -> None:
+        """Forget everything aggregated so far; the count of steps goes on."""
+        self._entries = {}
+
+    def _begin_step(self, step: int) -> None:
+        if self._recent_steps is not None:
+            pane = pane_of(step, self._recent_steps)
+            if pane != self._pane:
+                for entry in self._entries.values():
+                    self._fold(entry)
+                self._pane = pane
+        self._step = step
+
+    def _update_columns(self, metrics: MetricBatch) -> None:
+        for column in metrics.columns:
+            key = (column.dataset_name, column.name)
+            self._wait(key, self._entry(key, column.agg_type), as_columns(column.values))
+
+    def _update_samples(self, metrics: Sequence[Metric]) -> None:
+        entries = self._entries
+        for metric in metrics:
+            key = (metric.dataset_name, metric.name)
+            entry = entries.get(key)
+            if entry is None or entry.agg_type is not metric.agg_type:
+                entry = self._entry(key, metric.agg_type)
+            value = metric.value
+            if value.__class__ is int or value.__class__ is float or not entry.handler.numeric:
+                entry.scalars.append(value)
+                if len(entry.scalars) >= _FOLD_AT:
+                    self._fold(entry)
+            else:
+                self._wait(key, entry, as_columns(value))
+
+    def _entry(self, key: MetricKey, agg_type: AggregationKind) -> _Entry:
+        entry = self._entries.get(key)
+        if entry is None:
+            handler = handler_for(kind_name(agg_type), self._handlers)
+            entry = self._entries[key] = _Entry(agg_type, handler, handler.init())
+        elif kind_name(entry.agg_type) != kind_name(agg_type):
+            raise conflicting_types(key, kind_name(entry.agg_type), kind_name(agg_type))
+        return entry
+
+    def _wait(self, key: MetricKey, entry: _Entry, columns: list[NDArray[Any]]) -> None:
+        """Keep columns for the next fold; what is no number is refused here, in the call it came with."""
+        for values in columns:
+            if entry.handler.numeric and values.dtype == object:
+                _require_integers(key, entry, values)
+            entry.arrays.append(values)
+            entry.waiting += len(values)
+        if entry.waiting >= _FOLD_AT:
+            self._fold(entry)
+
+    def _fold(self, entry: _Entry) -> None:
+        """Bring the waiting values into the state, one array a kind."""
+        columns = entry.arrays + (as_columns(entry.scalars) if entry.scalars else [])
+        entry.arrays, entry.scalars, entry.waiting = [], [], 0
+        for kind in ("i", "f", "O"):
+            alike = [column for column in columns if column.dtype.kind == kind and len(column)]
+            if not alike:
+                continue
+            values = np.concatenate(alike) if len(alike) > 1 else alike[0]
+            if entry.handler.numeric:
+                values = _finite(entry, values)
+            entry.state = entry.handler.update(entry.state, values)
+            if self._recent_steps is not None and kind_name(entry.agg_type) == "distribution" and len(values):
+                entry.recent = update_panes(entry.recent, entry.handler, self._pane, values)
+
+    def _local_table(self) -> Table:
+        for entry in self._entries.values():
+            self._fold(entry)
+        return {
+            key: MetricState(kind_name(entry.agg_type), entry.state, entry.nan, entry.infinite, entry.recent)
+            for key, entry in self._entries.items()
+        }
+
+    def _merged_table(self) -> Table:
+        local = self._local_table()
+        _, world_size = world_of(self._process_group)
+        if world_size == 1:
+            return merge_tables([local], self._handlers)
+        payload = json.dumps(self._encode(local, "rank")).encode()
+        tables: list[Table] = []
+        for received in gather_bytes(payload, world_size, self._process_group):
+            tables.append(decode_table(json.loads(received), self._handlers))
+            if len(tables) == _MERGE_AT_ONCE:
+                tables = [merge_tables(tables, self._handlers)]
+        return merge_tables(tables, self._handlers)
+
+    def _encode(self, table: Table, scope: Scope) -> dict[str, Any]:
+        return encode_table(table, self._handlers, scope=scope, step=self._step, recent_steps=self._recent_steps)
+
+
+class RunMetricsState:
+    """An aggregator as a ``Stateful`` of ``torch.distributed.checkpoint``.
+
+    DCP keeps one copy of what is not a tensor, and restores only keys that the restored object already has. So this
+    holds one key, whatever metrics there are, and the whole run's state under it, which is right for any number of
+    ranks.
+    """
+
+    def __init__(self, aggregator: MetricsAggregator) -> None:
+        self._aggregator = aggregator
+
+    def state_dict(self) -> dict[str, Any]:
+        """The run's state as one JSON text; a collective call when distributed, as DCP's saving is anyway."""
+        return {"metrics": json.dumps(self._aggregator.run_state_dict())}
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Continue from a restored state."""
+        self._aggregator.load_state_dict(json.loads(state_dict["metrics"]))
+
+
+def _finite(entry: _Entry, values: NDArray[Any]) -> NDArray[Any]:
+    """The finite values; the others are counted in the entry."""
+    if values.dtype != np.float64:
+        return values
+    finite = np.isfinite(values)
+    if finite.all():
+        return values
+    nan = int(np.isnan(values).sum())
+    entry.nan += nan
+    entry.infinite += len(values) - int(finite.sum()) - nan
+    kept: NDArray[Any] = values[finite]
+    return kept
+
+
+def _require_integers(key: MetricKey, entry: _Entry, values: NDArray[Any]) -> None:
+    for value in values.tolist():
+        if not isinstance(value, int):
+            raise MetricError(
+                f"{value!r} is no number, so metric {key[1]!r} of dataset {key[0]!r} cannot add it "
+                f"as {kind_name(entry.agg_type)!r}",
+                hint="use AggregationType.CATEGORICAL_COUNT for categories",
+                dataset=key[0],
+                metric=key[1],
+            )

@@ -1,0 +1,202 @@
+"""Sums that do not depend on the order or the grouping of what is added.
+
+Floating-point addition rounds, so the same numbers summed by 2 ranks and by 3 differ in the last bits. Here nothing
+rounds until the very end: a sum of float64 values is a Python integer counting units of 2^-1074, the smallest float64.
+Integers add exactly in any order, so ranks, restarts and changed world sizes all reach the same integer, and one
+correctly rounded division makes the figure.
+
+What makes it quick is that the array is never visited value by value. Adding and subtracting a large power of two
+splits every value into a high part, of which all partial sums are exact in float64, and a rest; the high parts are
+summed by NumPy, and the rest goes round again until nothing is left: twice or three times for real data.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any, TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+FloatArray: TypeAlias = NDArray[np.float64]
+
+#: A scaled sum counts units of 2 ** -SUM_SCALE.
+SUM_SCALE = 1074
+#: A scaled sum of squares counts units of 2 ** -SQUARE_SCALE.
+SQUARE_SCALE = 2 * SUM_SCALE
+
+# Small enough for the cache with its temporaries, and for the BLAS to stay on one thread; and with layers of 20 bits
+# 2 ** 13 products of 40 bits make at most 2 ** 53, the last integer up to which float64 is exact.
+_CHUNK = 1 << 13
+_LAYER_BITS = 20
+_MOST_LAYERS = 6
+_LARGE = 2.0**1000
+# Products of halves of values inside these are exact in float64; values outside are scaled by a power of two first.
+_SQUARE_LARGE = 2.0**480
+_SQUARE_SMALL = 2.0**-400
+_SPLITTER = 2.0**27 + 1.0
+
+
+def sum_floats(values: FloatArray) -> int:
+    """The exact sum of finite ``values``, in units of 2 ** -1074."""
+    return sum(_sum_chunk(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK))
+
+
+def sum_with_squares(values: FloatArray) -> tuple[int, int]:
+    """The exact sums of finite ``values`` and of their squares, in units of 2 ** -1074 and 2 ** -2148."""
+    total = squares = 0
+    for start in range(0, len(values), _CHUNK):
+        chunk = values[start : start + _CHUNK]
+        chunk_total, chunk_squares = _sum_with_squares_of_layers(chunk) or (_sum_chunk(chunk), _sum_square_chunk(chunk))
+        total += chunk_total
+        squares += chunk_squares
+    return total, squares
+
+
+def sum_integers(values: NDArray[Any]) -> int:
+    """The exact sum of an int64 array, or of an object array of Python integers."""
+    if values.dtype == object:
+        return sum(values.tolist())
+    if len(values) == 0:
+        return 0
+    # Two 32-bit halves cannot overflow their int64 sums below 2^31 values; the plain sum can.
+    largest = max(abs(int(values.max())), abs(int(values.min())))
+    if largest * len(values) < 1 << 63:
+        return int(values.sum())
+    return (int((values >> 32).sum()) << 32) + int((values & 0xFFFFFFFF).sum())
+
+
+def sum_integer_squares(values: NDArray[Any]) -> int:
+    """The exact sum of the squares of an int64 array, or of an object array of Python integers."""
+    if values.dtype == object:
+        return sum(value * value for value in values.tolist())
+    if len(values) == 0:
+        return 0
+    if max(abs(int(values.max())), abs(int(values.min()))) < 1 << 31:
+        return sum_integers(values * values)
+    return sum(value * value for value in values.tolist())
+
+
+def ratio(numerator: int, denominator: int) -> float:
+    """``numerator / denominator``, correctly rounded; an overflow is the infinity of its sign."""
+    try:
+        return numerator / denominator
+    except OverflowError:
+        return math.copysign(math.inf, numerator)
+
+
+def root_of_ratio(numerator: int, denominator: int) -> float:
+    """The square root of a non-negative ratio of integers, correctly rounded from its first 64 bits and the rest."""
+    if numerator == 0:
+        return 0.0
+    # Scale by an even power of two, so that the integer root has at least 64 bits, and note whether it is exact.
+    shift = 128 - numerator.bit_length() + denominator.bit_length()
+    shift += shift & 1
+    scaled, remainder = divmod(numerator << max(shift, 0), denominator << max(-shift, 0))
+    root = math.isqrt(scaled)
+    if remainder or root * root != scaled:
+        root = (root << 1) | 1  # a sticky bit: below every tie, above every exact value
+        shift += 2
+    half = shift // 2
+    return ratio(root << max(-half, 0), 1 << max(half, 0))
+
+
+def encode_scaled(value: int) -> str:
+    """``value`` as ``<odd hexadecimal>p<power of two>``: short, and exact in any JSON reader."""
+    if value == 0:
+        return "0p0"
+    zeros = (value & -value).bit_length() - 1
+    return f"{value >> zeros:x}p{zeros}"
+
+
+def decode_scaled(text: str) -> int:
+    """The inverse of :func:`encode_scaled`."""
+    digits, _, zeros = text.partition("p")
+    power = int(zeros)
+    if not 0 <= power <= 1 << 16:
+        raise ValueError(f"no power of two of an exact sum: {power}")
+    return int(digits, 16) << power
+
+
+def _scaled(value: float) -> int:
+    numerator, denominator = value.as_integer_ratio()
+    return numerator << (SUM_SCALE + 1 - denominator.bit_length())
+
+
+def _sum_chunk(values: FloatArray) -> int:
+    if len(values) == 0:
+        return 0
+    largest = _largest(values)
+    if largest >= _LARGE:
+        large = np.abs(values) >= _LARGE
+        return (_sum_chunk(values[large] * 2.0**-600) << 600) + _sum_chunk(values[~large])
+    headroom = len(values).bit_length() + 1
+    total = 0
+    rest = values
+    while largest > 0.0:
+        # Every high part is a multiple of the pivot's half ulp, and len(values) of them stay below the pivot:
+        # NumPy may add them in whatever order it likes without a rounding.
+        pivot = math.ldexp(1.0, math.frexp(largest)[1] + headroom)
+        high = rest + pivot
+        high -= pivot
+        total += _scaled(float(high.sum()))
+        rest = rest - high
+        largest = _largest(rest)
+    return total
+
+
+def _sum_with_squares_of_layers(values: FloatArray) -> tuple[int, int] | None:
+    """Both sums of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few layers.
+
+    The values are cut into layers of 20 bits on a common grid. Then every product of two layers is a small multiple of
+    the product of their grids, so that dot products are exact, and run at the speed of the BLAS.
+    """
+    layers: list[FloatArray] = []
+    rest = values
+    largest = _largest(rest)
+    while largest > 0.0:
+        if len(layers) == _MOST_LAYERS or not _SQUARE_SMALL <= largest < _SQUARE_LARGE:
+            return None
+        pivot = math.ldexp(1.0, math.frexp(largest)[1] + 53 - _LAYER_BITS)
+        high = rest + pivot
+        high -= pivot
+        layers.append(high)
+        rest = rest - high
+        largest = _largest(rest)
+    total = squares = 0
+    for place, layer in enumerate(layers):
+        total += _scaled(float(layer.sum()))
+        squares += _scaled(float(layer @ layer))
+        squares += 2 * sum(_scaled(float(layer @ other)) for other in layers[:place])
+    return total, squares << SUM_SCALE
+
+
+def _sum_square_chunk(values: FloatArray) -> int:
+    if len(values) == 0:
+        return 0
+    largest, smallest = _largest(values), float(np.min(np.abs(values)))
+    if largest < _SQUARE_LARGE and smallest >= _SQUARE_SMALL:
+        return _sum_products(values) << SUM_SCALE
+    magnitudes = np.abs(values)
+    large, small = magnitudes >= _SQUARE_LARGE, magnitudes < _SQUARE_SMALL
+    return (
+        (_sum_products(values[~(large | small)]) << SUM_SCALE)
+        + (_sum_products(values[large] * 2.0**-600) << (SUM_SCALE + 1200))
+        + (_sum_products(values[small] * 2.0**600) >> (1200 - SUM_SCALE))
+    )
+
+
+def _sum_products(values: FloatArray) -> int:
+    """Exact sum of squares in units of 2 ** -1074, of values whose half-products are exact in float64."""
+    # Dekker's split: two halves of at most 26 bits each, whose products fit 53 bits.
+    high = values * _SPLITTER
+    high -= high - values
+    low = values - high
+    total = _sum_chunk(high * high)
+    if low.any():  # never for float32 data, whose 24 bits are all in the high half
+        total += 2 * _sum_chunk(high * low) + _sum_chunk(low * low)
+    return total
+
+
+def _largest(values: FloatArray) -> float:
+    return max(float(values.max()), -float(values.min()))

@@ -1,0 +1,82 @@
+"""Bytes of every rank, on every rank, whatever the backend.
+
+States differ in size from rank to rank, so sizes travel first. The payloads then go in one ``all_gather`` of padded
+buffers, or, when that would take much memory at once (a thousand ranks on GPUs that training has filled), one rank
+after another by broadcast. Tensors live where the backend needs them: in host memory for gloo, on the current device
+for NCCL.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import torch
+    import torch.distributed as dist
+
+#: Above this many bytes the payloads come one rank after another.
+GATHER_AT_ONCE = 64 << 20
+
+
+def world_of(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
+    """(rank, world size) in the group; (0, 1) when nothing is distributed."""
+    import torch.distributed as dist
+
+    if not dist.is_available() or not dist.is_initialized():
+        return 0, 1
+    return dist.get_rank(process_group), dist.get_world_size(process_group)
+
+
+def gather_bytes(
+    payload: bytes, world_size: int, process_group: dist.ProcessGroup | None, *, at_once: int = GATHER_AT_ONCE
+) -> Iterator[bytes]:
+    """Every rank's payload, in the order of ranks; a collective call.
+
+    Args:
+        payload: this rank's bytes.
+        world_size: how many ranks take part; above 1.
+        process_group: the group, None for the default one.
+        at_once: how many bytes may be received in one operation.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = _device(process_group)
+    size = torch.tensor([len(payload)], dtype=torch.int64, device=device)
+    sizes = [torch.zeros_like(size) for _ in range(world_size)]
+    dist.all_gather(sizes, size, group=process_group)
+    lengths = [int(length) for length in torch.cat(sizes).tolist()]
+    longest = max(lengths)
+    mine = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8).to(device)
+    if longest * world_size <= at_once:
+        buffers = [torch.empty_like(mine) for _ in range(world_size)]
+        dist.all_gather(buffers, mine, group=process_group)
+        for buffer, length in zip(buffers, lengths, strict=True):
+            yield _bytes_of(buffer, length)
+        return
+    rank = dist.get_rank(process_group)
+    for source, length in enumerate(lengths):
+        buffer = mine[:length].clone() if source == rank else torch.empty(length, dtype=torch.uint8, device=device)
+        dist.broadcast(buffer, group=process_group, group_src=source)
+        yield _bytes_of(buffer, length)
+
+
+def _bytes_of(buffer: torch.Tensor, length: int) -> bytes:
+    raw: bytes = buffer[:length].cpu().numpy().tobytes()
+    return raw
+
+
+def _device(process_group: dist.ProcessGroup | None) -> torch.device:
+    import torch
+    import torch.distributed as dist
+
+    # "gloo", "nccl", or one backend a device type: "cpu:gloo,cuda:nccl". Host memory is nearer to JSON when it serves.
+    backends: Any = dist.get_backend_config(process_group)
+    by_device = dict(part.split(":", 1) for part in str(backends).split(",") if ":" in part)
+    if by_device.get("cpu") in ("gloo", "mpi", "ucc"):
+        return torch.device("cpu")
+    if "cuda" in by_device or not by_device:
+        return torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else torch.device("cpu")
+    name = next(iter(by_device))
+    return torch.device(name) if name == "cpu" else torch.device(name, torch.get_device_module(name).current_device())

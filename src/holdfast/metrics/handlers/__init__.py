@@ -1,0 +1,25 @@
+"""One small handler a type of aggregation."""
+
+from __future__ import annotations
+
+from holdfast.metrics.handlers.base import MetricHandler, Scalar
+from holdfast.metrics.handlers.categories import CategoricalCountHandler
+from holdfast.metrics.handlers.distribution import STATISTICS, DistributionHandler
+from holdfast.metrics.handlers.extremes import ExtremeHandler
+from holdfast.metrics.handlers.registry import Handlers, handler_for, known_handlers, register_handler
+from holdfast.metrics.handlers.totals import MeanHandler, SumHandler
+
+__all__ = [
+    "STATISTICS",
+    "CategoricalCountHandler",
+    "DistributionHandler",
+    "ExtremeHandler",
+    "Handlers",
+    "MeanHandler",
+    "MetricHandler",
+    "Scalar",
+    "SumHandler",
+    "handler_for",
+    "known_handlers",
+    "register_handler",
+]

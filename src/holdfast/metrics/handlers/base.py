@@ -1,0 +1,50 @@
+"""What it takes to aggregate a metric: six small methods over a state that merges."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from typing import Any, ClassVar, Generic, TypeAlias, TypeVar
+
+from numpy.typing import NDArray
+
+State = TypeVar("State")
+
+#: A reported figure.
+Scalar: TypeAlias = int | float
+
+
+class MetricHandler(ABC, Generic[State]):
+    """Aggregates one kind of metric.
+
+    States are values: ``update`` and ``merge`` return a new one. Whatever the split over ranks and restarts, the merged
+    state should be the state of all values together, for that is what makes a resumed run report the same figures.
+    """
+
+    #: True: ``update`` gets finite numbers only, as float64 or int64 arrays or as object arrays of Python integers, and
+    #: the aggregator counts NaN and infinities apart. False: ``update`` gets the values as they come.
+    numeric: ClassVar[bool] = True
+
+    @abstractmethod
+    def init(self) -> State:
+        """The state before any value."""
+
+    @abstractmethod
+    def update(self, state: State, values: NDArray[Any]) -> State:
+        """The state with an array of values added."""
+
+    @abstractmethod
+    def merge(self, states: Sequence[State]) -> State:
+        """The state of all the states' values together; at least one state is given."""
+
+    @abstractmethod
+    def finalize(self, state: State) -> dict[str, Scalar]:
+        """The figures to report, by suffix: ``""`` is the metric itself, ``"p50"`` becomes ``{metric}_p50``."""
+
+    @abstractmethod
+    def serialize(self, state: State) -> Any:
+        """The state as JSON-friendly data."""
+
+    @abstractmethod
+    def deserialize(self, payload: Any) -> State:
+        """The inverse of :meth:`serialize`."""

@@ -1,0 +1,124 @@
+"""CATEGORICAL_COUNT: how often each category came, in bounded memory.
+
+Up to ``capacity`` categories every count is exact. A column with more (document ids by mistake, or a long tail of
+domains) must not eat the memory, so the counts then follow Misra and Gries: the count of the (capacity + 1)-th most
+frequent category is taken off all of them, those left with nothing are forgotten, and what was taken off is remembered
+as the error. Every category above that error survives, no count is ever too high, and none is too low by more than the
+error, which never exceeds the number of values over ``capacity + 1``, however the values were split. Totals stay exact.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError
+from holdfast.metrics.handlers.base import MetricHandler, Scalar
+
+# A bad column's texts can be whole documents; a name keeps its first characters and a digest of the rest.
+_LONGEST_NAME = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Categories:
+    """Counts by category.
+
+    Args:
+        counts: the categories kept, each with a count that is at most ``error`` too low.
+        total: how many values were counted in all.
+        error: how much may be missing from any count; 0 while everything is exact.
+    """
+
+    counts: dict[str, int] = field(default_factory=dict)
+    total: int = 0
+    error: int = 0
+
+
+@final
+class CategoricalCountHandler(MetricHandler[Categories]):
+    """CATEGORICAL_COUNT: the most frequent categories, and all others together.
+
+    Args:
+        top: how many categories are reported.
+        capacity: how many are counted; counts are exact until there are more.
+    """
+
+    numeric: ClassVar[bool] = False
+
+    def __init__(self, *, top: int = 64, capacity: int = 1024) -> None:
+        if not 1 <= top <= capacity:
+            raise ConfigError("a categorical count reports at least one category and at most its capacity", top=top)
+        self._top = top
+        self._capacity = capacity
+
+    def init(self) -> Categories:
+        """Nothing counted."""
+        return Categories()
+
+    def update(self, state: Categories, values: NDArray[Any]) -> Categories:
+        """Count the values by their text."""
+        counted = _count(values)
+        counts = Counter(state.counts)
+        for value, count in counted:
+            counts[_name(value)] += count
+        return self._bounded(counts, state.total + len(values), state.error)
+
+    def merge(self, states: Sequence[Categories]) -> Categories:
+        """Add counts, totals and errors, and bound the result."""
+        counts: Counter[str] = Counter()
+        for state in states:
+            counts.update(state.counts)
+        return self._bounded(counts, sum(state.total for state in states), sum(state.error for state in states))
+
+    def finalize(self, state: Categories) -> dict[str, Scalar]:
+        """``count/{category}`` for the most frequent, ``other`` for the rest if any, ``count_error`` if inexact."""
+        ranked = sorted(state.counts.items(), key=lambda item: (-item[1], item[0]))[: self._top]
+        report: dict[str, Scalar] = {f"count/{name}": count for name, count in ranked}
+        other = state.total - sum(count for _, count in ranked)
+        if other:
+            report["other"] = other
+        if state.error:
+            report["count_error"] = state.error
+        return report
+
+    def serialize(self, state: Categories) -> dict[str, Any]:
+        """Counts in the order of their names, total and error."""
+        return {"counts": dict(sorted(state.counts.items())), "total": state.total, "error": state.error}
+
+    def deserialize(self, payload: Any) -> Categories:
+        """The counts back from JSON."""
+        counts = {str(name): int(count) for name, count in payload["counts"].items()}
+        return Categories(counts, int(payload["total"]), int(payload["error"]))
+
+    def _bounded(self, counts: Counter[str], total: int, error: int) -> Categories:
+        if len(counts) > self._capacity:
+            cut = sorted(counts.values(), reverse=True)[self._capacity]
+            counts = Counter({name: count - cut for name, count in counts.items() if count > cut})
+            error += cut
+        return Categories(dict(counts), total, error)
+
+
+def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
+    if values.dtype == object:
+        return Counter(map(_hashable, values.tolist())).items()
+    distinct, counts = np.unique(values, return_counts=True)
+    return zip(distinct.tolist(), counts.tolist(), strict=True)
+
+
+def _hashable(value: Any) -> Any:
+    # By their text from the start: in a Counter 1, 1.0 and True would be one key, whichever came first.
+    return value if isinstance(value, str) else str(value)
+
+
+def _name(value: Any) -> str:
+    text = value if isinstance(value, str) else str(value)
+    if len(text) <= _LONGEST_NAME:
+        return text
+    digest = hashlib.blake2b(text.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+    return f"{text[:_LONGEST_NAME]}…{digest}"

@@ -1,0 +1,113 @@
+"""DISTRIBUTION: exact moments and order-independent percentiles."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.metrics.exact_sum import SQUARE_SCALE, SUM_SCALE, FloatArray, sum_integers
+from holdfast.metrics.handlers.base import MetricHandler, Scalar
+from holdfast.metrics.moments import Moments
+from holdfast.metrics.sketch import QuantileSketch
+
+#: The percentiles reported, and with the moments the one list every ``{metric}_{stat}`` key comes from.
+PERCENTILES = (5, 50, 95)
+STATISTICS = ("mean", "std", "min", "max", *(f"p{percent:02d}" for percent in PERCENTILES))
+
+#: Above this bound a distribution says so, under ``{metric}_rank_error``.
+RANK_ERROR_SHOWN_ABOVE = 0.015
+
+# Columns of small integers (lengths, counts) are tallied rather than sorted; their weighted squares fit int64.
+_TALLY_RANGE = 1 << 16
+_TALLY_LIMIT = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """Moments and quantiles of the same values."""
+
+    moments: Moments
+    sketch: QuantileSketch
+
+
+@final
+class DistributionHandler(MetricHandler[Distribution]):
+    """DISTRIBUTION: mean, std, min and max exactly; percentiles from an order-independent sketch."""
+
+    def init(self) -> Distribution:
+        """No value."""
+        return Distribution(Moments(), QuantileSketch())
+
+    def update(self, state: Distribution, values: NDArray[Any]) -> Distribution:
+        """Add the values."""
+        tally = _tally(values)
+        if tally is not None:
+            distinct, counts = tally
+            moments = Moments(
+                len(values),
+                sum_integers(distinct * counts) << SUM_SCALE,
+                sum_integers(distinct * distinct * counts) << SQUARE_SCALE,
+                int(distinct[0]),
+                int(distinct[-1]),
+            )
+            sketch = state.sketch.add(distinct.astype(np.float64), counts)
+        else:
+            moments = Moments.of(values)
+            sketch = state.sketch.add(_as_floats(values))
+        return Distribution(Moments.merge([state.moments, moments]), sketch)
+
+    def merge(self, states: Sequence[Distribution]) -> Distribution:
+        """Add moments and buckets."""
+        return Distribution(
+            Moments.merge([state.moments for state in states]),
+            QuantileSketch.merge([state.sketch for state in states]),
+        )
+
+    def finalize(self, state: Distribution) -> dict[str, Scalar]:
+        """Every statistic of ``STATISTICS``, or nothing when there is no value."""
+        moments, sketch = state.moments, state.sketch
+        if moments.minimum is None or moments.maximum is None:
+            return {}
+        # A cut bucket may begin below the smallest value or end above the largest.
+        percentiles = [min(max(sketch.quantile(percent), moments.minimum), moments.maximum) for percent in PERCENTILES]
+        figures = [moments.mean, moments.standard_deviation, moments.minimum, moments.maximum, *percentiles]
+        report: dict[str, Scalar] = dict(zip(STATISTICS, figures, strict=True))
+        error = max(sketch.rank_error(percent) for percent in PERCENTILES)
+        if error > RANK_ERROR_SHOWN_ABOVE:
+            report["rank_error"] = error
+        return report
+
+    def serialize(self, state: Distribution) -> dict[str, Any]:
+        """Moments and sketch as JSON-friendly data."""
+        return {"moments": state.moments.serialize(), "sketch": state.sketch.serialize()}
+
+    def deserialize(self, payload: Any) -> Distribution:
+        """The distribution back from JSON."""
+        return Distribution(
+            Moments.deserialize(payload["moments"]),
+            QuantileSketch.deserialize(payload["sketch"]),
+        )
+
+
+def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
+    """Distinct values and their counts of a column of small integers; None for any other column."""
+    if values.dtype != np.int64 or not 0 < len(values) < _TALLY_LIMIT:
+        return None
+    low, high = int(values.min()), int(values.max())
+    if high - low >= min(_TALLY_RANGE, 16 * len(values)) or max(abs(low), abs(high)) >= _TALLY_LIMIT:
+        return None
+    counts = np.bincount(values - low)
+    present = np.flatnonzero(counts)
+    return present + low, counts[present]
+
+
+def _as_floats(values: NDArray[Any]) -> FloatArray:
+    if values.dtype != object:
+        return values.astype(np.float64, copy=False)
+    largest = sys.float_info.max
+    return np.array([float(max(-largest, min(largest, value))) for value in values.tolist()], dtype=np.float64)

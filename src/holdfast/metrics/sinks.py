@@ -1,0 +1,199 @@
+"""Where figures go: one small interface, four sinks, each needing only its own package.
+
+A sink takes what ``get_metrics_for_logging`` returns. All ranks must make that call; one of them, usually rank 0, then
+writes.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from importlib import import_module
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Protocol, final
+
+from typing_extensions import Self
+
+from holdfast.errors import MissingDependencyError
+from holdfast.metrics.handlers import Scalar
+
+
+class MetricSink(ABC):
+    """Writes figures somewhere; a context manager that closes itself."""
+
+    @abstractmethod
+    def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
+        """Write the figures of a step."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Write out what is buffered, and release files and connections."""
+
+    @final
+    def __enter__(self) -> Self:
+        return self
+
+    @final
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+@final
+class JsonlSink(MetricSink):
+    """One JSON object a line: ``{"step": 100, "train_wiki/tokens_seen": 81920, …}``.
+
+    An existing file is continued; a last line that a crash cut short is removed first. Every line is flushed to the
+    operating system when written. A figure that is not finite becomes null, since JSON has no name for it.
+
+    Args:
+        path: the file; missing folders are made.
+    """
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self._path = Path(path)
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        _drop_torn_line(self._path)
+        self._file = self._path.open("a", encoding="utf-8")
+
+    def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
+        """Append a line."""
+        line = {"step": step, **{name: _json_value(value) for name, value in figures.items()}}
+        self._file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
+        self._file.flush()
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@final
+class TensorBoardSink(MetricSink):
+    """TensorBoard scalars; needs the extra ``tensorboard``.
+
+    Args:
+        folder: the log folder.
+    """
+
+    def __init__(self, folder: str | os.PathLike[str]) -> None:
+        _require("tensorboard", extra="tensorboard", sink="TensorBoardSink")
+        self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
+
+    def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
+        """Add one scalar a figure."""
+        for name, value in figures.items():
+            self._writer.add_scalar(name, _as_float(value), step)
+
+    def close(self) -> None:
+        """Flush and close the event file."""
+        self._writer.close()
+
+
+class WandbRun(Protocol):
+    """The part of a Weights & Biases run that the sink uses."""
+
+    def log(self, data: dict[str, Any], *, step: int) -> Any:
+        """Log figures at a step."""
+
+    def finish(self) -> Any:
+        """End the run."""
+
+
+@final
+class WandbSink(MetricSink):
+    """Weights & Biases; needs the package ``wandb``.
+
+    Args:
+        run: a run you started, which stays yours to finish; or None to start one.
+        **options: what ``wandb.init`` takes, for a run started here.
+    """
+
+    def __init__(self, run: WandbRun | None = None, **options: Any) -> None:
+        self._owned = run is None
+        self._run: WandbRun = run if run is not None else _require("wandb", sink="WandbSink").init(**options)
+
+    def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
+        """Log all figures in one call, so that they share a step."""
+        self._run.log({name: _as_float(value) for name, value in figures.items()}, step=step)
+
+    def close(self) -> None:
+        """Finish the run if this sink started it."""
+        if self._owned:
+            self._run.finish()
+
+
+class MlflowClient(Protocol):
+    """The part of an MLflow module or client that the sink uses."""
+
+    def log_metrics(self, metrics: dict[str, float], step: int) -> Any:
+        """Log figures at a step."""
+
+
+@final
+class MlflowSink(MetricSink):
+    """MLflow's active run; needs the package ``mlflow``.
+
+    Names keep the characters MLflow allows; others (a category may hold any) become ``_``.
+
+    Args:
+        client: what has ``log_metrics(metrics, step=…)``; the ``mlflow`` module itself when None.
+    """
+
+    def __init__(self, client: MlflowClient | None = None) -> None:
+        self._client: MlflowClient = client if client is not None else _require("mlflow", sink="MlflowSink")
+
+    def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
+        """Log all figures in one call."""
+        allowed = {re.sub(r"[^\w\-. /:]", "_", name): _as_float(value) for name, value in figures.items()}
+        self._client.log_metrics(allowed, step=step)
+
+    def close(self) -> None:
+        """Nothing to do: the run belongs to whoever started it."""
+
+
+def _require(package: str, *, sink: str, extra: str | None = None) -> Any:
+    try:
+        return import_module(package)
+    except ImportError as error:
+        install = f"holdfast[{extra}]" if extra else package
+        raise MissingDependencyError(
+            f"{sink} needs the package {package!r}, which is not installed",
+            hint=f"pip install '{install}'",
+            package=package,
+            extra=extra,
+        ) from error
+
+
+def _as_float(value: Scalar) -> float:
+    try:
+        return float(value)
+    except OverflowError:  # an exact integer sum beyond what a float can hold
+        return math.copysign(math.inf, value)
+
+
+def _json_value(value: Scalar) -> Scalar | None:
+    return value if isinstance(value, int) or math.isfinite(value) else None
+
+
+def _drop_torn_line(path: Path) -> None:
+    if not path.exists():
+        return
+    with path.open("rb+") as file:
+        end = file.seek(0, os.SEEK_END)
+        keep = end
+        while keep:  # backwards in pieces: the file may be long, a torn line is not
+            start = max(0, keep - 65536)
+            file.seek(start)
+            newline = file.read(keep - start).rfind(b"\n")
+            if newline >= 0:
+                keep = start + newline + 1
+                break
+            keep = start
+        if keep != end:
+            file.truncate(keep)

@@ -1,0 +1,181 @@
+"""The state of all metrics as plain JSON, and the one merge that local, distributed and resumed runs share."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, TypeAlias
+
+from holdfast.errors import HoldfastError, MetricError
+from holdfast.metrics.handlers import Handlers, MetricHandler, Scalar, handler_for, known_handlers
+from holdfast.metrics.types import AggregationKind, MetricKey, conflicting_types
+from holdfast.metrics.window import Panes, finalize_panes, merge_panes
+
+STATE_VERSION = 1
+
+#: ``rank``: what one rank saw. ``run``: what all ranks saw, the same in every rank's hands.
+Scope: TypeAlias = Literal["rank", "run"]
+
+
+@dataclass(frozen=True, slots=True)
+class MetricState:
+    """Everything known about one metric.
+
+    Args:
+        agg_type: the name of its aggregation type.
+        state: the handler's state of the finite values (of all values, for a handler that is not numeric).
+        nan: how many values were NaN.
+        infinite: how many were infinite, of either sign.
+        recent: the handler's states of the last steps, where a window is kept.
+    """
+
+    agg_type: str
+    state: Any
+    nan: int = 0
+    infinite: int = 0
+    recent: Panes = field(default_factory=dict)
+
+
+#: The metrics of a rank, or of several merged.
+Table: TypeAlias = dict[MetricKey, MetricState]
+
+
+def merge_tables(tables: Sequence[Table], handlers: Handlers) -> Table:
+    """Every metric of every table, states of the same metric merged."""
+    grouped: dict[MetricKey, list[MetricState]] = {}
+    for table in tables:
+        for key, metric in table.items():
+            grouped.setdefault(key, []).append(metric)
+    return {key: _merge_metric(key, grouped[key], handlers) for key in sorted(grouped)}
+
+
+def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar]]:
+    """``{dataset: {metric or metric_stat: value}}``."""
+    report: dict[str, dict[str, Scalar]] = {}
+    makers: dict[tuple[str, str], str] = {}
+    for (dataset, name), metric in table.items():
+        figures = _figures(metric, handler_for(metric.agg_type, handlers))
+        for suffix, value in figures.items():
+            label = f"{name}_{suffix}" if suffix else name
+            other = makers.setdefault((dataset, label), name)
+            if other != name:
+                raise MetricError(
+                    f"metrics {other!r} and {name!r} of dataset {dataset!r} are both reported as {label!r}",
+                    hint="rename one of them",
+                    dataset=dataset,
+                )
+            report.setdefault(dataset, {})[label] = value
+    return report
+
+
+def encode_table(
+    table: Table, handlers: Handlers, *, scope: Scope, step: int, recent_steps: int | None
+) -> dict[str, Any]:
+    """A table as JSON-friendly data; equal tables give equal data."""
+    return {
+        "version": STATE_VERSION,
+        "scope": scope,
+        "step": step,
+        "recent_steps": recent_steps,
+        "metrics": [_encode_metric(key, table[key], handlers) for key in sorted(table)],
+    }
+
+
+def decode_table(state: Mapping[str, Any], handlers: Handlers) -> Table:
+    """The inverse of :func:`encode_table`."""
+    version = state.get("version") if isinstance(state, Mapping) else None
+    if not isinstance(version, int) or "metrics" not in state:
+        raise MetricError("this is not a state of a MetricsAggregator", hint="pass what its state_dict() returned")
+    if version > STATE_VERSION:
+        raise MetricError(f"the metrics state has version {version}; this holdfast reads up to {STATE_VERSION}")
+    table: Table = {}
+    for entry in state["metrics"]:
+        key, metric = _decode_metric(entry, handlers)
+        if key in table:
+            raise MetricError(f"the metrics state names {key[1]!r} of dataset {key[0]!r} twice")
+        table[key] = metric
+    return table
+
+
+def merge_state_dicts(
+    states: Iterable[Mapping[str, Any]], *, handlers: Mapping[AggregationKind, MetricHandler[Any]] | None = None
+) -> dict[str, Any]:
+    """One state with every total of all of ``states``: how a run changes its number of ranks.
+
+    Deal the old ranks' states to the new ranks, each to exactly one: new rank ``r`` of ``n`` loads
+    ``merge_state_dicts(old_states[r::n])``. No state at all gives an empty state, which loads as a fresh start.
+
+    Args:
+        states: what ``state_dict()`` returned on each rank.
+        handlers: the handlers given to the aggregators, if any.
+    """
+    known = known_handlers(handlers)
+    given = list(states)
+    if len(given) > 1 and any(state.get("scope") == "run" for state in given):
+        raise MetricError(
+            "a state of the whole run cannot be merged with others: its totals would be counted twice",
+            hint="load it as it is; every rank may, and only rank 0 keeps the totals",
+        )
+    tables = [decode_table(state, known) for state in given]
+    windows = {state.get("recent_steps") for state in given}
+    if len(windows) > 1:
+        raise MetricError(f"the states were made with different windows: recent_steps {sorted(windows, key=str)}")
+    step = max((int(state.get("step", 0)) for state in given), default=0)
+    scope: Scope = "run" if any(state.get("scope") == "run" for state in given) else "rank"
+    return encode_table(
+        merge_tables(tables, known), known, scope=scope, step=step, recent_steps=next(iter(windows), None)
+    )
+
+
+def _merge_metric(key: MetricKey, parts: Sequence[MetricState], handlers: Handlers) -> MetricState:
+    agg_type = parts[0].agg_type
+    for part in parts:
+        if part.agg_type != agg_type:
+            raise conflicting_types(key, agg_type, part.agg_type)
+    if len(parts) == 1:
+        return parts[0]
+    handler = handler_for(agg_type, handlers)
+    return MetricState(
+        agg_type,
+        handler.merge([part.state for part in parts]),
+        sum(part.nan for part in parts),
+        sum(part.infinite for part in parts),
+        merge_panes([part.recent for part in parts], handler),
+    )
+
+
+def _figures(metric: MetricState, handler: MetricHandler[Any]) -> dict[str, Scalar]:
+    figures = dict(handler.finalize(metric.state)) | finalize_panes(metric.recent, handler)
+    if metric.nan:
+        figures["nan_count"] = metric.nan
+    if metric.infinite:
+        figures["inf_count"] = metric.infinite
+    return figures
+
+
+def _encode_metric(key: MetricKey, metric: MetricState, handlers: Handlers) -> dict[str, Any]:
+    handler = handler_for(metric.agg_type, handlers)
+    return {
+        "dataset": key[0],
+        "name": key[1],
+        "type": metric.agg_type,
+        "nan": metric.nan,
+        "infinite": metric.infinite,
+        "state": handler.serialize(metric.state),
+        "recent": {str(pane): handler.serialize(state) for pane, state in metric.recent.items()},
+    }
+
+
+def _decode_metric(entry: Any, handlers: Handlers) -> tuple[MetricKey, MetricState]:
+    try:
+        key = (str(entry["dataset"]), str(entry["name"]))
+        handler = handler_for(entry["type"], handlers)
+        recent = {int(pane): handler.deserialize(payload) for pane, payload in entry["recent"].items()}
+        state = handler.deserialize(entry["state"])
+        return key, MetricState(entry["type"], state, int(entry["nan"]), int(entry["infinite"]), recent)
+    except HoldfastError:
+        raise
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
+        place = re.sub(r"\s+", " ", repr(entry))[:120]
+        raise MetricError(f"an entry of the metrics state is damaged ({error}): {place}") from error

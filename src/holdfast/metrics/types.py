@@ -1,0 +1,63 @@
+"""What a metric is: one observation of one name of one dataset, and how observations of that name are combined.
+
+A metric says *how* it is to be combined (:class:`AggregationType`) where it is made, so the trainer needs no list of
+names: it hands every batch's metrics to one aggregator, and new metrics appear by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Any, TypeAlias
+
+from holdfast.errors import MetricError
+
+
+class AggregationType(str, Enum):
+    """How the observations of one metric become one figure."""
+
+    SUM = "sum"
+    MEAN = "mean"
+    MAX = "max"
+    MIN = "min"
+    DISTRIBUTION = "distribution"
+    CATEGORICAL_COUNT = "categorical_count"
+
+
+#: A built-in type, or the name under which a handler of your own was registered.
+AggregationKind: TypeAlias = AggregationType | str
+
+#: (dataset name, metric name): what identifies a metric.
+MetricKey: TypeAlias = tuple[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Metric:
+    """One observation of a metric.
+
+    Args:
+        dataset_name: the dataset it was observed on.
+        name: the metric's name, unique within its dataset.
+        value: a number, a category, or a sequence of them (one observation each).
+        agg_type: how observations of this name are combined.
+    """
+
+    dataset_name: str
+    name: str
+    value: Any
+    agg_type: AggregationKind
+
+
+def kind_name(agg_type: AggregationKind) -> str:
+    """The stable name of an aggregation type, as written into states."""
+    return agg_type.value if isinstance(agg_type, AggregationType) else agg_type
+
+
+def conflicting_types(key: MetricKey, first: str, second: str) -> MetricError:
+    """The error for one name observed under two aggregation types."""
+    return MetricError(
+        f"metric {key[1]!r} of dataset {key[0]!r} is used with two aggregation types, {first!r} and {second!r}",
+        hint="give the second one another name",
+        dataset=key[0],
+        metric=key[1],
+    )
