@@ -1,5 +1,41 @@
-"""Which sample stands where: pure arithmetic over NumPy arrays, with no state and no random generator."""
+"""Which sample stands where: pure arithmetic over NumPy arrays, with no state and no random generator.
+
+Read the modules in this order: ``permutation`` (one epoch), ``shuffle`` (its modes), ``cycle`` (one source, epoch after
+epoch), ``apportion`` and ``mixture`` (many sources), ``order`` (all of it composed), ``layout``, ``deal`` and
+``partition`` (who gets what of an epoch), ``skips`` (what is left out), ``schedule`` and ``walks`` (step by step).
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from holdfast.order.keys import derive_key
+from holdfast.order.mixture import Mixture
+from holdfast.order.order import Located, Order, SourceSpec
+from holdfast.order.partition import Adaptive, Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
+from holdfast.order.permutation import Permutation
+from holdfast.order.schedule import Assigned, Schedule, Segment
+from holdfast.order.shuffle import FullShuffle, NoShuffle, Shuffle, WindowShuffle
+from holdfast.order.skips import Skips
+
+__all__ = [
+    "Adaptive",
+    "Assigned",
+    "Contiguous",
+    "FullShuffle",
+    "HashBased",
+    "Located",
+    "Mixture",
+    "NoShuffle",
+    "Order",
+    "Partition",
+    "Permutation",
+    "RangeBased",
+    "RoundRobin",
+    "Schedule",
+    "Segment",
+    "Shuffle",
+    "Skips",
+    "SourceSpec",
+    "Stratified",
+    "WindowShuffle",
+    "derive_key",
+]

@@ -1,0 +1,125 @@
+"""One source's endless sequence: its k-th sample is a place of some epoch, and so an index.
+
+A source may grow between epochs: ``growth`` lists from which epoch on it has which length, so that the epochs already
+begun keep the length, and the order, they had.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, OrderError
+from holdfast.order.keys import derive_key
+from holdfast.order.layout import Layout
+from holdfast.order.permutation import MAX_LENGTH
+from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
+
+__all__ = ["Cycle"]
+
+Int64 = NDArray[np.int64]
+
+EPOCHS_KEPT = 8
+
+
+class Cycle:
+    """A source passed through again and again, shuffled anew each epoch.
+
+    Args:
+        name: the source's name, part of its keys.
+        length: how many samples it has.
+        seed: which shuffles.
+        shuffle: how an epoch is laid out.
+        growth: later lengths, as ``((from_epoch, length), …)``.
+        layout: confines the shuffle to the lanes of a partition by index; None for none.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        length: int,
+        *,
+        seed: int = 0,
+        shuffle: Shuffle | None = None,
+        growth: tuple[tuple[int, int], ...] = (),
+        layout: Layout | None = None,
+    ) -> None:
+        if not 1 <= length <= MAX_LENGTH:
+            raise ConfigError("a source needs between 1 and 2**62 samples", source=name, length=length)
+        self.name = name
+        self.length = length
+        self.seed = seed
+        self.shuffle: Shuffle = shuffle if shuffle is not None else FullShuffle()
+        self.growth = tuple((int(epoch), int(grown)) for epoch, grown in growth)
+        self.layout = layout
+        steps = ((0, length), *self.growth)
+        for (epoch, before), (later, after) in pairwise(steps):
+            if later <= epoch or not before < after <= MAX_LENGTH:
+                raise ConfigError("a source can only grow, at later and later epochs", source=name, growth=steps)
+        self._from_epoch = np.array([epoch for epoch, _ in steps], dtype=np.int64)
+        self._length = np.array([size for _, size in steps], dtype=np.int64)
+        spans = np.diff(self._from_epoch) * self._length[:-1]
+        self._from_ordinal = np.concatenate(([0], np.cumsum(spans)))
+        self._epoch_order = lru_cache(maxsize=EPOCHS_KEPT)(self._bind)
+        self._epoch_order(0)  # a shuffle that does not fit the length says so now
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.name, self.length, self.seed, self.shuffle, self.growth, self.layout)
+
+    def epoch_length(self, epoch: int) -> int:
+        """Return how many samples the epoch has."""
+        return int(self._length[np.searchsorted(self._from_epoch, epoch, side="right") - 1])
+
+    def epoch_start(self, epoch: int) -> int:
+        """Return the ordinal of the epoch's first sample."""
+        stage = int(np.searchsorted(self._from_epoch, epoch, side="right")) - 1
+        return int(self._from_ordinal[stage]) + (epoch - int(self._from_epoch[stage])) * int(self._length[stage])
+
+    def split(self, ordinals: Int64) -> tuple[Int64, Int64]:
+        """Return the epoch and the place inside it of each ordinal."""
+        if len(self._length) == 1:
+            epoch, place = np.divmod(ordinals, self.length)
+            return epoch, place
+        stage = np.searchsorted(self._from_ordinal, ordinals, side="right") - 1
+        epoch, place = np.divmod(ordinals - self._from_ordinal[stage], self._length[stage])
+        return epoch + self._from_epoch[stage], place
+
+    def locate(self, ordinals: Int64) -> tuple[Int64, Int64]:
+        """Return (epoch, index) of each ordinal."""
+        epoch, place = self.split(ordinals)
+        if not epoch.size:
+            return epoch, place
+        low, high = int(epoch.min()), int(epoch.max())
+        if low == high:
+            return epoch, self._epoch_order(low).forward(place)
+        index = np.empty_like(place)
+        for value in np.unique(epoch):
+            mask = epoch == value
+            index[mask] = self._epoch_order(int(value)).forward(place[mask])
+        return epoch, index
+
+    def ordinal_of(self, epoch: int, indices: Int64) -> Int64:
+        """Return the ordinals at which the indices stand in the epoch."""
+        indices = np.asarray(indices, dtype=np.int64)
+        size = self.epoch_length(epoch)
+        outside = (indices < 0) | (indices >= size)
+        if epoch < 0 or outside.any():
+            bad = int(indices[outside].flat[0]) if outside.any() else None
+            raise OrderError("no such sample", source=self.name, epoch=epoch, index=bad, length=size)
+        return self.epoch_start(epoch) + self._epoch_order(epoch).inverse(indices)
+
+    def _bind(self, epoch: int) -> EpochOrder:
+        key = derive_key("epoch", self.seed, self.name, epoch)
+        if self.layout is not None:
+            return self.layout.bind(self.shuffle, key)
+        return self.shuffle.bind(self.epoch_length(epoch), key)
+
+
+def _rebuild(
+    name: str, length: int, seed: int, shuffle: Shuffle, growth: tuple[tuple[int, int], ...], layout: Layout | None
+) -> Cycle:
+    return Cycle(name, length, seed=seed, shuffle=shuffle, growth=growth, layout=layout)

@@ -1,0 +1,88 @@
+"""``Adaptive``: any other partition, dealt in proportion to shares that may change while the run goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, PartitionError
+from holdfast.order.batch_sizes import BatchSizes
+from holdfast.order.deal import Deal, Rest
+from holdfast.order.layout import Layout
+from holdfast.order.partition.base import Partition, ReadColumn
+from holdfast.order.partition.positional import RoundRobin
+
+__all__ = ["Adaptive", "check_shares"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Adaptive(Partition):
+    """Deals as its base does, but in proportion to shares that may change while the run goes on.
+
+    Args:
+        base: the strategy whose order is kept.
+        rebalance_threshold: by how much a rank's throughput may stray from its share before a rebalance is due.
+        shares: each rank's share of a step, adding up to 1; None to begin evenly. A change of shares begins a new
+            segment of the schedule, so the past stays addressable.
+    """
+
+    base: Partition = field(default_factory=RoundRobin)
+    rebalance_threshold: float = 0.2
+    shares: tuple[float, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.base, Adaptive):
+            raise ConfigError("Adaptive cannot wrap another Adaptive")
+        if not self.rebalance_threshold > 0:
+            raise ConfigError("rebalance_threshold must be positive", rebalance_threshold=self.rebalance_threshold)
+        if self.shares is not None:
+            object.__setattr__(self, "shares", check_shares(self.shares))
+
+    @property
+    def continuous(self) -> bool:
+        """As the base."""
+        return self.base.continuous
+
+    @property
+    def by_index(self) -> bool:
+        """As the base."""
+        return self.base.by_index
+
+    def resolve(self, read_column: ReadColumn) -> Adaptive:
+        """Resolve the base."""
+        return replace(self, base=self.base.resolve(read_column))
+
+    def layout(self, length: int) -> Layout | None:
+        """Lay the epoch out as the base does."""
+        return self.base.layout(length)
+
+    def check(self, length: int, world_size: int) -> None:
+        """Check as the base does."""
+        self.base.check(length, world_size)
+
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+        """Deal as the base does."""
+        return self.base.deal(rest, sizes, lanes, key)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the base and the threshold; shares belong to the schedule's segments."""
+        return {"kind": "adaptive", "base": self.base.to_json(), "rebalance_threshold": self.rebalance_threshold}
+
+
+def check_shares(shares: Sequence[float], world_size: int | None = None) -> tuple[float, ...]:
+    """Return the shares as floats, or say what is wrong with them."""
+    values = tuple(float(share) for share in shares)
+    if world_size is not None and len(values) != world_size:
+        raise PartitionError("there must be one share for each rank", shares=len(values), world_size=world_size)
+    for rank, share in enumerate(values):
+        if not 0 < share <= 1:
+            raise PartitionError("a share must be above 0 and at most 1", rank=rank, share=share)
+    if abs(sum(values) - 1) > 1e-6:
+        raise PartitionError("the shares must add up to 1", total=sum(values))
+    return values

@@ -1,0 +1,76 @@
+"""What a partition is: how an epoch is laid out, and how what is left of it is dealt."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import EmptyPartitionError
+from holdfast.order.batch_sizes import BatchSizes
+from holdfast.order.deal import Deal, Rest
+from holdfast.order.layout import Layout
+
+__all__ = ["Partition", "ReadColumn", "proportional"]
+
+Int64 = NDArray[np.int64]
+ReadColumn = Callable[[str], NDArray[Any]]
+
+
+class Partition(ABC):
+    """Deals an epoch's samples to ranks."""
+
+    @property
+    def continuous(self) -> bool:
+        """Whether steps run on over the end of an epoch; otherwise all ranks end an epoch together."""
+        return False
+
+    @property
+    def by_index(self) -> bool:
+        """Whether a sample's rank depends on its index, so that the epoch is laid out lane by lane."""
+        return False
+
+    def resolve(self, read_column: ReadColumn) -> Partition:
+        """Return this partition with the columns it names read in."""
+        return self
+
+    def layout(self, length: int) -> Layout | None:
+        """Return how an epoch of ``length`` samples is laid out; None where it is simply shuffled."""
+        return None
+
+    def check(self, length: int, world_size: int) -> None:
+        """Raise ``EmptyPartitionError`` if a rank would get nothing of an epoch of this length."""
+        if length < world_size:
+            raise EmptyPartitionError(
+                f"rank {length} of {world_size} would get no sample: there are only {length}",
+                rank=length,
+                world_size=world_size,
+                samples=length,
+                hint="use fewer ranks or more samples",
+            )
+
+    @abstractmethod
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+        """Deal out what is left of an epoch.
+
+        Args:
+            rest: what is left.
+            sizes: the ranks and their batch sizes.
+            lanes: the bounds of the layout's lanes inside the rest.
+            key: this epoch's and stretch's own key, for partitions that shuffle a rank's hand.
+        """
+
+    @abstractmethod
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON value that ``parse_partition`` reads back; columns of data appear as digests only."""
+
+
+def proportional(count: int, sizes: BatchSizes) -> Int64:
+    """Return W+1 bounds that cut ``count`` items in proportion to the batch sizes."""
+    cumulative = np.concatenate(([0], np.cumsum(sizes.all())))
+    quotient, remainder = divmod(count, sizes.total)
+    bounds: Int64 = cumulative * quotient + (cumulative * remainder + sizes.total // 2) // sizes.total
+    return bounds

@@ -1,0 +1,138 @@
+"""A keyed permutation of 0 … n-1 that is computed, not stored.
+
+The model: write x as a pair (left, right) in a rectangle of ``rows × columns`` cells, rows·columns barely ≥ n, and run
+a Feistel network over it, with addition modulo the side in place of exclusive-or. Every round is invertible, so the
+whole is a bijection of the rectangle; the few cells ≥ n are walked through until the walk lands below n (cycle
+walking), which keeps it a bijection of 0 … n-1. A rectangle of nearly n cells needs almost no walking, where a domain
+of an even number of bits may be four times too large.
+
+Below ``TABLE_LIMIT`` samples a Feistel network is neither uniform nor faster than a table, so there the permutation is
+the order of n keyed hashes.
+"""
+
+from __future__ import annotations
+
+from math import isqrt
+from typing import Any
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from holdfast.errors import ConfigError, OrderError
+from holdfast.order.keys import derive_key, scramble
+
+__all__ = ["MAX_LENGTH", "Permutation"]
+
+MAX_LENGTH = 2**62
+TABLE_LIMIT = 1 << 16
+ROUNDS = 6  # even, so that the sides of the rectangle are back in place at the end
+
+Int64 = NDArray[np.int64]
+
+
+class Permutation:
+    """A keyed bijection of ``0 … n-1`` with random access in both directions and no O(n) memory.
+
+    Args:
+        n: how many items, from 1 to 2^62.
+        key: 32 bytes from ``derive_key``, or any int, str or bytes to derive it from.
+    """
+
+    __slots__ = ("_columns", "_inverse_table", "_rounds", "_rows", "_table", "key", "n")
+
+    def __init__(self, n: int, key: bytes | int | str) -> None:
+        if not 1 <= n <= MAX_LENGTH:
+            raise ConfigError("a permutation needs between 1 and 2**62 items", n=n)
+        self.n = n
+        self.key = key if isinstance(key, bytes) and len(key) == 32 else derive_key("permutation", key)
+        self._table: Int64 | None = None
+        self._inverse_table: Int64 | None = None
+        self._rows = isqrt(n - 1) + 1
+        self._columns = -(-n // self._rows)
+        words = np.frombuffer(derive_key("rounds", self.key) + derive_key("more rounds", self.key), dtype="<u4")
+        self._rounds = [(words[2 * i], words[2 * i + 1]) for i in range(ROUNDS)]
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Permutation, (self.n, self.key)
+
+    def __repr__(self) -> str:
+        return f"Permutation(n={self.n}, key={self.key.hex()[:8]}…)"
+
+    def forward(self, positions: ArrayLike) -> Int64:
+        """Return what stands at each position."""
+        places = self._checked(positions, "position")
+        if self.n <= TABLE_LIMIT:
+            return self._forward_table()[places]
+        return self._walk(places, self._encrypt)
+
+    def inverse(self, indices: ArrayLike) -> Int64:
+        """Return the position at which each index stands."""
+        items = self._checked(indices, "index")
+        if self.n <= TABLE_LIMIT:
+            if self._inverse_table is None:
+                self._inverse_table = np.argsort(self._forward_table(), kind="stable")
+            return self._inverse_table[items]
+        return self._walk(items, self._decrypt)
+
+    def _checked(self, values: ArrayLike, what: str) -> Int64:
+        array = np.asarray(values, dtype=np.int64)
+        if array.size and (int(array.min()) < 0 or int(array.max()) >= self.n):
+            bad = array[(array < 0) | (array >= self.n)].flat[0]
+            raise OrderError(f"{what} {bad} is outside the permutation", length=self.n)
+        return array
+
+    def _forward_table(self) -> Int64:
+        if self._table is None:
+            hashes = scramble(np.arange(self.n, dtype=np.uint64), self.key)
+            self._table = np.argsort(hashes)  # hashes of distinct words are distinct, so any sort agrees
+        return self._table
+
+    def _walk(self, values: Int64, step: Any) -> Int64:
+        result: Int64 = step(values)
+        if self._rows * self._columns == self.n:
+            return result
+        outside = np.flatnonzero(result >= self.n)
+        while outside.size:
+            result.flat[outside] = moved = step(result.flat[outside])
+            outside = outside[moved >= self.n]
+        return result
+
+    def _round(self, half: NDArray[np.uint32], words: tuple[np.uint32, np.uint32], side: int) -> NDArray[np.uint32]:
+        """Return a keyed pseudo-random value in 0 … side-1 for each value of the half that stays."""
+        mixed = half ^ words[0]
+        mixed ^= mixed >> np.uint32(16)
+        mixed *= np.uint32(0x7FEB352D)
+        mixed ^= mixed >> np.uint32(15)
+        mixed += words[1]
+        mixed *= np.uint32(0x846CA68B)
+        mixed ^= mixed >> np.uint32(16)
+        wide = mixed.astype(np.uint64)
+        wide *= np.uint64(side)
+        wide >>= np.uint64(32)
+        return wide.astype(np.uint32)
+
+    def _encrypt(self, values: Int64) -> Int64:
+        quotient = values // self._columns
+        left = quotient.astype(np.uint32)
+        right = (values - quotient * self._columns).astype(np.uint32)
+        rows, columns = self._rows, self._columns
+        for words in self._rounds:
+            moved = self._round(right, words, rows)
+            moved += left
+            moved -= np.uint32(rows) * (moved >= rows)
+            left, right = right, moved
+            rows, columns = columns, rows
+        return left.astype(np.int64) * self._columns + right
+
+    def _decrypt(self, values: Int64) -> Int64:
+        quotient = values // self._columns
+        left = quotient.astype(np.uint32)
+        right = (values - quotient * self._columns).astype(np.uint32)
+        rows, columns = self._rows, self._columns
+        for words in reversed(self._rounds):
+            rows, columns = columns, rows
+            moved = right + np.uint32(rows)
+            moved -= self._round(left, words, rows)
+            moved -= np.uint32(rows) * (moved >= rows)
+            left, right = moved, left
+        return left.astype(np.int64) * self._columns + right

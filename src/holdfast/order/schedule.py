@@ -1,0 +1,236 @@
+"""The schedule: which positions each rank reads at each step, over every resize the run went through.
+
+The model: a run is a list of ``Segment``s, stretches of steps with one world size, one global batch size and one set of
+shares and skips. The list is all there is to remember; from it the positions of any step, past or future, follow by
+arithmetic. Partitions that run on over epoch ends are walked by ``Continuous``, the others by ``Aligned``.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from bisect import bisect_right
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import ArrayLike, NDArray
+
+from holdfast.errors import ConfigError, OrderError
+from holdfast.order.batch_sizes import BatchSizes
+from holdfast.order.order import Order
+from holdfast.order.partition import Adaptive, check_shares
+from holdfast.order.skips import Kept, Skips
+
+__all__ = ["Assigned", "Schedule", "Segment", "Walk"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A stretch of steps with one topology.
+
+    Args:
+        start_step: its first step.
+        world_size: the number of data-parallel ranks.
+        global_batch_size: samples a step, over all ranks.
+        shares: each rank's share of a step; None for even.
+        skips: how many of the schedule's skip records are in force.
+    """
+
+    start_step: int
+    world_size: int
+    global_batch_size: int
+    shares: tuple[float, ...] | None = None
+    skips: int = 0
+
+    def __post_init__(self) -> None:
+        if self.shares is not None:
+            object.__setattr__(self, "shares", check_shares(self.shares, self.world_size))
+
+    @property
+    def sizes(self) -> BatchSizes:
+        """Every rank's batch size."""
+        return BatchSizes(self.world_size, self.global_batch_size, self.shares)
+
+    def to_json(self) -> list[Any]:
+        """Return the fields as a short list."""
+        shares = None if self.shares is None else list(self.shares)
+        return [self.start_step, self.world_size, self.global_batch_size, shares, self.skips]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Segment:
+        """Read what ``to_json`` wrote."""
+        start, world, total, shares, skips = value
+        return cls(start, world, total, None if shares is None else tuple(shares), skips)
+
+
+class Assigned(NamedTuple):
+    """When and by whom a position is read: step, rank and slot in the rank's batch; all -1 where it never is."""
+
+    step: Int64
+    rank: Int64
+    slot: Int64
+
+
+class Walk(ABC):
+    """One way through an order: how steps follow each other."""
+
+    @abstractmethod
+    def positions(self, step: int, rank: int) -> Int64:
+        """Return the positions the rank reads at the step."""
+
+    @abstractmethod
+    def assigned(self, positions: Int64) -> Assigned:
+        """Return when and by whom each position is read."""
+
+    @abstractmethod
+    def total_steps(self) -> int | None:
+        """Return how many steps there are, or None if there is no end."""
+
+    @abstractmethod
+    def delivered_before(self, step: int) -> int:
+        """Return how many positions of the stream lie behind at the start of the step (skipped ones count)."""
+
+
+class Schedule:
+    """The positions of every step and rank.
+
+    Args:
+        order: what stands at each position.
+        segments: the stretches of the run, the first at step 0.
+        skips: records of what was left out, in the order they came; each segment says how many apply.
+        epochs: how many epochs of the stream there are; None for no end (or the order's own).
+    """
+
+    def __init__(
+        self, order: Order, segments: Sequence[Segment], *, skips: Sequence[Skips] = (), epochs: int | None = None
+    ) -> None:
+        # Imported here because both walks are written in terms of this module's Segment and Walk.
+        from holdfast.order.walks import Aligned, Continuous
+
+        self.order = order
+        self.segments = tuple(segments)
+        self.skips = tuple(skips)
+        self.epochs = 1 if epochs is None and order.length is not None else epochs
+        if epochs is not None and epochs < 1:
+            raise ConfigError("epochs must be at least 1", epochs=epochs)
+        if not self.segments or self.segments[0].start_step != 0:
+            raise OrderError("the first segment of a schedule must begin at step 0")
+        steps = [segment.start_step for segment in self.segments]
+        if any(later <= earlier for earlier, later in pairwise(steps)):
+            raise OrderError("the segments of a schedule must begin at later and later steps", start_steps=steps)
+        for segment in self.segments:
+            order.partition.check(order.epoch_length(0), segment.world_size)
+            if not 0 <= segment.skips <= len(self.skips):
+                raise OrderError("a segment refers to skips that are not there", skips=segment.skips)
+        self._steps = steps
+        walk = Continuous if order.partition.continuous else Aligned
+        self._walk: Walk = walk(order, self.segments, self._kept_sets(), self.epochs)
+
+    @classmethod
+    def start(
+        cls,
+        order: Order,
+        *,
+        world_size: int,
+        global_batch_size: int,
+        shares: Sequence[float] | None = None,
+        epochs: int | None = None,
+    ) -> Schedule:
+        """Begin a run."""
+        if shares is None and isinstance(order.partition, Adaptive):
+            shares = order.partition.shares
+        chosen = None if shares is None else check_shares(shares, world_size)
+        return cls(order, [Segment(0, world_size, global_batch_size, chosen)], epochs=epochs)
+
+    def _kept_sets(self) -> list[Kept]:
+        sets: list[Kept] = []
+        total = Skips()
+        for number in range(len(self.skips) + 1):
+            if number:
+                total = total.plus(self.skips[number - 1])
+            sets.append(Kept(self.order, total))
+        return sets
+
+    def segment_at(self, step: int) -> Segment:
+        """Return the segment that holds the step."""
+        if step < 0:
+            raise OrderError("a step cannot be negative", step=step)
+        return self.segments[bisect_right(self._steps, step) - 1]
+
+    def positions(self, step: int, rank: int) -> Int64:
+        """Return the positions the rank reads at the step; fewer than its batch size at the end of an epoch."""
+        segment = self.segment_at(step)
+        if not 0 <= rank < segment.world_size:
+            raise ConfigError("rank must be between 0 and world_size-1", rank=rank, world_size=segment.world_size)
+        return self._walk.positions(step, rank)
+
+    def batch_size(self, step: int, rank: int) -> int:
+        """Return how many samples the rank's batch holds at the step when it is full."""
+        return self.segment_at(step).sizes.of(rank)
+
+    def assigned(self, positions: ArrayLike) -> Assigned:
+        """Return step, rank and slot at which each position is read; -1 where it is skipped or past the end."""
+        return self._walk.assigned(np.atleast_1d(np.asarray(positions, dtype=np.int64)))
+
+    @property
+    def total_steps(self) -> int | None:
+        """How many steps there are, the last perhaps not full; None for no end."""
+        return self._walk.total_steps()
+
+    def delivered_before(self, step: int) -> int:
+        """Return how far the stream is at the start of the step, in positions."""
+        return self._walk.delivered_before(step)
+
+    def resized(
+        self,
+        step: int,
+        *,
+        world_size: int | None = None,
+        global_batch_size: int | None = None,
+        shares: Sequence[float] | None = None,
+    ) -> Schedule:
+        """Return the schedule that goes on from this step with another topology; what was planned after it is gone."""
+        last = self.segment_at(step)
+        world = last.world_size if world_size is None else world_size
+        total = last.global_batch_size if global_batch_size is None else global_batch_size
+        chosen = None if shares is None else tuple(shares)
+        if chosen is None and world == last.world_size:
+            chosen = last.shares
+        return self._followed_by(
+            step, replace(last, start_step=step, world_size=world, global_batch_size=total, shares=chosen)
+        )
+
+    def skipping(self, step: int, skips: Skips) -> Schedule:
+        """Return the schedule that leaves these positions and samples out from this step on."""
+        record = self.segment_at(step).skips
+        last = self.segment_at(step)
+        known = self.skips[:record]
+        segment = replace(last, start_step=step, skips=record + 1)
+        return self._followed_by(step, segment, skips=(*known, skips))
+
+    def _followed_by(self, step: int, segment: Segment, skips: Sequence[Skips] | None = None) -> Schedule:
+        kept = [old for old in self.segments if old.start_step < step]
+        records = self.skips[: max(old.skips for old in (*kept, segment))] if skips is None else skips
+        return Schedule(self.order, [*kept, segment], skips=records, epochs=self.epochs)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return segments, skips and epochs as plain JSON; its size does not depend on ranks or samples."""
+        return {
+            "segments": [segment.to_json() for segment in self.segments],
+            "skips": [skips.to_json() for skips in self.skips],
+            "epochs": self.epochs,
+        }
+
+    @classmethod
+    def from_json(cls, order: Order, value: Mapping[str, Any]) -> Schedule:
+        """Read what ``to_json`` wrote."""
+        return cls(
+            order,
+            [Segment.from_json(segment) for segment in value["segments"]],
+            skips=[Skips.from_json(skips) for skips in value["skips"]],
+            epochs=value["epochs"],
+        )

@@ -1,0 +1,222 @@
+"""Skips: positions and samples that are left out, without moving the rest.
+
+``Skips`` is the list of what to leave out: intervals of positions, and samples by (source, index), which are left out
+in every epoch. ``Kept`` binds it to an order and does the counting: how many positions before p are left out (rank),
+and which position is the k-th that remains (select). Both are computed; neither walks from the start.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import EverythingSkippedError, OrderError
+from holdfast.order.cycle import Cycle
+
+__all__ = ["Kept", "Skips"]
+
+Int64 = NDArray[np.int64]
+
+EPOCHS_KEPT = 64
+# Above this many positions a select over scattered numbers bisects each instead of walking the stretch between them.
+WALK_LIMIT = 1 << 17
+
+
+@dataclass(frozen=True, slots=True)
+class Skips:
+    """What is left out: ``intervals`` of positions, and ``samples`` as indices by source name."""
+
+    intervals: tuple[tuple[int, int], ...] = ()
+    samples: tuple[tuple[str, tuple[int, ...]], ...] = ()
+
+    @classmethod
+    def of(cls, intervals: Iterable[tuple[int, int]] = (), samples: Mapping[str, Iterable[int]] | None = None) -> Skips:
+        """Build from any iterables; overlapping intervals are joined and indices sorted."""
+        joined: list[list[int]] = []
+        for start, stop in sorted((int(a), int(b)) for a, b in intervals):
+            if start < 0 or stop < start:
+                raise OrderError(
+                    "an interval of positions must run from start ≥ 0 to stop ≥ start", start=start, stop=stop
+                )
+            if start == stop:
+                continue
+            if joined and start <= joined[-1][1]:
+                joined[-1][1] = max(joined[-1][1], stop)
+            else:
+                joined.append([start, stop])
+        chosen = {name: tuple(sorted({int(index) for index in indices})) for name, indices in (samples or {}).items()}
+        for name, indices in chosen.items():
+            if indices and indices[0] < 0:
+                raise OrderError("an index cannot be negative", source=name, index=indices[0])
+        kept = tuple((name, indices) for name, indices in sorted(chosen.items()) if indices)
+        return cls(tuple((start, stop) for start, stop in joined), kept)
+
+    def __bool__(self) -> bool:
+        return bool(self.intervals or self.samples)
+
+    def plus(self, other: Skips) -> Skips:
+        """Return both together."""
+        samples: dict[str, list[int]] = {name: list(indices) for name, indices in self.samples}
+        for name, indices in other.samples:
+            samples.setdefault(name, []).extend(indices)
+        return Skips.of((*self.intervals, *other.intervals), samples)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return a JSON value that ``from_json`` reads back."""
+        return {
+            "intervals": [list(pair) for pair in self.intervals],
+            "samples": {name: list(indices) for name, indices in self.samples},
+        }
+
+    @classmethod
+    def from_json(cls, value: Mapping[str, Any]) -> Skips:
+        """Read what ``to_json`` wrote."""
+        return cls.of([(start, stop) for start, stop in value["intervals"]], value["samples"])
+
+
+class CountedOrder(Protocol):
+    """What ``Kept`` needs to know of an order."""
+
+    @property
+    def cycles(self) -> tuple[Cycle, ...]:
+        """Return the sources, by number."""
+
+    def count(self, source: int, positions: Int64) -> Int64:
+        """Return how many samples of the source stand before each position."""
+
+    def endless_sources(self) -> tuple[int, ...]:
+        """Return the sources that go on for ever (of the last stretch of a schedule)."""
+
+
+class Kept:
+    """The positions that remain, numbered 0, 1, 2, … without gaps."""
+
+    def __init__(self, order: CountedOrder, skips: Skips) -> None:
+        self._order = order
+        self._starts = np.array([start for start, _ in skips.intervals], dtype=np.int64)
+        self._stops = np.array([stop for _, stop in skips.intervals], dtype=np.int64)
+        numbers = {cycle.name: number for number, cycle in enumerate(order.cycles)}
+        self._samples: dict[int, Int64] = {}
+        for name, indices in skips.samples:
+            if name not in numbers:
+                raise OrderError("a skip names no source of this order", source=name, sources=sorted(numbers))
+            longest = order.cycles[numbers[name]]
+            length = max([longest.length, *(size for _, size in longest.growth)])
+            if indices[-1] >= length:
+                raise OrderError("a skip names no sample of the source", source=name, index=indices[-1], length=length)
+            self._samples[numbers[name]] = np.array(indices, dtype=np.int64)
+        if all(
+            source in self._samples and len(self._samples[source]) >= order.cycles[source].length
+            for source in order.endless_sources()
+        ):
+            names = [order.cycles[source].name for source in order.endless_sources()]
+            raise EverythingSkippedError("every sample of every source is skipped", sources=names)
+        self._skipped_places = lru_cache(maxsize=EPOCHS_KEPT)(self._find_skipped_places)
+        lengths = self._stops - self._starts
+        # Samples that are skipped anyway and stand inside a skipped interval must not be counted twice.
+        self._only_interval = lengths - (self._occurrences(self._stops) - self._occurrences(self._starts))
+        self._before_interval = np.concatenate(([0], np.cumsum(self._only_interval)))
+
+    @property
+    def trivial(self) -> bool:
+        """Whether nothing is skipped."""
+        return not len(self._starts) and not self._samples
+
+    def intervals(self) -> list[tuple[int, int]]:
+        """Return the skipped intervals of positions."""
+        return list(zip(self._starts.tolist(), self._stops.tolist(), strict=True))
+
+    def is_skipped(self, positions: Int64) -> NDArray[np.bool_]:
+        """Say of each position whether it is left out."""
+        return self.removed_before(positions + 1) > self.removed_before(positions)
+
+    def removed_before(self, positions: Int64) -> Int64:
+        """Return how many positions before each of these are left out."""
+        if self.trivial:
+            return np.zeros(np.shape(positions), dtype=np.int64)
+        positions = np.asarray(positions, dtype=np.int64)
+        occurrences = self._occurrences(positions)
+        number = np.searchsorted(self._starts, positions, side="right")
+        result = occurrences + self._before_interval[number]
+        if len(self._starts):
+            last = np.maximum(number - 1, 0)
+            inside = (number > 0) & (positions < self._stops[last])
+            if inside.any():
+                start = self._starts[last]
+                partial = positions - start - (occurrences - self._occurrences(start))
+                result = np.where(inside, occurrences + self._before_interval[last] + partial, result)
+        return result
+
+    def rank(self, positions: Int64) -> Int64:
+        """Return how many positions before each of these remain."""
+        return np.asarray(positions, dtype=np.int64) - self.removed_before(positions)
+
+    def select(self, numbers: Int64) -> Int64:
+        """Return the position of each remaining number."""
+        numbers = np.asarray(numbers, dtype=np.int64)
+        if self.trivial or not numbers.size:
+            return numbers
+        low, high = int(numbers.min()), int(numbers.max())
+        if high - low < WALK_LIMIT:
+            return self._stretch(low, high + 1)[numbers - low]
+        return self._bisect(numbers)
+
+    def _stretch(self, start: int, stop: int) -> Int64:
+        """Return the positions of the remaining numbers start … stop-1 by walking from the first of them."""
+        first = int(self._bisect(np.array([start]))[0])
+        found: list[Int64] = []
+        missing = stop - start
+        while missing > 0:
+            chunk = np.arange(first, first + missing + 64, dtype=np.int64)
+            before = self.removed_before(np.append(chunk, chunk[-1] + 1))
+            kept = chunk[before[1:] == before[:-1]][:missing]
+            found.append(kept)
+            missing -= len(kept)
+            first = int(chunk[-1]) + 1
+            if not len(kept):
+                first = int(self._bisect(np.array([stop - missing]))[0])
+        return np.concatenate(found)
+
+    def _bisect(self, numbers: Int64) -> Int64:
+        low, high = numbers.copy(), numbers + 1
+        while (short := self.rank(high) <= numbers).any():
+            high = np.where(short, high + 2 * (high - low), high)
+        while (unsure := high - low > 1).any():
+            middle = low + (high - low) // 2
+            enough = self.rank(middle) > numbers
+            high = np.where(unsure & enough, middle, high)
+            low = np.where(unsure & ~enough, middle, low)
+        return high - 1
+
+    def _occurrences(self, positions: Int64) -> Int64:
+        """Return how often a skipped sample stands before each position."""
+        total = np.zeros(np.shape(positions), dtype=np.int64)
+        for source, indices in self._samples.items():
+            cycle = self._order.cycles[source]
+            epoch, place = cycle.split(self._order.count(source, positions))
+            for value in np.unique(epoch):
+                mask = epoch == value
+                earlier = _full_epochs(cycle, indices, int(value))
+                total[mask] += earlier + np.searchsorted(self._skipped_places(source, int(value)), place[mask])
+        return total
+
+    def _find_skipped_places(self, source: int, epoch: int) -> Int64:
+        cycle = self._order.cycles[source]
+        indices = self._samples[source]
+        present = indices[indices < cycle.epoch_length(epoch)]
+        return np.sort(cycle.ordinal_of(epoch, present) - cycle.epoch_start(epoch))
+
+
+def _full_epochs(cycle: Cycle, indices: Int64, epoch: int) -> int:
+    """Return how many occurrences of the indices there are in epochs 0 … epoch-1."""
+    stages = [(0, cycle.length), *cycle.growth]
+    total = 0
+    for number, (start, length) in enumerate(stages):
+        stop = stages[number + 1][0] if number + 1 < len(stages) else epoch
+        total += max(0, min(stop, epoch) - start) * int(np.searchsorted(indices, length))
+    return total
