@@ -15,9 +15,42 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast import errors as errors
+    from holdfast.metrics import AggregationType as AggregationType
+    from holdfast.metrics import CategoricalCountHandler as CategoricalCountHandler
+    from holdfast.metrics import JsonlSink as JsonlSink
+    from holdfast.metrics import Metric as Metric
+    from holdfast.metrics import MetricBatch as MetricBatch
+    from holdfast.metrics import MetricHandler as MetricHandler
+    from holdfast.metrics import MetricsAggregator as MetricsAggregator
+    from holdfast.metrics import MetricSink as MetricSink
+    from holdfast.metrics import MetricTransform as MetricTransform
+    from holdfast.metrics import MlflowSink as MlflowSink
+    from holdfast.metrics import StandardMetricTransform as StandardMetricTransform
+    from holdfast.metrics import TensorBoardSink as TensorBoardSink
+    from holdfast.metrics import WandbSink as WandbSink
+    from holdfast.metrics import collate_with_metrics as collate_with_metrics
+    from holdfast.metrics import merge_state_dicts as merge_state_dicts
+    from holdfast.metrics import register_handler as register_handler
 
 # Where each public name lives. One line a name, sorted within its package.
-_HOME: dict[str, str] = {}
+_HOME: dict[str, str] = {
+    "AggregationType": "holdfast.metrics",
+    "CategoricalCountHandler": "holdfast.metrics",
+    "JsonlSink": "holdfast.metrics",
+    "Metric": "holdfast.metrics",
+    "MetricBatch": "holdfast.metrics",
+    "MetricHandler": "holdfast.metrics",
+    "MetricSink": "holdfast.metrics",
+    "MetricTransform": "holdfast.metrics",
+    "MetricsAggregator": "holdfast.metrics",
+    "MlflowSink": "holdfast.metrics",
+    "StandardMetricTransform": "holdfast.metrics",
+    "TensorBoardSink": "holdfast.metrics",
+    "WandbSink": "holdfast.metrics",
+    "collate_with_metrics": "holdfast.metrics",
+    "merge_state_dicts": "holdfast.metrics",
+    "register_handler": "holdfast.metrics",
+}
 
 __all__ = ["__version__", "errors", *sorted(_HOME)]
 
