@@ -4,7 +4,7 @@ The model: with cumulative weights A(s), the places below ``round(P · A(s))`` o
 0 … s. Every source then stands within one sample of its weight at every prefix of whole blocks, the shares add up
 exactly, and any prefix is computed on its own. Counts must also never shrink from one block to the next; a difference
 of two rounded lines can do so only for sources that get less than two places a block. Those light sources stand at the
-two ends, where a share is bounded by one rounded line alone, and up to two at each end share their end by one more exact
+two ends, where a share is bounded by one rounded line alone, and up to two share an end by one more exact
 split. Blocks grow (up to ``MAX_BLOCK``) until no more than four sources are light; should there be more even then, each
 end is a balanced tree of such splits, and ``max_deviation`` says the bound that is proved for it.
 
