@@ -1,0 +1,100 @@
+"""Bounded memory for everything that cannot be read straight into its destination.
+
+All buffers of a load come out of one budget. A request waits until it fits; one that is larger than the whole budget
+is admitted alone, when nothing else is out, so no load can wait for ever. Blocks of the usual size are kept and handed
+out again, because fresh memory costs more to touch than the disk cache costs to read.
+"""
+
+from __future__ import annotations
+
+import threading
+
+import torch
+
+__all__ = ["BLOCK_BYTES", "Buffer", "LoadCancelledError", "MemoryBudget"]
+
+BLOCK_BYTES = 4 << 20
+"""The size of a usual bounce buffer, and of the pieces that go through one."""
+
+
+class LoadCancelledError(Exception):
+    """Another part of the load failed; this one stops. Never reaches the caller."""
+
+
+class Buffer:
+    """A piece of the budget's memory; give it back with :meth:`release`."""
+
+    __slots__ = ("_budget", "_charged", "tensor", "view")
+
+    def __init__(self, budget: MemoryBudget, tensor: torch.Tensor, length: int, charged: int) -> None:
+        self._budget = budget
+        self._charged = charged
+        self.tensor = tensor
+        self.view = memoryview(tensor.numpy()).cast("B")[:length]  # type: ignore[arg-type]
+
+    def release(self) -> None:
+        """Give the memory back."""
+        self._budget._give_back(self.tensor, self._charged)
+
+
+class MemoryBudget:
+    """Hands out memory up to a limit.
+
+    Args:
+        limit: the number of bytes that may be out at once.
+        pinned: allocate page-locked memory, for destinations on an accelerator.
+    """
+
+    def __init__(self, limit: int, *, pinned: bool = False) -> None:
+        self.limit = limit
+        self.peak = 0
+        self._pinned = pinned
+        self._used = 0
+        self._free: list[torch.Tensor] = []
+        self._cancelled = False
+        self._changed = threading.Condition()
+
+    def reserve(self, length: int) -> None:
+        """Wait until ``length`` bytes fit, and count them as used."""
+        self._reserve(length)
+
+    def _reserve(self, length: int) -> torch.Tensor | None:
+        with self._changed:
+            self._changed.wait_for(lambda: self._cancelled or not self._used or self._used + length <= self.limit)
+            if self._cancelled:
+                raise LoadCancelledError
+            self._used += length
+            self.peak = max(self.peak, self._used)
+            kept = self._free.pop() if length == BLOCK_BYTES and self._free else None
+            while self._free and self._used + len(self._free) * BLOCK_BYTES > self.limit:
+                self._free.pop()
+            return kept
+
+    def unreserve(self, length: int) -> None:
+        """Count ``length`` bytes as free again."""
+        with self._changed:
+            self._used -= length
+            self._changed.notify_all()
+
+    def take(self, length: int) -> Buffer:
+        """Wait for ``length`` bytes of memory and return them; at least one block is charged."""
+        charged = max(length, min(BLOCK_BYTES, self.limit))
+        block = self._reserve(charged)
+        if block is None:
+            with torch.inference_mode(False):
+                block = torch.empty(charged, dtype=torch.uint8, pin_memory=self._pinned)
+        return Buffer(self, block, length, charged)
+
+    def _give_back(self, block: torch.Tensor, charged: int) -> None:
+        with self._changed:
+            # Kept blocks stay within what was charged at the peak, so keeping them never exceeds the limit.
+            if charged == BLOCK_BYTES and (len(self._free) + 1) * BLOCK_BYTES + self._used - charged <= self.limit:
+                self._free.append(block)
+            self._used -= charged
+            self._changed.notify_all()
+
+    def cancel(self) -> None:
+        """Wake everyone who waits, with :class:`LoadCancelledError`."""
+        with self._changed:
+            self._cancelled = True
+            self._changed.notify_all()

@@ -1,0 +1,57 @@
+"""Writing into destinations: raw memory for plain CPU tensors, ``copy_`` for everything else.
+
+Raw writes bypass torch, so two things that ``copy_`` does are done by hand: grad mode is no matter (the target is
+detached), and the version counter is bumped, so that autograd still notices a tensor changed under its feet.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from holdfast.errors import CheckpointMismatchError
+
+__all__ = ["bump_version", "check_dtype", "copy_into", "memory_of", "narrow"]
+
+
+def memory_of(address: int, length: int) -> memoryview:
+    """A writable view of raw memory; the caller keeps its owner alive."""
+    return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
+
+
+def narrow(tensor: torch.Tensor, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
+    """The box of a tensor that starts at ``start``."""
+    for dim, (offset, length) in enumerate(zip(start, lengths, strict=True)):
+        if length != tensor.size(dim):
+            tensor = tensor.narrow(dim, offset, length)
+    return tensor
+
+
+def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
+    """Copy with torch; enters inference mode for targets that can only be written there."""
+    if target.is_inference() and not torch.is_inference_mode_enabled():
+        with torch.inference_mode():
+            target.copy_(source)
+    else:
+        target.copy_(source)
+
+
+def check_dtype(target: torch.Tensor, stored: torch.dtype, *, cast: bool, tensor: str, file: str) -> None:
+    """Refuse a conversion nobody asked for."""
+    if target.dtype != stored and not cast:
+        raise CheckpointMismatchError(
+            "the checkpoint stores another dtype than the destination has",
+            tensor=tensor,
+            file=file,
+            stored=str(stored),
+            destination=str(target.dtype),
+            hint="build the model in that dtype, or pass cast=True to convert while loading",
+        )
+
+
+def bump_version(target: torch.Tensor) -> None:
+    """Tell autograd that the tensor has changed."""
+    if not target.is_inference():
+        torch.autograd.graph.increment_version(target)

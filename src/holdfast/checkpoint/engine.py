@@ -1,0 +1,142 @@
+"""Threads that run jobs, and the calling thread that collects what they finish.
+
+Reading and checksums release the GIL, so a few threads use the whole disk. Jobs are small closures; a job may submit
+more. What has to happen on the caller's thread (the planner's calls, copies to an accelerator) comes back as events.
+With no workers the same jobs run inside :meth:`Engine.events`, which is what a tiny checkpoint wants: starting threads
+would cost more than reading it.
+
+The first error ends everything: queued jobs are dropped, running ones are waited for, threads are joined, and that one
+error is raised.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from holdfast.checkpoint.budget import LoadCancelledError, MemoryBudget
+
+__all__ = ["Engine"]
+
+Job = Callable[[], None]
+
+
+class Engine:
+    """Runs jobs on ``workers`` threads (or on the caller's, when there are none).
+
+    Args:
+        workers: the number of threads.
+        budget: its waiters are woken when the work is cancelled.
+    """
+
+    def __init__(self, workers: int, budget: MemoryBudget) -> None:
+        self._budget = budget
+        self._jobs: deque[Job] = deque()
+        self._events: deque[Any] = deque()
+        self._running = 0
+        self._error: BaseException | None = None
+        self._closed = False
+        self._changed = threading.Condition()
+        self._job_ready = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        self._threads = [
+            threading.Thread(target=self._work, name=f"holdfast-checkpoint-{number}", daemon=True)
+            for number in range(workers)
+        ]
+        self._started = False
+
+    @property
+    def cancelled(self) -> bool:
+        """Whether the work has been given up; long jobs ask."""
+        return self._closed or self._error is not None
+
+    def submit(self, *jobs: Job, first: bool = False) -> None:
+        """Queue jobs, behind the others or in front of them."""
+        with self._changed:
+            if self._closed:
+                return
+            if first:
+                self._jobs.extendleft(reversed(jobs))
+            else:
+                self._jobs.extend(jobs)
+            if len(jobs) == 1:
+                self._job_ready.notify()
+            else:
+                self._job_ready.notify_all()
+
+    def post(self, event: Any) -> None:
+        """Hand something to the calling thread."""
+        with self._changed:
+            self._events.append(event)
+            self._changed.notify()
+
+    def events(self) -> Iterator[Any]:
+        """What the jobs post, until nothing is left to do; raises the first error.
+
+        The consumer may submit more jobs before it asks for the next event.
+        """
+        if not self._threads:
+            yield from self._events_inline()
+            return
+        if not self._started:
+            self._started = True
+            for thread in self._threads:
+                thread.start()
+        while True:
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._events or self._error is not None or not (self._jobs or self._running)
+                )
+                if self._error is not None:
+                    raise self._error
+                if not self._events:
+                    return
+                event = self._events.popleft()
+            yield event
+
+    def _events_inline(self) -> Iterator[Any]:
+        while self._jobs or self._events:
+            while self._events:
+                yield self._events.popleft()
+            if self._jobs:
+                self._jobs.popleft()()
+
+    def _work(self) -> None:
+        while True:
+            with self._changed:
+                self._job_ready.wait_for(lambda: self._jobs or self._closed)
+                if self._closed:
+                    return
+                job = self._jobs.popleft()
+                self._running += 1
+            error: BaseException | None = None
+            try:
+                job()
+            except LoadCancelledError:
+                pass
+            except BaseException as caught:  # the caller's thread raises it
+                error = caught
+            del job  # it holds destinations and buffers
+            with self._changed:
+                self._running -= 1
+                if error is not None and self._error is None:
+                    self._error = error
+                if error is not None:
+                    self._jobs.clear()
+                if not self._running or error is not None:
+                    self._changed.notify()
+            del error
+
+    def close(self) -> None:
+        """Drop what is queued, wait for what runs, and end the threads."""
+        with self._changed:
+            self._closed = True
+            self._jobs.clear()
+            self._job_ready.notify_all()
+        self._budget.cancel()
+        if self._started:
+            for thread in self._threads:
+                thread.join()
+        with self._changed:
+            self._events.clear()

@@ -1,0 +1,233 @@
+"""The files of a checkpoint: kept inside its folder, opened once, read by position, watched for changes.
+
+A checkpoint's metadata names files. Nobody vouches for those names, so each is resolved and must stay inside the
+checkpoint's folder: no absolute path, no ``..``, no symbolic link that leads out, nothing but regular files (a named
+pipe would hang the load). The layer below, ``FileLayer``, is four functions of the operating system; tests put a faulty
+one in its place.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+from typing import Protocol
+
+from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
+
+__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path"]
+
+
+class FileLayer(Protocol):
+    """How files are reached; the local file system unless told otherwise."""
+
+    def open(self, path: Path) -> int:
+        """Open for reading."""
+
+    def status(self, descriptor: int) -> os.stat_result:
+        """What the open file is now."""
+
+    def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Read at ``offset`` into the buffers, in order; may read less than they hold."""
+
+    def close(self, descriptor: int) -> None:
+        """Close."""
+
+
+class LocalFiles:
+    """The local file system."""
+
+    def open(self, path: Path) -> int:
+        """Open for reading; ``O_NONBLOCK`` so that a named pipe cannot hang us before we look at what it is."""
+        return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
+
+    def status(self, descriptor: int) -> os.stat_result:
+        """What the open file is now."""
+        return os.fstat(descriptor)
+
+    def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Read with one ``preadv``; releases the GIL while the kernel copies."""
+        return os.preadv(descriptor, buffers, offset)
+
+    def close(self, descriptor: int) -> None:
+        """Close."""
+        os.close(descriptor)
+
+
+def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:
+    """The place of a file the metadata names, refused when it is not inside the checkpoint's folder.
+
+    Args:
+        folder: the checkpoint.
+        relative: the name in the metadata.
+        follow_links_out: accept symbolic links that lead out of the folder (a trusted checkpoint, such as a snapshot
+            in the Hugging Face cache). Absolute paths and ``..`` are refused all the same.
+
+    Raises:
+        UnsafeCheckpointError: the name leads out of the folder.
+    """
+    pure = PurePath(relative)
+    if pure.is_absolute() or ".." in pure.parts or "\0" in relative or not pure.parts:
+        raise UnsafeCheckpointError(
+            "the checkpoint's metadata names a file outside its folder",
+            file=relative,
+            folder=str(folder),
+            hint="do not load this checkpoint unless you know who wrote it",
+        )
+    place = folder / pure
+    if follow_links_out:
+        return place
+    try:
+        real_folder, real_place = folder.resolve(), place.resolve()
+    except (OSError, RuntimeError) as error:
+        raise CheckpointReadError("cannot resolve a file of the checkpoint", file=str(place)) from error
+    if not real_place.is_relative_to(real_folder):
+        raise UnsafeCheckpointError(
+            "a symbolic link leads out of the checkpoint's folder",
+            file=relative,
+            target=str(real_place),
+            hint="copy the file into the folder, or pass trusted=True if you made the link",
+        )
+    return real_place
+
+
+def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
+    return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
+
+
+class CheckpointFile:
+    """One open file of a checkpoint, read by position from any thread."""
+
+    __slots__ = ("_descriptor", "_identity", "_layer", "path", "relative", "size")
+
+    def __init__(self, path: Path, relative: str, layer: FileLayer) -> None:
+        self.path = path
+        self.relative = relative
+        self._layer = layer
+        try:
+            self._descriptor = layer.open(path)
+        except OSError as error:
+            raise _read_error("cannot open a file of the checkpoint", relative, error) from error
+        try:
+            status = layer.status(self._descriptor)
+            if not stat.S_ISREG(status.st_mode):
+                raise UnsafeCheckpointError("the checkpoint names something that is not a regular file", file=relative)
+        except BaseException:
+            layer.close(self._descriptor)
+            raise
+        self._identity = _identity(status)
+        self.size = status.st_size
+
+    def read_into(self, buffer: memoryview, offset: int) -> None:
+        """Fill ``buffer`` from ``offset``; a file that ends before is an error."""
+        done = 0
+        total = len(buffer)
+        while done < total:
+            try:
+                count = self._layer.read_into(self._descriptor, [buffer[done:] if done else buffer], offset + done)
+            except OSError as error:
+                raise _read_error("reading failed", self.relative, error, offset=offset, length=total) from error
+            if count <= 0:
+                raise CheckpointReadError(
+                    "the file ends before the data that the metadata promises",
+                    file=self.relative,
+                    offset=offset,
+                    length=total,
+                    file_size=self.size,
+                    hint="the file is truncated: restore it from a copy, or load an older checkpoint",
+                )
+            done += count
+
+    def check_reach(self, offset: int, length: int) -> None:
+        """Raise unless the file is long enough."""
+        if length < 0 or offset < 0 or offset + length > self.size:
+            raise CheckpointReadError(
+                "the file ends before the data that the metadata promises",
+                file=self.relative,
+                offset=offset,
+                length=length,
+                file_size=self.size,
+                hint="the file is truncated: restore it from a copy, or load an older checkpoint",
+            )
+
+    def read(self, offset: int, length: int) -> bytearray:
+        """Read ``length`` bytes at ``offset``; nothing is allocated for bytes the file does not have."""
+        self.check_reach(offset, length)
+        buffer = bytearray(length)
+        self.read_into(memoryview(buffer), offset)
+        return buffer
+
+    def check_unchanged(self) -> None:
+        """Raise when the file was written to, or another put in its place, since it was opened."""
+        try:
+            now = _identity(self._layer.status(self._descriptor))
+            there = _identity(os.stat(self.path))
+        except OSError as error:
+            raise _read_error("the file vanished while it was being read", self.relative, error) from error
+        if now != self._identity or there != self._identity:
+            raise CheckpointReadError(
+                "the file was changed or replaced while it was being read",
+                file=self.relative,
+                hint="something is writing to this checkpoint: wait for it, then load again",
+            )
+
+    def close(self) -> None:
+        """Close the file."""
+        self._layer.close(self._descriptor)
+
+
+def _read_error(message: str, relative: str, error: OSError, **where: int) -> CheckpointReadError:
+    hint = {
+        FileNotFoundError: "a file of the checkpoint is missing: copy the folder whole",
+        PermissionError: "make the checkpoint readable for this user",
+    }.get(type(error))
+    return CheckpointReadError(f"{message}: {error.strerror or error}", hint=hint, file=relative, **where)
+
+
+class FileTable:
+    """Opens each file when its first chunk is read and closes it with its last.
+
+    Args:
+        folder: the checkpoint.
+        layer: how files are reached.
+        uses: how many chunks each file has; the file is closed when :meth:`release` was called that often.
+        follow_links_out: see :func:`contained_path`.
+    """
+
+    def __init__(self, folder: Path, layer: FileLayer, uses: dict[str, int], *, follow_links_out: bool) -> None:
+        self._folder = folder
+        self._layer = layer
+        self._uses = dict(uses)
+        self._follow_links_out = follow_links_out
+        self._open: dict[str, CheckpointFile] = {}
+        self._lock = threading.Lock()
+
+    def get(self, relative: str) -> CheckpointFile:
+        """The file, opened if it is not open yet."""
+        with self._lock:
+            file = self._open.get(relative)
+            if file is None:
+                path = contained_path(self._folder, relative, follow_links_out=self._follow_links_out)
+                file = self._open[relative] = CheckpointFile(path, relative, self._layer)
+            return file
+
+    def release(self, relative: str) -> None:
+        """Say that one chunk of the file is done; the last one makes sure the file has not changed, and closes it."""
+        with self._lock:
+            self._uses[relative] -= 1
+            file = self._open.pop(relative, None) if not self._uses[relative] else None
+        if file is not None:
+            try:
+                file.check_unchanged()
+            finally:
+                file.close()
+
+    def close(self) -> None:
+        """Close whatever is still open (after an error)."""
+        with self._lock:
+            files = list(self._open.values())
+            self._open.clear()
+        for file in files:
+            file.close()

@@ -1,0 +1,322 @@
+"""``ParallelFileSystemReader``: torch's storage reader, at the speed of the disk.
+
+It takes the place of ``FileSystemReader`` for checkpoints as they are. Metadata comes in through the allowlist, the
+plan is torch's own, and ``read_data`` hands the work to :class:`~holdfast.checkpoint.load.Load`.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
+from torch.distributed.checkpoint.storage import StorageReader
+from torch.futures import Future
+
+from holdfast.checkpoint import safetensors
+from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
+from holdfast.checkpoint.engine import Engine
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable, LocalFiles, contained_path
+from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
+from holdfast.checkpoint.plan import Chunk, chain_overlaps, gather_chunks, resolve
+from holdfast.checkpoint.process_engine import TransformProcesses
+from holdfast.checkpoint.progress import progress_callback
+from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
+from holdfast.checkpoint.safe_metadata import load_metadata
+from holdfast.checkpoint.sequential import load_sequentially
+from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
+from holdfast.errors import ConfigError, UnusableCheckpointError
+
+__all__ = ["ParallelFileSystemReader", "read_checkpoint_metadata"]
+
+DEFAULT_MEMORY_LIMIT = 256 << 20
+_INLINE_BYTES = 4 << 20
+_MOST_WORKERS = 16
+
+
+class ParallelFileSystemReader(StorageReader):
+    """A drop-in ``storage_reader=`` for ``torch.distributed.checkpoint.load`` that reads in parallel and verifies.
+
+    Args:
+        path: the checkpoint's folder.
+        parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference.
+        engine: ``"thread"``, or ``"process"`` to undo stream transforms that hold the GIL in worker processes.
+        num_workers: threads (and processes) to use; chosen from files, bytes, cores and free memory when ``None``.
+        memory_limit: the most memory, in bytes, for buffers beyond the destination; 256 MiB when ``None``. One item
+            that is larger is still admitted, alone.
+        verify: ``"crc"`` compares every record that is read whole with its CRC-32; ``"full"`` reads the rest of
+            partly wanted records too, and checks them; ``"off"`` checks nothing.
+        trusted: unpickle metadata and objects without checks, and follow symbolic links out of the folder.
+        progress: called with a :class:`LoadProgress` on the calling thread; ``True`` draws a bar on a terminal.
+        cast: convert where stored and wanted dtype differ; without it that is an error.
+        extension_registry: torch's registry of stream transforms; its default one when ``None``.
+        file_layer: how files are opened and read; the local file system when ``None``.
+
+    Attributes:
+        report: the :class:`LoadReport` of the last load, or ``None``.
+    """
+
+    def __init__(
+        self,
+        path: str | os.PathLike[str],
+        *,
+        parallel: bool = True,
+        engine: str = "thread",
+        num_workers: int | None = None,
+        memory_limit: int | None = None,
+        verify: str = "crc",
+        trusted: bool = False,
+        progress: bool | Callable[[LoadProgress], None] | None = None,
+        cast: bool = False,
+        extension_registry: Any = None,
+        file_layer: FileLayer | None = None,
+    ) -> None:
+        super().__init__()
+        _check_choice("engine", engine, ("thread", "process"))
+        _check_choice("verify", verify, ("crc", "full", "off"))
+        _check_positive("num_workers", num_workers)
+        _check_positive("memory_limit", memory_limit)
+        self.path = Path(path)
+        self.storage_data: dict[Any, Any] = {}
+        self.load_id = str(uuid.uuid4())
+        self.report: LoadReport | None = None
+        self.rank: int | None = None
+        self.use_collectives = True
+        self._parallel = parallel
+        self._engine = engine
+        self._num_workers = num_workers
+        self._memory_limit = memory_limit
+        self._options = LoadOptions(verify=verify, cast=cast, trusted=trusted)
+        self._progress = progress
+        self._registry = extension_registry
+        self._layer = file_layer or LocalFiles()
+        self._metadata: Metadata | None = None
+        self._metadata_error: Exception | None = None
+
+    @property
+    def checkpoint_id(self) -> Path:
+        """The folder that is read."""
+        return self.path
+
+    @classmethod
+    def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
+        """Whether this reader can read such an id: any local path, not a URL."""
+        if isinstance(checkpoint_id, Path):
+            return True
+        if "://" in str(checkpoint_id):
+            return False
+        path = Path(checkpoint_id)
+        return path.exists() or any(parent.exists() and os.access(parent, os.W_OK) for parent in path.parents)
+
+    def reset(self, checkpoint_id: str | os.PathLike[str] | None = None) -> None:
+        """Forget the last load; called by torch before each one."""
+        self.storage_data = {}
+        self._metadata = None
+        self._metadata_error = None
+        if checkpoint_id:
+            self.path = Path(checkpoint_id)
+        self.load_id = str(uuid.uuid4())
+
+    def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
+        """Read ``.metadata``, or the metadata of one rank, or the headers of safetensors files.
+
+        Raises:
+            UnsafeCheckpointError: the metadata would run code.
+            UnusableCheckpointError: there is none, or it is damaged.
+        """
+        rank = kwargs.get("rank")
+        try:
+            metadata = read_checkpoint_metadata(self.path, rank=rank, layer=self._layer, trusted=self._options.trusted)
+        except Exception as error:
+            # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
+            if rank is not None and self._metadata_error is not None and isinstance(error, UnusableCheckpointError):
+                raise self._metadata_error from error
+            self._metadata_error = error
+            raise
+        if getattr(metadata, "storage_meta", None) is None:
+            metadata.storage_meta = StorageMeta()
+        assert metadata.storage_meta is not None
+        metadata.storage_meta.load_id = self.load_id
+        return metadata
+
+    def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
+        """Take the metadata that the load will use."""
+        if metadata.storage_data is None:
+            raise UnusableCheckpointError("the metadata does not say where anything is stored", folder=str(self.path))
+        self.storage_data = metadata.storage_data
+        self._metadata = metadata
+        self.rank = kwargs.get("rank")
+        self.use_collectives = kwargs.get("use_collectives", True)
+
+    def prepare_local_plan(self, plan: LoadPlan) -> LoadPlan:
+        """Leave the plan as it is."""
+        return plan
+
+    def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
+        """Leave the plans as they are."""
+        return plans
+
+    def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
+        """Read everything the plan asks for.
+
+        The planner is only ever called on this thread. With ``parallel=True`` it is asked for all destinations first
+        and told of each as it is complete, so a planner that keeps state between the two calls wants
+        ``parallel=False``.
+
+        Raises:
+            CheckpointError: the first thing that went wrong; nothing is left running or open.
+        """
+        began = time.perf_counter()
+        self.report = None
+        chunks = gather_chunks(plan, self.storage_data)
+        if self._parallel:
+            requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
+            resolve(requests, planner)
+            chunks = chain_overlaps(chunks)
+        total = sum(chunk.needed_bytes for chunk in chunks)
+        uses: dict[str, int] = {}
+        for chunk in chunks:
+            uses[chunk.file] = uses.get(chunk.file, 0) + 1
+        files = FileTable(self.path, self._layer, uses, follow_links_out=self._options.trusted)
+        with progress_callback(self._progress) as on_progress:
+            report = ReportBuilder(on_progress, len(chunks), total)
+            try:
+                if self._parallel:
+                    workers, peak = self._read_parallel(chunks, planner, files, report, total)
+                else:
+                    load_sequentially(chunks, planner, files, report, self._options, self._transform_registry())
+                    workers = peak = 0
+            finally:
+                files.close()
+        self.report = report.finish(workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began)
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read_parallel(
+        self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder, total: int
+    ) -> tuple[int, int]:
+        limit = self._limit()
+        workers = self._workers(chunks, total, limit)
+        pinned = any(
+            request.target is not None and request.target.device.type == "cuda"
+            for chunk in chunks
+            for request in chunk.requests
+        )
+        budget = MemoryBudget(limit, pinned=pinned)
+        engine = Engine(workers, budget)
+        processes: TransformProcesses | None = None
+        if self._engine == "process" and any(chunk.transforms for chunk in chunks):
+            registry = self._transform_registry()
+            processes = TransformProcesses(max(1, workers), registry, report.read, lambda: engine.cancelled)
+        try:
+            unfold = self._unfolder(files, budget, report, processes)
+            Load(files, budget, engine, report, self._options, unfold).run(chunks, planner)
+        finally:
+            engine.close()
+            if processes is not None:
+                processes.close()
+        return workers, budget.peak
+
+    def _unfolder(
+        self, files: FileTable, budget: MemoryBudget, report: ReportBuilder, processes: TransformProcesses | None
+    ) -> Callable[[Chunk], tuple[bytearray, int]]:
+        registry = self._transform_registry()
+
+        def unfold(chunk: Chunk) -> tuple[bytearray, int]:
+            expected = self._unfolded_bytes(chunk)
+            budget.reserve(2 * expected)
+            most = max(2 * expected, expected + (64 << 20))
+            if processes is not None:
+                path = files.get(chunk.file).path
+                data = processes.unfold(
+                    path,
+                    chunk.file,
+                    chunk.offset,
+                    chunk.length,
+                    chunk.transforms,
+                    expected_bytes=expected,
+                    most_bytes=most,
+                    tensor=chunk.fqn,
+                )
+            else:
+                file = files.get(chunk.file)
+                file.check_reach(chunk.offset, chunk.length)
+                with FileSlice(file, chunk.offset, chunk.length, report.read) as stream:
+                    data = undo_transforms(
+                        stream, chunk.transforms, registry, most_bytes=most, tensor=chunk.fqn, file=chunk.file
+                    )
+            return data, 2 * expected
+
+        return unfold
+
+    def _unfolded_bytes(self, chunk: Chunk) -> int:
+        """How many bytes an item has behind its transforms, as far as the metadata tells."""
+        entry = self._metadata.state_dict_metadata.get(chunk.fqn) if self._metadata is not None else None
+        if isinstance(entry, TensorStorageMetadata):
+            offset = chunk.requests[0].item.storage_index.offset
+            for stored in entry.chunks:
+                if stored.offsets == offset:
+                    return int(stored.sizes.numel()) * entry.properties.dtype.itemsize + (64 << 10)
+        return max(4 * chunk.length, 64 << 10)
+
+    def _transform_registry(self) -> Any:
+        return self._registry if self._registry is not None else default_registry()
+
+    def _limit(self) -> int:
+        wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
+        return max(1, min(wanted, psutil.virtual_memory().available // 2))
+
+    def _workers(self, chunks: list[Chunk], total: int, limit: int) -> int:
+        """How many threads: none for a tiny checkpoint, else what cores, bytes and memory allow."""
+        inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
+        if self._num_workers is not None:
+            return self._num_workers
+        transforms = any(chunk.transforms for chunk in chunks)
+        if total <= _INLINE_BYTES and inline and not transforms:
+            return 0
+        cores = len(os.sched_getaffinity(0))
+        pieces = max(-(-total // PIECE_BYTES), len(chunks) if transforms else 1)
+        return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, max(1, limit // BLOCK_BYTES)))
+
+
+def read_checkpoint_metadata(
+    folder: Path, *, rank: int | None = None, layer: FileLayer | None = None, trusted: bool = False
+) -> Metadata:
+    """Read the metadata of a checkpoint: torch's file, one rank's file, or the headers of safetensors files."""
+    layer = layer or LocalFiles()
+    name = ".metadata" if rank is None else f"__{rank}.metadata"
+    if not folder.is_dir():
+        raise UnusableCheckpointError("there is no such folder", folder=str(folder))
+    if not os.path.lexists(folder / name):
+        if rank is None and safetensors.list_files(folder):
+            return safetensors.read_metadata(folder, layer, trusted=trusted)
+        raise UnusableCheckpointError(
+            "this is not a checkpoint: it has no metadata",
+            folder=str(folder),
+            file=name,
+            hint="point at the folder that torch.distributed.checkpoint.save wrote; "
+            "a save that was cut off leaves no metadata behind",
+        )
+    file = CheckpointFile(contained_path(folder, name, follow_links_out=trusted), name, layer)
+    try:
+        data = bytes(file.read(0, file.size))
+    finally:
+        file.close()
+    return load_metadata(data, file=name, trusted=trusted)
+
+
+def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}", value=value)
+
+
+def _check_positive(name: str, value: int | None) -> None:
+    if value is not None and (type(value) is not int or value < 1):
+        raise ConfigError(f"{name} must be a whole number above zero", value=value)
