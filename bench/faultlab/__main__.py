@@ -1,0 +1,29 @@
+"""``python -m bench.faultlab generate|score``."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from bench.faultlab.generate import default_folder, generate
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(prog="python -m bench.faultlab", description=__doc__)
+    parser.add_argument("command", choices=("generate", "score"))
+    parser.add_argument("--runs-dir", type=Path, default=default_folder())
+    parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
+    parser.add_argument("--half", choices=("tune", "report"), default="report")
+    parser.add_argument("--json", action="store_true")
+    arguments = parser.parse_args()
+    if arguments.command == "generate":
+        print(f"{generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)} runs in {arguments.runs_dir}")
+        return
+    from bench.faultlab.score import main as score
+
+    score(arguments.runs_dir, half=arguments.half, as_json=arguments.json)
+
+
+if __name__ == "__main__":
+    main()

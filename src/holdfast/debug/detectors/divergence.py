@@ -1,0 +1,117 @@
+"""A run that got worse and stayed worse, or that never settled."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.rise import Rise, lasting_rise
+from holdfast.debug.detectors.select import evaluation_losses, training_losses
+from holdfast.debug.detectors.statistics import Shape, shape_of
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+
+__all__ = ["DivergentTrainingDetector", "is_still_recovering"]
+
+
+def is_still_recovering(rise: Rise) -> bool:
+    """Whether the loss was on its way back, or the log ended too soon after the jump to know."""
+    return rise.recovered >= 0.25 or (rise.points < 6 and rise.ratio > 1.5)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DivergentTrainingDetector(BaseDetector):
+    """Sees a loss that ends far above the best it had reached and shows no sign of coming back.
+
+    Args:
+        minimum_noises: how far above, in units of the run's own noise.
+        minimum_lost: how much of the progress made must be given up.
+        minimum_swing: for evaluation losses, how large the swings between neighbours must be to call a run unstable.
+    """
+
+    minimum_noises: float = 6.0
+    minimum_lost: float = 0.2
+    minimum_swing: float = 0.15
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return "divergence"
+
+    def get_required_signals(self) -> frozenset[str]:
+        """Losses, on training data and held-out data."""
+        return frozenset(("loss", "eval_loss", "perplexity"))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Look at every total loss; evaluation counts alone only where there is no training loss."""
+        found: list[Detection] = []
+        losses = training_losses(signals)
+        for signal in losses:
+            shape = shape_of(signal)
+            if shape is None:
+                continue
+            rise = lasting_rise(shape, minimum_noises=self.minimum_noises, minimum_lost=self.minimum_lost)
+            if rise is not None and not is_still_recovering(rise):
+                found.append(_divergence(signal, rise))
+        held_out = [(signal, shape) for signal in evaluation_losses(signals) if (shape := shape_of(signal)) is not None]
+        for signal, shape in held_out:
+            if found:
+                break
+            rise = None
+            if not losses:
+                rise = lasting_rise(shape, minimum_noises=self.minimum_noises, minimum_lost=self.minimum_lost)
+            if rise is not None and not is_still_recovering(rise):
+                found.append(_divergence(signal, rise))
+            elif (swing := self._swings(shape)) is not None:
+                found.append(_unstable(signal, shape, swing))
+        return DetectionResult(self.name, tuple(found))
+
+    def _swings(self, shape: Shape) -> float | None:
+        """The typical swing of an evaluation loss that goes up as hard as it goes down; None for a settled one."""
+        values = shape.values
+        if shape.is_signed or len(values) < 4:
+            return None
+        steps = np.diff(np.log(np.maximum(values, 1e-12)))
+        ups, downs = steps[steps > 0], -steps[steps < 0]
+        if len(ups) < 2 or len(downs) == 0:
+            return None
+        # Held-out losses average over a whole set: repeated upward jumps of this size are not sampling noise.
+        large = ups[ups > np.log1p(self.minimum_swing)]
+        if len(large) < max(2, len(steps) // 4):
+            return None
+        return float(np.expm1(np.median(large)))
+
+
+def _divergence(signal: Signal, rise: Rise) -> Detection:
+    ruined = rise.lost >= 0.5
+    claim = (
+        f"rose from {rise.before:.4g} to {rise.after:.4g} after step {rise.first_step:g} and stayed there, "
+        f"{(rise.after - rise.before) / rise.noise:.0f} times its noise"
+    )
+    return Detection(
+        failure=Failure.DIVERGENCE,
+        severity=Severity.CRITICAL if ruined else Severity.WARNING,
+        confidence=min(0.98, 0.7 + 0.25 * min(rise.lost, 1.0)),
+        first_step=rise.first_step,
+        last_step=rise.last_step,
+        evidence=(Evidence(signal.name, claim, {"before": rise.before, "after": rise.after, "lost": min(rise.lost, 1e9)}),),
+        replica=signal.replica,
+        signal=signal.name,
+        facts={"lost": min(rise.lost, 1e9), "ratio": min(rise.ratio, 1e12), "peak": rise.peak, "shape": "rise"},
+    )
+
+
+def _unstable(signal: Signal, shape: Shape, swing: float) -> Detection:
+    return Detection(
+        failure=Failure.DIVERGENCE,
+        severity=Severity.CRITICAL,
+        confidence=0.8,
+        first_step=float(shape.steps[0]),
+        last_step=float(shape.steps[-1]),
+        evidence=(Evidence(signal.name, f"swings up by {swing:.0%} again and again instead of settling", {"swing": swing}),),
+        replica=signal.replica,
+        signal=signal.name,
+        facts={"swing": swing, "shape": "unstable", "lost": 1.0},
+    )

@@ -1,0 +1,176 @@
+"""Gradients, or the loss itself, that grow by orders of magnitude."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
+from holdfast.debug.detectors.statistics import robust_spread, shape_of
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+
+__all__ = ["GradientExplosionDetector"]
+
+# No loss in any unit means anything beyond this: its square no longer fits in single precision.
+MEANINGLESS_LOSS = 1e18
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GradientExplosionDetector(BaseDetector):
+    """Sees gradient norms that run away and take the loss with them, and losses that did.
+
+    Rising gradient norms alone are no failure in a finished log: they grow in many a healthy run, and clipping tames them.
+    On a live run, steep growth far out of the norm's own range is reported at once, because then there is still time.
+
+    Args:
+        growth: how many times its usual value a norm must reach.
+        loss_growth: how many times its start a loss must reach to count as exploded.
+        recovery: how many times its end a loss may begin at before its beginning counts as an explosion.
+    """
+
+    growth: float = 10.0
+    loss_growth: float = 30.0
+    recovery: float = 1e8
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return "explosion"
+
+    def get_required_signals(self) -> frozenset[str]:
+        """Gradient norms of the whole model and of layers, and losses."""
+        return frozenset(("grad_norm", "loss"))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Look at losses first, then at gradient norms with the loss as a witness."""
+        found = [detection for signal in training_losses(signals) if (detection := self._loss(signal)) is not None]
+        hurt = _hurt_loss(signals)
+        for signal in total_gradient_norms(signals):
+            detection = self._live(signal) if context.live else None
+            detection = detection or self._norm(signal, hurt)
+            if detection is not None:
+                found.append(_with_layer(detection, signals))
+        return DetectionResult(self.name, tuple(found))
+
+    def _loss(self, signal: Signal) -> Detection | None:
+        shape = shape_of(signal)
+        if shape is None or shape.is_signed or shape.count < 2:
+            return None
+        values = shape.values
+        first = float(np.median(values[: max(1, min(3, len(values) // 4))]))
+        peak_at = int(np.argmax(values))
+        peak, end = float(values[peak_at]), shape.end
+        huge = values > MEANINGLESS_LOSS
+        if huge[-max(1, len(values) // 10) :].all():
+            return _detection(signal, float(shape.steps[int(np.argmax(huge))]), float(shape.steps[-1]), Severity.CRITICAL, 0.97,
+                              f"stands at {end:.3g}, beyond what any loss means", {"peak": peak, "end": end}, "stuck")  # fmt: skip
+        if peak > self.loss_growth * first and np.count_nonzero(values > 0.1 * peak) >= 1 and len(values) >= 6:
+            over = values > self.loss_growth * first
+            # One wild batch is a spike; an explosion lasts or is beyond all measure.
+            if np.count_nonzero(over) >= 3 or peak > 1e4 * first:
+                back = end < 3 * first
+                return _detection(signal, float(shape.steps[int(np.argmax(over))]), float(shape.steps[np.flatnonzero(over)[-1]]),
+                                  Severity.WARNING if back else Severity.CRITICAL, 0.9,
+                                  f"grew from {first:.4g} to {peak:.4g}", {"before": first, "peak": peak}, "grew")  # fmt: skip
+        if end > 0 and first > self.recovery * end and first > 1e6:
+            over = values > 1e3 * np.median(values)
+            return _detection(signal, float(shape.steps[0]), float(shape.steps[np.flatnonzero(over)[-1] if over.any() else 0]),
+                              Severity.WARNING, 0.7, f"began at {first:.3g} and came down to {end:.3g}",
+                              {"first": first, "end": end}, "early")  # fmt: skip
+        return None
+
+    def _norm(self, signal: Signal, hurt: float | None) -> Detection | None:
+        if hurt is None:
+            return None
+        finite = np.isfinite(signal.values) & (signal.values > 0)
+        values, steps = signal.values[finite], signal.steps[finite]
+        if len(values) < 6:
+            return None
+        before = values[steps < hurt]
+        # Too little before the loss broke: the quieter half of the run stands in for "usual".
+        usual = float(np.median(before)) if len(before) >= 5 else float(np.quantile(values, 0.25))
+        over = values > self.growth * usual
+        if np.count_nonzero(over) < 3 and not (over.any() and values.max() > 100 * self.growth * usual):
+            return None
+        peak = float(values.max())
+        at = np.flatnonzero(over)
+        return _detection(signal, float(steps[at[0]]), float(steps[at[-1]]), Severity.CRITICAL, 0.85,
+                          f"grew from {usual:.3g} to {peak:.3g} while the loss broke", {"usual": usual, "peak": peak}, "norm")  # fmt: skip
+
+    def _live(self, signal: Signal) -> Detection | None:
+        """Early warning: the last norms climb steeply and lie far outside everything before."""
+        finite = np.isfinite(signal.values) & (signal.values > 0)
+        values, steps = np.log(signal.values[finite][-512:]), signal.steps[finite][-512:]
+        if len(values) < 6:
+            return None
+        climb = 1
+        while climb < len(values) and values[-climb] > values[-climb - 1]:
+            climb += 1
+        before = values[: len(values) - climb + 1]
+        if climb < 3 or len(before) < 4:
+            return None
+        usual = float(np.median(before))
+        spread = max(robust_spread(before), 0.1)
+        if values[-1] - usual < max(np.log(self.growth), 6 * spread) or values[-1] <= before.max() + 2 * spread:
+            return None
+        first = len(values) - climb
+        return _detection(signal, float(steps[first]), float(steps[-1]), Severity.WARNING, 0.8,
+                          f"climbs from {np.exp(usual):.3g} to {np.exp(values[-1]):.3g} in {climb - 1} steps",
+                          {"usual": float(np.exp(usual)), "now": float(np.exp(values[-1]))}, "climbing")  # fmt: skip
+
+
+def _hurt_loss(signals: Sequence[Signal]) -> float | None:
+    """The first step at which a loss is badly broken: non-finite, or at least doubled for a while."""
+    first: float | None = None
+    for signal in training_losses(signals):
+        broken = ~np.isfinite(signal.values)
+        shape = shape_of(signal)
+        step = float(signal.steps[int(np.argmax(broken))]) if broken.any() else None
+        if shape is not None and not shape.is_signed and len(shape.level) > 3:
+            lowest = np.minimum.accumulate(shape.level)
+            worse = (shape.level > 2.0 * lowest) & (shape.level - lowest > 8.0 * shape.noise)
+            if worse.any():
+                at = shape.step_of_block(int(np.argmax(worse)))
+                step = at if step is None else min(step, at)
+        if step is not None:
+            first = step if first is None else min(first, step)
+    return first
+
+
+def _with_layer(detection: Detection, signals: Sequence[Signal]) -> Detection:
+    """Name the layer whose norm grew most, where layers were logged."""
+    worst: tuple[float, str | None] = (10.0, None)
+    for signal in of_kind(signals, "grad_norm"):
+        if signal.layer is None or len(signal.values) < 6:
+            continue
+        values = signal.values[np.isfinite(signal.values)]
+        usual = float(np.median(values[: max(3, len(values) // 4)])) if len(values) else 0.0
+        if usual > 0 and values.max() / usual > worst[0]:
+            worst = (float(values.max() / usual), signal.layer)
+    if worst[1] is None:
+        return detection
+    return Detection(
+        failure=detection.failure, severity=detection.severity, confidence=detection.confidence,
+        first_step=detection.first_step, last_step=detection.last_step, evidence=detection.evidence, layer=worst[1],
+        replica=detection.replica, signal=detection.signal, facts=detection.facts,
+    )  # fmt: skip
+
+
+def _detection(
+    signal: Signal, first: float, last: float, severity: Severity, confidence: float, claim: str,
+    numbers: dict[str, float], shape: str,
+) -> Detection:  # fmt: skip
+    return Detection(
+        failure=Failure.EXPLOSION,
+        severity=severity,
+        confidence=confidence,
+        first_step=first,
+        last_step=last,
+        evidence=(Evidence(signal.name, claim, numbers),),
+        replica=signal.replica,
+        signal=signal.name,
+        facts={"shape": shape, **numbers},
+    )

@@ -1,0 +1,171 @@
+"""A run that never learnt: its loss stays where guessing puts it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.select import evaluation_losses, of_kind, training_losses
+from holdfast.debug.detectors.statistics import Shape, shape_of
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+
+__all__ = ["LossPlateauDetector", "Stall", "find_stall", "guessing_loss"]
+
+# Class counts people really have; ln(k) is what a model that guesses evenly pays.
+_CLASS_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 20, 50, 100, 200, 365, 1000, 10000, 21841, 32000, 50257, 50304, 128256)
+# Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
+_SQUARED = (0.25, 1.0)
+
+
+def guessing_loss(value: float, *, tolerance: float = 0.02) -> str | None:
+    """Name the constant guess whose loss this is, or None.
+
+    >>> guessing_loss(0.6935)
+    'an even guess among 2 classes (ln 2 = 0.6931)'
+    """
+    for count in _CLASS_COUNTS:
+        if abs(value - np.log(count)) <= tolerance * np.log(count):
+            return f"an even guess among {count} classes (ln {count} = {np.log(count):.4f})"
+    for squared in _SQUARED:
+        if abs(value - squared) <= 0.1 * tolerance * squared:
+            return f"a constant answer to balanced targets (squared error {squared:g})"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A loss that did not fall: where, at what level, and by how much it fell all the same."""
+
+    signal: Signal
+    first_step: float
+    level: float
+    improvement: float
+    guess: str | None
+    shape: Shape
+
+
+def find_stall(
+    signals: Sequence[Signal], *, minimum_improvement: float, guess_improvement: float, minimum_points: int
+) -> Stall | None:
+    """The loss of a run that never learnt; None when it did, or when that cannot be told."""
+    if _anything_improved(signals):
+        return None
+    candidates = training_losses(signals) or evaluation_losses(signals)
+    for signal in candidates:
+        shape = shape_of(signal)
+        if shape is None or shape.is_signed or shape.count < minimum_points or signal.kind == "perplexity":
+            continue
+        if not np.isfinite(signal.values[-1]) or float(np.max(shape.values)) == 0.0:
+            continue
+        stall = _stalled_from_the_start(signal, shape, minimum_improvement, guess_improvement)
+        stall = stall or _pinned_to_a_guess(signal, shape)
+        if stall is not None:
+            return stall
+    return None
+
+
+def _stalled_from_the_start(signal: Signal, shape: Shape, minimum_improvement: float, guess_improvement: float) -> Stall | None:
+    blocks = len(shape.level)
+    head = float(np.median(shape.level[: max(1, blocks // 10)]))
+    # The best the run ever held for a while counts, not only its end.
+    held = _held_low(shape.level)
+    improvement = (head - held) / head
+    guess = guessing_loss(head, tolerance=0.05) and guessing_loss(shape.end, tolerance=0.12)
+    guess = guessing_loss(shape.end) or guess
+    allowed = guess_improvement if guess else minimum_improvement
+    noise = float(np.median(shape.noise)) / np.sqrt(max(1.0, shape.count / 10))
+    if improvement > allowed or shape.end > 1.5 * head:
+        return None
+    # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
+    begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1]) or guess is not None
+    # A change too small to see in this much noise is no evidence of a stall.
+    visible = 4.0 * noise < max(0.25 * allowed, 0.005) * head * 4
+    if not begins or not visible:
+        return None
+    return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+
+def _pinned_to_a_guess(signal: Signal, shape: Shape) -> Stall | None:
+    """A loss that fell and then froze exactly where a constant answer stands."""
+    half = shape.level[len(shape.level) // 2 :]
+    if len(half) < 4 or float(np.ptp(half)) > 2e-3 * shape.end:
+        return None
+    guess = guessing_loss(shape.end, tolerance=0.005)
+    if guess is None:
+        return None
+    frozen = np.flatnonzero(np.abs(shape.level - shape.end) > 0.01 * shape.end)
+    first = int(frozen[-1]) + 1 if len(frozen) else 0
+    return Stall(signal, shape.step_of_block(first), shape.end, (shape.start - shape.end) / shape.start, guess, shape)
+
+
+def _held_low(level: np.ndarray) -> float:
+    """The lowest median of any fifth of the run."""
+    width = max(1, len(level) // 5)
+    windows = np.lib.stride_tricks.sliding_window_view(level, width)
+    return float(np.min(np.median(windows, axis=-1)))
+
+
+def _anything_improved(signals: Sequence[Signal]) -> bool:
+    """Whether a metric or a held-out loss got clearly better, which no stuck run does."""
+    for signal in of_kind(signals, "metric", "eval_loss", "reward"):
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < 3 or signal.layer is not None:
+            continue
+        third = max(1, len(values) // 3)
+        before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+        better = after - before if signal.kind == "reward" or signal.metadata.get("higher_is_better", False) else before - after
+        spread = float(np.median(np.abs(np.diff(values)))) if len(values) > 2 else 0.0
+        if better > 0.12 * max(abs(before), abs(after)) and better > 4 * spread:
+            return True
+    return False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossPlateauDetector(BaseDetector):
+    """Sees a loss that stays at its first level, or freezes where a constant answer would be.
+
+    Args:
+        minimum_improvement: a loss that fell by less than this share of its start did not learn.
+        guess_improvement: the same, for a loss that sits where guessing puts it.
+        minimum_points: fewer points than this say nothing.
+    """
+
+    minimum_improvement: float = 0.025
+    guess_improvement: float = 0.08
+    minimum_points: int = 8
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return "plateau"
+
+    def get_required_signals(self) -> frozenset[str]:
+        """Losses; metrics, held-out losses and rewards that may show it learns after all."""
+        return frozenset(("loss", "eval_loss", "metric", "reward"))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Report the first total loss that is stuck."""
+        stall = find_stall(
+            signals,
+            minimum_improvement=self.minimum_improvement,
+            guess_improvement=self.guess_improvement,
+            minimum_points=self.minimum_points,
+        )
+        if stall is None:
+            return DetectionResult(self.name)
+        where = f", where {stall.guess} stands" if stall.guess else ""
+        claim = f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} points"
+        detection = Detection(
+            failure=Failure.PLATEAU,
+            severity=Severity.CRITICAL,
+            confidence=0.93 if stall.guess else 0.8,
+            first_step=stall.first_step,
+            last_step=float(stall.shape.steps[-1]),
+            evidence=(Evidence(stall.signal.name, claim, {"level": stall.level, "improvement": stall.improvement}),),
+            signal=stall.signal.name,
+            facts={"improvement": stall.improvement, "guess": stall.guess or "", "level": stall.level},
+        )
+        return DetectionResult(self.name, (detection,))

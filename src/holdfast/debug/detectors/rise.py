@@ -1,0 +1,148 @@
+"""How a loss got worse: where the rise began, how high it went, and whether it came back.
+
+Both the spike and the divergence detector read this one account of a series, so they can never tell two stories of it: what
+came back (or was coming back when the log ended) is a spike, what stayed is a divergence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.statistics import Shape, longest_runs
+
+__all__ = ["Rise", "find_bursts", "lasting_rise"]
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """One rise of a loss above the level it had reached."""
+
+    first_step: float
+    last_step: float
+    before: float
+    peak: float
+    after: float
+    noise: float
+    points: int
+    lost: float
+    """How much of the progress made before was given up, at the end of the log: 1 is all of it."""
+    recovered: float
+    """How much of the rise was gone again at the end of the log: 1 is all of it."""
+
+    @property
+    def height(self) -> float:
+        """How far the peak stands above the level before."""
+        return self.peak - self.before
+
+    @property
+    def ratio(self) -> float:
+        """The peak over the level before; infinite where that is zero or less."""
+        return self.peak / self.before if self.before > 0 else float("inf")
+
+
+def lasting_rise(shape: Shape, *, minimum_noises: float, minimum_lost: float) -> Rise | None:
+    """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
+    if shape.count < 4 or len(shape.level) < 3:
+        return None
+    level = shape.level
+    tail = max(1, len(level) // 10)
+    best_at = int(np.argmin(level[:-tail])) if len(level) > tail else 0
+    best, end = float(level[best_at]), shape.end
+    rise = end - best
+    noise = max(shape.noise_near(best_at, -1), abs(best) * 1e-4)
+    if rise <= minimum_noises * noise:
+        return None
+    # Progress counts from the worst level before the best: a log may begin after a warm restart or a first bad value.
+    start = float(np.max(level[: best_at + 1]))
+    progress = start - best
+    lost = rise / progress if progress > 0 else float("inf")
+    if lost < minimum_lost or (best > 0 and end < 1.08 * best):
+        return None
+    half = best + 0.5 * rise
+    above = level > half
+    # The rise began where the series left the lower half for the last time.
+    below = np.flatnonzero(~above)
+    first = int(below[-1]) + 1 if len(below) else 0
+    if (len(level) - first) * shape.width < 3:
+        return None
+    points = shape.values[first * shape.width :]
+    early = float(np.max(level[first:]))
+    peak = max(float(np.max(points)), early) if shape.width > 1 else early
+    return Rise(
+        first_step=_first_step(shape, first, half),
+        last_step=float(shape.steps[-1]),
+        before=best,
+        peak=peak,
+        after=end,
+        noise=noise,
+        points=len(points),
+        lost=lost,
+        recovered=max(0.0, (early - end) / (early - best)) if early > best else 0.0,
+    )
+
+
+def _first_step(shape: Shape, block: int, half: float) -> float:
+    begin = max(0, (block - 1) * shape.width)
+    hits = np.flatnonzero(shape.values[begin : (block + 1) * shape.width] > half)
+    return float(shape.steps[min(begin + (int(hits[0]) if len(hits) else 0), shape.count - 1)])
+
+
+def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, minimum_points: int) -> list[Rise]:
+    """Every stretch of consecutive points far above the level around it.
+
+    Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy losses raise
+    their own bar; ``minimum_height`` is relative to the level.
+    """
+    if shape.count < 6:
+        return []
+    level, noise = _background(shape)
+    residual = shape.values - level
+    tail = float(np.quantile(np.abs(residual[residual < 0]), 0.9)) if np.any(residual < 0) else 0.0
+    bar = np.maximum(minimum_noises * np.maximum(noise, 0.25 * tail), minimum_height * np.abs(level))
+    runs = longest_runs(residual > bar, at_least=1)
+    found: list[Rise] = []
+    for first, last in _join(runs.first, runs.last, gap=max(2, minimum_points - 1)):
+        high = int(np.count_nonzero(residual[first:last] > bar[first:last]))
+        if high < minimum_points:
+            continue
+        before = float(np.median(shape.values[max(0, first - 10) : first])) if first else float(level[first])
+        peak = float(np.max(shape.values[first:last]))
+        after = float(np.median(shape.values[last : last + max(5, minimum_points)])) if last < shape.count else peak
+        found.append(
+            Rise(
+                first_step=float(shape.steps[first]),
+                last_step=float(shape.steps[last - 1]),
+                before=before,
+                peak=peak,
+                after=after,
+                noise=float(noise[first]),
+                points=high,
+                lost=0.0,
+                recovered=min(1.0, max(0.0, (peak - after) / (peak - before))) if peak > before else 0.0,
+            )
+        )
+    return found
+
+
+def _background(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
+    """The level with short bursts taken out: a running median over blocks, never narrower than a dozen points."""
+    reach = max(2, round(10 / shape.width), len(shape.level) // 12)
+    reach = min(reach, max(1, (len(shape.level) - 1) // 2))
+    windows = np.lib.stride_tricks.sliding_window_view(np.pad(shape.level, reach, mode="edge"), 2 * reach + 1)
+    smooth = np.median(windows, axis=-1)
+    quiet = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(shape.noise, reach, mode="edge"), 2 * reach + 1), axis=-1)
+    repeat = shape.width
+    return np.repeat(smooth, repeat)[: shape.count], np.repeat(quiet, repeat)[: shape.count]
+
+
+def _join(first: np.ndarray, last: np.ndarray, *, gap: int) -> list[tuple[int, int]]:
+    """Stretches that are only a few points apart are one."""
+    joined: list[tuple[int, int]] = []
+    for begin, end in zip(first.tolist(), last.tolist(), strict=True):
+        if joined and begin - joined[-1][1] <= gap:
+            joined[-1] = (joined[-1][0], end)
+        else:
+            joined.append((begin, end))
+    return joined

@@ -1,0 +1,118 @@
+"""A loss that jumps and comes back (or was coming back when the log ended)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.divergence import is_still_recovering
+from holdfast.debug.detectors.rise import Rise, find_bursts, lasting_rise
+from holdfast.debug.detectors.select import total_gradient_norms, training_losses
+from holdfast.debug.detectors.statistics import Shape, shape_of
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+
+__all__ = ["LossSpikeDetector"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossSpikeDetector(BaseDetector):
+    """Sees several consecutive losses far above their surroundings.
+
+    Args:
+        minimum_noises: how far above, in units of the noise around them.
+        minimum_height: how far above, relative to the level around them.
+        minimum_points: how many points must be high; one alone is noise unless the gradient norm jumps with it.
+    """
+
+    minimum_noises: float = 8.0
+    minimum_height: float = 0.35
+    minimum_points: int = 3
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return "spike"
+
+    def get_required_signals(self) -> frozenset[str]:
+        """Losses, and gradient norms to confirm a jump of a single point."""
+        return frozenset(("loss", "grad_norm", "perplexity"))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Look at every total loss."""
+        found: list[Detection] = []
+        norms = total_gradient_norms(signals)
+        for signal in training_losses(signals):
+            shape = shape_of(signal)
+            if shape is None or shape.is_signed:
+                continue
+            if shape.count < 6:
+                found.extend(self._short_log(signal, shape, norms))
+                continue
+            rise = lasting_rise(shape, minimum_noises=6.0, minimum_lost=0.2)
+            if rise is not None and is_still_recovering(rise):
+                found.append(self._spike(signal, [rise], at_end=True))
+                continue
+            bursts = find_bursts(
+                shape, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height, minimum_points=1
+            )
+            # The first moments of a run are all over the place; only what rises above its own beginning counts there.
+            settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
+            kept = [b for b in settled if b.points >= self.minimum_points or _confirmed(b, norms)]
+            if kept and (rise is None or rise.first_step > kept[0].first_step):
+                found.append(self._spike(signal, kept, at_end=False))
+        return DetectionResult(self.name, tuple(found))
+
+    def _short_log(self, signal: Signal, shape: Shape, norms: list[Signal]) -> list[Detection]:
+        """In a handful of lines only an unmistakable jump counts: many times the level, with the gradients agreeing."""
+        if shape.count < 2:
+            return []
+        worst = int(np.argmax(shape.values))
+        before = shape.values[:worst]
+        if worst == 0 or shape.values[worst] < 5.0 * float(np.max(before)):
+            return []
+        rise = Rise(
+            first_step=float(shape.steps[worst]), last_step=float(shape.steps[-1]), before=float(np.median(before)),
+            peak=float(shape.values[worst]), after=float(shape.values[-1]), noise=float(np.median(before)) * 0.1,
+            points=1, lost=1.0, recovered=0.0,
+        )  # fmt: skip
+        return [self._spike(signal, [rise], at_end=True)] if _confirmed(rise, norms) or rise.ratio > 20 else []
+
+    def _spike(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:
+        worst = max(bursts, key=lambda burst: burst.height)
+        claim = (
+            f"jumped from {worst.before:.4g} to {worst.peak:.4g} at step {worst.first_step:g}"
+            + (f", {len(bursts)} times in all" if len(bursts) > 1 else "")
+            + (" and had not come back when the log ended" if at_end else f", back at {worst.after:.4g} after it")
+        )
+        return Detection(
+            failure=Failure.SPIKE,
+            severity=Severity.CRITICAL if at_end and worst.recovered < 0.7 else Severity.WARNING,
+            confidence=min(0.97, 0.6 + 0.1 * min(worst.points, 3) + 0.02 * min(worst.height / max(worst.noise, 1e-12), 5)),
+            first_step=bursts[0].first_step,
+            last_step=bursts[-1].last_step,
+            evidence=(Evidence(signal.name, claim, {"before": worst.before, "peak": worst.peak, "count": len(bursts)}),),
+            replica=signal.replica,
+            signal=signal.name,
+            facts={
+                "count": len(bursts),
+                "ratio": min(worst.ratio, 1e12),
+                "points": worst.points,
+                "recovered": worst.recovered,
+                "at_end": at_end,
+            },
+        )
+
+
+def _confirmed(burst: Rise, norms: list[Signal]) -> bool:
+    """Whether a gradient norm jumped tenfold while a loss at least doubled: one high point may then be believed."""
+    if burst.ratio < 2.0:
+        return False
+    for norm in norms:
+        near = (norm.steps >= burst.first_step) & (norm.steps <= burst.last_step)
+        before = norm.values[norm.steps < burst.first_step]
+        if near.any() and len(before) and np.nanmax(norm.values[near]) > 10.0 * float(np.nanmax(before[-200:])):
+            return True
+    return False

@@ -1,0 +1,155 @@
+"""Robust statistics that take their scale from the run itself.
+
+A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. So nothing here
+uses a fixed threshold on a value. :func:`shape_of` cuts a series into blocks (a million points become a few hundred),
+takes the median of each as the level and the spread of neighbouring points as the noise there; the questions a detector
+asks (did it rise, did it stay, did it ever fall) are then about levels in units of that noise.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.types import Signal
+
+__all__ = ["Runs", "Shape", "longest_runs", "noise_of", "robust_spread", "shape_of"]
+
+Array = NDArray[np.float64]
+
+MAXIMUM_BLOCKS = 160
+# The median absolute deviation of a normal distribution times this is its standard deviation.
+MAD_TO_DEVIATION = 1.4826
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Shape:
+    """The level and the noise of one series, block by block, over its finite values."""
+
+    steps: Array
+    values: Array
+    level: Array
+    noise: Array
+    width: int
+
+    @property
+    def count(self) -> int:
+        """How many finite points the series has."""
+        return len(self.values)
+
+    @property
+    def start(self) -> float:
+        """The level the series began at."""
+        return float(self.level[0])
+
+    @property
+    def end(self) -> float:
+        """The level of the last tenth of the series."""
+        return float(np.median(self.level[-max(1, len(self.level) // 10) :]))
+
+    @property
+    def best_block(self) -> int:
+        """The block with the lowest level."""
+        return int(np.argmin(self.level))
+
+    @property
+    def best(self) -> float:
+        """The lowest level the series reached."""
+        return float(self.level[self.best_block])
+
+    @property
+    def is_signed(self) -> bool:
+        """Whether the series lives on both sides of zero, so that ratios of it mean nothing."""
+        return bool(np.mean(self.values < 0) > 0.02 and np.mean(self.values > 0) > 0.02) or self.start <= 0
+
+    def step_of_block(self, block: int) -> float:
+        """The first step of a block."""
+        return float(self.steps[min(block * self.width, len(self.steps) - 1)])
+
+    def noise_near(self, *blocks: int) -> float:
+        """The largest noise of the given blocks; negative numbers count from the end."""
+        return max(float(self.noise[block]) for block in blocks)
+
+    def level_at_points(self) -> Array:
+        """The level repeated for every point, with no copy of the values."""
+        return np.repeat(self.level, self.width)[: self.count]
+
+    def noise_at_points(self) -> Array:
+        """The noise repeated for every point."""
+        return np.repeat(self.noise, self.width)[: self.count]
+
+
+@dataclass(frozen=True, slots=True)
+class Runs:
+    """Stretches of consecutive true values: first point, and one past the last."""
+
+    first: NDArray[np.int64]
+    last: NDArray[np.int64]
+
+    @property
+    def lengths(self) -> NDArray[np.int64]:
+        """How many points each stretch covers."""
+        return self.last - self.first
+
+
+def robust_spread(values: Array) -> float:
+    """The spread of values as a standard deviation that a few outliers cannot move."""
+    if len(values) < 2:
+        return 0.0
+    return MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))
+
+
+def noise_of(values: Array) -> float:
+    """Point-to-point noise of a series, whatever its trend: the spread of its differences."""
+    if len(values) < 3:
+        return 0.0
+    return robust_spread(np.diff(values)) / float(np.sqrt(2.0))
+
+
+def longest_runs(mask: NDArray[np.bool_], *, at_least: int) -> Runs:
+    """Every stretch of true values of at least the given length."""
+    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
+    first, last = edges[::2], edges[1::2]
+    keep = (last - first) >= at_least
+    return Runs(first[keep], last[keep])
+
+
+def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
+    """Reduce a signal to its shape; None when it has no finite value."""
+    values, steps = signal.values, signal.steps
+    finite = np.isfinite(values)
+    if not finite.all():
+        values, steps = values[finite], steps[finite]
+    if len(values) == 0:
+        return None
+    width = max(1, -(-len(values) // blocks))
+    if width == 1 and len(values) > 12:
+        width = 2 if len(values) <= 40 else 3
+    level, noise = _blocks(values, width)
+    return Shape(steps=steps, values=values, level=level, noise=noise, width=width)
+
+
+def _blocks(values: Array, width: int) -> tuple[Array, Array]:
+    whole = len(values) // width
+    if width == 1:
+        level = values.astype(np.float64)
+        return level, np.full(len(level), noise_of(level))
+    body = values[: whole * width].reshape(whole, width)
+    level = np.median(body, axis=1)
+    spread = MAD_TO_DEVIATION * np.median(np.abs(np.diff(body, axis=1)), axis=1) / np.sqrt(2.0)
+    rest = values[whole * width :]
+    if len(rest) >= max(2, width // 2) or whole == 0:
+        level, spread = np.append(level, np.median(rest)), np.append(spread, noise_of(rest) or spread[-1:].sum())
+    elif len(rest):
+        # Too few points for a block of their own: they belong to the last one.
+        joined = np.concatenate((body[-1], rest))
+        level[-1] = np.median(joined)
+        level, spread = np.append(level, level[-1]), np.append(spread, spread[-1])
+    # A block of two or three points knows little of its own noise: borrow from the neighbours.
+    reach = max(1, round(24 / width))
+    if len(spread) > 1:
+        padded = np.pad(spread, reach, mode="edge")
+        spread = np.mean(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1)
+    return level, spread
