@@ -1,0 +1,198 @@
+"""From named columns, whatever file or object they came from, to signals.
+
+Finds the step and epoch columns, takes rows of several ranks, layers or splits apart, and understands the long form
+(``step, metric, value``) as well as the wide one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.steps import repair_steps
+from holdfast.debug.ingestion.table import Column, Table
+from holdfast.debug.types import Signal
+
+__all__ = ["Reading", "read_columns"]
+
+Floats = NDArray[np.float64]
+
+_RANK_NAMES = frozenset(("rank", "replica", "global_rank", "local_rank", "gpu", "gpu_id", "worker_rank", "dp_rank"))
+_LAYER_NAMES = frozenset(("layer", "layer_name", "param", "parameter", "param_name", "module", "parameter_name"))
+_SPLIT_NAMES = frozenset(("split", "phase", "mode", "stage", "dataset_split", "subset"))
+_TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable"))
+_VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
+_MOST_GROUPS = 4096
+_TAG_IN_FILE = re.compile(r"tag-(.+?)(?:\.csv)?$", re.IGNORECASE)
+
+
+@dataclass(slots=True)
+class Reading:
+    """The outcome of reading columns."""
+
+    signals: list[Signal] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    events: list[Mapping[str, Any]] = field(default_factory=list)
+    has_step: bool = True
+
+
+def read_columns(
+    count: int, columns: Sequence[Column], labels: Mapping[str, NDArray[Any]], *, source_name: str = ""
+) -> Reading:
+    """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word a row, None where a row has none)."""
+    reading = Reading()
+    columns = [column for column in columns if not column.name.endswith(("__MIN", "__MAX"))]
+    columns = _from_long_form(columns, labels)
+    step, epoch = _choose(columns, STEP_NAMES, count), _choose(columns, EPOCH_NAMES, count)
+    if step is None and epoch is None:
+        reading.has_step = False
+        if count > 1:
+            reading.notes.append("no step column was found; rows are counted instead")
+    axis_columns = {id(column) for column in (step, epoch) if column is not None}
+    rest = [column for column in columns if id(column) not in axis_columns]
+    rest, groups = _groups(count, rest, labels, source_name)
+    for rows, prefix, layer, replica in groups:
+        part = rest if rows is None else [_restrict(column, rows, count) for column in rest]
+        steps = _dense(step if step is not None else epoch, count, rows)
+        epochs = _dense(epoch, count, rows) if step is not None and epoch is not None else None
+        axis = repair_steps(steps, epochs)
+        named = [
+            _named(column, prefix, layer, replica)
+            for column in part
+            if len(column.values) or column.placeholder_rows is not None
+        ]
+        reading.signals += Table(axis, named).signals()
+        reading.notes += [note for note in axis.notes if note not in reading.notes]
+        reading.events += axis.events
+    return reading
+
+
+def _from_long_form(columns: list[Column], labels: Mapping[str, NDArray[Any]]) -> list[Column]:
+    """Turn ``step, metric, value`` rows into one column a metric."""
+    values = [column for column in columns if plain(column.name) in _VALUE_NAMES]
+    tags = next((words for name, words in labels.items() if plain(name) in _TAG_NAMES), None)
+    if len(values) != 1 or tags is None:
+        return columns
+    distinct = sorted({str(word) for word in tags.tolist() if word is not None})
+    if not 0 < len(distinct) <= _MOST_GROUPS:
+        return columns
+    rows = np.arange(len(tags)) if values[0].rows is None else values[0].rows
+    own = tags[rows]
+    pivoted = [Column(tag, values[0].values[own == tag], rows[own == tag]) for tag in distinct]
+    return [column for column in columns if column is not values[0]] + pivoted
+
+
+def _choose(columns: Sequence[Column], names: Sequence[str], count: int) -> Column | None:
+    best: Column | None = None
+    for wanted in names:
+        for column in columns:
+            if plain(column.name) != wanted or len(column.values) * 2 < count:
+                continue
+            finite = column.values[np.isfinite(column.values)]
+            if len(finite) * 2 >= count and (count == 1 or (len(finite) > 1 and finite.min() != finite.max())):
+                return column
+            best = best or column
+    return None if best is None or count > 3 else best
+
+
+def _dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> Floats:
+    if column is None:
+        return np.arange(count if rows is None else len(rows), dtype=np.float64)
+    dense = column.values
+    if column.rows is not None:
+        dense = np.full(count, np.nan)
+        dense[column.rows] = column.values
+    return dense if rows is None else dense[rows]
+
+
+def _restrict(column: Column, rows: NDArray[np.int64], count: int) -> Column:
+    place = np.full(count, -1, dtype=np.int64)
+    place[rows] = np.arange(len(rows))
+    own = np.arange(count) if column.rows is None else column.rows
+    inside = place[own] >= 0
+    kept = place[own][inside]
+    blanks = None if column.placeholder_rows is None else place[column.placeholder_rows]
+    return replace(
+        column,
+        values=column.values[inside],
+        rows=None if len(kept) == len(rows) else kept,
+        placeholder_rows=None if blanks is None else blanks[blanks >= 0],
+    )
+
+
+def _named(column: Column, prefix: str, layer: str | None, replica: int | None) -> Column:
+    name = column.name
+    words = set(plain(name).split("_"))
+    if prefix and not words & set(plain(prefix).split("_")):
+        name = f"{prefix}/{name}"
+    meaning = column.meaning or meaning_of(name)
+    if layer is not None or replica is not None:
+        meaning = replace(
+            meaning, layer=layer or meaning.layer, replica=meaning.replica if replica is None else replica
+        )
+    return replace(column, name=name, meaning=meaning)
+
+
+Group = tuple[NDArray[np.int64] | None, str, str | None, int | None]
+
+
+def _groups(
+    count: int, columns: list[Column], labels: Mapping[str, NDArray[Any]], source_name: str
+) -> tuple[list[Column], list[Group]]:
+    values = [column for column in columns if plain(column.name) in _VALUE_NAMES]
+    tag = _TAG_IN_FILE.search(source_name)
+    if (
+        len(values) == 1
+        and tag
+        and not any(meaning_of(column.name).kind for column in columns if column is not values[0])
+    ):
+        # A scalar downloaded from TensorBoard: the file's name says what the one column is.
+        return [replace(values[0], name=tag.group(1).replace("_", "/", 1))], [(None, "", None, None)]
+    ranks = next((c for c in columns if plain(c.name) in _RANK_NAMES and _few_whole_numbers(c, count)), None)
+    if ranks is not None:
+        columns = [column for column in columns if column is not ranks]
+    groups: list[Group] = [(None, "", None, None)]
+    if ranks is not None:
+        dense = _dense(ranks, count, None)
+        groups = [(np.flatnonzero(dense == rank), "", None, int(rank)) for rank in np.unique(dense[np.isfinite(dense)])]
+    for name, words in labels.items():
+        word = plain(name)
+        if word in _SPLIT_NAMES:
+            groups = list(_split(groups, words, count, "split"))
+        elif word in _LAYER_NAMES:
+            groups = list(_split(groups, words, count, "layer"))
+    return columns, groups
+
+
+def _split(groups: list[Group], words: NDArray[Any], count: int, what: str) -> Iterator[Group]:
+    distinct = {word for word in words.tolist() if word is not None}
+    if len(distinct) < (1 if what == "split" else 2) or len(distinct) > _MOST_GROUPS:
+        yield from groups
+        return
+    for rows, prefix, layer, replica in groups:
+        own = np.arange(count) if rows is None else rows
+        for word in sorted(map(str, distinct)):
+            picked = own[words[own] == word]
+            if not len(picked):
+                continue
+            if what == "layer":
+                yield picked, prefix, word, replica
+            else:
+                evaluation = bool(set(plain(word).split("_")) & EVALUATION_WORDS)
+                yield picked, word if evaluation else prefix, layer, replica
+        blank = own[np.array([words[row] is None for row in own], dtype=bool)]
+        if len(blank):
+            yield blank, prefix, layer, replica
+
+
+def _few_whole_numbers(column: Column, count: int) -> bool:
+    finite = column.values[np.isfinite(column.values)]
+    if len(finite) < count or not np.all(finite == np.floor(finite)):
+        return False
+    return 1 < len(np.unique(finite)) <= _MOST_GROUPS

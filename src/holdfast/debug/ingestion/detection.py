@@ -1,0 +1,90 @@
+"""Which format a file has: every format looks at a sample of it and says how sure it is; the surest reads it.
+
+A format that turns out wrong on reading gives way to the next surest.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from holdfast.debug.ingestion.formats.csv_table import CsvFormat
+from holdfast.debug.ingestion.formats.deepspeed import DeepSpeedFormat
+from holdfast.debug.ingestion.formats.fairseq import FairseqFormat
+from holdfast.debug.ingestion.formats.flight_recorder import FlightRecorderFormat
+from holdfast.debug.ingestion.formats.free_text import FreeTextFormat
+from holdfast.debug.ingestion.formats.hf_stdout import HfStdoutFormat
+from holdfast.debug.ingestion.formats.json_document import JsonDocumentFormat
+from holdfast.debug.ingestion.formats.json_lines import JsonLinesFormat
+from holdfast.debug.ingestion.formats.megatron import MegatronFormat
+from holdfast.debug.ingestion.formats.mlflow import MlflowMetricFormat
+from holdfast.debug.ingestion.formats.mmengine import MmengineFormat
+from holdfast.debug.ingestion.formats.nanogpt import NanoGptFormat
+from holdfast.debug.ingestion.formats.olmo import OlmoFormat
+from holdfast.debug.ingestion.formats.otlp import OtlpFormat
+from holdfast.debug.ingestion.formats.parameter_hashes import ParameterHashFormat
+from holdfast.debug.ingestion.formats.prometheus import PrometheusFormat
+from holdfast.debug.ingestion.formats.pytorch_examples import PytorchExamplesFormat
+from holdfast.debug.ingestion.formats.tensorboard import TensorBoardFormat
+from holdfast.debug.ingestion.formats.wandb_file import WandbFormat
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.errors import UnreadableLogError
+
+__all__ = ["default_formats", "rank_formats", "read_file"]
+
+_LEAST = 0.15
+
+
+def default_formats(limits: Limits | None = None) -> list[LogFormat]:
+    """A fresh reader of every format holdfast knows."""
+    kinds: tuple[type[LogFormat], ...] = (
+        TensorBoardFormat,
+        WandbFormat,
+        FlightRecorderFormat,
+        ParameterHashFormat,
+        OtlpFormat,
+        PrometheusFormat,
+        MlflowMetricFormat,
+        JsonDocumentFormat,
+        JsonLinesFormat,
+        CsvFormat,
+        MegatronFormat,
+        DeepSpeedFormat,
+        OlmoFormat,
+        NanoGptFormat,
+        FairseqFormat,
+        MmengineFormat,
+        PytorchExamplesFormat,
+        HfStdoutFormat,
+        FreeTextFormat,
+    )
+    return [kind(limits) for kind in kinds]
+
+
+def rank_formats(file: LogFile, formats: list[LogFormat] | None = None) -> list[tuple[float, LogFormat]]:
+    """The formats the file may have, surest first."""
+    scored = [(form.sniff(file), form) for form in formats or default_formats(file.limits)]
+    return sorted((pair for pair in scored if pair[0] >= _LEAST), key=lambda pair: -pair[0])
+
+
+def read_file(path: Path, limits: Limits | None = None, formats: list[LogFormat] | None = None) -> RunLog:
+    """Read one file in whichever format it has.
+
+    Raises:
+        UnreadableLogError: no format could make anything of it.
+    """
+    file = LogFile(path, limits or Limits())
+    if file.size == 0:
+        raise file.unreadable("is empty")
+    first: UnreadableLogError | None = None
+    for _, form in rank_formats(file, formats)[:4]:
+        try:
+            return form.read(file)
+        except UnreadableLogError as error:
+            first = first or error
+    if first is not None:
+        raise first
+    what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
+    raise file.unreadable(what)

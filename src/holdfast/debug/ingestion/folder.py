@@ -1,0 +1,154 @@
+"""A path the user names: a file, one run spread over files, or a folder of many runs. Which of these is said in a note."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from holdfast.debug.ingestion.detection import default_formats, read_file
+from holdfast.debug.ingestion.formats.mlflow import is_mlflow_run, read_mlflow_run
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
+from holdfast.errors import UnreadableLogError
+
+__all__ = ["read_path"]
+
+# Never logs, and often large: weights, archives, pictures, code.
+_SKIPPED = frozenset(
+    (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".distcp", ".onnx", ".h5", ".keras", ".npz", ".npy", ".zip", ".tar",
+     ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".py", ".pyc", ".so", ".html", ".parquet", ".arrow", ".lock",
+     ".ipynb", ".yaml", ".yml", ".toml", ".sh", ".model", ".vocab", ".css", ".js")
+)  # fmt: skip
+_SKIPPED_NAMES = frozenset(
+    ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
+     "vocab.json", "added_tokens.json", "wandb-metadata.json", "requirements.txt", "conda-environment.yaml", "readme.md",
+     "adapter_config.json", "all_results.json", "train_results.json", "eval_results.json", "index.md", "license",
+     "wandb-summary.json", "debug.log", "debug-internal.log", "hparams.yaml", "merges.txt", "vocab.txt")
+)  # fmt: skip
+_CHECKPOINT = re.compile(r"^(?:checkpoint|ckpt|step|global_step)[-_]?(\d+)$")
+_RANK = re.compile(
+    r"(?:rank|replica|worker|gpu|dump|proc|process|node)[_\-.]?\d+|_\d+$|[_\-.]\d{1,6}(?=\.[a-z]+$)", re.I
+)
+# Formats in which one run writes one file a rank.
+_BY_RANK = frozenset(("flight-recorder", "parameter-hashes"))
+
+
+def read_path(path: Path, limits: Limits | None = None, formats: list[LogFormat] | None = None) -> list[RunLog]:
+    """Read every run at ``path``.
+
+    Raises:
+        UnreadableLogError: there is nothing there that reads as a log.
+    """
+    limits = limits or Limits()
+    if path.is_dir():
+        return _read_folder(path, limits, formats or default_formats(limits))
+    if not path.exists():
+        raise UnreadableLogError("there is no such file or folder", hint="check the path", file=str(path))
+    if not path.is_file():
+        raise UnreadableLogError("the path is neither a file nor a folder", hint="check the path", file=str(path))
+    return [read_file(path, limits, formats)]
+
+
+def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[RunLog]:
+    runs: dict[Path, list[RunLog]] = {}
+    left_out = 0
+    for folder, files in _walk(root, limits):
+        if is_mlflow_run(folder):
+            try:
+                runs.setdefault(folder, []).append(read_mlflow_run(folder, limits))
+            except UnreadableLogError:
+                left_out += 1
+            continue
+        for file in files:
+            try:
+                runs.setdefault(_home(folder), []).append(read_file(file, limits, formats))
+            except UnreadableLogError:
+                left_out += 1
+    logs = [log for folder, found in runs.items() for log in _split_into_runs(folder, found)]
+    if not logs:
+        raise UnreadableLogError(
+            f"the folder holds no training log ({left_out} files were looked at)",
+            hint="pass a log file, or a folder with one; see docs/log_formats.md",
+            file=str(root),
+        )
+    what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is one run"
+    return [log.with_notes(what) for log in logs]
+
+
+def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
+    seen = 0
+    for name, folders, files in os.walk(root, followlinks=False):
+        folder = Path(name)
+        depth = len(folder.relative_to(root).parts)
+        folders[:] = sorted(
+            f for f in folders if not f.startswith(".") and f not in ("__pycache__", "node_modules", "code")
+        )
+        if depth >= limits.depth or is_mlflow_run(folder):
+            folders[:] = []
+        # Of a Trainer's checkpoints only the newest is read: its history holds the older ones'.
+        checkpoints = sorted((f for f in folders if _CHECKPOINT.match(f)), key=lambda f: int(_CHECKPOINT.match(f)[1]))  # type: ignore[index]
+        if (folder / "trainer_state.json").is_file() or (folder / "trainer_log.jsonl").is_file():
+            checkpoints.append("")
+        folders[:] = [f for f in folders if f not in checkpoints[:-1]]
+        kept = []
+        for file in sorted(files):
+            path = folder / file
+            seen += 1
+            if seen > limits.files:
+                return
+            if file.startswith(".") or file.lower() in _SKIPPED_NAMES or path.suffix.lower() in _SKIPPED:
+                continue
+            if path.is_symlink() and not path.exists():
+                continue
+            kept.append(path)
+        yield folder, kept
+
+
+def _home(folder: Path) -> Path:
+    """The folder a file's run belongs to: a checkpoint's, a wandb run's ``files`` and a ``logs`` folder is its parent."""
+    while _CHECKPOINT.match(folder.name) or folder.name in ("files", "logs", "vis_data", "tensorboard", "tb_logs"):
+        folder = folder.parent
+    return folder
+
+
+def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
+    """Files of different formats, or of different ranks, are one run; several of one format are runs of their own."""
+    by_format: dict[str, list[RunLog]] = {}
+    for log in logs:
+        by_format.setdefault(log.format, []).append(log)
+    joined: list[RunLog] = []
+    alone: list[RunLog] = []
+    for name, group in by_format.items():
+        if len(group) == 1:
+            joined += group
+        elif name in _BY_RANK or all(_RANK.search(Path(log.path).name) for log in group):
+            merged = merge_run_logs(str(folder), _numbered(group))
+            joined.append(replace(merged, notes=(*merged.notes, f"{len(group)} files, one a rank, were read together")))
+        elif name == "tensorboard":
+            joined.append(merge_run_logs(str(folder), group))  # A restarted writer opens a new file for the same run.
+        else:
+            alone += group
+    if alone and joined:
+        # Free text beside structured logs is their console output; anything else stands for itself.
+        return [*alone, *joined]
+    if len(joined) > 1:
+        structured = [log for log in joined if log.format != "text"] or joined
+        return [merge_run_logs(str(folder), structured)]
+    return [*alone, *(replace(log, path=str(folder)) if len(logs) > 1 else log for log in joined)]
+
+
+def _numbered(group: list[RunLog]) -> list[RunLog]:
+    """Give the signals of each file a replica where the file itself did not say which rank it is of."""
+    ordered = sorted(group, key=lambda log: [int(n) for n in re.findall(r"\d+", Path(log.path).name)] or [0])
+    named = {signal.replica for log in ordered for signal in log.signals}
+    result = []
+    for rank, log in enumerate(ordered):
+        own = {signal.replica for signal in log.signals}
+        if own == {None} or (len(named) < len(ordered) and log.format == "parameter-hashes"):
+            log = replace(log, signals=tuple(replace(signal, replica=rank) for signal in log.signals))
+        result.append(log)
+    return result

@@ -1,0 +1,125 @@
+"""CSV, TSV and their like: Lightning's ``metrics.csv``, Keras' CSVLogger, exports from W&B and TensorBoard, any other.
+
+Read with pyarrow, block by block; a file pyarrow refuses (ragged rows, mixed types) is read by the standard library.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.csv as arrow_csv
+
+from holdfast.debug.ingestion.columns import read_columns
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.record_columns import ColumnBuilder, columns_from_batches
+from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
+from holdfast.debug.ingestion.run_log import RunLog
+
+__all__ = ["CsvFormat"]
+
+_NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), word.capitalize())} | {"N/A", "None"})
+_DELIMITERS = (",", "\t", ";", "|")
+_MOST_COLUMNS = 20_000
+
+
+class CsvFormat(LogFormat):
+    """Tables with a header row and one row a step."""
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "csv"
+
+    def sniff(self, file: LogFile) -> float:
+        """A header of words over rows with the same number of fields, most of them numbers."""
+        if not file.is_text:
+            return 0.0
+        found = _header(file)
+        if found is None:
+            return 0.0
+        header, delimiter, skip = found
+        lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
+        if not lines:
+            return 0.0
+        cells = [line.split(delimiter) for line in lines]
+        same = sum(len(row) == len(header) for row in cells) / len(cells)
+        numeric = [
+            number_of(cell.strip()) is not None or cell.strip().lower() in PLACEHOLDERS for row in cells for cell in row
+        ]
+        if same < 0.6 or not numeric or sum(numeric) < 0.3 * len(numeric):
+            return 0.0
+        words = {plain(name) for name in header}
+        known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
+        return (0.45, 0.8, 0.95)[known] * (1.0 if file.name.lower().endswith((".csv", ".tsv")) or known == 2 else 0.8)
+
+    def read(self, file: LogFile) -> RunLog:
+        """Read the whole table."""
+        found = _header(file)
+        if found is None:
+            raise file.unreadable("has no header row")
+        header, delimiter, skip = found
+        try:
+            builder = columns_from_batches(self._batches(file, delimiter, skip, len(header)), file.limits)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
+            builder = self._slowly(file, header, delimiter, skip)
+        columns, labels = builder.finish()
+        reading = read_columns(builder.count, columns, labels, source_name=file.name)
+        if not reading.signals:
+            raise file.unreadable("is a table without a column of numbers")
+        notes = [*builder.notes, *reading.notes]
+        confidence = 0.95 if reading.has_step else 0.7
+        return RunLog(
+            str(file.path), self.name, tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
+        )
+
+    def _batches(self, file: LogFile, delimiter: str, skip: int, width: int) -> Iterator[pa.RecordBatch]:
+        source: Any = str(file.path) if not file.path.name.endswith(".gz") else io.BytesIO(file.read_bytes())
+        reader = arrow_csv.open_csv(
+            source,
+            read_options=arrow_csv.ReadOptions(skip_rows=skip, block_size=8 << 20),
+            parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=lambda row: "skip"),
+            convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True),
+        )
+        yield from reader
+
+    def _slowly(self, file: LogFile, header: list[str], delimiter: str, skip: int) -> ColumnBuilder:
+        builder = ColumnBuilder(file.limits)
+        lines = file.lines(longest=file.limits.structured_line_characters)
+        for number, line in enumerate(lines):
+            if number <= skip or not line.strip():
+                continue
+            try:
+                row = next(csv.reader([line], delimiter=delimiter), [])
+            except csv.Error:
+                continue
+            if [cell.strip() for cell in row] == header:
+                continue  # The header again, where a restarted run appended to the same file.
+            builder.add_row({name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()})
+        return builder
+
+
+def _header(file: LogFile) -> tuple[list[str], str, int] | None:
+    """The header's names, the delimiter, and how many lines stand before it."""
+    for skip, line in enumerate(file.sample_lines[:50]):
+        text = line.strip().lstrip("\ufeff")
+        if not text or text.startswith("#"):
+            continue
+        delimiter = max(_DELIMITERS, key=text.count)
+        if text.count(delimiter) == 0 or text[0] in "{[<|":
+            return None
+        try:
+            names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter))]
+        except (csv.Error, StopIteration):
+            return None
+        numbers = np.array([number_of(name) is not None for name in names])
+        if numbers.mean() > 0.5 or len(names) > _MOST_COLUMNS or sum(bool(name) for name in names) < 2:
+            return None
+        return names, delimiter, skip
+    return None

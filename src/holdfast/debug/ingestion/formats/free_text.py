@@ -1,0 +1,172 @@
+r"""Text of no known format: every ``name: number`` pair on a line that also says, or follows a line that says, where it is.
+
+What it takes for a step is, in this order: a counter named on the line (``step 12``, ``iter: 12/100``, ``[12/100]``), an
+epoch and the batch within it, an epoch alone, a progress bar, and last the number of the line among those with the same
+fields. The report says how sure that is.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, is_ambient, meaning_of, plain
+from holdfast.debug.ingestion.numbers import NUMBER, to_number
+from holdfast.debug.ingestion.rows import RowCollector
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.text_format import LineReader, TextFormat
+
+__all__ = ["FreeTextFormat"]
+
+_PREFIX = re.compile(
+    r"^\s*(?:\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
+    r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__)+"
+)
+_EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
+_STEP = re.compile(
+    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch)\b[\s:=#\[(]*(\d[\d,]*)"
+    r"\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
+    re.IGNORECASE,
+)
+_INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
+_ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
+_KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
+_PAIR = re.compile(
+    rf"(?<![\w.])([A-Za-z][\w@/.\-]*(?:[ _][A-Za-z@][\w@/.\-()]*){{0,4}}?)\s*(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s)\s*"
+    rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
+)
+_REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
+_NOISE = frozenset(("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at",
+                    "to", "from", "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by"))  # fmt: skip
+
+
+class _Reader(LineReader):
+    def __init__(self, rows: RowCollector) -> None:
+        super().__init__(rows)
+        self._epoch: float | None = None
+        self._per_epoch = 0.0
+        self._first_epoch: float | None = None
+        self.guessed = 0
+        self.placed = 0
+
+    def feed(self, line: str) -> bool:
+        if len(line) > 8192 or not any(character.isdigit() or character in "nNi" for character in line):
+            return False
+        text = line[match.end() :] if (match := _PREFIX.match(line)) else line
+        epoch = _EPOCH.search(text)
+        if epoch:
+            self._epoch = float(epoch.group(1))
+            if self._first_epoch is None:
+                self._first_epoch = self._epoch
+        step = self._place(text, epoch)
+        fields = self._fields(text)
+        if not fields:
+            if step is not None:
+                self.step = step
+            return False
+        if step is None:
+            step = self.step
+            self.guessed += 1
+        else:
+            self.step = step
+            self.placed += 1
+        self.rows.add(step, fields, epoch=self._epoch)
+        return True
+
+    def _place(self, text: str, epoch: re.Match[str] | None) -> float | None:
+        counter = _STEP.search(text)
+        batch, total = None, 0.0
+        if counter:
+            batch = to_number(counter.group(1))
+            total = to_number(counter.group(2) or counter.group(3) or "") or 0.0
+        else:
+            inside = _KERAS.match(text) or _INSIDE.search(text if epoch is None else text[epoch.end() :])
+            rounds = _ROUND.match(text)
+            if inside:
+                batch, total = float(inside.group(1)), float(inside.group(2))
+            elif rounds:
+                batch = float(rounds.group(1))
+        if batch is None:
+            if epoch is None or self._epoch is None:
+                return None
+            return self._epoch * self._per_epoch if self._per_epoch else self._epoch
+        if self._epoch is not None and total and self._first_epoch is not None and batch <= total:
+            whole = int(self._epoch - self._first_epoch)
+            # A counter beyond one epoch's share already counts on by itself.
+            if self.step is None or self._per_epoch == total or whole == 0 or batch + whole * total > self.step:
+                self._per_epoch = total
+                if whole and (self.step is None or batch < self.step):
+                    return whole * total + batch
+        return batch
+
+    def _fields(self, text: str) -> dict[str, float | None]:
+        fields: dict[str, float | None] = {}
+        if reducing := _REDUCING.search(text):
+            return {"lr": to_number(reducing.group(1))}
+        for name, value in _PAIR.findall(text):
+            name = _trim(name)
+            word = plain(name)
+            if (
+                not word
+                or len(word) > 60
+                or word in _NOISE
+                or word in STEP_NAMES
+                or word in EPOCH_NAMES
+                or is_ambient(name)
+            ):
+                continue
+            if name not in fields:
+                fields[name] = to_number(value)
+        # Words with numbers are everywhere; a line counts only when one of them means something.
+        return fields if any(meaning_of(name).kind for name in fields) else {}
+
+
+def _trim(name: str) -> str:
+    """Keep of a run of words the end that names the metric: ``finished with train loss`` → ``train loss``."""
+    words = name.split(" ")
+    for start in range(len(words)):
+        tail = " ".join(words[start:])
+        if plain(words[start]) in _NOISE or plain(words[start]) in (
+            "epoch",
+            "step",
+            "iter",
+            "average",
+            "avg",
+            "with",
+            "mean",
+        ):
+            continue
+        return tail.strip("-._/ ")
+    return words[-1]
+
+
+class FreeTextFormat(TextFormat):
+    """Any text with named numbers in it."""
+
+    confidence = 0.6
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "text"
+
+    def reader(self, rows: RowCollector) -> LineReader:
+        """A reader for one file."""
+        return _Reader(rows)
+
+    def score(self, hits: int, lines: int) -> float:
+        """Never surer than a format with a grammar of its own."""
+        return 0.0 if hits == 0 else min(0.5, 0.25 + 0.02 * hits)
+
+    def read(self, file: LogFile) -> RunLog:
+        """Read the pairs, drop words that came up once, and say how sure the reading is."""
+        log = super().read(file)
+        most = max((len(signal.steps) for signal in log.signals), default=0)
+        # A name seen once in a long log is prose, not a metric.
+        signals = tuple(s for s in log.signals if len(s.steps) >= 2 or most < 4 or s.kind in ("loss", "eval_loss"))
+        if not signals:
+            raise file.unreadable("holds no named numbers with a step")
+        sure = min(0.8, 0.4 + 0.1 * min(4, sum(1 for s in signals if s.kind and len(s.steps) >= 5)))
+        note = f"no known format: {len(signals)} series were read from name–number pairs (about {sure:.0%} sure)"
+        return replace(log, signals=signals, confidence=sure, notes=(*log.notes, note))

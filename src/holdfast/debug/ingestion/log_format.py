@@ -1,0 +1,44 @@
+"""The base of the file formats: recognise a file by a sample of it, then read it into a ``RunLog``."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from pathlib import Path
+from typing import Any
+
+from holdfast.debug.base import BaseIngestor
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.types import Signal
+
+__all__ = ["LogFormat"]
+
+
+class LogFormat(BaseIngestor):
+    """One format of log files."""
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+
+    @abstractmethod
+    def sniff(self, file: LogFile) -> float:
+        """How sure it is that the file has this format, from a sample of it: 0 … 1."""
+
+    @abstractmethod
+    def read(self, file: LogFile) -> RunLog:
+        """Read the file.
+
+        Raises:
+            UnreadableLogError: nothing in it could be read.
+        """
+
+    def can_ingest(self, source: Any) -> float:
+        """Whether ``source`` is the path of a file in this format."""
+        if not isinstance(source, (str, Path)) or not Path(source).is_file():
+            return 0.0
+        return self.sniff(LogFile(Path(source), self.limits))
+
+    def ingest(self, source: Any) -> list[Signal]:
+        """Read the file at this path."""
+        return list(self.read(LogFile(Path(source), self.limits)).signals)

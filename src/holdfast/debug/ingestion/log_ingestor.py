@@ -1,0 +1,72 @@
+"""Reads logs from paths or from text in memory, in any format holdfast knows."""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from holdfast.debug.base import BaseIngestor
+from holdfast.debug.ingestion.detection import default_formats, rank_formats
+from holdfast.debug.ingestion.folder import read_path
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.types import Signal
+
+__all__ = ["LogIngestor"]
+
+
+class LogIngestor(BaseIngestor):
+    """Structured and free-text logs: a path to a file or a folder, or the text itself (a string with a line break).
+
+    Example:
+        >>> signals = LogIngestor().ingest("step: 1 loss: 2.5\\nstep: 2 loss: 2.4\\nstep: 3 loss: 2.3\\n")
+        >>> [signal.name for signal in signals]
+        ['loss']
+    """
+
+    def __init__(self, limits: Limits | None = None) -> None:
+        self.limits = limits or Limits()
+        self._formats = default_formats(self.limits)
+
+    @property
+    def name(self) -> str:
+        """The ingestor's name."""
+        return "log"
+
+    def can_ingest(self, source: Any) -> float:
+        """How sure it is that the source is a log."""
+        if _is_text(source):
+            return 0.5
+        if not isinstance(source, (str, os.PathLike)):
+            return 0.0
+        path = Path(source)
+        if path.is_dir():
+            return 0.5
+        if not path.is_file():
+            return 0.0
+        ranked = rank_formats(LogFile(path, self.limits), self._formats)
+        return ranked[0][0] if ranked else 0.0
+
+    def ingest(self, source: Any) -> list[Signal]:
+        """All signals of all runs at the source."""
+        return [signal for log in self.read(source) for signal in log.signals]
+
+    def read(self, source: Any) -> list[RunLog]:
+        """Every run at the source, with all that was read besides the signals.
+
+        Raises:
+            UnreadableLogError: there is nothing that reads as a log.
+        """
+        if not _is_text(source):
+            return read_path(Path(source), self.limits, self._formats)
+        with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
+            path = Path(folder) / "text"
+            path.write_text(source, encoding="utf-8", errors="replace")
+            return read_path(path, self.limits, self._formats)
+
+
+def _is_text(source: Any) -> bool:
+    return isinstance(source, str) and ("\n" in source or "\r" in source)

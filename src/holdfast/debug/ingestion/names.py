@@ -1,0 +1,255 @@
+"""One table of names: what a framework's own word for a metric means.
+
+A name is first put into a plain form (``train/CrossEntropyLoss`` → ``train_cross_entropy_loss``), then looked up whole in
+:data:`EXACT`, then tried against :data:`PATTERNS` in order. The first hit wins. A name that hits nothing has no kind: it is
+still read and plotted, but no detector draws conclusions from it.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import lru_cache
+from types import MappingProxyType
+from typing import Any
+
+__all__ = ["EPOCH_NAMES", "STEP_NAMES", "Meaning", "is_ambient", "meaning_of", "plain"]
+
+EVALUATION_WORDS = frozenset(
+    ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout", "tst")
+)
+
+# Whole plain names. Values: kind, or kind with the direction in which a metric improves.
+EXACT: Mapping[str, str] = MappingProxyType(
+    {
+        # karpathy's short logs: train and test loss of llm.c and modded-nanogpt
+        "trl": "loss",
+        "tel": "eval_loss",
+        "train": "loss",
+        "val": "eval_loss",
+        "hella": "metric+",
+        "hellaswag": "metric+",
+        # gradients
+        "norm": "grad_norm",
+        "gnorm": "grad_norm",
+        "grad": "grad_norm",
+        "grad_norm": "grad_norm",
+        "gradient_norm": "grad_norm",
+        # schedules
+        "lr": "lr",
+        "learning_rate": "lr",
+        # precision
+        "scale": "loss_scale",
+        "scaler": "loss_scale",
+        "skipped": "skipped",
+        # speed
+        "time": "step_time",
+        "dt": "step_time",
+        "batch_time": "step_time",
+        "iter_time": "step_time",
+        "data": "data_time",
+        "mfu": "throughput",
+        "ups": "throughput",
+        "wps": "throughput",
+        "tps": "throughput",
+        "fps": "throughput",
+        "ppl": "perplexity",
+        "ppls": "perplexity",
+        "mem": "memory",
+        "objective": "loss",
+        "cost": "loss",
+        "energy": "loss",
+        "nll": "loss",
+        "elbo": "metric+",
+        "return": "reward",
+        "score": "reward",
+        "episode_reward": "reward",
+        "ep_rew_mean": "reward",
+    }
+)
+
+# Tried in order against the plain name. "metric+" improves upward, "metric-" downward; "" means: known to mean nothing.
+PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
+    (re.compile(pattern), kind)
+    for pattern, kind in (
+        # Things that contain the word of another kind, so they come first.
+        (r"(^|_)(loss_?scale|grad_?scale|scale_?factor|amp_scale|scaler_scale|cur_scale)(r|$|_)", "loss_scale"),
+        (r"(^|_)(loss_)?(weight|coef|coeff|lambda|alpha|beta|mask)s?$", ""),
+        (r"(^|_)(best|min|lowest|highest|patience|total_flos|early_stop|counter)(_|$)", ""),
+        (r"(^|_)(nan|nans)(_|$)", "nan_count"),
+        (r"(^|_)(inf|infs)(_|$)", "inf_count"),
+        (r"(^|_)(skip(ped|s)?|overflows?)(_|$)", "skipped"),
+        (r"^num(ber_of)?_zeros$|^zeros$|(^|_)(train|total|cumulative)_time$", ""),
+        (r"(^|_)(param(eter)?|weight|data)_?hash(es)?(_|$)", "param_hash"),
+        (r"(^|_)(data|dataload(er|ing)?|load(er|ing)?|fetch)_?(time|wait|latency|ms|s|sec|seconds)(_|$)", "data_time"),
+        (
+            r"(^|_)(tokens?|samples?|steps?|examples?|images?|words?|iters?|iterations?|batches|it|updates)"
+            r"_(per|p|/)?_?(second|sec|s)(_|$)",
+            "throughput",
+        ),
+        (
+            r"(^|_)(throughput|tok_s|tok_sec|tokens_sec|tgs|samplespersec|samples_per_sec|tflops?|mfu|flops|ups|wps)(_|$)",
+            "throughput",
+        ),
+        (
+            r"(^|_)(step|iter|iteration|batch|elapsed|train|forward|backward|optimizer|it)_?"
+            r"(avg|time|latency|ms|duration)(_|$)|ms_(per_)?(batch|step|iter)|(^|_)time_(per|ms|s|sec)(_|$)"
+            r"|(^|_)time_sec_iter(_|$)",
+            "step_time",
+        ),
+        (r"(^|_)(mem|memory|vram|alloc|allocated|reserved|memallocated)(_|$)", "memory"),
+        (r"(^|_)(clip_?frac\w*|clip|cliprange|approx_kl|kl|kl_coef|explained_variance|entropy|entropy_bonus)$", ""),
+        (r"(^|_)(update|delta)_?(to_weight_)?(norm|ratio|rms)(_|$)", "update_norm"),
+        (
+            r"(^|_)(param(eter)?s?|weights?|model)_?(l2_|l_2_|2_0_)?(norm|rms)(_|$)|(^|_)norm_(of_)?weights?$",
+            "weight_norm",
+        ),
+        (
+            r"(^|_)(g|grad|grads|gradient|gradients)_?(l2_|l_2_|total_|2_0_|global_|inf_)*(norm|norms|rms)(_|$)",
+            "grad_norm",
+        ),
+        (r"(^|_)(global|total)_norm$|(^|_)norm_(of_)?(grad|grads|gradient|gradients)$", "grad_norm"),
+        (
+            r"(^|_)(activation|activations|act_mean|act_std|hidden_norm|saturat\w*|dead_(frac|fraction|share|units))(_|$)",
+            "activation",
+        ),
+        (r"(^|_)(lr|learning_rate)(_|$)", "lr"),
+        (r"(^|_)(perplexity|ppl)(_|$)", "perplexity"),
+        (r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|objective)$", "loss"),
+        (r"(^|_)(reward|rewards|return|returns|rew)(_|$)", "reward"),
+        (
+            r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*"
+            r"|map_?50\w*|iou|miou|m_io_u|bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
+            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|spearman\w*|pearson\w*|ndcg|hit\w*|mrr)(_|$)",
+            "metric+",
+        ),
+        (r"(^|_)(error|err|error_rate|wer|cer|mae|mse|rmse|mape|fid|l1|l2|rmsd)(_|\d|$)", "metric-"),
+    )
+)
+
+STEP_NAMES: tuple[str, ...] = (
+    "global_step",
+    "trainer_global_step",
+    "train_global_step",
+    "step",
+    "steps",
+    "current_steps",
+    "current_step",
+    "iteration",
+    "iterations",
+    "iter",
+    "num_updates",
+    "train_num_updates",
+    "update",
+    "updates",
+    "train_step",
+    "train_steps",
+    "optimizer_step",
+    "global_iter",
+    "n_iter",
+    "it",
+    "num_steps",
+    "timestep",
+    "timesteps",
+    "total_timesteps",
+    "time_total_timesteps",
+    "batch",
+    "batch_idx",
+    "batch_index",
+    "minibatch",
+    "micro_step",
+    "tokens_seen",
+    "consumed_samples",
+    "consumed_tokens",
+    "num_tokens",
+    "samples_seen",
+)
+EPOCH_NAMES: tuple[str, ...] = ("epoch", "epochs", "train_epoch", "current_epoch", "ep", "epoch_num", "round")
+
+# Present whatever else a row says, so their presence is no sign that a row "should" hold a metric.
+_AMBIENT = re.compile(
+    r"^_?(timestamp|time_stamp|wall_?time|date|datetime|percentage|elapsed_time|remaining_time|runtime|eta|wall"
+    r"|train_wall|total_steps|max_steps|mode|split|phase|rank|run|step_type|total|progress)$"
+)
+_CAMEL = re.compile(r"(?<=[a-z0-9])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+_SEPARATORS = re.compile(r"[^a-z0-9]+")
+_REPLICA = re.compile(
+    r"(?:^|[/_.\-:\s])(?:rank|replica|gpu|device|worker|dp_rank)[_\-\s=:]?(\d{1,6})(?=$|[/_.\-:\s])", re.I
+)
+_LAYERED = re.compile(
+    r"^(?P<head>(?:[\w.\- ]*?/)?(?:grad(?:ient)?s?[\w.]*?norms?|grad_[\d.]+_norm|gradients?|(?:weight|param)s?_norms?"
+    r"|update_(?:norm|ratio)s?|activations?(?:_\w+)?|nan_count|inf_count|dead_(?:frac|fraction|share)"
+    r"|saturat(?:ion|ed)(?:_\w+)?))[/:](?P<layer>[\w.\-/]+)$",
+    re.I,
+)
+_NOT_LAYERS = frozenset(
+    ("total", "global", "all", "mean", "max", "min", "train", "norm", "step", "clipped", "unclipped")
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Meaning:
+    """What a name means: its kind, the layer and replica it speaks of, and what else the name gives away."""
+
+    kind: str | None = None
+    layer: str | None = None
+    replica: int | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@lru_cache(maxsize=65536)
+def plain(name: str) -> str:
+    """Put a metric's name into its plain form: lower-case words joined by underscores."""
+    text = _CAMEL.sub("_", name[:512].replace("@", "_"))
+    return _SEPARATORS.sub("_", text.lower()).strip("_")
+
+
+def is_ambient(name: str) -> bool:
+    """Whether the field only says when or where, and is no metric."""
+    word = plain(name)
+    return word in STEP_NAMES or word in EPOCH_NAMES or bool(_AMBIENT.match(word))
+
+
+@lru_cache(maxsize=65536)
+def meaning_of(name: str) -> Meaning:
+    """Look a metric's name up in the table."""
+    replica: int | None = None
+    rank = _REPLICA.search(name[:512])
+    text = name[:512]
+    if rank:
+        replica = int(rank.group(1))
+        text = (text[: rank.start()] + "_" + text[rank.end() :]).strip("/_ .-:") or text
+    layer: str | None = None
+    layered = _LAYERED.match(text)
+    if layered and layered.group("layer").lower() not in _NOT_LAYERS:
+        layer = layered.group("layer")
+        text = layered.group("head")
+        if plain(text).endswith(("gradient", "gradients")):
+            text = "grad_norm"
+    kind, metadata = _kind_of(plain(text))
+    if layer is not None and kind is None:
+        layer = None
+    return Meaning(kind, layer, replica, MappingProxyType(metadata))
+
+
+def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
+    words = [part for part in word.split("_") if part]
+    evaluation = any(part in EVALUATION_WORDS for part in words)
+    metadata: dict[str, Any] = {"split": "eval"} if evaluation else {}
+    stripped = "_".join(part for part in words if part not in EVALUATION_WORDS and part not in ("train", "training"))
+    kind = EXACT.get(word) or EXACT.get(stripped)
+    if kind is None:
+        kind = next((kind for pattern, kind in PATTERNS if pattern.search(word)), None)
+    if not kind or is_ambient(word):
+        return None, metadata
+    if kind in ("metric+", "metric-"):
+        metadata["higher_is_better"] = kind == "metric+"
+        return "metric", metadata
+    if kind == "loss" and evaluation:
+        return "eval_loss", metadata
+    if evaluation and kind not in ("eval_loss", "perplexity", "reward"):
+        return None, metadata
+    if kind == "eval_loss":
+        metadata["split"] = "eval"
+    return kind, metadata

@@ -1,0 +1,220 @@
+"""Metrics held in plain structures: records, columns, series keyed by step, and what frameworks nest around them.
+
+Used for JSON documents and for objects handed over in memory alike.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from holdfast.debug.ingestion.columns import Reading, read_columns
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.names import is_ambient, meaning_of
+from holdfast.debug.ingestion.record_columns import ColumnBuilder
+from holdfast.debug.ingestion.rows import number_of
+from holdfast.debug.ingestion.steps import repair_steps
+from holdfast.debug.ingestion.table import Column, Table
+
+__all__ = ["flatten_record", "read_structure", "structure_of"]
+
+_WRAPPERS = (
+    "history",
+    "metrics",
+    "log_history",
+    "logs",
+    "results",
+    "stats",
+    "data",
+    "train_log",
+    "training_log",
+    "log",
+)
+_DEEPEST = 3
+
+
+def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, Any]:
+    """Nested mappings as one level of names joined by ``/``; sequences are left out."""
+    flat: dict[str, Any] = {}
+    for key, value in record.items():
+        name = f"{prefix}{key}"
+        if isinstance(value, Mapping):
+            if depth:
+                flat.update(flatten_record(value, f"{name}/", depth - 1))
+        elif not isinstance(value, (list, tuple)):
+            flat[name] = value
+    return flat
+
+
+def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
+    """Which structure ``data`` is: ``records``, ``columns``, ``series``, ``golden``, ``triples``, ``wrapped`` or None."""
+    if isinstance(data, Mapping):
+        if not data:
+            return None
+        if _golden(data):
+            return "golden"
+        values = list(data.values())
+        if any(_is_numbers(value) for value in values):
+            return "columns"
+        if all(_is_series(value) for value in values if isinstance(value, (Mapping, list))) and any(
+            map(_is_series, values)
+        ):
+            return "series"
+        if depth and any(structure_of(data.get(name), depth - 1) for name in _WRAPPERS):
+            return "wrapped"
+        if depth and any(isinstance(value, Mapping) and structure_of(value, 0) for value in values):
+            return "nested"
+        return None
+    if isinstance(data, Sequence) and not isinstance(data, (str, bytes)) and data:
+        first = data[:50]
+        if sum(isinstance(item, Mapping) for item in first) * 2 > len(first):
+            return "records"
+        if all(isinstance(item, (list, tuple)) and len(item) == 3 and _is_numbers(item) for item in first):
+            return "triples"
+    return None
+
+
+def read_structure(data: Any, limits: Limits, *, source_name: str = "") -> Reading:
+    """Read whichever structure ``data`` is; an empty reading where it is none."""
+    kind = structure_of(data)
+    if kind == "records":
+        return _records(data, limits, source_name)
+    if kind == "columns":
+        return _columns(data, limits, source_name)
+    if kind == "golden":
+        return _golden_values(data, limits)
+    if kind == "series":
+        return _series(data)
+    if kind == "triples":
+        values = np.array([[number_of(cell) for cell in row] for row in data], dtype=np.float64)
+        table = Table(repair_steps(values[:, 1]), [Column(source_name or "value", values[:, 2])])
+        return Reading(table.signals())
+    if kind == "wrapped":
+        name = next(name for name in _WRAPPERS if structure_of(data.get(name)))
+        return read_structure(data[name], limits, source_name=source_name)
+    if kind == "nested":
+        flat = {
+            f"{outer}/{inner}": values
+            for outer, part in data.items()
+            if isinstance(part, Mapping) and structure_of(part, 0)
+            for inner, values in part.items()
+        }
+        return read_structure(flat, limits, source_name=source_name)
+    return Reading()
+
+
+def _records(data: Sequence[Any], limits: Limits, source_name: str) -> Reading:
+    builder = ColumnBuilder(limits)
+    for record in data:
+        if isinstance(record, Mapping):
+            builder.add_row(flatten_record(record))
+    columns, labels = builder.finish()
+    reading = read_columns(builder.count, columns, labels, source_name=source_name)
+    reading.notes = [*builder.notes, *reading.notes]
+    return reading
+
+
+def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Reading:
+    lists = {str(name): list(values) for name, values in data.items() if _is_numbers(values)}
+    lengths = [len(values) for values in lists.values()]
+    count = max(lengths)
+    known = {name: values for name, values in lists.items() if meaning_of(name).kind or is_ambient(name)}
+    reading = Reading(has_step=False)
+    by_length: dict[int, dict[str, list[Any]]] = {}
+    for name, values in (known or lists).items():
+        by_length.setdefault(len(values), {})[name] = values
+    # A validation series a tenth as long as the training one covers the same run: it is spread over it.
+    for length, group in by_length.items():
+        builder = ColumnBuilder(limits)
+        spread = length < count and length > 1 and any(is_ambient(name) is False for name in group)
+        for row in range(length):
+            builder.add_row({name: values[row] for name, values in group.items()})
+        columns, labels = builder.finish()
+        if spread and not any(is_ambient(name) for name in group):
+            columns.append(Column("step", np.floor(np.linspace(count / length - 1, count - 1, length))))
+        part = read_columns(builder.count, columns, labels, source_name=source_name)
+        reading.has_step = reading.has_step or part.has_step
+        reading.signals += part.signals
+        reading.events += part.events
+        reading.notes += [note for note in part.notes if note not in reading.notes]
+    return reading
+
+
+def _golden(data: Mapping[str, Any]) -> bool:
+    entries = [value for value in data.values() if isinstance(value, Mapping)]
+    return bool(entries) and all(
+        "values" in entry and ("step_interval" in entry or "start_step" in entry) for entry in entries
+    )
+
+
+def _golden_values(data: Mapping[str, Any], limits: Limits) -> Reading:
+    """Megatron's golden values: series keyed by step, with the string "nan" where a step was not recorded."""
+    series: dict[str, Any] = {}
+    for name, entry in data.items():
+        if not isinstance(entry, Mapping):
+            continue
+        values = entry["values"]
+        if isinstance(values, Mapping):
+            series[str(name)] = values
+        elif isinstance(values, list):
+            start, interval = entry.get("start_step", 0), entry.get("step_interval", 1)
+            series[str(name)] = {str(start + interval * number): value for number, value in enumerate(values)}
+    return _series(series)
+
+
+def _is_series(value: Any) -> bool:
+    """Whether it is a mapping from steps to values, or a list of (step, value) pairs."""
+    if isinstance(value, Mapping) and value:
+        keys = list(value)[:50]
+        return all(number_of(key) is not None for key in keys)
+    if isinstance(value, (list, tuple)) and value:
+        return all(isinstance(item, (list, tuple)) and len(item) == 2 and _is_numbers(item) for item in value[:50])
+    return False
+
+
+def _series(data: Mapping[str, Any]) -> Reading:
+    steps = sorted({step for value in data.values() if _is_series(value) for step, _ in _pairs(value)})
+    place = {step: row for row, step in enumerate(steps)}
+    columns = []
+    for name, value in data.items():
+        if not _is_series(value):
+            continue
+        pairs = _pairs(value)
+        rows: list[int] = []
+        values: list[float] = []
+        blanks: list[int] = []
+        for step, item in pairs:
+            number = number_of(item)
+            if number is None or (isinstance(item, str) and number != number):
+                blanks.append(place[step])
+            else:
+                rows.append(place[step])
+                values.append(number)
+        order = np.argsort(rows, kind="stable")
+        columns.append(
+            Column(
+                str(name),
+                np.array(values, dtype=np.float64)[order] if values else np.empty(0),
+                np.array(rows, dtype=np.int64)[order] if values else np.empty(0, dtype=np.int64),
+                np.array(sorted(blanks), dtype=np.int64) if blanks else None,
+            )
+        )
+    axis = repair_steps(np.array(steps, dtype=np.float64))
+    return Reading(Table(axis, columns).signals())
+
+
+def _pairs(value: Any) -> list[tuple[float, Any]]:
+    items = value.items() if isinstance(value, Mapping) else value
+    return [(step, item) for key, item in items if (step := number_of(key)) is not None and step == step]
+
+
+def _is_numbers(value: Any) -> bool:
+    if isinstance(value, np.ndarray):
+        return value.ndim == 1 and value.dtype.kind in "iufb" and len(value) > 0
+    if not isinstance(value, (list, tuple)) or not value:
+        return False
+    head = value[:50]
+    numbers = sum(item is None or number_of(item) is not None for item in head)
+    return numbers == len(head) and any(item is not None for item in head)

@@ -1,0 +1,247 @@
+"""From a table of rows to signals, keeping four things apart: missing, not collected, zero and NaN.
+
+* **missing**: the field is absent from a row although the row is of the sort that holds it. Its steps go to
+  ``metadata["missing_steps"]``: a field that vanishes is evidence (Megatron prints no loss when the loss is NaN).
+* **not collected**: the whole column says nothing: only exact zeros where zero is not a value anyone measures, or only
+  placeholders. The reason goes to ``metadata["not_collected"]``.
+* **zero** and **NaN** are values and stay in ``values``.
+
+A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: where the whole row is placeholders the
+step was not recorded; where only this field is one, the field is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.ingestion.names import Meaning, is_ambient, meaning_of
+from holdfast.debug.ingestion.steps import StepAxis
+from holdfast.debug.types import Signal
+
+__all__ = ["Column", "Table"]
+
+Floats = NDArray[np.float64]
+Rows = NDArray[np.int64]
+
+# Kinds that nobody measures as exactly zero from first to last: a column of zeros is a column that was not filled.
+_NEVER_ALL_ZERO = frozenset(("loss", "eval_loss", "perplexity", "throughput", "step_time", "memory", "loss_scale"))
+_MOST_SHAPES = 256
+_FEWEST_ZEROS = 3
+
+
+@dataclass(frozen=True, slots=True)
+class Column:
+    """The values of one field. ``rows`` says in which rows they stand (None: in every row, in order)."""
+
+    name: str
+    values: Floats
+    rows: Rows | None = None
+    placeholder_rows: Rows | None = None
+    meaning: Meaning | None = None
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A signal in the making."""
+
+    column: Column
+    meaning: Meaning
+    steps: Floats
+    values: Floats
+    metadata: dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Columns over a common step axis."""
+
+    axis: StepAxis
+    columns: Sequence[Column]
+
+    def signals(self) -> list[Signal]:
+        """Make one signal a column, with its kind and what is known of its gaps."""
+        metrics = [column for column in self.columns if not is_ambient(column.name)]
+        if metrics and len(metrics) < len(self.columns):
+            return Table(self.axis, metrics).signals()
+        meanings = [column.meaning or meaning_of(column.name) for column in self.columns]
+        positions = self._positions()
+        missing = self._missing_rows(meanings)
+        drafts: list[_Draft] = []
+        for number, (column, meaning) in enumerate(zip(self.columns, meanings, strict=True)):
+            metadata: dict[str, Any] = {**meaning.metadata, **column.metadata}
+            if meaning.kind is not None:
+                metadata["kind"] = meaning.kind
+            steps, values = self._along_axis(column, positions)
+            steps, values = _without_filler(steps, values)
+            gone = missing.get(number)
+            if gone is not None and len(gone):
+                lost = self.axis.steps[gone if positions is None else gone[positions[gone] >= 0]]
+                metadata["missing_steps"] = np.sort(lost)
+            if self.axis.epoch_boundaries is not None:
+                metadata["epoch_boundaries"] = self.axis.epoch_boundaries
+            if self.axis.log_interval is not None:
+                metadata["log_interval"] = self.axis.log_interval
+            drafts.append(_Draft(column, meaning, steps, values, metadata))
+        _mark_not_collected(drafts)
+        return [
+            Signal(
+                draft.column.name,
+                draft.steps,
+                draft.values,
+                layer=draft.meaning.layer,
+                replica=draft.meaning.replica,
+                metadata=draft.metadata,
+            )
+            for draft in drafts
+            if len(draft.values) or "not_collected" in draft.metadata or "missing_steps" in draft.metadata
+        ]
+
+    def _positions(self) -> Rows | None:
+        """Where each row stands along the step axis; -1 for rows that were written again later."""
+        if self.axis.order is None:
+            return None
+        positions = np.full(len(self.axis.steps), -1, dtype=np.int64)
+        positions[self.axis.order] = np.arange(len(self.axis.order))
+        return positions
+
+    def _along_axis(self, column: Column, positions: Rows | None) -> tuple[Floats, Floats]:
+        if positions is None:
+            return (self.axis.steps if column.rows is None else self.axis.steps[column.rows]), column.values
+        rows = np.arange(len(self.axis.steps)) if column.rows is None else column.rows
+        places = positions[rows]
+        kept = np.flatnonzero(places >= 0)
+        kept = kept[np.argsort(places[kept], kind="stable")]
+        return self.axis.steps[rows[kept]], column.values[kept]
+
+    def _missing_rows(self, meanings: Sequence[Meaning]) -> dict[int, Rows]:
+        """For each column, the rows in which it vanished although the rest of such a row is there."""
+        real = [n for n, column in enumerate(self.columns) if not is_ambient(column.name)]
+        placeholders = [n for n in real if self.columns[n].placeholder_rows is not None]
+        sparse = [n for n in real if self.columns[n].rows is not None]
+        if not sparse:
+            return {}
+        count = len(self.axis.steps)
+        shapes = np.zeros(count, dtype=np.uint64)
+        generator = np.random.default_rng(20240521)
+        for number, key in zip(real, generator.integers(1, 2**63, size=len(real), dtype=np.uint64), strict=True):
+            rows = self.columns[number].rows
+            if rows is None:
+                shapes ^= key
+            else:
+                shapes[rows] ^= key
+        kinds, first, inverse = np.unique(shapes, return_index=True, return_inverse=True)
+        if len(kinds) < 2 or len(kinds) > _MOST_SHAPES:
+            return {}
+        members = [self._fields_of_row(int(row), real) for row in first]
+        missing: dict[int, Rows] = {}
+        for number in sparse:
+            if meanings[number].kind is None:
+                continue
+            full = [fields for fields in members if number in fields]
+            gone = [
+                shape
+                for shape, fields in enumerate(members)
+                if fields
+                and number not in fields
+                and any(fields < other and 2 * len(fields) >= len(other) - 1 for other in full)
+            ]
+            if gone:
+                rows = np.flatnonzero(np.isin(inverse.reshape(-1), gone))
+                if not _was_steady(self.columns[number].rows, rows):
+                    continue
+                if placeholders:
+                    rows = self._recorded(rows, number)
+                missing[number] = rows
+        return missing
+
+    def _recorded(self, rows: Rows, number: int) -> Rows:
+        """Leave out rows in which most other fields hold placeholders too: the step was not recorded at all."""
+        blanks = np.zeros(len(self.axis.steps), dtype=np.int64)
+        others = 0
+        for other, column in enumerate(self.columns):
+            if other == number or is_ambient(column.name):
+                continue
+            others += 1
+            if column.placeholder_rows is not None:
+                blanks[column.placeholder_rows] += 1
+        return rows[blanks[rows] * 2 <= others]
+
+    def _fields_of_row(self, row: int, real: Sequence[int]) -> frozenset[int]:
+        fields = set()
+        for number in real:
+            rows = self.columns[number].rows
+            if rows is None:
+                fields.add(number)
+                continue
+            place = int(np.searchsorted(rows, row))
+            if place < len(rows) and rows[place] == row:
+                fields.add(number)
+        return frozenset(fields)
+
+
+def _was_steady(present: Rows | None, absent: Rows) -> bool:
+    """Whether the field used to stand in row after row, so that its absence is a loss and not a slower rhythm."""
+    if present is None or not len(present):
+        return False
+    rows = np.concatenate([present, absent])
+    there = np.concatenate([np.ones(len(present), dtype=bool), np.zeros(len(absent), dtype=bool)])
+    there = there[np.argsort(rows, kind="stable")]
+    edges = np.flatnonzero(np.diff(np.concatenate([[0], there.astype(np.int8), [0]])))
+    runs = edges[1::2] - edges[::2]
+    return int(runs[runs >= min(3, len(present))].sum()) * 2 >= len(present)
+
+
+def _without_filler(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
+    """Drop NaN that only fills the rows of other fields: a column that is NaN in between, again and again."""
+    nan = np.isnan(values)
+    if not nan.any() or nan.all():
+        return steps, values
+    finite = np.flatnonzero(~nan)
+    inside = nan[: finite[-1] + 1]
+    # The column comes back from NaN over and over, for long: no run does that; a writer of a sparse table does.
+    returns = int(np.count_nonzero(np.diff(finite) > 1))
+    if inside.mean() < 0.3 or returns < 3:
+        return steps, values
+    widest = int(np.diff(finite).max())
+    tail = len(values) - 1 - int(finite[-1])
+    keep = ~nan
+    if tail > 2 * widest:
+        keep[finite[-1] + 1 :] = True
+    return steps[keep], values[keep]
+
+
+def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
+    losses = [draft for draft in drafts if draft.meaning.kind == "loss" and len(draft.values)]
+    finite_loss = any(float(np.isfinite(draft.values).mean()) > 0.5 for draft in losses)
+    for draft in drafts:
+        values, kind = draft.values, draft.meaning.kind
+        if kind is None:
+            continue
+        if len(values) == 0:
+            blanks = draft.column.placeholder_rows
+            if blanks is not None and len(blanks):
+                draft.metadata["not_collected"] = "every value is a placeholder"
+        elif np.isnan(values[0]) and np.isnan(values).all():
+            if finite_loss and len(values) > 1:
+                draft.metadata["not_collected"] = "every value is NaN from the first row on, beside a finite loss"
+        elif values[0] == 0 and len(values) >= _FEWEST_ZEROS and not values.any():
+            unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)
+            if kind in _NEVER_ALL_ZERO or unmeasured:
+                draft.metadata["not_collected"] = f"all {len(values)} values are exactly 0"
+
+
+def _stands_still(losses: Sequence[_Draft]) -> bool:
+    """Whether a loss was measured and hardly moves: then a gradient of zero may be what was measured too."""
+    for draft in losses:
+        finite = draft.values[np.isfinite(draft.values)]
+        if len(finite) > 1 and finite.any():
+            centre = float(np.median(np.abs(finite))) or 1.0
+            if float(np.ptp(finite)) <= 0.05 * centre:
+                return True
+    return False
