@@ -71,8 +71,7 @@ class BlockCache:
                     total = self._make_room(need)
                     self._scanned = True
                 path = self._path(number)
-                if not path.exists():
-                    total += need
+                total += need - (path.stat().st_size if path.exists() else 0)
                 path.parent.mkdir(exist_ok=True)
                 # Under the lock nobody else writes, so one name serves; a leftover of a killed process is replaced.
                 aside = self._folder / "incoming.tmp"

@@ -100,7 +100,7 @@ def _load(place: Path, expected: dict[str, Any]) -> Index | None:
         if any(header[key] != value for key, value in expected.items()):
             return None
         arrays = {
-            str(name): _view(body, start + header_bytes + int(at), str(dtype), int(count))
+            str(name): _view(body[start + header_bytes :], int(at), str(dtype), int(count))
             for name, (dtype, count, at) in header["arrays"].items()
         }
         about = dict(header["about"])

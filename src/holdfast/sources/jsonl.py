@@ -148,13 +148,14 @@ class JsonlSource(FileSource[_Opened]):
     def _column(self, name: str, kind: str, values: list[Any], rows: Indices) -> Any:
         import pyarrow as pa
 
+        # Arrow would cut 1.5 down to an int64 without a word, so every value is looked at first.
+        allowed = {"null"} if name in self._fill_null or kind == "float64" else set()
+        for row, value in zip(rows.tolist(), values, strict=True):
+            if not _fits(value, kind, allowed):
+                raise self._misfit(row, name, kind, value)
         try:
             return column_of(pa.array(values, type=_arrow_type(kind)), name=name, fill_null=self._fill_null)
-        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError, SourceFormatError) as error:
-            allowed = {"null"} if name in self._fill_null or kind == "float64" else set()
-            for row, value in zip(rows.tolist(), values, strict=True):
-                if not _fits(value, kind, allowed):
-                    raise self._misfit(row, name, kind, value) from error
+        except (pa.ArrowInvalid, pa.ArrowTypeError, UnicodeEncodeError) as error:
             raise SourceFormatError(f"a column cannot be built: {error}", column=name, kind=kind) from error
 
     def _parse_line(self, line: bytes, row: int) -> dict[str, Any]:

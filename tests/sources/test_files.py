@@ -1,0 +1,126 @@
+"""Names become files in one place: paths, globs, folders, URLs and lists of them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.sources.support import rows, through_pickle
+
+from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError, SourceError
+from holdfast.sources import RemoteOptions
+from holdfast.sources.files import LocalFile, find_files
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "deep").mkdir()
+    for name in ("b.bin", "a.bin", "notes.txt", "deep/c.bin"):
+        (tmp_path / name).write_bytes(name.encode())
+    return tmp_path
+
+
+def names(paths: object) -> list[str]:
+    found = find_files(paths, suffixes=(".bin",))  # type: ignore[arg-type]
+    return [Path(file.name).name for file in found]
+
+
+def test_a_path_is_itself_whatever_its_suffix(folder: Path) -> None:
+    assert names(folder / "notes.txt") == ["notes.txt"]
+
+
+def test_a_folder_is_its_files_of_the_right_kind_in_order(folder: Path) -> None:
+    assert names(str(folder)) == ["a.bin", "b.bin"]
+
+
+def test_a_glob_is_what_it_matches_in_order(folder: Path) -> None:
+    assert names(f"{folder}/*.bin") == ["a.bin", "b.bin"]
+    assert names(f"{folder}/**/*.bin") == ["a.bin", "b.bin", "c.bin"]
+
+
+def test_a_list_keeps_the_order_given(folder: Path) -> None:
+    assert names([folder / "b.bin", folder / "a.bin"]) == ["b.bin", "a.bin"]
+
+
+def test_a_file_url_is_a_local_file(folder: Path) -> None:
+    assert names(f"file://{folder}/a.bin") == ["a.bin"]
+    assert not find_files(f"file://{folder}/a.bin", suffixes=(".bin",))[0].is_remote
+
+
+def test_a_file_whose_name_looks_like_a_glob_is_found(tmp_path: Path) -> None:
+    (tmp_path / "part[1].bin").write_bytes(b"x")
+    assert names(tmp_path / "part[1].bin") == ["part[1].bin"]
+
+
+@pytest.mark.parametrize("name", ["missing.bin", "*.parquet", "deep/nothing"])
+def test_what_matches_nothing_is_refused_by_name(folder: Path, name: str) -> None:
+    with pytest.raises(SourceError, match=r"no such file|matches no file"):
+        names(folder / name)
+
+
+def test_a_folder_without_such_files_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(SourceError, match=r"holds no \.bin file"):
+        names(tmp_path)
+
+
+def test_no_names_at_all_are_refused() -> None:
+    with pytest.raises(SourceError, match="no file was named"):
+        names([])
+
+
+def test_a_url_of_no_known_kind_is_refused() -> None:
+    with pytest.raises(SourceError, match="nosuch"):
+        names("nosuch://bucket/a.bin")
+
+
+def test_remote_folders_and_globs_are_listed() -> None:
+    import fsspec
+
+    system = fsspec.filesystem("memory")
+    for name in ("b.bin", "a.bin", "c.txt"):
+        system.pipe_file(f"/listing/{name}", name.encode())
+    assert names("memory://listing") == ["a.bin", "b.bin"]
+    assert names("memory://listing/*.txt") == ["c.txt"]
+    with pytest.raises(SourceError, match="matches no file"):
+        names("memory://listing/*.tar")
+
+
+def test_a_remote_file_that_is_not_there_is_refused_at_once() -> None:
+    file = find_files("memory://listing/none.bin", suffixes=(".bin",), remote=RemoteOptions(first_pause=1000))[0]
+    with pytest.raises(RemoteReadError) as caught:
+        file.stamp()
+    assert caught.value.attempts == 1
+
+
+def test_ranges_come_in_the_order_asked_for(folder: Path) -> None:
+    file = LocalFile(folder / "notes.txt")
+    assert file.gather(rows(6, 0, 0), rows(9, 5, 0)).to_bytes() == [b"txt", b"notes", b""]
+
+
+def test_ranges_outside_the_file_are_refused(folder: Path) -> None:
+    with pytest.raises(SourceChangedError, match="outside the file"):
+        LocalFile(folder / "a.bin").gather(rows(0), rows(100))
+
+
+def test_a_copy_refuses_a_file_replaced_since_the_first_look(folder: Path) -> None:
+    file = LocalFile(folder / "a.bin")
+    file.stamp()
+    copy = through_pickle(file)
+    (folder / "a.bin").write_bytes(b"something else")
+    with pytest.raises(SourceChangedError):
+        copy.read(0, 1)
+
+
+def test_an_empty_file_reads_as_nothing(tmp_path: Path) -> None:
+    (tmp_path / "empty.bin").touch()
+    file = LocalFile(tmp_path / "empty.bin")
+    assert file.size == 0
+    assert len(file.values()) == 0
+    assert file.gather(np.empty(0, np.int64), np.empty(0, np.int64)).to_bytes() == []
+
+
+@pytest.mark.parametrize("options", [{"block_size": 0}, {"attempts": 0}, {"cache_limit": -1}])
+def test_remote_options_that_cannot_work_are_refused(options: dict[str, int]) -> None:
+    with pytest.raises(ConfigError):
+        RemoteOptions(**options)  # type: ignore[arg-type]
