@@ -115,11 +115,16 @@ class Deal(ABC):
     def steps(self) -> int:
         """How many steps it takes until every hand is empty."""
 
-    def places(self, rank: int, step: int) -> Int64:
-        """Return the places the rank reads at this step (of this deal): possibly fewer than its batch size."""
+    @property
+    @abstractmethod
+    def full_steps(self) -> int:
+        """How many steps give every rank a full batch."""
+
+    def places(self, rank: int, first: int, stop: int) -> Int64:
+        """Return the places the rank reads at steps first … stop-1 (of this deal): possibly fewer than full batches."""
         size = self.sizes.of(rank)
-        stop = min((step + 1) * size, self.share(rank))
-        return self.rest.forward(self.forward(rank, np.arange(step * size, max(stop, step * size), dtype=np.int64)))
+        turns = np.arange(first * size, max(first * size, min(stop * size, self.share(rank))), dtype=np.int64)
+        return self.rest.forward(self.forward(rank, turns))
 
 
 class StrideDeal(Deal):
@@ -165,6 +170,11 @@ class StrideDeal(Deal):
     def steps(self) -> int:
         """Steps until the rest is dealt."""
         return -(-self.rest.n // self.sizes.total)
+
+    @property
+    def full_steps(self) -> int:
+        """Steps of a whole global batch."""
+        return self.rest.n // self.sizes.total
 
 
 class _Tail(Rest):
@@ -228,6 +238,13 @@ class RunsDeal(Deal):
             return -(-longest // self.sizes.of(self.sizes.world_size - 1))
         shares = np.diff(self.cuts)
         return int(np.max(-(-shares // self.sizes.all()), initial=0))
+
+    @property
+    def full_steps(self) -> int:
+        """Steps until the first rank runs out."""
+        if self.cuts is None:
+            return self.rest.n // self.sizes.world_size // self.sizes.of(0)  # the first rank's batch is a largest one
+        return int(np.min(np.diff(self.cuts) // self.sizes.all()))
 
     def _cut_array(self, ranks: Int64) -> Int64:
         if self.cuts is not None:
@@ -309,6 +326,11 @@ class ShuffledDeal(Deal):
     def steps(self) -> int:
         """Steps until the rank with the most to do is done."""
         return max(-(-len(hand) // self.sizes.of(rank)) for rank, hand in enumerate(self._hands))
+
+    @property
+    def full_steps(self) -> int:
+        """Steps until the first rank runs out."""
+        return min(len(hand) // self.sizes.of(rank) for rank, hand in enumerate(self._hands))
 
 
 class _Chosen(Rest):

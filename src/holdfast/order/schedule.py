@@ -79,8 +79,12 @@ class Walk(ABC):
     """One way through an order: how steps follow each other."""
 
     @abstractmethod
-    def positions(self, step: int, rank: int) -> Int64:
-        """Return the positions the rank reads at the step."""
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the positions the rank reads at steps first … stop-1 end to end, and where each step begins."""
+
+    @abstractmethod
+    def is_full(self, step: int) -> bool:
+        """Say whether every rank's batch at the step is full."""
 
     @abstractmethod
     def assigned(self, positions: Int64) -> Assigned:
@@ -163,10 +167,30 @@ class Schedule:
 
     def positions(self, step: int, rank: int) -> Int64:
         """Return the positions the rank reads at the step; fewer than its batch size at the end of an epoch."""
-        segment = self.segment_at(step)
+        return self.window(step, step + 1, rank)[0]
+
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the positions the rank reads at steps first … stop-1, all of one segment, in one go.
+
+        Returns:
+            The positions end to end, and ``stop - first + 1`` offsets: step i's are ``positions[offsets[i-first] :
+            offsets[i-first+1]]``. Much cheaper than asking step by step.
+        """
+        segment = self.segment_at(first)
         if not 0 <= rank < segment.world_size:
             raise ConfigError("rank must be between 0 and world_size-1", rank=rank, world_size=segment.world_size)
-        return self._walk.positions(step, rank)
+        if stop > first + 1 and self.segment_at(stop - 1) is not segment:
+            raise OrderError("a window of steps must lie in one segment", first=first, stop=stop)
+        return self._walk.window(first, stop, rank)
+
+    def segment_end(self, step: int) -> int | None:
+        """Return the first step after the segment that holds the step; None if it is the last."""
+        index = bisect_right(self._steps, step)
+        return self._steps[index] if index < len(self._steps) else None
+
+    def is_full(self, step: int) -> bool:
+        """Say whether every rank's batch at the step is full."""
+        return self._walk.is_full(step)
 
     def batch_size(self, step: int, rank: int) -> int:
         """Return how many samples the rank's batch holds at the step when it is full."""

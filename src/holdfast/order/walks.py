@@ -50,17 +50,25 @@ class Continuous(Walk):
         if self._end is not None and not self._remaining(0):
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
 
-    def positions(self, step: int, rank: int) -> Int64:
-        """Return the rank's numbers of this step as positions."""
-        index = bisect_right(self._step, step) - 1
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the rank's numbers of these steps as positions."""
+        index = bisect_right(self._step, first) - 1
         sizes = self._sizes[index]
-        offset = (step - self._step[index]) * sizes.total
+        begin = (first - self._step[index]) * sizes.total
         remaining = self._remaining(index)
-        count = sizes.total if remaining is None else min(sizes.total, remaining - offset)
-        if count <= 0:
-            return np.empty(0, dtype=np.int64)
-        inside = StrideDeal(AllOf(count), sizes).places(rank, 0)
-        return self._kept[index].select(self._number[index] + offset + inside)
+        count = (stop - first) * sizes.total
+        if remaining is not None:
+            count = max(0, min(count, remaining - begin))
+        deal = StrideDeal(AllOf(count), sizes)
+        numbers = self._number[index] + begin + deal.places(rank, 0, stop - first)
+        offsets = np.minimum(np.arange(stop - first + 1) * sizes.of(rank), len(numbers))
+        return self._kept[index].select(numbers), offsets
+
+    def is_full(self, step: int) -> bool:
+        """Say whether the step's whole global batch is there."""
+        index = bisect_right(self._step, step) - 1
+        remaining = self._remaining(index)
+        return remaining is None or (step + 1 - self._step[index]) * self._sizes[index].total <= remaining
 
     def assigned(self, positions: Int64) -> Assigned:
         """Return step, rank and slot by inverting the stride."""
@@ -133,13 +141,33 @@ class Aligned(Walk):
             chained = self._step[index] > first or (before.chained and epoch == before.epoch)
             self._begin.append(_Begin(epoch, chained=chained, done=self._step[index] - first if chained else 0))
 
-    def positions(self, step: int, rank: int) -> Int64:
-        """Return the rank's places of this step as positions."""
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the rank's places of these steps as positions, epoch by epoch."""
+        index = bisect_right(self._step, first) - 1
+        size = self._sizes[index].of(rank)
+        parts: list[Int64] = []
+        lengths: list[Int64] = []
+        while first < stop:
+            epoch, start = self._epoch_of_step(index, first)
+            if self._epochs is not None and epoch >= self._epochs:
+                lengths.append(np.zeros(stop - first, dtype=np.int64))
+                break
+            deal = self._deal(index, epoch)
+            until = min(stop, start + deal.steps)
+            places = deal.places(rank, first - start, until - start)
+            parts.append(self._to_positions(index, epoch, places))
+            lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
+            first = until
+        positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return positions, np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
+
+    def is_full(self, step: int) -> bool:
+        """Say whether no rank has run out at this step of its epoch."""
         index = bisect_right(self._step, step) - 1
         epoch, first = self._epoch_of_step(index, step)
         if self._epochs is not None and epoch >= self._epochs:
-            return np.empty(0, dtype=np.int64)
-        return self._to_positions(index, epoch, self._deal(index, epoch).places(rank, step - first))
+            return False
+        return step - first < self._deal(index, epoch).full_steps
 
     def assigned(self, positions: Int64) -> Assigned:
         """Return step, rank and slot by asking every segment that dealt a part of the epoch."""
