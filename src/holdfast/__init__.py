@@ -18,6 +18,7 @@ if TYPE_CHECKING:
     from holdfast.metrics import AggregationType as AggregationType
     from holdfast.metrics import CategoricalCountHandler as CategoricalCountHandler
     from holdfast.metrics import JsonlSink as JsonlSink
+    from holdfast.metrics import KllDistributionHandler as KllDistributionHandler
     from holdfast.metrics import Metric as Metric
     from holdfast.metrics import MetricBatch as MetricBatch
     from holdfast.metrics import MetricHandler as MetricHandler
@@ -37,6 +38,7 @@ _HOME: dict[str, str] = {
     "AggregationType": "holdfast.metrics",
     "CategoricalCountHandler": "holdfast.metrics",
     "JsonlSink": "holdfast.metrics",
+    "KllDistributionHandler": "holdfast.metrics",
     "Metric": "holdfast.metrics",
     "MetricBatch": "holdfast.metrics",
     "MetricHandler": "holdfast.metrics",

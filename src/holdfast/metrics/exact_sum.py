@@ -82,7 +82,7 @@ def ratio(numerator: int, denominator: int) -> float:
     try:
         return numerator / denominator
     except OverflowError:
-        return math.copysign(math.inf, numerator)
+        return math.inf if (numerator < 0) == (denominator < 0) else -math.inf
 
 
 def root_of_ratio(numerator: int, denominator: int) -> float:

@@ -174,7 +174,7 @@ def _as_float(value: Scalar) -> float:
     try:
         return float(value)
     except OverflowError:  # an exact integer sum beyond what a float can hold
-        return math.copysign(math.inf, value)
+        return math.inf if value > 0 else -math.inf
 
 
 def _json_value(value: Scalar) -> Scalar | None:

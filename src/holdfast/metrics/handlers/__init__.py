@@ -6,6 +6,7 @@ from holdfast.metrics.handlers.base import MetricHandler, Scalar
 from holdfast.metrics.handlers.categories import CategoricalCountHandler
 from holdfast.metrics.handlers.distribution import STATISTICS, DistributionHandler
 from holdfast.metrics.handlers.extremes import ExtremeHandler
+from holdfast.metrics.handlers.kll import KllDistributionHandler
 from holdfast.metrics.handlers.registry import Handlers, handler_for, known_handlers, register_handler
 from holdfast.metrics.handlers.totals import MeanHandler, SumHandler
 
@@ -15,6 +16,7 @@ __all__ = [
     "DistributionHandler",
     "ExtremeHandler",
     "Handlers",
+    "KllDistributionHandler",
     "MeanHandler",
     "MetricHandler",
     "Scalar",

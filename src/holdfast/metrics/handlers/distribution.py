@@ -10,6 +10,7 @@ from typing import Any, final
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.errors import MetricError
 from holdfast.metrics.exact_sum import SQUARE_SCALE, SUM_SCALE, FloatArray, sum_integers
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 from holdfast.metrics.moments import Moments
@@ -58,7 +59,7 @@ class DistributionHandler(MetricHandler[Distribution]):
             sketch = state.sketch.add(distinct.astype(np.float64), counts)
         else:
             moments = Moments.of(values)
-            sketch = state.sketch.add(_as_floats(values))
+            sketch = state.sketch.add(as_floats(values))
         return Distribution(Moments.merge([state.moments, moments]), sketch)
 
     def merge(self, states: Sequence[Distribution]) -> Distribution:
@@ -88,6 +89,11 @@ class DistributionHandler(MetricHandler[Distribution]):
 
     def deserialize(self, payload: Any) -> Distribution:
         """The distribution back from JSON."""
+        if "sketch" not in payload:
+            raise MetricError(
+                "this distribution was not made by a DistributionHandler",
+                hint="load the state with the handlers it was saved with",
+            )
         return Distribution(
             Moments.deserialize(payload["moments"]),
             QuantileSketch.deserialize(payload["sketch"]),
@@ -106,7 +112,8 @@ def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] 
     return present + low, counts[present]
 
 
-def _as_floats(values: NDArray[Any]) -> FloatArray:
+def as_floats(values: NDArray[Any]) -> FloatArray:
+    """Numbers of any column as float64; integers beyond its range become its ends."""
     if values.dtype != object:
         return values.astype(np.float64, copy=False)
     largest = sys.float_info.max
