@@ -11,9 +11,10 @@ from collections.abc import Sequence
 
 import torch
 
+from holdfast.checkpoint.plan import Request
 from holdfast.errors import CheckpointMismatchError
 
-__all__ = ["bump_version", "check_dtype", "copy_into", "memory_of", "narrow"]
+__all__ = ["bump_version", "check_dtype", "check_request", "copy_into", "memory_of", "narrow"]
 
 
 def memory_of(address: int, length: int) -> memoryview:
@@ -49,6 +50,25 @@ def check_dtype(target: torch.Tensor, stored: torch.dtype, *, cast: bool, tensor
             destination=str(target.dtype),
             hint="build the model in that dtype, or pass cast=True to convert while loading",
         )
+
+
+def check_request(request: Request, shape: tuple[int, ...], dtype: torch.dtype, file: str, *, cast: bool) -> None:
+    """Refuse a stored tensor that does not hold the box a request wants, in the dtype it wants."""
+    item = request.item
+    assert request.target is not None
+    if len(shape) != len(item.lengths) or any(
+        offset + length > size for offset, length, size in zip(item.storage_offsets, item.lengths, shape, strict=True)
+    ):
+        raise CheckpointMismatchError(
+            "the stored tensor is smaller than its metadata says",
+            tensor=request.fqn,
+            file=file,
+            stored=shape,
+            wanted=tuple(item.lengths),
+            at=tuple(item.storage_offsets),
+            hint="the metadata belongs to another checkpoint, or was tampered with",
+        )
+    check_dtype(request.target, dtype, cast=cast, tensor=request.fqn, file=file)
 
 
 def bump_version(target: torch.Tensor) -> None:

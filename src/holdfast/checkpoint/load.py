@@ -10,18 +10,16 @@ from __future__ import annotations
 
 import ctypes
 import io
-import threading
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
 from torch.distributed.checkpoint.planner import LoadPlanner
 
 from holdfast.checkpoint.boxes import Part, parts_of_chunk
-from holdfast.checkpoint.budget import BLOCK_BYTES, Buffer, LoadCancelledError, MemoryBudget
+from holdfast.checkpoint.budget import BLOCK_BYTES, LoadCancelledError, MemoryBudget
 from holdfast.checkpoint.checksum import RecordCheck, crc32
-from holdfast.checkpoint.destination import bump_version, check_dtype, copy_into, memory_of, narrow
+from holdfast.checkpoint.destination import bump_version, check_request, copy_into, memory_of, narrow
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import (
@@ -32,22 +30,22 @@ from holdfast.checkpoint.items import (
     item_layout,
     view_payload,
 )
-from holdfast.checkpoint.plan import Chunk, Request
+from holdfast.checkpoint.layouts import check_extent, chunk_layout, raw_layout
+from holdfast.checkpoint.load_state import ChunkState, Copy, Finished
+from holdfast.checkpoint.naming import corrupt, naming
+from holdfast.checkpoint.plan import Chunk
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.slices import is_dense
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
-from holdfast.checkpoint.zip_records import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ItemLayout, read_layout
-from holdfast.errors import CheckpointMismatchError, CheckpointReadError, CorruptRecordError
+from holdfast.checkpoint.windows import fits_window, pack_windows
+from holdfast.checkpoint.zip_records import ItemLayout
 
-__all__ = ["Load", "LoadOptions", "naming"]
+__all__ = ["Load", "LoadOptions"]
 
-PIECE_BYTES = 8 << 20
+PIECE_BYTES = 16 << 20
 """How much one job reads straight into a destination."""
-HOT_BYTES = 512 << 10
+HOT_BYTES = 1 << 20
 """How much is read before its CRC is taken: what stays in a core's own cache."""
-WINDOW_BYTES = BLOCK_BYTES
-SMALL_ITEM_BYTES = 256 << 10
-TINY_ITEM_BYTES = 8 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,50 +55,6 @@ class LoadOptions:
     verify: str
     cast: bool
     trusted: bool
-
-
-class _Copy(NamedTuple):
-    """For the calling thread: copy into a destination that only it may touch."""
-
-    state: _ChunkState
-    request: Request
-    start: tuple[int, ...]
-    source: torch.Tensor
-    buffer: Buffer | None
-
-
-class _Finished(NamedTuple):
-    """For the calling thread: a chunk is in and sound; commit it."""
-
-    chunk: Chunk
-    content: io.BytesIO | None
-    reserved: int
-
-
-class _ChunkState:
-    """What is still missing of a chunk that is being read in pieces."""
-
-    __slots__ = ("_left", "_lock", "check", "chunk", "layout", "reason", "reserved")
-
-    def __init__(self, chunk: Chunk, layout: ItemLayout | None, jobs: int, reserved: int = 0) -> None:
-        self.chunk = chunk
-        self.layout = layout
-        self.check: RecordCheck | None = None
-        self.reason: str | None = None
-        self.reserved = reserved
-        self._left = jobs
-        self._lock = threading.Lock()
-
-    def one_more(self) -> None:
-        """Expect one more job: a copy handed to the calling thread."""
-        with self._lock:
-            self._left += 1
-
-    def one_done(self) -> bool:
-        """Count a finished job; ``True`` for the last."""
-        with self._lock:
-            self._left -= 1
-            return not self._left
 
 
 class Load:
@@ -139,14 +93,14 @@ class Load:
         ready = sorted((chunk for chunk in chunks if not chunk.blocked), key=lambda chunk: (chunk.file, chunk.offset))
         self._engine.submit(*self._jobs(ready))
         for event in self._engine.events():
-            if isinstance(event, _Copy):
+            if isinstance(event, Copy):
                 self._copy(event)
                 continue
             self._commit(event, planner)
             if event.chunk.followers:
                 self._engine.submit(*self._jobs(event.chunk.followers))
 
-    def _commit(self, finished: _Finished, planner: LoadPlanner) -> None:
+    def _commit(self, finished: Finished, planner: LoadPlanner) -> None:
         chunk = finished.chunk
         for request in chunk.requests:
             if finished.content is not None:
@@ -160,37 +114,12 @@ class Load:
         self._report.done(chunk.needed_bytes)
 
     def _jobs(self, chunks: Iterable[Chunk]) -> list[Callable[[], None]]:
-        """One job a chunk, or a window of small neighbours; ``chunks`` are sorted by place."""
-        jobs: list[Callable[[], None]] = []
-        window: list[Chunk] = []
-
-        def close_window() -> None:
-            if window:
-                jobs.append(_job(self._read_window, list(window)))
-                window.clear()
-
-        for chunk in chunks:
-            if not self._fits_window(chunk):
-                close_window()
-                jobs.append(_job(self._start, chunk))
-                continue
-            if window and (
-                chunk.file != window[0].file
-                or chunk.offset + chunk.length - window[0].offset > WINDOW_BYTES
-                or chunk.offset - (window[-1].offset + window[-1].length) > TINY_ITEM_BYTES
-            ):
-                close_window()
-            window.append(chunk)
-        close_window()
-        return jobs
-
-    def _fits_window(self, chunk: Chunk) -> bool:
-        if chunk.transforms or chunk.length > min(SMALL_ITEM_BYTES, self._budget.limit):
-            return False
-        if not all(request.in_memory or request.target is None for request in chunk.requests):
-            return False
-        # A reader that wants a tenth of an item should not read it whole, unless it is tiny.
-        return chunk.length <= TINY_ITEM_BYTES or chunk.needed_bytes * 10 >= (chunk.length - 2048) * 9
+        return [
+            _job(self._start, group[0])
+            if len(group) == 1 and not fits_window(group[0], self._budget.limit)
+            else _job(self._read_window, group)
+            for group in pack_windows(chunks, self._budget.limit)
+        ]
 
     # Small neighbours, in one read.
 
@@ -221,7 +150,7 @@ class Load:
         if chunk.is_bytes:
             self._finish_object(chunk, bytearray(item), 0)
             return
-        layout = self._raw_layout(chunk) if chunk.raw else item_layout(item, self._recipes, check=self._checks)
+        layout = raw_layout(chunk.raw) if chunk.raw else item_layout(item, self._recipes, check=self._checks)
         request = chunk.requests[0]
         target = request.target
         if (
@@ -254,14 +183,14 @@ class Load:
         """Copy boxes of an item in memory to the destinations that any thread may write; the caller's does the rest."""
         reason = self._check_item(chunk, memoryview(data), layout)
         if layout is not None:
-            self._check_extent(chunk, layout)
+            check_extent(layout)
             tensor = view_payload(data, layout)
         else:
             self._report.went_generic(chunk.fqn)
             tensor = decode_generic(data, chunk.fqn, chunk.file)
         for request in chunk.requests:
-            self._check_request(request, tuple(tensor.shape), tensor.dtype, chunk.file)
-        state = _ChunkState(chunk, layout, len(chunk.requests), reserved)
+            check_request(request, tuple(tensor.shape), tensor.dtype, chunk.file, cast=self._options.cast)
+        state = ChunkState(chunk, layout, len(chunk.requests), reserved)
         state.reason = reason
         for request in chunk.requests:
             source = narrow(tensor, request.item.storage_offsets, request.item.lengths)
@@ -271,7 +200,7 @@ class Load:
                 self._one_done(state)
             else:
                 start = (0,) * source.dim()
-                self._engine.post(_Copy(state, request, start, source, None))
+                self._engine.post(Copy(state, request, start, source, None))
 
     def _finish_object(self, chunk: Chunk, data: bytearray, reserved: int) -> None:
         view = memoryview(data)
@@ -288,13 +217,13 @@ class Load:
                 data, reserved = self._unfold(chunk)
                 self._take_unfolded(chunk, data, reserved)
                 return
-            layout = self._raw_layout(chunk) if chunk.raw else self._read_layout(chunk)
+            layout = self._layout(chunk)
             if chunk.is_bytes or layout is None or not is_dense(layout.recipe.shape, layout.recipe.strides):
                 self._read_whole(chunk)
                 return
-            self._check_extent(chunk, layout)
+            check_extent(layout)
             for request in chunk.requests:
-                self._check_request(request, layout.recipe.shape, layout.recipe.dtype, chunk.file)
+                check_request(request, layout.recipe.shape, layout.recipe.dtype, chunk.file, cast=self._options.cast)
             self._read_parts(chunk, layout)
 
     def _take_unfolded(self, chunk: Chunk, data: bytearray, reserved: int) -> None:
@@ -316,43 +245,20 @@ class Load:
         layout = item_layout(memoryview(data), self._recipes, check=self._checks)
         self._deliver(chunk, data, layout, reserved)
 
-    def _read_layout(self, chunk: Chunk) -> ItemLayout | None:
+    def _layout(self, chunk: Chunk) -> ItemLayout | None:
         if chunk.is_bytes:
             return None
+        if chunk.raw is not None:
+            return raw_layout(chunk.raw)
         file = self._files.get(chunk.file)
-        tail_at = max(0, chunk.length - TAIL_BYTES)
-        tail = file.read(chunk.offset + tail_at, chunk.length - tail_at)
-        head = file.read(chunk.offset, min(HEAD_BYTES, chunk.length))
-        self._report.read(len(tail) + len(head), 2)
-        if bytes(head[:4]) != b"PK\x03\x04":
-            return None
-
-        def read_at(offset: int, length: int) -> bytes | memoryview:
-            if offset >= tail_at:
-                piece = tail[offset - tail_at :][:length]
-            elif offset + length <= len(head):
-                piece = head[offset : offset + length]
-            elif offset >= 0 and offset + length <= chunk.length:
-                piece = file.read(chunk.offset + offset, length)
-                self._report.read(length)
-            else:
-                piece = bytearray()
-            if len(piece) != length:
-                raise DamagedArchiveError("the archive is cut short", offset, length)
-            return bytes(piece)
-
-        return read_layout(read_at, chunk.length, self._recipes, check=self._checks)
-
-    def _raw_layout(self, chunk: Chunk) -> ItemLayout:
-        raw = chunk.raw
-        assert raw is not None
-        strides = torch.empty(raw.shape, device="meta").stride()
-        return ItemLayout(0, raw.length, 0, TensorRecipe("", raw.length, raw.dtype, raw.shape, strides, 0))
+        return chunk_layout(
+            file, chunk.offset, chunk.length, self._recipes, check=self._checks, on_read=self._report.read
+        )
 
     def _read_parts(self, chunk: Chunk, layout: ItemLayout) -> None:
         full = self._options.verify == "full"
         parts = parts_of_chunk(chunk, layout, piece_bytes=PIECE_BYTES, block_bytes=self._block_bytes, full=full)
-        state = _ChunkState(chunk, layout, 1)
+        state = ChunkState(chunk, layout, 1)
         if not self._checks:
             pass
         elif chunk.raw is not None:
@@ -368,14 +274,14 @@ class Load:
             for job in jobs or [_job(self._one_done, state)]:
                 job()
             return
-        state._left = len(jobs)
+        state.expect(len(jobs))
         self._engine.submit(*jobs, first=True)
 
     @property
     def _block_bytes(self) -> int:
         return max(1, min(BLOCK_BYTES, self._budget.limit))
 
-    def _read_group(self, state: _ChunkState, parts: list[Part]) -> None:
+    def _read_group(self, state: ChunkState, parts: list[Part]) -> None:
         """Read the parts of one job."""
         with naming(state.chunk):
             for part in parts:
@@ -387,7 +293,7 @@ class Load:
                     self._read_through_buffer(state, part)
             self._one_done(state)
 
-    def _read_into(self, state: _ChunkState, view: memoryview, offset: int) -> None:
+    def _read_into(self, state: ChunkState, view: memoryview, offset: int) -> None:
         chunk, layout = state.chunk, state.layout
         assert layout is not None
         file = self._files.get(chunk.file)
@@ -405,7 +311,7 @@ class Load:
         self._report.read(length, -(-length // HOT_BYTES))
         state.check.add(offset, length, crc)
 
-    def _read_through_buffer(self, state: _ChunkState, part: Part) -> None:
+    def _read_through_buffer(self, state: ChunkState, part: Part) -> None:
         layout = state.layout
         assert layout is not None
         buffer = self._budget.take(part.length)
@@ -420,7 +326,7 @@ class Load:
                     assert share.request.target is not None
                     copy_into(narrow(share.request.target, share.start, share.lengths), source)
                 else:
-                    copies.append(_Copy(state, share.request, share.start, source, None))
+                    copies.append(Copy(state, share.request, share.start, source, None))
             if copies:
                 # The calling thread takes events in order, so the last copy may give the buffer back.
                 copies[-1] = copies[-1]._replace(buffer=buffer)
@@ -434,7 +340,7 @@ class Load:
 
     # Finishing.
 
-    def _copy(self, event: _Copy) -> None:
+    def _copy(self, event: Copy) -> None:
         request = event.request
         assert request.target is not None
         try:
@@ -445,7 +351,7 @@ class Load:
         with naming(event.state.chunk):
             self._one_done(event.state)
 
-    def _one_done(self, state: _ChunkState) -> None:
+    def _one_done(self, state: ChunkState) -> None:
         if not state.one_done():
             return
         if state.check is not None:
@@ -453,7 +359,7 @@ class Load:
             layout = state.layout
             assert layout is not None
             if result != state.check.expected and layout.payload_bytes:
-                raise _corrupt(
+                raise corrupt(
                     state.chunk, "the bytes differ from their CRC-32", layout.payload_offset, layout.payload_bytes
                 )
         self._finish(state.chunk, state.reason, None, state.reserved)
@@ -465,73 +371,8 @@ class Load:
                 self._report.checked()
             else:
                 self._report.unchecked(chunk.fqn, chunk.file, reason)
-        self._engine.post(_Finished(chunk, content, reserved))
-
-    # What has to fit.
-
-    def _check_extent(self, chunk: Chunk, layout: ItemLayout) -> None:
-        recipe = layout.recipe
-        if 0 in recipe.shape:
-            return
-        last = recipe.storage_offset + sum(
-            (size - 1) * stride for size, stride in zip(recipe.shape, recipe.strides, strict=True)
-        )
-        if (last + 1) * recipe.dtype.itemsize > layout.payload_bytes:
-            raise DamagedArchiveError(
-                "the tensor reaches beyond its payload", layout.payload_offset, layout.payload_bytes
-            )
-
-    def _check_request(self, request: Request, shape: tuple[int, ...], dtype: torch.dtype, file: str) -> None:
-        item = request.item
-        target = request.target
-        assert target is not None
-        if len(shape) != len(item.lengths) or any(
-            offset + length > size
-            for offset, length, size in zip(item.storage_offsets, item.lengths, shape, strict=False)
-        ):
-            raise CheckpointMismatchError(
-                "the stored tensor is smaller than its metadata says",
-                tensor=request.fqn,
-                file=file,
-                stored=shape,
-                wanted=tuple(item.lengths),
-                at=tuple(item.storage_offsets),
-            )
-        check_dtype(target, dtype, cast=self._options.cast, tensor=request.fqn, file=file)
+        self._engine.post(Finished(chunk, content, reserved))
 
 
 def _job(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:
     return lambda: function(*arguments)
-
-
-def _corrupt(chunk: Chunk, problem: str, offset: int, length: int) -> CorruptRecordError:
-    return CorruptRecordError(
-        problem,
-        tensor=chunk.fqn,
-        file=chunk.file,
-        offset=chunk.offset + offset,
-        length=length,
-        hint="restore the file from a copy, or load an older checkpoint",
-    )
-
-
-class naming:  # noqa: N801 — reads as a statement
-    """Says of which tensor an error speaks: whoever reads bytes does not know."""
-
-    __slots__ = ("_chunk",)
-
-    def __init__(self, chunk: Chunk) -> None:
-        self._chunk = chunk
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: Any, error: BaseException | None, _: Any) -> None:
-        chunk = self._chunk
-        if isinstance(error, DamagedArchiveError):
-            raise _corrupt(chunk, str(error), error.offset, error.length) from error
-        if isinstance(error, CheckpointReadError) and "tensor" not in error.where:
-            where = {"tensor": chunk.fqn, "file": chunk.file, "offset": chunk.offset, "length": chunk.length}
-            raise CheckpointReadError(error.message, hint=error.hint, **{**where, **error.where}) from (
-                error.__cause__ or error
-            )

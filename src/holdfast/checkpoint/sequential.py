@@ -11,14 +11,14 @@ import io
 
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 
-from holdfast.checkpoint.destination import check_dtype, narrow
+from holdfast.checkpoint.destination import check_request, narrow
 from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import check_object, check_records, decode_generic
-from holdfast.checkpoint.load import LoadOptions, naming
+from holdfast.checkpoint.load import LoadOptions
+from holdfast.checkpoint.naming import naming
 from holdfast.checkpoint.plan import Chunk, resolve
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.transforms import FileSlice, undo_transforms
-from holdfast.errors import CheckpointMismatchError
 
 __all__ = ["load_sequentially"]
 
@@ -61,21 +61,11 @@ def load_sequentially(
             report.done(chunk.length)
             continue
         tensor = chunk.raw.view(data) if chunk.raw is not None else decode_generic(data, chunk.fqn, chunk.file)
-        try:
-            part = narrow(tensor, request.item.storage_offsets, request.item.lengths)
-        except (RuntimeError, IndexError, ValueError) as error:
-            raise CheckpointMismatchError(
-                "the stored tensor is smaller than its metadata says",
-                tensor=chunk.fqn,
-                file=chunk.file,
-                stored=tuple(tensor.shape),
-                wanted=tuple(request.item.lengths),
-                at=tuple(request.item.storage_offsets),
-            ) from error
         resolve([request], planner)
+        check_request(request, tuple(tensor.shape), tensor.dtype, chunk.file, cast=options.cast)
         target = request.target
         assert target is not None
-        check_dtype(target, part.dtype, cast=options.cast, tensor=chunk.fqn, file=chunk.file)
+        part = narrow(tensor, request.item.storage_offsets, request.item.lengths)
         target.copy_(part)
         planner.commit_tensor(request.item, target)
         report.done(target.nbytes)

@@ -1,0 +1,52 @@
+"""Small neighbours, gathered so that one read brings many.
+
+A checkpoint of ten thousand norms and biases is ten thousand archives of two kilobytes, one behind the other. Reading
+each alone costs four calls; reading them by the window costs one for a few thousand.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+
+from holdfast.checkpoint.budget import BLOCK_BYTES
+from holdfast.checkpoint.plan import Chunk
+
+__all__ = ["fits_window", "pack_windows"]
+
+SMALL_ITEM_BYTES = 256 << 10
+"""Items up to this size are read whole."""
+TINY_ITEM_BYTES = 8 << 10
+"""Items up to this size are read whole even if only a part is wanted; also the largest hole read over."""
+
+
+def fits_window(chunk: Chunk, memory_limit: int) -> bool:
+    """Whether a chunk may be read together with its neighbours."""
+    if chunk.transforms or chunk.length > min(SMALL_ITEM_BYTES, memory_limit):
+        return False
+    if not all(request.in_memory or request.target is None for request in chunk.requests):
+        return False
+    # A reader that wants a tenth of an item should not read it whole, unless it is tiny.
+    return chunk.length <= TINY_ITEM_BYTES or chunk.needed_bytes * 10 >= (chunk.length - 2048) * 9
+
+
+def pack_windows(chunks: Iterable[Chunk], memory_limit: int) -> Iterator[list[Chunk]]:
+    """Group chunks, sorted by place, into windows; one that does not fit a window stands alone."""
+    window: list[Chunk] = []
+    end = 0
+    for chunk in chunks:
+        small = fits_window(chunk, memory_limit)
+        if window and (
+            not small
+            or chunk.file != window[0].file
+            or chunk.offset + chunk.length - window[0].offset > min(BLOCK_BYTES, memory_limit)
+            or chunk.offset - end > TINY_ITEM_BYTES
+        ):
+            yield window
+            window = []
+        if small:
+            end = max(end, chunk.offset + chunk.length) if window else chunk.offset + chunk.length
+            window.append(chunk)
+        else:
+            yield [chunk]
+    if window:
+        yield window
