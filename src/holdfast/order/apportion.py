@@ -33,14 +33,17 @@ _HALF = np.uint64(1 << 61)
 
 
 def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:
-    """Turn positive weights into integers that add up to 2^62, by largest remainder."""
+    """Turn positive weights into positive integers that add up to 2^62, by largest remainder."""
     exact = [Fraction(weight) for weight in weights]
     total = sum(exact)
     ideal = [weight * WHOLE / total for weight in exact]
-    shares = [int(value) for value in ideal]
+    # A weight too small to count still gets one part in 2^62: positive weights stay positive.
+    shares = [max(1, int(value)) for value in ideal]
+    missing = WHOLE - sum(shares)
     by_remainder = sorted(range(len(shares)), key=lambda i: (shares[i] - ideal[i], i))
-    for i in by_remainder[: WHOLE - sum(shares)]:
+    for i in by_remainder[: max(missing, 0)]:
         shares[i] += 1
+    shares[max(range(len(shares)), key=shares.__getitem__)] += min(missing, 0)
     return shares
 
 
@@ -136,14 +139,15 @@ class Apportionment:
         return np.stack(columns, axis=1)[:, self._column_of].astype(np.int64)
 
     def find_block(self, source: int, ordinals: Int64) -> Int64:
-        """Return the block in which each of the source's samples (by ordinal) stands."""
+        """Return the block in which each of the source's samples (by ordinal) stands; -1 from 2^62 places on."""
         per_block = self.shares[source] * self.block / WHOLE
+        limit = WHOLE // self.block
         slack = 3 + np.abs(ordinals) * 2.0**-45  # deviation, and the rounding of float64 at large ordinals
-        low: Int64 = np.maximum(0, np.floor((ordinals - slack) / per_block) - 1).astype(np.int64)
-        high = np.ceil((ordinals + slack) / per_block).astype(np.int64) + 2
+        low: Int64 = np.clip(np.floor((ordinals - slack) / per_block) - 1, 0, limit).astype(np.int64)
+        high: Int64 = np.minimum(np.ceil((ordinals + slack) / per_block) + 2, limit + 1).astype(np.int64)
         while (open_ := high - low > 1).any():
             middle = low + (high - low) // 2
             below = self.counts(middle)[:, source] <= ordinals
             low = np.where(open_ & below, middle, low)
             high = np.where(open_ & ~below, middle, high)
-        return low
+        return np.where(low < limit, low, -1)

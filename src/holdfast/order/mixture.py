@@ -17,6 +17,7 @@ from fractions import Fraction
 from functools import lru_cache
 from itertools import pairwise
 from math import isfinite
+from numbers import Real
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -50,9 +51,11 @@ def check_weights(weights: Weights, names: Sequence[str]) -> dict[str, float | F
     for name, weight in weights.items():
         if name not in known:
             raise MixtureError("a weight names no source of the mixture", source=name, sources=sorted(known))
-        if not isinstance(weight, (int, float, Fraction)) or not isfinite(weight) or weight < 0:
+        if not isinstance(weight, Real) or not isfinite(weight) or weight < 0:
             raise MixtureError("a weight must be a finite number, zero or more", source=name, weight=weight)
-    result = {name: weights.get(name, 0) for name in names}
+    # NumPy's own float types become floats; ints and fractions stay exact.
+    exact = {n: w if isinstance(w, (int, float, Fraction)) else float(w) for n, w in weights.items()}
+    result = {name: exact.get(name, 0) for name in names}
     if not any(result.values()):
         raise MixtureError("every weight of the mixture is zero", sources=list(names))
     return result
@@ -171,9 +174,13 @@ class Mixture:
             blocks = stretch.shares.find_block(column, local)
             part = np.empty(local.shape, dtype=np.int64)
             for block, inside in _groups(blocks):
+                if block < 0:
+                    part[inside] = -1 - stretch.start
+                    continue
                 table = self._table(stretch.number, block)
                 rank = local[inside] - table.counts[column]
-                part[inside] = block * stretch.shares.block + table.places[table.first[column] + rank]
+                place = table.places[table.first[column] + rank].astype(np.int64)
+                part[inside] = block * stretch.shares.block + place
             result[mask] = stretch.start + part
         return result
 

@@ -130,27 +130,28 @@ class Order:
         array = np.asarray(positions, dtype=np.int64)
         if array.size and int(array.min()) < 0:
             raise OrderError("a position cannot be negative", position=int(array.min()))
+        flat, shape = array.ravel(), array.shape
         if self._mixture is None:
-            epoch, index = self.cycles[0].locate(array)
-            return Located(np.zeros(array.shape, dtype=np.int32), epoch, index)
-        source, ordinal = self._mixture.locate(array)
-        flat = source.ravel()
-        by_source = np.argsort(flat.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
-        bounds = np.searchsorted(flat[by_source], np.arange(len(self.cycles) + 1))
-        ordinals = ordinal.ravel()[by_source]
+            epoch, index = self.cycles[0].locate(flat)
+            return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), index.reshape(shape))
+        source, ordinal = self._mixture.locate(flat)
+        by_source = np.argsort(source.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
+        bounds = np.searchsorted(source[by_source], np.arange(len(self.cycles) + 1))
+        ordinals = ordinal[by_source]
         epochs, indices = np.empty_like(ordinals), np.empty_like(ordinals)
         for cycle, start, stop in zip(self.cycles, bounds[:-1], bounds[1:], strict=True):
             if start < stop:
                 epochs[start:stop], indices[start:stop] = cycle.locate(ordinals[start:stop])
         epoch, index = np.empty_like(ordinal), np.empty_like(ordinal)
-        epoch.flat[by_source], index.flat[by_source] = epochs, indices
-        return Located(source, epoch, index)
+        epoch[by_source], index[by_source] = epochs, indices
+        return Located(source.reshape(shape), epoch.reshape(shape), index.reshape(shape))
 
     def position_of(self, source: str, epoch: int, indices: ArrayLike) -> Int64:
         """Return the positions at which these samples of the source stand in its epoch; -1 where they never do."""
         number = self.number_of(source)
-        ordinals = self.cycles[number].ordinal_of(epoch, np.asarray(indices, dtype=np.int64))
-        return self.position_of_ordinal(number, ordinals)
+        array = np.asarray(indices, dtype=np.int64)
+        ordinals = self.cycles[number].ordinal_of(epoch, array.ravel())
+        return self.position_of_ordinal(number, ordinals).reshape(array.shape)
 
     def number_of(self, source: str) -> int:
         """Return the number of the source with this name."""

@@ -62,8 +62,8 @@ class Permutation:
         """Return what stands at each position."""
         places = self._checked(positions, "position")
         if self.n <= TABLE_LIMIT:
-            return self._forward_table()[places]
-        return self._walk(places, self._encrypt)
+            return np.asarray(self._forward_table()[places])
+        return self._walk(places.ravel(), self._encrypt).reshape(places.shape)
 
     def inverse(self, indices: ArrayLike) -> Int64:
         """Return the position at which each index stands."""
@@ -71,8 +71,8 @@ class Permutation:
         if self.n <= TABLE_LIMIT:
             if self._inverse_table is None:
                 self._inverse_table = np.argsort(self._forward_table(), kind="stable")
-            return self._inverse_table[items]
-        return self._walk(items, self._decrypt)
+            return np.asarray(self._inverse_table[items])
+        return self._walk(items.ravel(), self._decrypt).reshape(items.shape)
 
     def _checked(self, values: ArrayLike, what: str) -> Int64:
         array = np.asarray(values, dtype=np.int64)
@@ -93,7 +93,7 @@ class Permutation:
             return result
         outside = np.flatnonzero(result >= self.n)
         while outside.size:
-            result.flat[outside] = moved = step(result.flat[outside])
+            result[outside] = moved = step(result[outside])
             outside = outside[moved >= self.n]
         return result
 

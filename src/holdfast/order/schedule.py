@@ -127,12 +127,16 @@ class Schedule:
         if any(later <= earlier for earlier, later in pairwise(steps)):
             raise OrderError("the segments of a schedule must begin at later and later steps", start_steps=steps)
         for segment in self.segments:
-            order.partition.check(order.epoch_length(0), segment.world_size)
+            lanes = None if order.layout is None else order.layout.offsets
+            order.partition.check(order.epoch_length(0), segment.world_size, lanes)
             if not 0 <= segment.skips <= len(self.skips):
                 raise OrderError("a segment refers to skips that are not there", skips=segment.skips)
         self._steps = steps
         walk = Continuous if order.partition.continuous else Aligned
         self._walk: Walk = walk(order, self.segments, self._kept_sets(), self.epochs)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.order, self.segments, self.skips, self.epochs)
 
     @classmethod
     def start(
@@ -258,3 +262,7 @@ class Schedule:
             skips=[Skips.from_json(skips) for skips in value["skips"]],
             epochs=value["epochs"],
         )
+
+
+def _rebuild(order: Order, segments: Sequence[Segment], skips: Sequence[Skips], epochs: int | None) -> Schedule:
+    return Schedule(order, segments, skips=skips, epochs=epochs)

@@ -25,6 +25,7 @@ Int64 = NDArray[np.int64]
 EPOCHS_KEPT = 64
 # Above this many positions a select over scattered numbers bisects each instead of walking the stretch between them.
 WALK_LIMIT = 1 << 17
+FARTHEST = 1 << 60  # positions beyond are out of reach: three times as far must still be a 64-bit number
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,6 +90,9 @@ class CountedOrder(Protocol):
     def count(self, source: int, positions: Int64) -> Int64:
         """Return how many samples of the source stand before each position."""
 
+    def position_of_ordinal(self, source: int, ordinals: Int64) -> Int64:
+        """Return the positions of a source's samples counted from its start, over all epochs."""
+
     def endless_sources(self) -> tuple[int, ...]:
         """Return the sources that go on for ever (of the last stretch of a schedule)."""
 
@@ -105,13 +109,12 @@ class Kept:
         for name, indices in skips.samples:
             if name not in numbers:
                 raise OrderError("a skip names no source of this order", source=name, sources=sorted(numbers))
-            longest = order.cycles[numbers[name]]
-            length = max([longest.length, *(size for _, size in longest.growth)])
+            length = _final_length(order.cycles[numbers[name]])
             if indices[-1] >= length:
                 raise OrderError("a skip names no sample of the source", source=name, index=indices[-1], length=length)
             self._samples[numbers[name]] = np.array(indices, dtype=np.int64)
         if all(
-            source in self._samples and len(self._samples[source]) >= order.cycles[source].length
+            source in self._samples and len(self._samples[source]) >= _final_length(order.cycles[source])
             for source in order.endless_sources()
         ):
             names = [order.cycles[source].name for source in order.endless_sources()]
@@ -130,6 +133,28 @@ class Kept:
     def intervals(self) -> list[tuple[int, int]]:
         """Return the skipped intervals of positions."""
         return list(zip(self._starts.tolist(), self._stops.tolist(), strict=True))
+
+    @property
+    def has_samples(self) -> bool:
+        """Whether samples are skipped, beside intervals of positions."""
+        return bool(self._samples)
+
+    def skipped_between(self, start: int, stop: int) -> Int64:
+        """Return the positions from start to stop-1 that are left out, in order."""
+        found = [
+            np.arange(max(start, low), min(stop, high), dtype=np.int64)
+            for low, high in self.intervals()
+            if low < stop and high > start
+        ]
+        for source in self._samples:
+            cycle = self._order.cycles[source]
+            bounds = self._order.count(source, np.array([start, stop]))
+            first, last = (int(epoch) for epoch in cycle.split(bounds)[0])
+            for epoch in range(first, last + 1):
+                ordinals = cycle.epoch_start(epoch) + self._skipped_places(source, epoch)
+                ordinals = ordinals[(ordinals >= bounds[0]) & (ordinals < bounds[1])]
+                found.append(self._order.position_of_ordinal(source, ordinals))
+        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
     def is_skipped(self, positions: Int64) -> NDArray[np.bool_]:
         """Say of each position whether it is left out."""
@@ -185,6 +210,8 @@ class Kept:
     def _bisect(self, numbers: Int64) -> Int64:
         low, high = numbers.copy(), numbers + 1
         while (short := self.rank(high) <= numbers).any():
+            if int(high[short].max()) > FARTHEST:
+                raise EverythingSkippedError("the skips leave nothing within reach", after=int(numbers[short][0]))
             high = np.where(short, high + 2 * (high - low), high)
         while (unsure := high - low > 1).any():
             middle = low + (high - low) // 2
@@ -210,6 +237,10 @@ class Kept:
         indices = self._samples[source]
         present = indices[indices < cycle.epoch_length(epoch)]
         return np.sort(cycle.ordinal_of(epoch, present) - cycle.epoch_start(epoch))
+
+
+def _final_length(cycle: Cycle) -> int:
+    return cycle.growth[-1][1] if cycle.growth else cycle.length
 
 
 def _full_epochs(cycle: Cycle, indices: Int64, epoch: int) -> int:

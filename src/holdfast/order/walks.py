@@ -6,8 +6,9 @@ Both work on *numbers*: the positions that remain after skips, counted without g
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import lru_cache
+from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
@@ -25,6 +26,7 @@ __all__ = ["Aligned", "Continuous"]
 Int64 = NDArray[np.int64]
 
 DEALS_KEPT = 8
+EPOCHS_COUNTED = 1 << 16
 
 
 def _nothing_assigned(count: int) -> Assigned:
@@ -134,12 +136,15 @@ class Aligned(Walk):
         self._epochs = epochs
         self._step = [segment.start_step for segment in segments]
         self._deal = lru_cache(maxsize=max(DEALS_KEPT, 2 * len(segments)))(self._make_deal)
+        self._steps_of = lru_cache(maxsize=EPOCHS_COUNTED)(lambda index, epoch: self._deal(index, epoch).steps)
         self._begin = [_Begin(0, chained=False, done=0)]
         for index in range(1, len(segments)):
             epoch, first = self._epoch_of_step(index - 1, self._step[index])
             before = self._begin[index - 1]
             chained = self._step[index] > first or (before.chained and epoch == before.epoch)
             self._begin.append(_Begin(epoch, chained=chained, done=self._step[index] - first if chained else 0))
+        if epochs is not None and not self.total_steps():
+            raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
 
     def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the rank's places of these steps as positions, epoch by epoch."""
@@ -258,39 +263,40 @@ class Aligned(Walk):
 
     def _newly_skipped(self, index: int, bounds: Int64, root: Kept) -> Int64:
         """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""
-        total = int(root.rank(bounds)[1] - root.rank(bounds)[0])
-        first = int(root.rank(bounds[:1])[0])
-        found = []
-        for start in range(0, total, 1 << 20):
-            places = np.arange(start, min(start + (1 << 20), total), dtype=np.int64)
-            found.append(places[self._kept[index].is_skipped(root.select(first + places))])
-        return np.concatenate(found) if found else np.empty(0, dtype=np.int64)
+        skipped = self._kept[index].skipped_between(int(bounds[0]), int(bounds[1]))
+        return root.rank(skipped[~root.is_skipped(skipped)]) - int(root.rank(bounds[:1])[0])
 
-    def _special_epochs(self, index: int, after: int) -> list[int]:
-        """Return the epochs whose number of steps may differ from their neighbours': a skip interval or a growth."""
+    def _special_epochs(self, index: int, after: int) -> Iterable[int]:
+        """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""
+        if self._kept[index].has_samples and len(self._order.sources) > 1:
+            return count(after + 1)  # a pass of a mixture meets now more, now fewer of a source's skipped samples
         special = set(self._order.growth_epochs)
         for start, stop in self._kept[index].intervals():
-            special.update(range(self._order.epoch_of(start), self._order.epoch_of(stop - 1) + 2))
+            # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
+            first, last = self._order.epoch_of(start), self._order.epoch_of(stop - 1)
+            special.update((first, first + 1, last, last + 1))
         return sorted(epoch for epoch in special if epoch > after)
 
     def _epoch_of_step(self, index: int, step: int) -> tuple[int, int]:
         """Return the epoch that holds the step, and the epoch's first step in this segment."""
         epoch, first = self._begin[index].epoch, self._step[index]
-        steps = self._deal(index, epoch).steps
+        steps = self._steps_of(index, epoch)
         if step < first + steps:
             return epoch, first
         first, epoch = first + steps, epoch + 1
-        for special in [*self._special_epochs(index, epoch - 1), None]:
+        special: int | None
+        for special in chain(self._special_epochs(index, epoch - 1), [None]):
             if special is None or special > epoch:
-                each = self._deal(index, epoch).steps
-                if not each:
-                    raise EverythingSkippedError("the skips leave nothing of an epoch", epoch=epoch)
-                ahead = (step - first) // each
-                if special is None or epoch + ahead < special:
+                each = self._steps_of(index, epoch)
+                if not each and special is None:
+                    raise EverythingSkippedError("the skips leave nothing from this epoch on", epoch=epoch)
+                ahead = (step - first) // each if each else 0
+                if each and (special is None or epoch + ahead < special):
                     return epoch + ahead, first + ahead * each
+                assert special is not None
                 first += (special - epoch) * each
                 epoch = special
-            each = self._deal(index, epoch).steps
+            each = self._steps_of(index, epoch)
             if step < first + each:
                 return epoch, first
             first, epoch = first + each, epoch + 1
@@ -301,16 +307,16 @@ class Aligned(Walk):
         begin, first = self._begin[index].epoch, self._step[index]
         if epoch <= begin:
             return first
-        first += self._deal(index, begin).steps
+        first += self._steps_of(index, begin)
         at = begin + 1
         for special in self._special_epochs(index, begin):
             if special >= epoch:
                 break
             if special > at:
-                first += (special - at) * self._deal(index, at).steps
+                first += (special - at) * self._steps_of(index, at)
                 at = special
-            first += self._deal(index, at).steps
+            first += self._steps_of(index, at)
             at += 1
         if epoch > at:
-            first += (epoch - at) * self._deal(index, at).steps
+            first += (epoch - at) * self._steps_of(index, at)
         return first

@@ -62,9 +62,9 @@ class Adaptive(Partition):
         """Lay the epoch out as the base does."""
         return self.base.layout(length)
 
-    def check(self, length: int, world_size: int) -> None:
+    def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
         """Check as the base does."""
-        self.base.check(length, world_size)
+        self.base.check(length, world_size, lanes)
 
     def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
         """Deal as the base does."""

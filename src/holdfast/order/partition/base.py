@@ -41,8 +41,8 @@ class Partition(ABC):
         """Return how an epoch of ``length`` samples is laid out; None where it is simply shuffled."""
         return None
 
-    def check(self, length: int, world_size: int) -> None:
-        """Raise ``EmptyPartitionError`` if a rank would get nothing of an epoch of this length."""
+    def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
+        """Raise ``EmptyPartitionError`` if a rank would get nothing of an epoch of this length (and these lanes)."""
         if length < world_size:
             raise EmptyPartitionError(
                 f"rank {length} of {world_size} would get no sample: there are only {length}",

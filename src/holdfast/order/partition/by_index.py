@@ -69,8 +69,8 @@ class HashBased(Partition):
         lane = (hashed % np.uint64(self.num_partitions)).astype(np.int64)
         return TableLayout(lane[inverse.ravel()], self.num_partitions)
 
-    def check(self, length: int, world_size: int) -> None:
-        """Every rank needs a partition of its own."""
+    def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
+        """Every rank needs a partition of its own, with a sample in it."""
         Partition.check(self, length, world_size)
         if self.num_partitions < world_size:
             raise EmptyPartitionError(
@@ -81,13 +81,26 @@ class HashBased(Partition):
                 num_partitions=self.num_partitions,
                 hint="raise num_partitions",
             )
+        if lanes is not None and world_size >= 1:
+            empty = np.flatnonzero(np.diff(lanes[self._evenly(world_size)]) < 1)
+            if empty.size:
+                rank = int(empty[0])
+                raise EmptyPartitionError(
+                    f"rank {rank} of {world_size} would get no sample: its hash partitions are empty",
+                    rank=rank,
+                    world_size=world_size,
+                    samples=length,
+                    num_partitions=self.num_partitions,
+                    hint="use fewer ranks, another hash_seed, or keys with more distinct values",
+                )
+
+    def _evenly(self, world_size: int) -> Int64:
+        return np.arange(world_size + 1, dtype=np.int64) * self.num_partitions // world_size
 
     def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
         """Deal runs of whole partitions."""
         assert lanes is not None
-        world, count = sizes.world_size, self.num_partitions
-        evenly = np.arange(world + 1, dtype=np.int64) * count // world
-        first = evenly if sizes.even else proportional(count, sizes)
+        first = self._evenly(sizes.world_size) if sizes.even else proportional(self.num_partitions, sizes)
         return RunsDeal(rest, sizes, lanes[first])
 
     def to_json(self) -> dict[str, Any]:
@@ -234,13 +247,19 @@ class Stratified(Partition):
 def _set_digest(partition: HashBased | Stratified, values: str | NDArray[Any] | None) -> None:
     if values is None or isinstance(values, str):
         return
-    array = np.asarray(values)
+    array = _comparable(values)
     found = blake2b(f"{array.dtype.str}{array.shape}".encode() + array.tobytes(), digest_size=16).hexdigest()
     if partition.digest is not None and partition.digest != found:
         raise PartitionError(
             "the labels or keys are not the ones this order was made with", digest=found, expected=partition.digest
         )
     object.__setattr__(partition, "digest", found)
+
+
+def _comparable(values: NDArray[Any]) -> NDArray[Any]:
+    # The bytes of an object array are addresses, other ones in every process: its values count as text.
+    array = np.asarray(values)
+    return array.astype(str) if array.dtype.kind == "O" else array
 
 
 def _values(values: str | NDArray[Any] | None, digest: str | None, length: int, option: str) -> NDArray[Any]:
@@ -251,7 +270,7 @@ def _values(values: str | NDArray[Any] | None, digest: str | None, length: int, 
             digest=digest,
             hint="call resolve() with a function that reads a column, or pass the array",
         )
-    array = np.asarray(values)
+    array = _comparable(values)
     if array.shape != (length,):
         raise PartitionError(f"{option} needs one value for each sample", shape=array.shape, samples=length)
     return array
