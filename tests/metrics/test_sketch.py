@@ -107,7 +107,7 @@ def test_quantiles_of_up_to_4096_distinct_values_are_exact(values: list[float]) 
 
 
 def test_exactly_4096_distinct_values_are_still_exact_and_one_more_is_cut() -> None:
-    full = QuantileSketch().add(np.arange(BUCKETS) + 0.5)
+    full = QuantileSketch().add(np.arange(0.5, BUCKETS))
     assert full.cap == BUCKETS
     assert len(full.keys) == BUCKETS
     cut = full.add(floats([1e9]))

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, MetricError
 from holdfast.metrics.columnar import MetricBatch, Metrics, as_columns
 from holdfast.metrics.gather import gather_bytes, world_of
-from holdfast.metrics.handlers import MetricHandler, Scalar, handler_for, known_handlers
+from holdfast.metrics.handlers import GivenHandlers, MetricHandler, Scalar, handler_for, known_handlers
 from holdfast.metrics.state import (
     MetricState,
     Scope,
@@ -66,7 +66,7 @@ class MetricsAggregator:
     def __init__(
         self,
         *,
-        handlers: Mapping[AggregationKind, MetricHandler[Any]] | None = None,
+        handlers: GivenHandlers | None = None,
         recent_steps: int | None = None,
         process_group: dist.ProcessGroup | None = None,
     ) -> None:

@@ -8,8 +8,8 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
 from holdfast.errors import HoldfastError, MetricError
-from holdfast.metrics.handlers import Handlers, MetricHandler, Scalar, handler_for, known_handlers
-from holdfast.metrics.types import AggregationKind, MetricKey, conflicting_types
+from holdfast.metrics.handlers import GivenHandlers, Handlers, MetricHandler, Scalar, handler_for, known_handlers
+from holdfast.metrics.types import MetricKey, conflicting_types
 from holdfast.metrics.window import Panes, finalize_panes, merge_panes
 
 STATE_VERSION = 1
@@ -98,9 +98,7 @@ def decode_table(state: Mapping[str, Any], handlers: Handlers) -> Table:
     return table
 
 
-def merge_state_dicts(
-    states: Iterable[Mapping[str, Any]], *, handlers: Mapping[AggregationKind, MetricHandler[Any]] | None = None
-) -> dict[str, Any]:
+def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHandlers | None = None) -> dict[str, Any]:
     """One state with every total of all of ``states``: how a run changes its number of ranks.
 
     Deal the old ranks' states to the new ranks, each to exactly one: new rank ``r`` of ``n`` loads

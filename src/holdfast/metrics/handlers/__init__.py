@@ -7,7 +7,7 @@ from holdfast.metrics.handlers.categories import CategoricalCountHandler
 from holdfast.metrics.handlers.distribution import STATISTICS, DistributionHandler
 from holdfast.metrics.handlers.extremes import ExtremeHandler
 from holdfast.metrics.handlers.kll import KllDistributionHandler
-from holdfast.metrics.handlers.registry import Handlers, handler_for, known_handlers, register_handler
+from holdfast.metrics.handlers.registry import GivenHandlers, Handlers, handler_for, known_handlers, register_handler
 from holdfast.metrics.handlers.totals import MeanHandler, SumHandler
 
 __all__ = [
@@ -15,6 +15,7 @@ __all__ = [
     "CategoricalCountHandler",
     "DistributionHandler",
     "ExtremeHandler",
+    "GivenHandlers",
     "Handlers",
     "KllDistributionHandler",
     "MeanHandler",

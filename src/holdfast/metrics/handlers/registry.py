@@ -16,10 +16,13 @@ from holdfast.metrics.handlers.categories import CategoricalCountHandler
 from holdfast.metrics.handlers.distribution import DistributionHandler
 from holdfast.metrics.handlers.extremes import ExtremeHandler
 from holdfast.metrics.handlers.totals import MeanHandler, SumHandler
-from holdfast.metrics.types import AggregationKind, AggregationType, kind_name
+from holdfast.metrics.types import AggregationType, kind_name
 
 #: Handlers by the name of their aggregation type.
 Handlers: TypeAlias = Mapping[str, MetricHandler[Any]]
+
+#: What a caller gives: handlers by type, or by name. (Two mappings, since a mapping's key type is invariant.)
+GivenHandlers: TypeAlias = Mapping[AggregationType, MetricHandler[Any]] | Mapping[str, MetricHandler[Any]]
 
 _BUILT_IN: Handlers = MappingProxyType(
     {
@@ -56,7 +59,7 @@ def register_handler(agg_type: str, handler: MetricHandler[Any], *, replace: boo
     _registered[name] = handler
 
 
-def known_handlers(extra: Mapping[AggregationKind, MetricHandler[Any]] | None = None) -> Handlers:
+def known_handlers(extra: GivenHandlers | None = None) -> Handlers:
     """The built-in and registered handlers, with ``extra`` over them."""
     given = {kind_name(agg_type): handler for agg_type, handler in (extra or {}).items()}
     return {**_BUILT_IN, **_registered, **given}

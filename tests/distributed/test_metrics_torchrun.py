@@ -1,0 +1,102 @@
+"""Under torchrun with gloo: resumed runs, also on another number of ranks, report the bits of the uninterrupted one."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.distributed.metrics_worker import STEPS, train
+
+from holdfast.metrics import MetricsAggregator
+
+pytestmark = pytest.mark.distributed
+
+WORKER = Path(__file__).with_name("metrics_worker.py")
+ROOT = WORKER.parents[2]
+Results = dict[str, list[dict[str, Any]]]
+
+
+def torchrun(folder: Path, name: str, ranks: int, *, resume_from: int | None, backend: str | None) -> list[Any]:
+    plan = {"name": name, "folder": str(folder), "stop_at": 10, "resume_from": resume_from, "backend": backend}
+    plan_file = folder / f"{name}.json"
+    plan_file.write_text(json.dumps(plan))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    done = subprocess.run(
+        [*command, str(WORKER), str(plan_file)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    return [json.loads((folder / f"result-{name}-{rank}.json").read_text()) for rank in range(ranks)]
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    folder = tmp_path_factory.mktemp("metrics")
+    return {
+        "two": torchrun(folder, "two", 2, resume_from=None, backend="gloo"),
+        "two to three": torchrun(folder, "two-to-three", 3, resume_from=2, backend=None),
+        "three to two": torchrun(folder, "three-to-two", 2, resume_from=3, backend="gloo"),
+        "two again": torchrun(folder, "two-again", 2, resume_from=2, backend="gloo"),
+    }
+
+
+@pytest.fixture(scope="module")
+def in_one_process() -> str:
+    aggregator = MetricsAggregator(recent_steps=8)
+    train(aggregator, 0, STEPS, 0, 1)
+    return repr(aggregator.get_metrics())
+
+
+def test_every_rank_reports_the_bits_of_one_process(results: Results, in_one_process: str) -> None:
+    for ranks in results.values():
+        assert [rank["uninterrupted"] for rank in ranks] == [in_one_process] * len(ranks)
+
+
+def test_the_report_covers_all_six_types_and_what_is_no_number(in_one_process: str) -> None:
+    for label in (
+        "'rare': {",
+        "'score_sum':",
+        "'score_mean':",
+        "'score_max':",
+        "'score_min':",
+        "'score_distribution_p50':",
+        "'score_distribution_recent_p50':",
+        "'score_categorical_count_count/language 3':",
+        "'score_sum_nan_count':",
+        "'seq_len_p95':",
+    ):
+        assert label in in_one_process
+
+
+@pytest.mark.parametrize("name", ["two again", "two to three", "three to two"])
+def test_a_resumed_run_reports_the_bits_of_the_uninterrupted_one(
+    results: Results, in_one_process: str, name: str
+) -> None:
+    assert {rank["resumed"] for rank in results[name]} == {in_one_process}
+
+
+@pytest.mark.parametrize("name", ["two again", "two to three", "three to two"])
+def test_a_run_resumed_from_a_distributed_checkpoint_does_too(results: Results, in_one_process: str, name: str) -> None:
+    assert {rank["resumed_from_dcp"] for rank in results[name]} == {in_one_process}
+
+
+def test_nothing_logged_yet_is_an_empty_report_on_every_rank(results: Results) -> None:
+    assert all(rank["empty"] == {} for ranks in results.values() for rank in ranks)
+
+
+def test_a_metric_known_to_one_rank_only_is_reported_on_every_rank(results: Results) -> None:
+    assert all(rank["lonely"] == {"wiki": {"lonely": 3}} for ranks in results.values() for rank in ranks)
+
+
+def test_two_types_for_one_name_on_different_ranks_are_an_error_on_every_rank(results: Results) -> None:
+    assert all("'sum' and 'max'" in rank["conflict"] for ranks in results.values() for rank in ranks)
+
+
+def test_states_are_gathered_at_once_or_rank_by_rank_with_the_same_result(results: Results) -> None:
+    for ranks in results.values():
+        for rank in ranks:
+            assert rank["gathered"] == [1000 * source for source in range(len(ranks))]
+            assert rank["gather_paths_agree"]
