@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import socket
 import struct
@@ -69,7 +70,8 @@ class FaultyServer:
             return
         if fault == "reset":
             handler.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
-            handler.connection.close()
+            handler.close_connection = True
+            os.close(handler.connection.detach())  # the handler's own files would keep the socket open
             return
         whole = self.files[name]
         start, stop = 0, len(whole)
