@@ -15,6 +15,11 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from holdfast import errors as errors
+    from holdfast.checkpoint import LoadProgress as LoadProgress
+    from holdfast.checkpoint import LoadReport as LoadReport
+    from holdfast.checkpoint import ParallelFileSystemReader as ParallelFileSystemReader
+    from holdfast.checkpoint import VerifyReport as VerifyReport
+    from holdfast.checkpoint import verify_checkpoint as verify_checkpoint
     from holdfast.metrics import AggregationType as AggregationType
     from holdfast.metrics import CategoricalCountHandler as CategoricalCountHandler
     from holdfast.metrics import JsonlSink as JsonlSink
@@ -52,6 +57,11 @@ _HOME: dict[str, str] = {
     "collate_with_metrics": "holdfast.metrics",
     "merge_state_dicts": "holdfast.metrics",
     "register_handler": "holdfast.metrics",
+    "LoadProgress": "holdfast.checkpoint",
+    "LoadReport": "holdfast.checkpoint",
+    "ParallelFileSystemReader": "holdfast.checkpoint",
+    "VerifyReport": "holdfast.checkpoint",
+    "verify_checkpoint": "holdfast.checkpoint",
 }
 
 __all__ = ["__version__", "errors", *sorted(_HOME)]

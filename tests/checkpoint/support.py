@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.planner import LoadPlanner
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 from torch.distributed.checkpoint.storage import StorageReader
 
 from holdfast.checkpoint import ParallelFileSystemReader
@@ -25,7 +28,7 @@ State = dict[str, Any]
 def save(state: State, folder: Path, **writer: Any) -> Path:
     """Save as torch does, in one process."""
     with _quiet():
-        dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, sync_files=False, **writer), no_dist=True)
+        dcp_save(state, storage_writer=FileSystemWriter(folder, sync_files=False, **writer), no_dist=True)
     return folder
 
 
@@ -33,8 +36,8 @@ def load(state: State, reader: StorageReader, planner: LoadPlanner | None = None
     """Load as torch does, in one process; a failure is raised as what the reader raised, not as torch wraps it."""
     try:
         with _quiet():
-            dcp.load(state, storage_reader=reader, planner=planner, no_dist=True)
-    except dcp.CheckpointException as wrapped:
+            dcp_load(state, storage_reader=reader, planner=planner, no_dist=True)
+    except CheckpointException as wrapped:
         for error, _ in wrapped.failures.values():
             if isinstance(error, HoldfastError):
                 raise error from wrapped
@@ -72,7 +75,8 @@ def blank(state: State) -> State:
 
 def raw_bytes(tensor: torch.Tensor) -> bytes:
     """Every element's bits, in logical order."""
-    flat = tensor.detach().resolve_conj().resolve_neg().contiguous().view(-1)
+    flat = torch.empty(tensor.numel(), dtype=tensor.dtype)
+    flat.copy_(tensor.detach().reshape(-1))
     return bytes(flat.view(torch.uint8).numpy().tobytes()) if flat.numel() else b""
 
 
@@ -97,7 +101,7 @@ def assert_same(left: Any, right: Any, where: str = "state") -> None:
 
 def load_both(saved: State, folder: Path, **options: Any) -> ParallelFileSystemReader:
     """Load with torch's reader and with ours, and hold both against what was saved."""
-    stock = load(blank(saved), dcp.FileSystemReader(folder))
+    stock = load(blank(saved), FileSystemReader(folder))
     reader = ParallelFileSystemReader(folder, **options)
     ours = load(blank(saved), reader)
     assert_same(ours, stock)

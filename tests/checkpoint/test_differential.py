@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from tests.checkpoint.support import assert_same, blank, load, load_both, random_bits, save
 from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 
 from holdfast.checkpoint import ParallelFileSystemReader
 
@@ -92,7 +92,7 @@ def test_stored_views_and_transposed_tensors_load_the_same(tmp_path: Path) -> No
     folder = save(saved, tmp_path / "checkpoint")
     stock = {key: torch.zeros(value.shape) for key, value in saved.items()}
     ours = {key: torch.zeros(value.shape) for key, value in saved.items()}
-    load(stock, dcp.FileSystemReader(folder))
+    load(stock, FileSystemReader(folder))
     load(ours, ParallelFileSystemReader(folder))
     assert_same(ours, stock)
     assert_same(ours, {key: value.contiguous() for key, value in saved.items()})
@@ -125,7 +125,7 @@ def test_optimizer_states_and_objects_load_the_same(tmp_path: Path) -> None:
         "objects": {"step": 7, "name": "run", "nothing": None, "flags": [True, False], "nested": {"lr": 1e-3}},
     }
     folder = save(saved, tmp_path / "checkpoint")
-    stock = load(blank(saved), dcp.FileSystemReader(folder))
+    stock = load(blank(saved), FileSystemReader(folder))
     ours = load(blank(saved), ParallelFileSystemReader(folder))
     assert_same(dict(ours["model"]), dict(stock["model"]))
     assert_same(ours["optimizer"], stock["optimizer"])
@@ -167,7 +167,7 @@ def test_items_stored_as_something_else_than_a_plain_tensor_take_torchs_loader(t
     stock = {key: value.clone() for key, value in target.items()}
     reader = ParallelFileSystemReader(folder)
     load(target, reader)
-    load(stock, dcp.FileSystemReader(folder))
+    load(stock, FileSystemReader(folder))
     assert_same(target, stock)
     assert reader.report is not None
     assert reader.report.generic == ("conjugate",)

@@ -8,10 +8,18 @@ from __future__ import annotations
 
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadProgress, LoadReport, Unverified
+from holdfast.checkpoint.summary import CheckpointSummary, TensorSummary, summarise_checkpoint
+from holdfast.checkpoint.verify import Damage, VerifyReport, verify_checkpoint
 
 __all__ = [
+    "CheckpointSummary",
+    "Damage",
     "LoadProgress",
     "LoadReport",
     "ParallelFileSystemReader",
+    "TensorSummary",
     "Unverified",
+    "VerifyReport",
+    "summarise_checkpoint",
+    "verify_checkpoint",
 ]

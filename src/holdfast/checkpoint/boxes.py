@@ -7,6 +7,7 @@ destination's address and are read straight into it; the others are read into a 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import NamedTuple
 
 import torch
@@ -55,11 +56,11 @@ def parts_of_chunk(chunk: Chunk, layout: ItemLayout, *, piece_bytes: int, block_
         full: cover the whole record, reading what nobody wants too.
     """
     requests = [request for request in chunk.requests if request.target is not None and request.target.numel()]
-    if _boxes_overlap(requests):
+    parts = [part for request in requests for part in _parts(request, layout, block_bytes, full)]
+    parts.sort(key=lambda part: part.offset)
+    if _ranges_overlap(parts):
         parts = _shared_parts(requests, layout, block_bytes)
-    else:
-        parts = [part for request in requests for part in _parts(request, layout, block_bytes, full)]
-    pieces = [piece for part in sorted(parts, key=lambda part: part.offset) for piece in _split(part, piece_bytes)]
+    pieces = [piece for part in parts for piece in _split(part, piece_bytes)]
     ranges = [(piece.offset, piece.length) for piece in pieces]
     if full:
         for offset, length in gaps(ranges, layout.payload_bytes):
@@ -115,7 +116,8 @@ def _shared_parts(requests: Sequence[Request], layout: ItemLayout, block_bytes: 
     parts = []
     for leaf in leaves:
         shares = tuple(share for request in requests if (share := _intersect(request, leaf, low, recipe.strides)))
-        parts.append(Part(leaf.offset, leaf.length, None, shares))
+        if shares:
+            parts.append(Part(leaf.offset, leaf.length, None, shares))
     return parts
 
 
@@ -134,21 +136,9 @@ def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequen
     return Share(request, tuple(start), tuple(lengths), offset)
 
 
-def _boxes_overlap(requests: Sequence[Request]) -> bool:
-    for number, one in enumerate(requests):
-        for other in requests[number + 1 :]:
-            if all(
-                a < b + b_length and b < a + a_length
-                for a, a_length, b, b_length in zip(
-                    one.item.storage_offsets,
-                    one.item.lengths,
-                    other.item.storage_offsets,
-                    other.item.lengths,
-                    strict=True,
-                )
-            ):
-                return True
-    return False
+def _ranges_overlap(parts: Sequence[Part]) -> bool:
+    """Whether some byte would be read twice; ``parts`` are sorted by offset."""
+    return any(one.offset + one.length > other.offset for one, other in pairwise(parts))
 
 
 def _split(part: Part, piece_bytes: int) -> list[Part]:

@@ -19,21 +19,20 @@ from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
-from holdfast.checkpoint import safetensors
 from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable, LocalFiles, contained_path
+from holdfast.checkpoint.files import FileLayer, FileTable, LocalFiles
 from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
+from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
 from holdfast.checkpoint.plan import Chunk, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
-from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.sequential import load_sequentially
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
 from holdfast.errors import ConfigError, UnusableCheckpointError
 
-__all__ = ["ParallelFileSystemReader", "read_checkpoint_metadata"]
+__all__ = ["ParallelFileSystemReader"]
 
 DEFAULT_MEMORY_LIMIT = 256 << 20
 _INLINE_BYTES = 4 << 20
@@ -284,32 +283,6 @@ class ParallelFileSystemReader(StorageReader):
         cores = len(os.sched_getaffinity(0))
         pieces = max(-(-total // PIECE_BYTES), len(chunks) if transforms else 1)
         return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, max(1, limit // BLOCK_BYTES)))
-
-
-def read_checkpoint_metadata(
-    folder: Path, *, rank: int | None = None, layer: FileLayer | None = None, trusted: bool = False
-) -> Metadata:
-    """Read the metadata of a checkpoint: torch's file, one rank's file, or the headers of safetensors files."""
-    layer = layer or LocalFiles()
-    name = ".metadata" if rank is None else f"__{rank}.metadata"
-    if not folder.is_dir():
-        raise UnusableCheckpointError("there is no such folder", folder=str(folder))
-    if not os.path.lexists(folder / name):
-        if rank is None and safetensors.list_files(folder):
-            return safetensors.read_metadata(folder, layer, trusted=trusted)
-        raise UnusableCheckpointError(
-            "this is not a checkpoint: it has no metadata",
-            folder=str(folder),
-            file=name,
-            hint="point at the folder that torch.distributed.checkpoint.save wrote; "
-            "a save that was cut off leaves no metadata behind",
-        )
-    file = CheckpointFile(contained_path(folder, name, follow_links_out=trusted), name, layer)
-    try:
-        data = bytes(file.read(0, file.size))
-    finally:
-        file.close()
-    return load_metadata(data, file=name, trusted=trusted)
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

@@ -1,0 +1,93 @@
+"""What a checkpoint holds, from its metadata alone."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+
+from holdfast.checkpoint.metadata_files import read_all_metadata
+from holdfast.checkpoint.safetensors import RawTensor
+
+__all__ = ["CheckpointSummary", "TensorSummary", "summarise_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class TensorSummary:
+    """One tensor, however many parts it is stored in."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    chunks: int
+    files: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class CheckpointSummary:
+    """The tensors, objects and files of a checkpoint."""
+
+    path: str
+    layout: str  # "torch" or "safetensors"
+    tensors: tuple[TensorSummary, ...]
+    objects: tuple[str, ...]
+    files: tuple[tuple[str, int | None], ...]  # name and size; None where the file is missing
+
+    @property
+    def bytes(self) -> int:
+        """The size of all tensors together."""
+        return sum(tensor.bytes for tensor in self.tensors)
+
+
+def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False) -> CheckpointSummary:
+    """List what a checkpoint holds; reads its metadata, and no tensor.
+
+    Args:
+        path: the checkpoint's folder.
+        trusted: read metadata that names classes of its own.
+
+    Raises:
+        UnusableCheckpointError: this is no checkpoint, or its metadata is damaged.
+        UnsafeCheckpointError: the metadata would run code.
+    """
+    folder = Path(path)
+    tensors: dict[str, TensorSummary] = {}
+    objects: set[str] = set()
+    names: set[str] = set()
+    raw = False
+    for metadata in read_all_metadata(folder, trusted=trusted):
+        places: dict[str, set[str]] = {}
+        for index, info in metadata.storage_data.items():
+            places.setdefault(index.fqn, set()).add(info.relative_path)
+            names.add(info.relative_path)
+            raw = raw or isinstance(info, RawTensor)
+        for fqn, entry in metadata.state_dict_metadata.items():
+            if not isinstance(entry, TensorStorageMetadata):
+                objects.add(fqn)
+                continue
+            files = places.get(fqn, set()) | set(tensors[fqn].files if fqn in tensors else ())
+            tensors[fqn] = TensorSummary(
+                name=fqn,
+                shape=tuple(entry.size),
+                dtype=str(entry.properties.dtype).removeprefix("torch."),
+                bytes=entry.size.numel() * entry.properties.dtype.itemsize,
+                chunks=len(entry.chunks),
+                files=tuple(sorted(files)),
+            )
+    return CheckpointSummary(
+        path=str(folder),
+        layout="safetensors" if raw else "torch",
+        tensors=tuple(tensors[name] for name in sorted(tensors)),
+        objects=tuple(sorted(objects)),
+        files=tuple((name, _size(folder / name)) for name in sorted(names)),
+    )
+
+
+def _size(path: Path) -> int | None:
+    try:
+        return path.stat().st_size
+    except OSError:
+        return None
