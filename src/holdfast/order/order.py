@@ -64,6 +64,10 @@ class Located(NamedTuple):
     epoch: Int64
     index: Int64  # type: ignore[assignment]  # a field named as in the design; tuple.index is not used
 
+    def part(self, rows: slice) -> Located:
+        """Return what stands at some of the positions."""
+        return Located(self.source[rows], self.epoch[rows], self.index[rows])
+
 
 class Order:
     """Which sample stands at each position of an endless stream; pure arithmetic, nothing remembered.

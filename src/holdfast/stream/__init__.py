@@ -1,5 +1,33 @@
-"""Datasets and the loader: batches as a pure function of their step."""
+"""Datasets and the loader: batches as a pure function of their step.
+
+Read the modules in this order: ``dataset`` and ``interleaved`` (what is read), ``config`` (how), ``reader`` and
+``collate`` (from positions to batches), ``steps`` and ``engines`` (reading ahead), ``loader`` (all of it), ``state``,
+``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which sample was where).
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from holdfast.stream.config import StreamingConfig
+from holdfast.stream.dataset import DatasetInfo, OrderedDataset, StreamDataset, TuneIterableDataset
+from holdfast.stream.interleaved import InterleavedDataset
+from holdfast.stream.loader import StreamingShardLoader
+from holdfast.stream.provenance import SampleRef, Seen
+from holdfast.stream.state import CheckpointState
+from holdfast.stream.state_files import load_state, save_state
+from holdfast.stream.stats import StreamStats
+
+__all__ = [
+    "CheckpointState",
+    "DatasetInfo",
+    "InterleavedDataset",
+    "OrderedDataset",
+    "SampleRef",
+    "Seen",
+    "StreamDataset",
+    "StreamStats",
+    "StreamingConfig",
+    "StreamingShardLoader",
+    "TuneIterableDataset",
+    "load_state",
+    "save_state",
+]

@@ -1,0 +1,132 @@
+"""Adopting a state: checking that it belongs to this data, and, where asked, carrying it over to data that grew.
+
+Loading a state made with other data, weights, seed or partition fails and names every difference. With ``strict=False``
+two changes are safe and are carried over: a source that got longer (the epochs already begun keep their length and
+their order; the next ones take the new samples in), and a source that was added (it joins at the current position).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import StateMismatchError
+from holdfast.order import Order, Schedule
+from holdfast.sources import Source
+from holdfast.stream.state import CheckpointState
+
+__all__ = ["Adopted", "adopt"]
+
+
+@dataclass(frozen=True, slots=True)
+class Adopted:
+    """A schedule that goes on from a state, and what had to be changed for it."""
+
+    schedule: Schedule
+    changes: tuple[str, ...] = ()
+
+
+def adopt(state: CheckpointState, order: Order, sources: Mapping[str, Source], *, strict: bool) -> Adopted:
+    """Return the schedule that goes on from the state over this order, or raise ``StateMismatchError``."""
+    saved, current = state.order, order.to_json()
+    # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
+    differences = [*_differences(saved, current), *_data_differences(state, sources)]
+    if not differences:
+        return Adopted(state.rebuild(order.partition))
+    fatal = [text for text, safe in differences if strict or not safe]
+    if fatal:
+        raise StateMismatchError(
+            "the state does not belong to this stream: " + "; ".join(fatal),
+            differences=fatal,
+            hint="restore the data and options it was made with"
+            + (", or pass strict=False for sources that only grew or were added" if strict else ""),
+        )
+    return _carried_over(state, order)
+
+
+def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, bool]]:
+    """Return what differs, each with whether it is safe to carry over."""
+    found = [
+        (f"{field} was {saved[field]!r} and is {current[field]!r}", False)
+        for field in ("name", "seed", "stop", "partition")
+        if saved[field] != current[field]
+    ]
+    before = {source["name"]: source for source in saved["sources"]}
+    after = {source["name"]: source for source in current["sources"]}
+    found += [(f"source {name!r} is gone", False) for name in before if name not in after]
+    kind = current["partition"].get("base", current["partition"])["kind"]
+    continuous, positional = kind == "round_robin", kind in ("round_robin", "contiguous")
+    for name, source in after.items():
+        if name not in before:
+            found.append((f"source {name!r} was added", continuous and saved["stop"] == "cycle_forever"))
+            continue
+        old = before[name]
+        length = max([old["length"], *(size for _, size in old["growth"])])
+        for field in ("seed", "shuffle"):
+            if old[field] != source[field]:
+                found.append((f"{field} of source {name!r} was {old[field]!r} and is {source[field]!r}", False))
+        if source["length"] != length:
+            safe = source["length"] > length and (continuous or (positional and len(after) == 1))
+            found.append((f"source {name!r} had {length} samples and has {source['length']}", safe))
+    if before.keys() == after.keys() and saved["weights"][-1][1] != current["weights"][-1][1]:
+        found.append((f"weights were {_ratios(saved)} and are {_ratios(current)}", False))
+    elif before.keys() == after.keys() and len(current["weights"]) > 1 and saved["weights"] != current["weights"]:
+        found.append(("the schedule of weights differs", False))
+    return found
+
+
+def _ratios(order: Mapping[str, Any]) -> dict[str, float]:
+    table = order["weights"][-1][1]
+    total = sum(table.values())
+    return {name: round(weight / total, 6) for name, weight in table.items()}
+
+
+def _data_differences(state: CheckpointState, sources: Mapping[str, Source]) -> list[tuple[str, bool]]:
+    lengths = {
+        spec["name"]: max([spec["length"], *(size for _, size in spec["growth"])]) for spec in state.order["sources"]
+    }
+    found = []
+    for name, fingerprint in state.sources.items():
+        source = sources.get(name)
+        if source is None or len(source) < lengths[name]:
+            continue  # said already
+        if source.fingerprint(lengths[name]) != fingerprint:
+            found.append((f"the samples of source {name!r} are not the ones the state was made with", False))
+    return found
+
+
+def _carried_over(state: CheckpointState, order: Order) -> Adopted:
+    old = state.rebuild(order.partition).order
+    changes: list[str] = []
+    specs = []
+    for spec in order.sources:
+        before = next((known for known in old.sources if known.name == spec.name), None)
+        if before is None:
+            specs.append(spec)
+            changes.append(f"source {spec.name!r} joins at position {state.position}")
+            continue
+        longest = max([before.length, *(size for _, size in before.growth)])
+        if spec.length == longest:
+            specs.append(before)
+            continue
+        number = old.number_of(spec.name)
+        epoch, place = old.cycles[number].split(old.count(number, np.array([state.position])))
+        first = int(epoch[0]) + (1 if int(place[0]) else 0)
+        if first == 0:
+            specs.append(spec)
+        else:
+            specs.append(replace(before, growth=(*before.growth, (first, spec.length))))
+        changes.append(f"source {spec.name!r} grows from {longest} to {spec.length} samples at its epoch {first}")
+    weights = [(start, dict(table)) for start, table in old.schedule]
+    if len(specs) > len(old.sources):
+        if state.position == 0:
+            weights = [(0, dict(order.schedule[-1][1]))]
+        else:
+            weights = [(start, table) for start, table in weights if start < state.position]
+            weights.append((state.position, dict(order.schedule[-1][1])))
+    grown = Order(specs, weights=weights, seed=order.seed, name=order.name, partition=order.partition, stop=order.stop)
+    record = {"segments": state.segments, "skips": state.skips, "epochs": state.epochs}
+    return Adopted(Schedule.from_json(grown, record), tuple(changes))

@@ -1,0 +1,149 @@
+"""From columns, or from single samples, to a batch: a dict of tensors.
+
+Numbers become tensors, text becomes a list of strings, and rows of different lengths a list of tensors (views of one
+buffer): nothing is padded unless a collate function pads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from holdfast.errors import StreamError
+from holdfast.sources import Columns, Ragged
+
+__all__ = ["merge_columns", "rows_of", "slice_batch", "stack_samples", "to_tensors"]
+
+_NUMERIC = "biufc"
+
+Int64 = NDArray[np.int64]
+
+
+def to_tensors(columns: Columns) -> dict[str, Any]:
+    """Turn columns into tensors that share their memory; text and objects become lists, ragged columns stay ragged."""
+    return {name: _column_to_tensor(column) for name, column in columns.items()}
+
+
+def _column_to_tensor(column: Any) -> Any:
+    if isinstance(column, Ragged):
+        if column.encoding is not None:
+            return column.to_strings()
+        if column.values.dtype.kind in _NUMERIC:
+            return torch.from_numpy(column.values), column.offsets
+        return [column[i] for i in range(len(column))]
+    if column.dtype.kind in _NUMERIC:
+        return torch.from_numpy(column)
+    return column.tolist()
+
+
+def slice_batch(tensors: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Cut one batch out of the columns of several; tensors are views, so this costs next to nothing."""
+    batch: dict[str, Any] = {}
+    for name, column in tensors.items():
+        if isinstance(column, tuple):
+            values, offsets = column
+            lengths = np.diff(offsets[start : stop + 1]).tolist()
+            batch[name] = (
+                list(torch.split(values[int(offsets[start]) : int(offsets[stop])], lengths)) if lengths else []
+            )
+        else:
+            batch[name] = column[start:stop]
+    return batch
+
+
+def rows_of(columns: Columns, count: int) -> list[dict[str, Any]]:
+    """Split columns into single samples: arrays and numbers as views, text as str."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, column in columns.items():
+        values: Any = column
+        if isinstance(column, Ragged) and column.encoding is not None:
+            values = column.to_strings()
+        for i, row in enumerate(rows):
+            row[name] = values[i]
+    return rows
+
+
+def stack_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Collate single samples: equal shapes are stacked, unequal ones come as a list of tensors, text as a list."""
+    if not samples:
+        return {}
+    batch: dict[str, Any] = {}
+    for name in samples[0]:
+        try:
+            values = [sample[name] for sample in samples]
+        except KeyError:
+            raise StreamError(
+                "the samples of a batch do not all have the same fields",
+                field=name,
+                hint="make the transforms agree, or pass collate=",
+            ) from None
+        batch[name] = _stack(values)
+    return batch
+
+
+def _stack(values: list[Any]) -> Any:
+    first = values[0]
+    if isinstance(first, torch.Tensor):
+        if all(value.shape == first.shape for value in values):
+            return torch.stack(values)
+        return values
+    if isinstance(first, (str, bytes)) or first is None:
+        return values
+    arrays = [np.asarray(value) for value in values]
+    if arrays[0].dtype.kind not in _NUMERIC:
+        return values
+    if all(array.shape == arrays[0].shape for array in arrays):
+        return torch.from_numpy(np.stack(arrays))
+    return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+
+def merge_columns(parts: Sequence[tuple[str, Int64, Columns]], count: int) -> Columns:
+    """Put the columns of several sources into one, each row where it belongs.
+
+    Args:
+        parts: for each source its name, the rows it fills, and its columns.
+        count: how many rows there are in all.
+    """
+    if len(parts) == 1:
+        return parts[0][2]
+    first_name, _, first = parts[0]
+    for name, _, columns in parts[1:]:
+        if columns.keys() != first.keys():
+            raise StreamError(
+                "the sources of a mixture have different columns",
+                sources=[first_name, name],
+                columns=[sorted(first), sorted(columns)],
+                hint="select the same columns, or use a transform that makes them agree",
+            )
+    merged: Columns = {}
+    for column in first:
+        merged[column] = _merge_column(column, parts, count)
+    return merged
+
+
+def _merge_column(column: str, parts: Sequence[tuple[str, Int64, Columns]], count: int) -> Any:
+    pieces = [columns[column] for _, _, columns in parts]
+    if any(isinstance(piece, Ragged) for piece in pieces):
+        if not all(isinstance(piece, Ragged) for piece in pieces):
+            raise StreamError("a column has rows of fixed length in one source and not in another", column=column)
+        order = np.empty(count, dtype=np.int64)
+        order[np.concatenate([rows for _, rows, _ in parts])] = np.arange(count)
+        return Ragged.concat([piece for piece in pieces if isinstance(piece, Ragged)]).take(order)
+    arrays = [piece for piece in pieces if isinstance(piece, np.ndarray)]
+    for array, (name, _, _) in zip(arrays, parts, strict=True):
+        if array.shape[1:] != arrays[0].shape[1:] or array.dtype != arrays[0].dtype:
+            raise StreamError(
+                "a column differs in shape or dtype between the sources of a mixture",
+                column=column,
+                sources=[parts[0][0], name],
+                shapes=[arrays[0].shape[1:], array.shape[1:]],
+                dtypes=[str(arrays[0].dtype), str(array.dtype)],
+            )
+    out = np.empty((count, *arrays[0].shape[1:]), dtype=arrays[0].dtype)
+    for (_, rows, _), array in zip(parts, arrays, strict=True):
+        out[rows] = array
+    return out

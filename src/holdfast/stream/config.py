@@ -1,0 +1,143 @@
+"""The loader's options, checked in one place before anything runs."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, get_args
+
+from holdfast.errors import ConfigError
+from holdfast.order import Adaptive, Partition, RoundRobin
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+
+__all__ = ["LastBatch", "OnError", "StreamingConfig"]
+
+LastBatch = Literal["pad", "short", "drop"]
+OnError = Literal["raise", "skip"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StreamingConfig:
+    """How a stream is read by one rank.
+
+    Args:
+        batch_size: samples a batch on this rank; None yields single samples without a batch dimension.
+        world_size: number of data-parallel ranks; None asks ``torch.distributed`` when iteration starts.
+        rank: this process among them; None likewise.
+        partition_strategy: which samples go to which rank.
+        epochs: how many passes over the data; None for no end.
+        per_epoch: whether each ``iter(loader)`` ends at the end of an epoch (the next goes on with the next one), as
+            trainers that count epochs expect.
+        last_batch: what happens where samples run out: ``pad`` (repeat samples, marked in ``batch["__valid__"]``, so
+            that every rank makes the same steps), ``short`` or ``drop``. None: ``pad`` for several ranks, ``short`` for
+            one.
+        prefetch_buffer_size: samples read ahead.
+        prefetch_threads: threads that read ahead (with ``num_workers=0``).
+        num_workers: worker processes for heavy Python transforms; 0 reads in threads.
+        multiprocessing_context: how workers start (``fork``, ``spawn``, ``forkserver``); None for torch's default.
+        on_error: ``raise``, or ``skip`` to leave a failing sample out of its batch, counted and recorded.
+        checkpoint_interval: save the stream state whenever this many samples (over all ranks) have gone by.
+        checkpoint_path: folder for those files; written by rank 0.
+        keep_checkpoints: how many of them are kept.
+        pin_memory: whether batches come in page-locked memory (where CUDA exists).
+        device: where batches are moved to; None leaves them on the CPU.
+        dynamic_balancing: whether a coordinator may change the ranks' shares (needs an ``Adaptive`` partition).
+    """
+
+    batch_size: int | None = 1
+    world_size: int | None = None
+    rank: int | None = None
+    partition_strategy: Partition = field(default_factory=RoundRobin)
+    epochs: int | None = None
+    per_epoch: bool = False
+    last_batch: LastBatch | None = None
+    prefetch_buffer_size: int = 256
+    prefetch_threads: int = 1
+    num_workers: int = 0
+    multiprocessing_context: str | None = None
+    on_error: OnError = "raise"
+    checkpoint_interval: int | None = None
+    checkpoint_path: str | Path | None = None
+    keep_checkpoints: int = 3
+    pin_memory: bool = False
+    device: Any = None
+    dynamic_balancing: bool = False
+
+    def __post_init__(self) -> None:
+        self._check_positive("batch_size", "epochs", "checkpoint_interval", "world_size")
+        for name in ("prefetch_buffer_size", "prefetch_threads", "keep_checkpoints"):
+            if getattr(self, name) < 1:
+                raise ConfigError(f"{name} must be at least 1", **_where(name, getattr(self, name)))
+        if self.num_workers < 0:
+            raise ConfigError("num_workers cannot be negative", num_workers=self.num_workers)
+        if self.rank is not None and (self.rank < 0 or (self.world_size is not None and self.rank >= self.world_size)):
+            raise ConfigError("rank must be between 0 and world_size-1", rank=self.rank, world_size=self.world_size)
+        if (self.rank is None) != (self.world_size is None):
+            raise ConfigError(
+                "rank and world_size go together",
+                rank=self.rank,
+                world_size=self.world_size,
+                hint="give both, or neither",
+            )
+        if self.last_batch is not None and self.last_batch not in get_args(LastBatch):
+            raise ConfigError("unknown last_batch", last_batch=self.last_batch, known=list(get_args(LastBatch)))
+        if self.on_error not in get_args(OnError):
+            raise ConfigError("unknown on_error", on_error=self.on_error, known=list(get_args(OnError)))
+        if self.checkpoint_interval is not None and self.checkpoint_path is None:
+            raise ConfigError("checkpoint_interval needs a checkpoint_path to save to")
+        if self.dynamic_balancing and not isinstance(self.partition_strategy, Adaptive):
+            raise ConfigError(
+                "dynamic_balancing needs a partition whose shares can change",
+                partition_strategy=type(self.partition_strategy).__name__,
+                hint="use Adaptive(base)",
+            )
+
+    def _check_positive(self, *names: str) -> None:
+        for name in names:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1", **_where(name, value))
+
+    @classmethod
+    def from_device_mesh(cls, mesh: DeviceMesh, dims: str | tuple[str, ...], **options: Any) -> StreamingConfig:
+        """Read rank and world size off the data-parallel dimensions of a device mesh.
+
+        Ranks that differ only in other dimensions (tensor, pipeline, context parallel) get identical batches.
+
+        Args:
+            mesh: the mesh of the whole job.
+            dims: the dimension, or dimensions, over which data is split (outermost first).
+            **options: any other option of ``StreamingConfig``.
+        """
+        names = (dims,) if isinstance(dims, str) else tuple(dims)
+        known = mesh.mesh_dim_names or ()
+        rank, world = 0, 1
+        for name in names:
+            if name not in known:
+                raise ConfigError("the device mesh has no such dimension", dim=name, dims=list(known))
+            size = mesh.size(known.index(name))
+            rank, world = rank * size + mesh.get_local_rank(name), world * size
+        return cls(rank=rank, world_size=world, **options)
+
+    def resolved(self) -> StreamingConfig:
+        """Return the options with rank, world size and last_batch filled in from the running job."""
+        rank, world = self.rank, self.world_size
+        if rank is None or world is None:
+            rank, world = _torch_rank()
+        last = self.last_batch or ("pad" if world > 1 else "short")
+        return replace(self, rank=rank, world_size=world, last_batch=last)
+
+
+def _where(name: str, value: Any) -> dict[str, Any]:
+    return {name: value}
+
+
+def _torch_rank() -> tuple[int, int]:
+    # A process group can exist only where torch is loaded already.
+    distributed = sys.modules.get("torch.distributed")
+    if distributed is not None and distributed.is_available() and distributed.is_initialized():
+        return distributed.get_rank(), distributed.get_world_size()
+    return 0, 1

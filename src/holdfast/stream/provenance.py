@@ -1,0 +1,76 @@
+"""Provenance: which samples a step read, and which steps read a sample. Needs a schedule, never the data."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from holdfast.errors import OrderError
+from holdfast.order import Schedule
+
+__all__ = ["SampleRef", "Seen", "samples_in", "when"]
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class SampleRef:
+    """One sample of a step: where it comes from, where it stands in the stream, and who read it."""
+
+    source: str
+    epoch: int
+    index: int
+    position: int
+    rank: int
+    slot: int
+
+
+class Seen(NamedTuple):
+    """One time a sample is read: in which epoch of its source, at which step, by which rank, at which position.
+
+    ``step``, ``rank`` and ``slot`` are None where the sample is skipped.
+    """
+
+    epoch: int
+    step: int | None
+    rank: int | None
+    slot: int | None
+    position: int
+
+
+def samples_in(schedule: Schedule, step: int, rank: int | None = None) -> list[SampleRef]:
+    """Return the samples of a step, of all ranks or of one, in the order they were dealt."""
+    segment = schedule.segment_at(step)
+    ranks = range(segment.world_size) if rank is None else [rank]
+    found: list[SampleRef] = []
+    names = [spec.name for spec in schedule.order.sources]
+    for number in ranks:
+        positions = schedule.positions(step, number)
+        located = schedule.order.locate(positions)
+        columns = (located.source.tolist(), located.epoch.tolist(), located.index.tolist(), positions.tolist())
+        for slot, (source, epoch, index, position) in enumerate(zip(*columns, strict=True)):
+            found.append(SampleRef(names[source], epoch, index, position, number, slot))
+    return found
+
+
+def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Seen]:
+    """Return when a sample was or will be read, for the first ``epochs`` epochs of its source."""
+    if epochs < 1:
+        raise OrderError("ask for at least one epoch", epochs=epochs)
+    number = schedule.order.number_of(source)
+    cycle = schedule.order.cycles[number]
+    seen: list[Seen] = []
+    for epoch in range(epochs):
+        if index >= cycle.epoch_length(epoch):
+            continue
+        position = int(schedule.order.position_of(source, epoch, np.array([index]))[0])
+        if position < 0:
+            break
+        step, rank, slot = (int(column[0]) for column in schedule.assigned(np.array([position])))
+        if step < 0:
+            seen.append(Seen(epoch, None, None, None, position))
+        else:
+            seen.append(Seen(epoch, step, rank, slot, position))
+    if not seen:
+        cycle.ordinal_of(0, np.array([index]))  # raises the error that names the index and the length
+    return seen

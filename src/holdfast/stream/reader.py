@@ -1,0 +1,261 @@
+"""The reader: from positions to batches, as a pure function. Threads and worker processes run the same one.
+
+Two paths give the same batches. Where no sample passes through Python (no transform, no collate function), columns are
+read, merged and cut into views. Otherwise samples are made one by one and collated.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import EmptyBatchError, HoldfastError, SourceError, TransformError
+from holdfast.order import Located, Order, derive_key
+from holdfast.sources import Columns
+from holdfast.stream.collate import merge_columns, rows_of, slice_batch, stack_samples, to_tensors
+from holdfast.stream.config import OnError
+from holdfast.stream.dataset import Leaf, Sample
+
+__all__ = ["Chunk", "Failed", "Reader"]
+
+Int64 = NDArray[np.int64]
+Collate = Callable[[list[Sample]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class Failed:
+    """A sample that could not be read or transformed, left out under ``on_error="skip"``."""
+
+    source: str
+    index: int
+    position: int
+    error: str
+
+
+@dataclass(slots=True)
+class Chunk:
+    """Several batches read together, and what reading them cost."""
+
+    offsets: Int64
+    columns: dict[str, Any] | None = None
+    batches: list[dict[str, Any]] | None = None
+    metrics: list[Any] | None = None
+    failed: list[Failed] = field(default_factory=list)
+    seconds: float = 0.0
+    bytes_read: int = 0
+    local_samples: int = 0
+    remote_samples: int = 0
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    def batch(self, number: int) -> dict[str, Any]:
+        """Return one of the batches."""
+        if self.batches is not None:
+            return self.batches[number]
+        assert self.columns is not None
+        batch = slice_batch(self.columns, int(self.offsets[number]), int(self.offsets[number + 1]))
+        if self.metrics is not None:
+            batch["metrics"] = self.metrics[number]
+        return batch
+
+
+class Reader:
+    """Reads the samples at given positions.
+
+    Args:
+        leaves: the sources with their transforms, in the order's numbering.
+        order: what stands at each position.
+        on_error: ``raise``, or ``skip`` to leave failing samples out.
+        collate: makes a batch of a list of samples; None stacks.
+    """
+
+    def __init__(
+        self, leaves: Sequence[Leaf], order: Order, *, on_error: OnError = "raise", collate: Collate | None = None
+    ) -> None:
+        self._leaves = tuple(leaves)
+        self._order = order
+        self._on_error = on_error
+        self._collate = collate
+        self._columnar = collate is None and all(leaf.transform is None for leaf in self._leaves)
+        self._wants_rng = [_has_parameter(leaf.transform, "rng") for leaf in self._leaves]
+
+    def samples(self, positions: Int64) -> list[Sample]:
+        """Return the single samples at the positions."""
+        failed: list[Failed] = []
+        return [
+            sample for sample in self._samples(positions, self._order.locate(positions), failed) if sample is not None
+        ]
+
+    def read(
+        self, positions: Int64, offsets: Int64, located: Located | None = None, valid: NDArray[np.bool_] | None = None
+    ) -> Chunk:
+        """Read several batches.
+
+        Args:
+            positions: of all their samples, end to end.
+            offsets: where each batch begins, and the end.
+            located: what stands at the positions, if it is known already.
+            valid: which samples are real; the others repeat some to fill a batch.
+        """
+        began = perf_counter()
+        counts = self._counts()
+        if located is None:
+            located = self._order.locate(positions)
+        chunk = self._read_columns(positions, offsets, located) if self._columnar else None
+        if chunk is None:
+            chunk = self._read_samples(positions, offsets, located, valid)
+        elif valid is not None and chunk.columns is not None:
+            chunk.columns["__valid__"] = to_tensors({"__valid__": valid})["__valid__"]
+        after = self._counts()
+        chunk.local_samples, chunk.remote_samples, chunk.bytes_read = (
+            b - a for a, b in zip(counts, after, strict=True)
+        )
+        chunk.seconds = perf_counter() - began
+        return chunk
+
+    def _counts(self) -> tuple[int, int, int]:
+        # Threads share the counters, so one chunk's share may be booked on its neighbour; the totals are exact.
+        counts = [leaf.source.counters.counts() for leaf in self._leaves]
+        return (
+            sum(count.samples_local for count in counts),
+            sum(count.samples_remote for count in counts),
+            sum(count.bytes_read for count in counts),
+        )
+
+    def _read_columns(self, positions: Int64, offsets: Int64, located: Located) -> Chunk | None:
+        """Read whole columns; None where a sample failed and must be left out one by one."""
+        try:
+            if len(self._leaves) == 1:
+                columns = self._leaf_columns(self._leaves[0], located.index, positions)
+            else:
+                parts = []
+                for number in np.unique(located.source).tolist():
+                    rows = np.flatnonzero(located.source == number)
+                    leaf = self._leaves[number]
+                    parts.append((leaf.name, rows, self._leaf_columns(leaf, located.index[rows], positions[rows])))
+                columns = merge_columns(parts, len(positions))
+        except (SourceError, TransformError):
+            if self._on_error == "raise":
+                raise
+            return None
+        return Chunk(offsets, columns=to_tensors(columns), metrics=self._column_metrics(columns, offsets, located))
+
+    def _leaf_columns(self, leaf: Leaf, indices: Int64, positions: Int64) -> Columns:
+        try:
+            columns = leaf.source.read(indices)
+        except Exception as error:
+            raise self._blame(leaf, indices, positions, error) from error
+        if leaf.column_transform is None:
+            return columns
+        try:
+            return leaf.column_transform(columns)
+        except Exception as error:
+            raise self._blame(leaf, indices, positions, error) from error
+
+    def _blame(self, leaf: Leaf, indices: Int64, positions: Int64, error: Exception) -> HoldfastError:
+        """Find the one sample that fails, so that the error can name it."""
+        for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
+            try:
+                columns = leaf.source.read(np.array([index], dtype=np.int64))
+            except Exception as cause:
+                found = SourceError(f"reading failed: {cause}", source=leaf.name, index=index, position=position)
+                found.__cause__ = cause
+                return found
+            try:
+                if leaf.column_transform is not None:
+                    leaf.column_transform(columns)
+            except Exception as cause:
+                found_in = TransformError(
+                    f"the transform raised {cause!r}", source=leaf.name, index=index, position=position
+                )
+                found_in.__cause__ = cause
+                return found_in
+        return SourceError(
+            f"reading {len(indices)} samples together failed, though each can be read alone: {error}", source=leaf.name
+        )
+
+    def _read_samples(
+        self, positions: Int64, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+    ) -> Chunk:
+        failed: list[Failed] = []
+        samples = self._samples(positions, located, failed)
+        batches = []
+        collate = self._collate or stack_samples
+        for number, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+            chosen = [(i, sample) for i, sample in enumerate(samples[start:stop], start) if sample is not None]
+            if not chosen and stop > start:
+                raise EmptyBatchError(
+                    "every sample of a batch failed or was filtered out",
+                    batch=number,
+                    samples=[(f.source, f.index) for f in failed[:8]],
+                    hint="look at the failures' errors; on_error='raise' shows the first one whole",
+                )
+            batch = collate([sample for _, sample in chosen])
+            if valid is not None:
+                batch["__valid__"] = to_tensors({"v": valid[[i for i, _ in chosen]]})["v"]
+            batches.append(batch)
+        return Chunk(offsets, batches=batches, failed=failed)
+
+    def _samples(self, positions: Int64, located: Located, failed: list[Failed]) -> list[Sample | None]:
+        samples: list[Sample | None] = [None] * len(positions)
+        for number in np.unique(located.source).tolist():
+            leaf = self._leaves[number]
+            rows = np.flatnonzero(located.source == number)
+            indices, places = located.index[rows], positions[rows]
+            for row, sample in zip(rows.tolist(), self._leaf_rows(leaf, indices, places, failed), strict=True):
+                if sample is None:
+                    continue
+                try:
+                    samples[row] = self._transformed(number, sample, int(located.epoch[row]), int(located.index[row]))
+                except Exception as cause:
+                    index, position = int(located.index[row]), int(positions[row])
+                    if self._on_error == "raise":
+                        raise TransformError(
+                            f"the transform raised {cause!r}", source=leaf.name, index=index, position=position
+                        ) from cause
+                    failed.append(Failed(leaf.name, index, position, repr(cause)))
+        return samples
+
+    def _leaf_rows(self, leaf: Leaf, indices: Int64, positions: Int64, failed: list[Failed]) -> list[Sample | None]:
+        try:
+            return [*rows_of(self._leaf_columns(leaf, indices, positions), len(indices))]
+        except (SourceError, TransformError):
+            if self._on_error == "raise":
+                raise
+        pairs = zip(indices.tolist(), positions.tolist(), strict=True)
+        return [self._row_or_failure(leaf, index, position, failed) for index, position in pairs]
+
+    def _row_or_failure(self, leaf: Leaf, index: int, position: int, failed: list[Failed]) -> Sample | None:
+        try:
+            return rows_of(self._leaf_columns(leaf, np.array([index]), np.array([position])), 1)[0]
+        except (SourceError, TransformError) as error:
+            failed.append(Failed(leaf.name, index, position, str(error)))
+            return None
+
+    def _transformed(self, number: int, sample: Sample, epoch: int, index: int) -> Sample | None:
+        leaf = self._leaves[number]
+        if leaf.transform is None:
+            return sample
+        if not self._wants_rng[number]:
+            return leaf.transform(sample)
+        words = np.frombuffer(derive_key("transform", leaf.seed, leaf.name, epoch, index)[:16], dtype="<u8")
+        return leaf.transform(sample, rng=np.random.Generator(np.random.Philox(key=words)))
+
+    def _column_metrics(self, columns: Columns, offsets: Int64, located: Located) -> list[Any] | None:
+        return None
+
+
+def _has_parameter(function: Any, name: str) -> bool:
+    if function is None:
+        return False
+    try:
+        return name in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

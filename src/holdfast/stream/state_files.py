@@ -1,0 +1,93 @@
+"""State files: written whole or not at all, the last few kept, and a damaged one never taken for a good one.
+
+Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to the disk and
+renamed into place.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import StateFileError
+from holdfast.stream.state import CheckpointState
+
+__all__ = ["load_state", "save_state", "state_files"]
+
+FORMAT = "holdfast-stream-state"
+_NAME = re.compile(r"state-(\d{12,})\.json$")
+# A state is a few kilobytes; shares of 100,000 ranks take about two megabytes. Nothing sane is larger than this.
+LARGEST = 256 << 20
+
+
+def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> Path:
+    """Save the state atomically as ``state-<step>.json`` in the folder, and remove all but the newest ``keep``."""
+    directory = Path(folder)
+    directory.mkdir(parents=True, exist_ok=True)
+    body = json.dumps(state.to_json(), separators=(",", ":"))
+    text = json.dumps({"format": FORMAT, "digest": _digest(body), "state": body})
+    target = directory / f"state-{state.step:012d}.json"
+    temporary = directory / f".{target.name}.{os.getpid()}.tmp"
+    with open(temporary, "w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    os.replace(temporary, target)
+    _sync_folder(directory)
+    for old in state_files(directory)[:-keep]:
+        old.unlink(missing_ok=True)
+    return target
+
+
+def state_files(folder: str | Path) -> list[Path]:
+    """Return the state files of a folder, oldest step first."""
+    directory = Path(folder)
+    found = [(int(match[1]), path) for path in directory.glob("state-*.json") if (match := _NAME.search(path.name))]
+    return [path for _, path in sorted(found)]
+
+
+def load_state(path: str | Path) -> CheckpointState:
+    """Load a state file, or the newest of a folder. A torn or foreign file is refused, and the one before it named."""
+    target = Path(path)
+    if target.is_dir():
+        files = state_files(target)
+        if not files:
+            raise StateFileError("the folder holds no stream state", folder=str(target))
+        target = files[-1]
+    try:
+        if target.stat().st_size > LARGEST:
+            raise StateFileError("the file is too large to be a stream state", file=str(target))
+        envelope = json.loads(target.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise StateFileError(f"the state file cannot be read: {error.strerror}", file=str(target)) from error
+    except (UnicodeDecodeError, ValueError, RecursionError) as error:
+        raise _refused(target, "the state file is torn or is not JSON") from error
+    if not isinstance(envelope, dict) or envelope.get("format") != FORMAT or not isinstance(envelope.get("state"), str):
+        raise _refused(target, "the file is not a holdfast stream state")
+    if envelope.get("digest") != _digest(envelope["state"]):
+        raise _refused(target, "the state file is damaged: its digest does not match")
+    content: Any = json.loads(envelope["state"])
+    return CheckpointState.from_json(content)
+
+
+def _refused(path: Path, message: str) -> StateFileError:
+    siblings = state_files(path.parent)
+    earlier = siblings[: siblings.index(path)] if path in siblings else []
+    hint = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one beside it"
+    return StateFileError(message, file=str(path), previous=str(earlier[-1]) if earlier else None, hint=hint)
+
+
+def _digest(body: str) -> str:
+    return blake2b(body.encode(), digest_size=16).hexdigest()
+
+
+def _sync_folder(directory: Path) -> None:
+    descriptor = os.open(directory, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)

@@ -1,0 +1,144 @@
+"""Steps in chunks: what one rank reads, cut into pieces that are worth a hand-off.
+
+``StepReader`` joins a schedule to a reader: chunk k of a run that begins at some step covers the next ``chunk_steps``
+steps after those of chunk k-1. Positions are computed in wide windows, because arithmetic over few of them at a time is
+dominated by the cost of calling NumPy; samples are read in smaller chunks, which stay in the processor's cache.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.order import Located, Schedule
+from holdfast.stream.config import LastBatch
+from holdfast.stream.reader import Chunk, Reader
+
+__all__ = ["StepReader"]
+
+Int64 = NDArray[np.int64]
+
+WINDOW_SAMPLES = 8192
+CHUNK_SAMPLES = 512
+
+
+class _Window(NamedTuple):
+    positions: Int64
+    offsets: Int64
+    located: Located
+    valid: NDArray[np.bool_] | None
+
+
+class StepReader:
+    """Reads one rank's batches chunk by chunk, from a step on; picklable, and the same in every process.
+
+    Args:
+        reader: from positions to batches.
+        schedule: from steps to positions.
+        rank: whose batches.
+        start: the first step.
+        stop: the step before which reading ends; None for no end.
+        last_batch: what happens to batches that are not full.
+        chunk_samples: about how many samples are read together.
+    """
+
+    def __init__(
+        self,
+        reader: Reader,
+        schedule: Schedule,
+        *,
+        rank: int,
+        start: int,
+        stop: int | None,
+        last_batch: LastBatch,
+        chunk_samples: int = CHUNK_SAMPLES,
+    ) -> None:
+        self.reader = reader
+        self.schedule = schedule
+        self.rank = rank
+        self.start = start
+        self.stop = stop
+        self.size = schedule.batch_size(start, rank)
+        self._last_batch = last_batch
+        # Only where samples can run out does a batch need marking; an endless round robin never has a short one.
+        self._pads = last_batch == "pad" and not (schedule.epochs is None and schedule.order.partition.continuous)
+        self.chunk_steps = max(1, min(WINDOW_SAMPLES, chunk_samples) // self.size)
+        self._window_chunks = max(1, WINDOW_SAMPLES // (self.chunk_steps * self.size))
+        self._window = lru_cache(maxsize=4)(self._compute_window)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (
+            self.reader,
+            self.schedule,
+            self.rank,
+            self.start,
+            self.stop,
+            self._last_batch,
+            self.chunk_steps,
+        )
+
+    def chunks(self) -> int | None:
+        """Return how many chunks there are; None for no end."""
+        return None if self.stop is None else -(-max(0, self.stop - self.start) // self.chunk_steps)
+
+    def steps_of(self, chunk: int) -> range:
+        """Return the steps that a chunk covers."""
+        first = self.start + chunk * self.chunk_steps
+        last = first + self.chunk_steps
+        return range(first, last if self.stop is None else min(last, self.stop))
+
+    def read(self, chunk: int) -> Chunk:
+        """Read a chunk."""
+        number, part = divmod(chunk, self._window_chunks)
+        window = self._window(number)
+        first = part * self.chunk_steps
+        offsets = window.offsets[first : first + len(self.steps_of(chunk)) + 1]
+        rows = slice(int(offsets[0]), int(offsets[-1]))
+        located = window.located.part(rows)
+        valid = None if window.valid is None else window.valid[rows]
+        return self.reader.read(window.positions[rows], offsets - offsets[0], located, valid)
+
+    def _compute_window(self, number: int) -> _Window:
+        steps = self.chunk_steps * self._window_chunks
+        first = self.start + number * steps
+        stop = first + steps if self.stop is None else min(first + steps, self.stop)
+        positions, offsets = self.schedule.window(first, stop, self.rank)
+        valid = None
+        if self._pads:
+            positions, offsets, valid = self._padded(first, positions, offsets)
+        return _Window(positions, offsets, self.schedule.order.locate(positions), valid)
+
+    def _padded(self, first: int, positions: Int64, offsets: Int64) -> tuple[Int64, Int64, NDArray[np.bool_]]:
+        lengths = np.diff(offsets)
+        count = len(lengths) * self.size
+        valid = (np.arange(count) % self.size) < np.repeat(lengths, self.size)
+        if bool(valid.all()):
+            return positions, offsets, valid
+        filled = np.empty(count, dtype=np.int64)
+        filled[valid] = positions
+        for i in np.flatnonzero(lengths < self.size).tolist():
+            row = slice(i * self.size, (i + 1) * self.size)
+            filled[row][~valid[row]] = self._filler(first + i, positions[offsets[i] : offsets[i + 1]])
+        return filled, np.arange(len(lengths) + 1) * self.size, valid
+
+    def _filler(self, step: int, own: Int64) -> int:
+        """Return a position to repeat: one of the rank's own, or, if it has none, another rank's of the same step."""
+        if len(own):
+            return int(own[0])
+        for rank in range(self.schedule.segment_at(step).world_size):
+            others = self.schedule.positions(step, rank)
+            if len(others):
+                return int(others[0])
+        return 0
+
+
+def _rebuild(
+    reader: Reader, schedule: Schedule, rank: int, start: int, stop: int | None, last_batch: LastBatch, chunk_steps: int
+) -> StepReader:
+    size = schedule.batch_size(start, rank)
+    return StepReader(
+        reader, schedule, rank=rank, start=start, stop=stop, last_batch=last_batch, chunk_samples=chunk_steps * size
+    )
