@@ -14,7 +14,8 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.utils.data import DataLoader, Dataset
 
 from holdfast.errors import MetricError
@@ -77,7 +78,7 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
     half = MetricsAggregator(recent_steps=8)
     train(half, 0, middle, rank, world_size)
     (folder / f"state-{world_size}-{rank}.json").write_text(json.dumps(half.state_dict()))
-    dcp.save({"metrics": half.as_stateful()}, checkpoint_id=folder / f"dcp-{world_size}")
+    save({"metrics": half.as_stateful()}, checkpoint_id=folder / f"dcp-{world_size}")
     dist.barrier()
 
     if plan["resume_from"]:
@@ -89,7 +90,7 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
         results["resumed"] = repr(resumed.get_metrics())
 
         from_dcp = MetricsAggregator(recent_steps=8)
-        dcp.load({"metrics": from_dcp.as_stateful()}, checkpoint_id=folder / f"dcp-{before}")
+        load({"metrics": from_dcp.as_stateful()}, checkpoint_id=folder / f"dcp-{before}")
         train(from_dcp, middle, STEPS, rank, world_size)
         results["resumed_from_dcp"] = repr(from_dcp.get_metrics())
 

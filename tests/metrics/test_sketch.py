@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from tests.metrics.strategies import finite_floats, floats
 
 from holdfast.errors import MetricError
-from holdfast.metrics.sketch import BUCKETS, QuantileSketch
+from holdfast.metrics.sketch import BUCKETS, QuantileSketch, _pack
 
 Values = NDArray[np.float64]
 PERCENTS = (1, 5, 25, 50, 75, 95, 99)
@@ -216,18 +216,19 @@ def test_an_empty_sketch_merges_and_comes_back() -> None:
 
 
 def _cut(payload: dict[str, Any]) -> None:
-    payload["counts"] = payload["counts"][:-6]
+    payload["buckets"] = payload["buckets"][:-8]
 
 
 def _foreign(payload: dict[str, Any]) -> None:
-    payload["steps"] = "not base64!"
+    payload["buckets"] = "not base64!"
 
 
-def _mixed(payload: dict[str, Any]) -> None:
-    payload["counts"] = QuantileSketch().add(floats([1.0])).serialize()["counts"]
+def _too_few_counts(payload: dict[str, Any]) -> None:
+    octaves, shifts, per_octave, steps, counts = ([4096], [0], [2], [5, 1], [1])
+    payload["buckets"] = _pack(*(np.array(column) for column in (octaves, shifts, per_octave, steps, counts)))
 
 
-@pytest.mark.parametrize("damage", [_cut, _foreign, _mixed])
+@pytest.mark.parametrize("damage", [_cut, _foreign, _too_few_counts])
 def test_a_damaged_state_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     payload = QuantileSketch().add(wide(100)).serialize()
     damage(payload)

@@ -14,10 +14,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, MetricError
-from holdfast.metrics.columnar import MetricBatch, Metrics, as_columns
+from holdfast.metrics.columnar import MetricBatch, Metrics, as_columns, as_objects
 from holdfast.metrics.gather import gather_bytes, world_of
 from holdfast.metrics.handlers import GivenHandlers, MetricHandler, Scalar, handler_for, known_handlers
 from holdfast.metrics.state import (
+    MERGE_AT_ONCE,
     MetricState,
     Scope,
     Table,
@@ -34,8 +35,6 @@ if TYPE_CHECKING:
 
 # Values wait in their arrays until there are enough of them to be worth a pass; a figure asked for folds them at once.
 _FOLD_AT = 1 << 15
-# How many ranks' states are held at once while merging.
-_MERGE_AT_ONCE = 64
 
 
 @dataclass(slots=True)
@@ -124,7 +123,7 @@ class MetricsAggregator:
         """
         table = decode_table(state, self._handlers)
         rank, _ = world_of(self._process_group)
-        if state.get("scope") == "run" and rank != 0:
+        if state["scope"] == "run" and rank != 0:
             table = {}
         self._entries = {
             key: _Entry(
@@ -133,11 +132,11 @@ class MetricsAggregator:
                 metric.state,
                 metric.nan,
                 metric.infinite,
-                metric.recent if state.get("recent_steps") == self._recent_steps else {},
+                metric.recent if state["recent_steps"] == self._recent_steps else {},
             )
             for key, metric in table.items()
         }
-        self._step = int(state.get("step", 0))
+        self._step = int(state["step"])
 
     def as_stateful(self) -> RunMetricsState:
         """This aggregator for ``torch.distributed.checkpoint``: one entry, holding the state of the whole run."""
@@ -159,7 +158,7 @@ class MetricsAggregator:
     def _update_columns(self, metrics: MetricBatch) -> None:
         for column in metrics.columns:
             key = (column.dataset_name, column.name)
-            self._wait(key, self._entry(key, column.agg_type), as_columns(column.values))
+            self._add(key, self._entry(key, column.agg_type), column.values)
 
     def _update_samples(self, metrics: Sequence[Metric]) -> None:
         entries = self._entries
@@ -169,12 +168,13 @@ class MetricsAggregator:
             if entry is None or entry.agg_type is not metric.agg_type:
                 entry = self._entry(key, metric.agg_type)
             value = metric.value
-            if value.__class__ is int or value.__class__ is float or not entry.handler.numeric:
+            kind = value.__class__
+            if kind is float or kind is int or (kind is str and not entry.handler.numeric):
                 entry.scalars.append(value)
                 if len(entry.scalars) >= _FOLD_AT:
                     self._fold(entry)
             else:
-                self._wait(key, entry, as_columns(value))
+                self._add(key, entry, value)
 
     def _entry(self, key: MetricKey, agg_type: AggregationKind) -> _Entry:
         entry = self._entries.get(key)
@@ -185,27 +185,34 @@ class MetricsAggregator:
             raise conflicting_types(key, kind_name(entry.agg_type), kind_name(agg_type))
         return entry
 
-    def _wait(self, key: MetricKey, entry: _Entry, columns: list[NDArray[Any]]) -> None:
-        """Keep columns for the next fold; what is no number is refused here, in the call it came with."""
-        for values in columns:
-            if entry.handler.numeric and values.dtype == object:
-                _require_integers(key, entry, values)
-            entry.arrays.append(values)
-            entry.waiting += len(values)
+    def _add(self, key: MetricKey, entry: _Entry, values: Any) -> None:
+        """Keep numbers for the next fold; what is no number is refused here, in the call it came with."""
+        if not entry.handler.numeric:
+            entry.state = entry.handler.update(entry.state, as_objects(values))
+            return
+        for column in as_columns(values):
+            if column.dtype == object:
+                _require_integers(key, entry, column)
+            entry.arrays.append(column)
+            entry.waiting += len(column)
         if entry.waiting >= _FOLD_AT:
             self._fold(entry)
 
     def _fold(self, entry: _Entry) -> None:
         """Bring the waiting values into the state, one array a kind."""
-        columns = entry.arrays + (as_columns(entry.scalars) if entry.scalars else [])
+        arrays, scalars = entry.arrays, entry.scalars
         entry.arrays, entry.scalars, entry.waiting = [], [], 0
+        if not entry.handler.numeric:
+            if scalars:
+                entry.state = entry.handler.update(entry.state, as_objects(scalars))
+            return
+        columns = arrays + (as_columns(scalars) if scalars else [])
         for kind in ("i", "f", "O"):
             alike = [column for column in columns if column.dtype.kind == kind and len(column)]
             if not alike:
                 continue
             values = np.concatenate(alike) if len(alike) > 1 else alike[0]
-            if entry.handler.numeric:
-                values = _finite(entry, values)
+            values = _finite(entry, values)
             entry.state = entry.handler.update(entry.state, values)
             if self._recent_steps is not None and kind_name(entry.agg_type) == "distribution" and len(values):
                 entry.recent = update_panes(entry.recent, entry.handler, self._pane, values)
@@ -227,7 +234,7 @@ class MetricsAggregator:
         tables: list[Table] = []
         for received in gather_bytes(payload, world_size, self._process_group):
             tables.append(decode_table(json.loads(received), self._handlers))
-            if len(tables) == _MERGE_AT_ONCE:
+            if len(tables) == MERGE_AT_ONCE:
                 tables = [merge_tables(tables, self._handlers)]
         return merge_tables(tables, self._handlers)
 

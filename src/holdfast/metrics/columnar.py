@@ -75,6 +75,17 @@ def as_columns(values: Any) -> list[NDArray[Any]]:
     return _from_list([values])
 
 
+def as_objects(values: Any) -> NDArray[Any]:
+    """Observations as they come, flat: an array of any dtype, or an object array of a list's or a single value."""
+    if hasattr(values, "detach"):
+        values = _from_tensor(values)
+    if isinstance(values, np.ndarray):
+        return values.reshape(-1)
+    if not isinstance(values, (list, tuple)):
+        return _objects([_plain(values)])
+    return _objects([_plain(value) for value in values])
+
+
 def _as_column(values: NDArray[Any]) -> NDArray[Any]:
     flat = values.reshape(-1)
     kind = flat.dtype.kind

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import base64
 import binascii
+import struct
 import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -40,6 +41,9 @@ Integers: TypeAlias = NDArray[np.int64]
 BUCKETS = 4096
 
 _MANTISSA_BITS = 52
+_MANTISSA = np.int64((1 << _MANTISSA_BITS) - 1)
+_OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, the two ends being NaN and infinity
+_HEADER = struct.Struct("<BI")
 _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
 
 
@@ -94,13 +98,12 @@ class QuantileSketch:
         filled = [part for part in parts if len(part.keys)]
         if not filled:
             return QuantileSketch()
-        octaves = _distinct(np.sort(np.concatenate([part.octaves for part in filled])))
-        shifts = np.zeros_like(octaves)
+        deepest = np.full(_OCTAVES, -1, dtype=np.int64)
         for part in filled:
-            places = np.searchsorted(octaves, part.octaves)
-            shifts[places] = np.maximum(shifts[places], part.shifts)
-        keys = np.concatenate([part.keys for part in filled])
-        keys = _coarsen(keys, octaves, shifts)
+            deepest[part.octaves] = np.maximum(deepest[part.octaves], part.shifts)
+        octaves = np.flatnonzero(np.roll(deepest, _OCTAVES // 2) >= 0) - _OCTAVES // 2
+        shifts = deepest[octaves]
+        keys = _coarsen(np.concatenate([part.keys for part in filled]), octaves, shifts)
         keys, counts = _combine(keys, np.concatenate([part.counts for part in filled]))
         return _canonical(keys, counts, octaves, shifts, min(part.cap for part in filled))
 
@@ -120,30 +123,27 @@ class QuantileSketch:
 
     def serialize(self) -> dict[str, Any]:
         """A JSON-friendly form; equal sketches give equal text."""
-        octave_starts = np.searchsorted(self.keys, self.octaves << _MANTISSA_BITS)
-        per_octave = np.diff(np.append(octave_starts, len(self.keys)))
-        steps = _offsets_in_octave(self.keys, np.repeat(self.shifts, per_octave))
-        steps[1:] -= steps[:-1].copy()
-        return {
-            "cap": self.cap,
-            "octaves": _pack(self.octaves),
-            "shifts": _pack(self.shifts),
-            "per_octave": _pack(per_octave),
-            "steps": _pack(steps),
-            "counts": _pack(self.counts),
-        }
+        starts = np.searchsorted(self.keys, self.octaves << _MANTISSA_BITS)
+        per_octave = np.diff(np.append(starts, len(self.keys)))
+        # Steps between neighbours: all ones where an octave is full, so that they deflate to almost nothing.
+        steps = (self.keys & _MANTISSA) >> np.repeat(self.shifts, per_octave)
+        inner = np.ones(len(steps), dtype=bool)
+        inner[starts] = False
+        steps[inner] -= (np.append(0, steps[:-1]))[inner]
+        return {"cap": self.cap, "buckets": _pack(self.octaves + _OCTAVES, self.shifts, per_octave, steps, self.counts)}
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> QuantileSketch:
         """The inverse of :meth:`serialize`."""
-        octaves, shifts, per_octave, steps, counts = (
-            _unpack(payload[name]) for name in ("octaves", "shifts", "per_octave", "steps", "counts")
-        )
+        octaves, shifts, per_octave, steps, counts = _unpack(payload["buckets"], 5)
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
         if not sizes_agree or int(per_octave.sum()) != len(steps) or (len(counts) and counts.min() < 1):
             raise MetricError("the state of a distribution is damaged: its columns do not fit together")
-        each_shift = np.repeat(shifts, per_octave)
-        keys = (np.repeat(octaves, per_octave) << _MANTISSA_BITS) + (np.cumsum(steps) << each_shift)
+        octaves = octaves - _OCTAVES
+        sums = np.cumsum(steps)  # may wrap around 64 bits; the differences below do not mind
+        starts = np.cumsum(per_octave) - per_octave
+        offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
+        keys = (np.repeat(octaves, per_octave) << _MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
         return QuantileSketch(keys, counts, octaves, shifts, int(payload["cap"]))
 
     def _locate(self, percent: int) -> tuple[int, int, int]:
@@ -188,17 +188,26 @@ def _canonical(keys: Integers, counts: Integers, octaves: Integers, shifts: Inte
 def _coarsen(keys: Integers, octaves: Integers, shifts: Integers) -> Integers:
     if not shifts.any():
         return keys
-    each = shifts[np.searchsorted(octaves, keys >> _MANTISSA_BITS)]
-    return (keys >> each) << each
+    table = np.zeros(_OCTAVES, dtype=np.int64)  # negative octaves count from its end
+    table[octaves] = shifts
+    each = table[keys >> _MANTISSA_BITS]
+    coarse: Integers = (keys >> each) << each
+    return coarse
 
 
 def _combine(keys: Integers, counts: Integers, *, is_sorted: bool = False) -> tuple[Integers, Integers]:
     """Distinct keys, ascending, with the sums of their counts."""
-    if not is_sorted:
-        order = np.argsort(keys, kind="stable")  # the parts are runs already in order, which a stable sort exploits
-        keys, counts = keys[order], counts[order]
-    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-    return keys[starts], np.add.reduceat(counts, starts)
+    if is_sorted:
+        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
+        return keys[starts], np.add.reduceat(counts, starts)
+    # Sorting the keys alone is several times quicker than sorting them with their counts.
+    distinct = _distinct(np.sort(keys))
+    places = np.searchsorted(distinct, keys)
+    if int(counts.sum()) < 1 << 53:
+        return distinct, np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64)
+    sums = np.zeros_like(distinct)
+    np.add.at(sums, places, counts)
+    return distinct, sums
 
 
 def _run_lengths(keys: Integers) -> tuple[Integers, Integers]:
@@ -225,20 +234,27 @@ def _bit_lengths(values: Integers) -> Integers:
     return np.frexp(np.abs(values).astype(np.float64))[1].astype(np.int64)
 
 
-def _offsets_in_octave(keys: Integers, shifts: Integers) -> Integers:
-    return (keys & np.int64((1 << _MANTISSA_BITS) - 1)) >> shifts
+def _pack(*columns: Integers) -> str:
+    """Base64 of the deflated bytes of non-negative columns: the lowest bytes of a column first, no empty high ones."""
+    pieces: list[bytes] = []
+    for column in columns:
+        width = (int(column.max(initial=0)).bit_length() + 7) // 8
+        planes = np.ascontiguousarray(column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T)
+        pieces += [_HEADER.pack(width, len(column)), planes.tobytes()]
+    return base64.b64encode(zlib.compress(b"".join(pieces), 6)).decode("ascii")
 
 
-def _pack(values: Integers) -> str:
-    """Base64 of the deflated bytes, lowest bytes of all numbers first: the high bytes are mostly alike."""
-    planes = np.ascontiguousarray(values.astype("<i8").view(np.uint8).reshape(-1, 8).T)
-    return base64.b64encode(zlib.compress(planes.tobytes(), 6)).decode("ascii")
-
-
-def _unpack(text: str) -> Integers:
+def _unpack(text: str, count: int) -> list[Integers]:
+    columns: list[Integers] = []
     try:
-        planes = np.frombuffer(zlib.decompress(base64.b64decode(text)), dtype=np.uint8)
-        values = np.ascontiguousarray(planes.reshape(8, -1).T).view("<i8").reshape(-1)
-    except (binascii.Error, zlib.error, ValueError) as error:
-        raise MetricError("the state of a distribution is damaged: a column cannot be read") from error
-    return values.astype(np.int64)
+        data, place = zlib.decompress(base64.b64decode(text)), 0
+        for _ in range(count):
+            width, length = _HEADER.unpack_from(data, place)
+            planes = np.frombuffer(data, dtype=np.uint8, count=width * length, offset=place + _HEADER.size)
+            cells = np.zeros((length, 8), dtype=np.uint8)
+            cells[:, :width] = planes.reshape(width, length).T
+            columns.append(cells.view("<i8").reshape(-1).astype(np.int64))
+            place += _HEADER.size + width * length
+    except (binascii.Error, zlib.error, struct.error, TypeError, ValueError) as error:
+        raise MetricError("the state of a distribution is damaged: its buckets cannot be read") from error
+    return columns

@@ -105,15 +105,13 @@ class CategoricalCountHandler(MetricHandler[Categories]):
 
 
 def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
-    if values.dtype == object:
-        return Counter(map(_hashable, values.tolist())).items()
+    if values.dtype.kind in "OUS":
+        listed = values.tolist()
+        # By their text, since as keys 1, 1.0 and True are one, whichever came first; texts need no conversion.
+        texts = listed if set(map(type, listed)) == {str} else map(str, listed)
+        return Counter(texts).items()
     distinct, counts = np.unique(values, return_counts=True)
     return zip(distinct.tolist(), counts.tolist(), strict=True)
-
-
-def _hashable(value: Any) -> Any:
-    # By their text from the start: in a Counter 1, 1.0 and True would be one key, whichever came first.
-    return value if isinstance(value, str) else str(value)
 
 
 def _name(value: Any) -> str:
