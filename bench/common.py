@@ -1,0 +1,43 @@
+"""What every benchmark shares: its two options, alternating rounds, and one JSON object at the end."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from typing import Any
+
+
+def arguments(description: str) -> argparse.Namespace:
+    """Parse ``--quick`` and ``--json``."""
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer rounds")
+    parser.add_argument("--json", action="store_true", help="print one JSON object last")
+    return parser.parse_args()
+
+
+def alternate(sides: Mapping[str, Callable[[], object]], rounds: int = 5) -> dict[str, float]:
+    """The median seconds of each side, the sides taking turns so that a slow moment of the machine hits them all."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            start = time.perf_counter()
+            side()
+            taken[name].append(time.perf_counter() - start)
+    return {name: statistics.median(times) for name, times in taken.items()}
+
+
+def publish(figures: Mapping[str, float], about: Mapping[str, Any], *, as_json: bool) -> None:
+    """Print the figures as a table, or as the one JSON object that `make bench` reads."""
+    machine = {"python": platform.python_version(), "machine": platform.machine()}
+    if as_json:
+        print(json.dumps({"figures": dict(figures), "about": {**machine, **about}}))
+        return
+    width = max(map(len, figures))
+    for name, value in figures.items():
+        print(f"{name:<{width}}  {value:>16,.4g}" if abs(value) < 1000 else f"{name:<{width}}  {value:>16,.0f}")
+    for name, text in about.items():
+        print(f"{name}: {text}")

@@ -1,0 +1,298 @@
+"""Metrics: updates a second, merging 1,000 ranks, and how wrong averaged percentiles are.
+
+The peer is the straightforward aggregator most training scripts have: a dict by metric, a branch by type, a deque of
+the last 1,000 values for a distribution, percentiles averaged over ranks.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from datasketches import kll_doubles_sketch
+
+sys.path.insert(0, str(Path(__file__).resolve().parent))
+from common import alternate, arguments, publish
+from holdfast.metrics import (
+    AggregationType,
+    Metric,
+    MetricBatch,
+    MetricColumn,
+    MetricsAggregator,
+    StandardMetricTransform,
+    merge_state_dicts,
+)
+from holdfast.metrics.sketch import QuantileSketch
+
+Figures = dict[str, float]
+PERCENTS = (5, 50, 95)
+
+
+class DequeAggregator:
+    """The peer: one Python-level update a sample and metric, a window of the last values for distributions."""
+
+    def __init__(self, window: int = 1000) -> None:
+        self._state: dict[tuple[str, str], dict[str, Any]] = {}
+        self._window = window
+
+    def update(self, metrics: list[Metric]) -> None:
+        """Add metrics one by one."""
+        for metric in metrics:
+            key = (metric.dataset_name, metric.name)
+            if key not in self._state:
+                self._state[key] = self._initial(metric.agg_type)
+            state = self._state[key]
+            agg_type = metric.agg_type
+            if agg_type == AggregationType.SUM:
+                state["value"] += metric.value
+            elif agg_type == AggregationType.MAX:
+                state["value"] = metric.value if state["value"] is None else max(state["value"], metric.value)
+            elif agg_type == AggregationType.MIN:
+                state["value"] = metric.value if state["value"] is None else min(state["value"], metric.value)
+            elif agg_type == AggregationType.MEAN:
+                state["sum"] += metric.value
+                state["count"] += 1
+            elif agg_type == AggregationType.DISTRIBUTION:
+                state["values"].append(metric.value)
+            elif agg_type == AggregationType.CATEGORICAL_COUNT:
+                state["counts"][metric.value] += 1
+
+    def get_metrics(self) -> dict[str, Any]:
+        """The figures of this process, percentiles by sorting the window."""
+        report: dict[str, Any] = {}
+        for (dataset, name), state in self._state.items():
+            if "values" in state:
+                values = sorted(state["values"])
+                for percent in PERCENTS:
+                    report[f"{dataset}/{name}_p{percent:02d}"] = values[int(percent / 100 * (len(values) - 1))]
+            else:
+                report[f"{dataset}/{name}"] = state
+        return report
+
+    def _initial(self, agg_type: Any) -> dict[str, Any]:
+        if agg_type == AggregationType.DISTRIBUTION:
+            return {"values": collections.deque(maxlen=self._window)}
+        if agg_type == AggregationType.CATEGORICAL_COUNT:
+            return {"counts": collections.Counter()}
+        if agg_type == AggregationType.MEAN:
+            return {"sum": 0.0, "count": 0}
+        return {"value": 0 if agg_type == AggregationType.SUM else None}
+
+
+def make_columns(batches: int, size: int, kinds: list[AggregationType]) -> list[MetricBatch]:
+    """Batches with one column a type; lengths for distributions of integers, normal values for the rest."""
+    generator = np.random.default_rng(0)
+    made = []
+    for _ in range(batches):
+        columns = []
+        for kind in kinds:
+            values: Any = generator.normal(size=size)
+            if kind is AggregationType.CATEGORICAL_COUNT:
+                values = generator.choice(np.array(["en", "de", "fr", "code"], dtype=object), size)
+            elif kind is AggregationType.SUM:
+                values = generator.integers(1, 4096, size)
+            columns.append(MetricColumn("wiki", kind.value, values, kind))
+        if AggregationType.DISTRIBUTION in kinds:
+            lengths = generator.integers(1, 4096, size)
+            columns.append(MetricColumn("wiki", "seq_len", lengths, AggregationType.DISTRIBUTION))
+        made.append(MetricBatch(tuple(columns)))
+    return made
+
+
+def as_samples(batch: MetricBatch) -> list[Metric]:
+    """The same observations, one object each, in the order a per-sample pipeline makes them."""
+    rows = zip(*(column.values.tolist() for column in batch.columns), strict=True)
+    return [
+        Metric(column.dataset_name, column.name, value, column.agg_type)
+        for row in rows
+        for column, value in zip(batch.columns, row, strict=True)
+    ]
+
+
+def run(aggregator: Any, batches: list[Any]) -> None:
+    for batch in batches:
+        aggregator.update(batch)
+    aggregator.get_metrics()
+
+
+def updates(quick: bool) -> Figures:
+    """Updates a second by type and for all together; the report at the end is part of every side's time."""
+    batches, size, rounds = (8, 2048, 5) if quick else (16, 8192, 7)
+    figures: Figures = {}
+    groups = {kind.value: [kind] for kind in AggregationType} | {"all_six_types": list(AggregationType)}
+    for name, kinds in groups.items():
+        columns = make_columns(batches, size, kinds)
+        samples = [as_samples(batch) for batch in columns]
+        count = sum(map(len, samples))
+        seconds = alternate(
+            {
+                "deque": lambda samples=samples: run(DequeAggregator(), samples),
+                "per_sample": lambda samples=samples: run(MetricsAggregator(), samples),
+                "columnar": lambda columns=columns: run(MetricsAggregator(), columns),
+            },
+            rounds,
+        )
+        for side, taken in seconds.items():
+            figures[f"{name}_{side}_updates_per_second"] = count / taken
+        figures[f"{name}_columnar_over_deque"] = seconds["deque"] / seconds["columnar"]
+        figures[f"{name}_per_sample_over_deque"] = seconds["deque"] / seconds["per_sample"]
+    return figures
+
+
+def from_tokens(quick: bool) -> Figures:
+    """The whole road from a batch's tokens to its figures: one object a sample and metric, or one array a metric."""
+    rows, batches, rounds = (2048, 4, 5) if quick else (8192, 8, 7)
+    tokens = np.ones((rows, 512), dtype=np.int32)
+    listed = list(tokens)
+    transform = StandardMetricTransform()
+    transform.set_dataset_name("wiki")
+
+    def by_sample(aggregator: Any) -> None:
+        for _ in range(batches):
+            aggregator.update([metric for row in listed for metric in transform.sample_metrics({"tokens": row})])
+        aggregator.get_metrics()
+
+    def by_column() -> None:
+        aggregator = MetricsAggregator()
+        for _ in range(batches):
+            aggregator.update(transform.batch_metrics({"tokens": tokens}))
+        aggregator.get_metrics()
+
+    seconds = alternate({"deque": lambda: by_sample(DequeAggregator()), "columnar": by_column}, rounds)
+    samples = rows * batches
+    return {
+        "standard_metrics_deque_samples_per_second": samples / seconds["deque"],
+        "standard_metrics_columnar_samples_per_second": samples / seconds["columnar"],
+        "standard_metrics_columnar_over_deque": seconds["deque"] / seconds["columnar"],
+    }
+
+
+def merging(quick: bool) -> Figures:
+    """Merge the states of many ranks, from JSON text to figures: 50 metrics, a third of them distributions."""
+    ranks, rounds = (100, 5) if quick else (1000, 5)
+    kinds = list(AggregationType)
+    texts = []
+    for rank in range(ranks):
+        generator = np.random.default_rng(rank)
+        aggregator = MetricsAggregator()
+        columns = []
+        for number in range(50):
+            kind = AggregationType.DISTRIBUTION if number % 3 == 0 else kinds[number % len(kinds)]
+            values: Any = (
+                generator.normal(size=10_000) if kind is AggregationType.DISTRIBUTION else generator.random(10)
+            )
+            if kind is AggregationType.CATEGORICAL_COUNT:
+                values = generator.choice(np.array(["en", "de", "fr", "code"], dtype=object), 10)
+            columns.append(MetricColumn("wiki", f"metric_{number}", values, kind))
+        aggregator.update(MetricBatch(tuple(columns)))
+        texts.append(json.dumps(aggregator.state_dict()))
+
+    def merge() -> None:
+        aggregator = MetricsAggregator()
+        aggregator.load_state_dict(merge_state_dicts(json.loads(text) for text in texts))
+        aggregator.get_metrics()
+
+    seconds = alternate({"merge": merge}, rounds)["merge"]
+    return {
+        f"merge_{ranks}_ranks_of_50_metrics_seconds": seconds,
+        "state_of_50_metrics_bytes": float(np.mean([len(text) for text in texts])),
+    }
+
+
+def sketches(quick: bool) -> Figures:
+    """The distribution sketch beside KLL from datasketches: speed, size, and how both came out of 1,000 merges."""
+    generator = np.random.default_rng(3)
+    count, rounds = (200_000, 5) if quick else (2_000_000, 5)
+    values = generator.normal(size=count)
+    chunks = np.array_split(values, max(1, count // 32768))
+
+    def ours() -> QuantileSketch:
+        sketch = QuantileSketch()
+        for chunk in chunks:
+            sketch = sketch.add(chunk)
+        return sketch
+
+    def kll() -> Any:
+        sketch = kll_doubles_sketch(200)
+        for chunk in chunks:
+            sketch.update(chunk)
+        return sketch
+
+    seconds = alternate({"ours": ours, "kll": kll}, rounds)
+    return {
+        "sketch_updates_per_second": count / seconds["ours"],
+        "kll_updates_per_second": count / seconds["kll"],
+        "sketch_over_kll": seconds["kll"] / seconds["ours"],
+        "sketch_state_bytes": float(len(json.dumps(ours().serialize()))),
+        "kll_state_bytes_base64": float(len(kll().serialize()) * 4 / 3),
+    }
+
+
+def streams(count: int) -> dict[str, np.ndarray[Any, Any]]:
+    """Streams as 1,000 ranks would see them: neighbouring stretches, so that the ranks differ."""
+    generator = np.random.default_rng(11)
+    return {
+        "normal": generator.normal(size=count),
+        "heavy_tailed": generator.pareto(0.5, size=count),
+        "two_valued": generator.choice([0.1, 0.9], count, p=[0.3, 0.7]),
+        "sorted": np.sort(generator.normal(size=count)),
+        "cluster_far_from_zero": 1e6 + generator.random(count),
+        "sliver_in_a_crowd": generator.permutation(
+            np.concatenate([1.5 + generator.random(count * 4 // 5) * 1e-9, 1.0 + generator.random(count // 5)])
+        ),
+    }
+
+
+def rank_errors(quick: bool) -> Figures:
+    """The largest rank error of p05, p50 and p95 in percent: ours, KLL's, and that of percentiles averaged over ranks."""
+    figures: Figures = {}
+    for name, values in streams(100_000 if quick else 1_000_000).items():
+        parts = np.array_split(values, 1000)
+        merged = QuantileSketch.merge([QuantileSketch().add(part) for part in parts])
+        kll = kll_doubles_sketch(200)
+        for part in parts:
+            piece = kll_doubles_sketch(200)
+            piece.update(part)
+            kll.merge(piece)
+        ascending = np.sort(values)
+        answers = {
+            "sketch": [merged.quantile(percent) for percent in PERCENTS],
+            "kll": [kll.get_quantile(percent / 100, True) for percent in PERCENTS],
+            "averaged_percentiles": [
+                float(np.mean([np.percentile(part, percent) for part in parts])) for percent in PERCENTS
+            ],
+        }
+        for side, estimates in answers.items():
+            errors = [
+                _rank_error(ascending, value, percent) for value, percent in zip(estimates, PERCENTS, strict=True)
+            ]
+            figures[f"{name}_{side}_rank_error_percent"] = 100 * max(errors)
+    return figures
+
+
+def _rank_error(ascending: np.ndarray[Any, Any], estimate: float, percent: int) -> float:
+    first = np.searchsorted(ascending, estimate, side="left") / len(ascending)
+    last = np.searchsorted(ascending, estimate, side="right") / len(ascending)
+    return float(max(0.0, first - percent / 100, percent / 100 - last))
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    figures: Figures = {}
+    for part in (updates, from_tokens, merging, sketches, rank_errors):
+        figures |= part(options.quick)
+    about = {
+        "cores": os.cpu_count(),
+        "peer": "a per-sample dict-and-deque aggregator (window 1,000), updates and final report timed",
+        "rank errors": "after merging 1,000 sketches; KLL with k=200; sliver_in_a_crowd is the default's known worst case",
+    }
+    publish(figures, about, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
