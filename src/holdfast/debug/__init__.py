@@ -1,5 +1,72 @@
-"""From any training log to a named failure, its cause and what to do. Runs without torch."""
+"""From any training log to a named failure, its cause and what to do. Runs without torch.
+
+Names load on first use, so that importing this package costs nothing.
+"""
 
 from __future__ import annotations
 
-__all__: list[str] = []
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from holdfast.debug.attribution import AttributionEngine as AttributionEngine
+    from holdfast.debug.base import BaseDetector as BaseDetector
+    from holdfast.debug.base import BaseIngestor as BaseIngestor
+    from holdfast.debug.base import BaseSignalExtractor as BaseSignalExtractor
+    from holdfast.debug.debugger import MLSystemsDebugger as MLSystemsDebugger
+    from holdfast.debug.ingestion import LogIngestor as LogIngestor
+    from holdfast.debug.ingestion import MetricIngestor as MetricIngestor
+    from holdfast.debug.ingestion import SchemaValidator as SchemaValidator
+    from holdfast.debug.reporting import Reporter as Reporter
+    from holdfast.debug.reporting import ReportFormat as ReportFormat
+    from holdfast.debug.signals import DistributionSignalExtractor as DistributionSignalExtractor
+    from holdfast.debug.signals import GradientSignalExtractor as GradientSignalExtractor
+    from holdfast.debug.signals import NumericalSignalExtractor as NumericalSignalExtractor
+    from holdfast.debug.types import AttributionHypothesis as AttributionHypothesis
+    from holdfast.debug.types import DebugReport as DebugReport
+    from holdfast.debug.types import Detection as Detection
+    from holdfast.debug.types import DetectionContext as DetectionContext
+    from holdfast.debug.types import DetectionResult as DetectionResult
+    from holdfast.debug.types import Evidence as Evidence
+    from holdfast.debug.types import Failure as Failure
+    from holdfast.debug.types import Finding as Finding
+    from holdfast.debug.types import RunReport as RunReport
+    from holdfast.debug.types import Severity as Severity
+    from holdfast.debug.types import Signal as Signal
+    from holdfast.debug.types import Verdict as Verdict
+
+_TYPES = (
+    "AttributionHypothesis DebugReport Detection DetectionContext DetectionResult Evidence Failure Finding RunReport "
+    "Severity Signal Verdict"
+).split()
+_HOME: dict[str, str] = {
+    **dict.fromkeys(_TYPES, "types"),
+    "AttributionEngine": "attribution",
+    "BaseDetector": "base",
+    "BaseIngestor": "base",
+    "BaseSignalExtractor": "base",
+    "DistributionSignalExtractor": "signals",
+    "GradientSignalExtractor": "signals",
+    "LogIngestor": "ingestion",
+    "MLSystemsDebugger": "debugger",
+    "MetricIngestor": "ingestion",
+    "NumericalSignalExtractor": "signals",
+    "ReportFormat": "reporting",
+    "Reporter": "reporting",
+    "SchemaValidator": "ingestion",
+}
+
+__all__ = sorted(_HOME)  # noqa: PLE0605 - sorted once from the one table above
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOME.get(name)
+    if home is None:
+        raise AttributeError(f"module 'holdfast.debug' has no attribute {name!r}")
+    value = getattr(import_module(f"holdfast.debug.{home}"), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_HOME})

@@ -169,6 +169,7 @@ class RunReport:
     findings: tuple[Finding, ...] = ()
     signals: tuple[Signal, ...] = ()
     notes: tuple[str, ...] = ()
+    config: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,80 @@
+"""A run held against one that is known to be healthy: where it leaves it, and which findings both have.
+
+A failure that the healthy run shows as well is this set-up's normal: it is kept, as information only. Series of the same
+name are compared at the same steps; a run has left the healthy one where the distance stays beyond the healthy run's own noise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from holdfast.debug.types import Evidence, Finding, RunReport, Severity, Signal
+from holdfast.debug.verdict import LOSS_LIKE, judge
+
+__all__ = ["compare_runs"]
+
+_COMPARED = LOSS_LIKE | {"grad_norm"}
+_NOISES = 6.0
+_FEWEST = 8
+
+
+def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
+    """The report on ``run``, read in the light of ``healthy``."""
+    normal = {finding.detection.failure for finding in healthy.findings}
+    findings = tuple(
+        _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding for finding in run.findings
+    )
+    references = {(signal.name, signal.layer, signal.replica): signal for signal in healthy.signals}
+    notes = [f"compared with {healthy.path}"]
+    for signal in run.signals:
+        reference = references.get((signal.name, signal.layer, signal.replica))
+        if reference is None or signal.kind not in _COMPARED:
+            continue
+        left = _leaves(signal, reference)
+        if left is not None:
+            step, ratio = left
+            notes.append(f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value")
+    verdict, why = judge(findings, run.signals)
+    kept = [note for note in run.notes if not note.startswith("cannot tell")]
+    return replace(run, findings=_sorted(findings), verdict=verdict, notes=(*why, *kept, *notes))
+
+
+def _as_normal(finding: Finding, path: str) -> Finding:
+    evidence = Evidence(finding.detection.signal or "", f"the healthy run {path} shows the same failure")
+    detection = replace(
+        finding.detection, severity=Severity.INFO, evidence=(*finding.detection.evidence, evidence)
+    )
+    return replace(finding, detection=detection)
+
+
+def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
+    worst = (Severity.CRITICAL, Severity.WARNING, Severity.INFO)
+    return tuple(sorted(findings, key=lambda finding: worst.index(finding.detection.severity)))
+
+
+def _leaves(signal: Signal, reference: Signal) -> tuple[float, float] | None:
+    """The first step from which the run stays away from the reference, and the ratio at the end."""
+    good = np.isfinite(signal.values)
+    steps, values = signal.steps[good], signal.values[good]
+    known = np.isfinite(reference.values)
+    if len(values) < _FEWEST or known.sum() < _FEWEST:
+        return None
+    inside = (steps >= reference.steps[known][0]) & (steps <= reference.steps[known][-1])
+    steps, values = steps[inside], values[inside]
+    if len(values) < _FEWEST:
+        return None
+    expected = np.interp(steps, reference.steps[known], reference.values[known])
+    noise = float(np.median(np.abs(np.diff(reference.values[known])))) or 1e-12
+    worse = values - expected
+    if signal.metadata.get("higher_is_better") or signal.kind == "reward":
+        worse = -worse
+    beyond = worse > _NOISES * noise
+    if not beyond[-max(1, len(beyond) // 10) :].all():
+        return None
+    first = int(np.flatnonzero(~beyond)[-1]) + 1 if not beyond.all() else 0
+    late = slice(-max(1, len(values) // 10), None)
+    centre = float(np.median(expected[late])) or 1e-12
+    return float(steps[first]), float(np.median(values[late])) / centre

@@ -1,0 +1,195 @@
+"""``MLSystemsDebugger``: from a log, or from metrics in memory, to a report.
+
+Ingestion → routing → detectors (in parallel) → attribution → verdict. Every part can be replaced or added to.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+from holdfast.debug.attribution import AttributionEngine
+from holdfast.debug.base import BaseDetector, BaseIngestor, BaseSignalExtractor
+from holdfast.debug.compare import compare_runs
+from holdfast.debug.detectors import default_detectors
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.log_ingestor import LogIngestor
+from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.plugins import load_plugins
+from holdfast.debug.routing import Router
+from holdfast.debug.types import DebugReport, DetectionContext, DetectionResult, RunReport, Signal, Verdict
+from holdfast.debug.verdict import judge
+from holdfast.errors import ConfigError, UnreadableLogError
+
+__all__ = ["MLSystemsDebugger"]
+
+_SURE = 0.5
+
+
+class MLSystemsDebugger:
+    """Diagnoses training runs.
+
+    Args:
+        detectors: the detectors to run; all of holdfast's by default.
+        attribution: ``"rules"``, ``"learned"``, or an engine.
+        limits: how much of a log is read.
+        workers: threads over which the detectors of a run are spread.
+        plugins: whether installed plug-ins (entry points of the group ``holdfast.debug``) are used.
+
+    Example:
+        >>> report = MLSystemsDebugger().debug([{"step": n, "loss": 5.0 / (n + 1)} for n in range(200)])
+        >>> report.verdict.value
+        'healthy'
+    """
+
+    def __init__(
+        self,
+        *,
+        detectors: Sequence[BaseDetector] | None = None,
+        attribution: str | AttributionEngine = "rules",
+        limits: Limits | None = None,
+        workers: int | None = None,
+        plugins: bool = True,
+    ) -> None:
+        self._limits = limits or Limits()
+        self._logs = LogIngestor(self._limits)
+        self._metrics = MetricIngestor(limits=self._limits)
+        self._ingestors: list[BaseIngestor] = []
+        self._extractors: list[BaseSignalExtractor] = []
+        self._detectors: list[BaseDetector] = list(default_detectors() if detectors is None else detectors)
+        self._engine = attribution if isinstance(attribution, AttributionEngine) else AttributionEngine(method=attribution)
+        self._workers = workers or min(8, os.cpu_count() or 1)
+        self._notes: list[str] = []
+        self._router: Router | None = None
+        if plugins:
+            self._add_plugins()
+
+    def _add_plugins(self) -> None:
+        parts, self._notes = load_plugins()
+        for part in parts:
+            if isinstance(part, BaseIngestor):
+                self.add_ingestor(part)
+            elif isinstance(part, BaseSignalExtractor):
+                self.add_signal_extractor(part)
+            else:
+                self.add_detector(part)
+
+    @property
+    def detectors(self) -> tuple[BaseDetector, ...]:
+        """The detectors, in the order they were added."""
+        return tuple(self._detectors)
+
+    def add_ingestor(self, ingestor: BaseIngestor) -> None:
+        """Ask this ingestor before holdfast's own whether a source is its kind."""
+        self._ingestors.append(_checked(ingestor, BaseIngestor))
+
+    def add_signal_extractor(self, extractor: BaseSignalExtractor) -> None:
+        """Use this extractor on sources that are neither logs nor tables of metrics."""
+        self._extractors.append(_checked(extractor, BaseSignalExtractor))
+
+    def add_detector(self, detector: BaseDetector) -> None:
+        """Run this detector too.
+
+        Raises:
+            ConfigError: a detector of that name is there already.
+        """
+        _checked(detector, BaseDetector)
+        if any(other.name == detector.name for other in self._detectors):
+            raise ConfigError(
+                "two detectors have the same name", hint="give the new one a name of its own", detector=detector.name
+            )
+        self._detectors.append(detector)
+        self._router = None
+
+    def debug(self, source: Any, *, compare: Any = None) -> DebugReport:
+        """Diagnose every run in ``source``.
+
+        Args:
+            source: a path, several paths, the text of a log, or metrics in memory (see ``MetricIngestor``).
+            compare: a source that holds a run known to be healthy.
+
+        Raises:
+            UnreadableLogError: nothing in the source could be read.
+        """
+        runs = tuple(self.diagnose(log) for log in self.read(source))
+        if compare is not None:
+            healthy = self.diagnose(self.read(compare)[0])
+            runs = tuple(compare_runs(run, healthy) for run in runs)
+        return DebugReport(runs)
+
+    def read(self, source: Any) -> list[RunLog]:
+        """Only read the source: every run in it, before any detector looks."""
+        if isinstance(source, RunLog):
+            return [source]
+        if isinstance(source, (list, tuple)) and source:
+            if all(isinstance(item, Signal) for item in source):
+                return [RunLog("memory", "signals", tuple(source))]
+            if all(isinstance(item, RunLog) for item in source):
+                return list(source)
+            if all(isinstance(item, (str, Path)) for item in source):
+                return [log for item in source for log in self.read(item)]
+        for ingestor in self._ingestors:
+            if ingestor.can_ingest(source) >= _SURE:
+                where = str(source) if isinstance(source, (str, Path)) else "memory"
+                return [RunLog(where, ingestor.name, tuple(ingestor.ingest(source)))]
+        if isinstance(source, (str, os.PathLike)):
+            return self._logs.read(source)
+        extracted = tuple(signal for extractor in self._extractors for signal in extractor.extract(source))
+        if extracted:
+            return [RunLog("memory", "extracted", extracted)]
+        if self._metrics.can_ingest(source) < _SURE:
+            raise UnreadableLogError(
+                f"cannot read metrics from an object of type {type(source).__name__}",
+                hint="pass a path, records, columns, a DataFrame, or add a signal extractor for it",
+            )
+        return [RunLog("memory", "metrics", tuple(self._metrics.ingest(source)))]
+
+    def diagnose(self, log: RunLog, *, live: bool = False) -> RunReport:
+        """Run the detectors over one run and explain what they saw."""
+        world_size = log.config.get("world_size")
+        context = DetectionContext(
+            config=log.config,
+            events=log.events,
+            world_size=world_size if isinstance(world_size, int) else None,
+            live=live,
+        )
+        results, failed = self._detect(log.signals, context)
+        findings = self._engine.explain(results, log.signals, context)
+        verdict, why = judge(findings, log.signals)
+        if failed and verdict is Verdict.HEALTHY:
+            verdict = Verdict.UNKNOWN
+        notes = (*why, *failed, *log.notes, *self._notes)
+        return RunReport(log.path, log.format, verdict, findings, log.signals, notes, log.config)
+
+    def _detect(
+        self, signals: Sequence[Signal], context: DetectionContext
+    ) -> tuple[list[DetectionResult], list[str]]:
+        if self._router is None:
+            self._router = Router(self._detectors)
+        routed = self._router.route(signals)
+        if len(routed) <= 1 or self._workers == 1:
+            outcomes = [_run(detector, own, context) for detector, own in routed]
+        else:
+            with ThreadPoolExecutor(self._workers, thread_name_prefix="holdfast-detector") as pool:
+                outcomes = list(pool.map(lambda pair: _run(*pair, context), routed))
+        results = [outcome for outcome in outcomes if isinstance(outcome, DetectionResult)]
+        return results, [outcome for outcome in outcomes if isinstance(outcome, str)]
+
+
+def _run(detector: BaseDetector, signals: tuple[Signal, ...], context: DetectionContext) -> DetectionResult | str:
+    try:
+        return detector.detect(signals, context)
+    except Exception as error:  # One broken detector must not take the others' findings with it; it is said, not hidden.
+        return f"the detector {detector.name!r} failed ({type(error).__name__}: {error}); its failure was not looked for"
+
+
+def _checked(part: Any, kind: type) -> Any:
+    if not isinstance(part, kind):
+        raise ConfigError(
+            f"expected a {kind.__name__}, got a {type(part).__name__}", hint=f"subclass holdfast.debug.{kind.__name__}"
+        )
+    return part

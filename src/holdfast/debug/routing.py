@@ -1,0 +1,40 @@
+"""Which detector gets which signals: decided once for each set of kinds, then looked up."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.types import Signal
+
+__all__ = ["Router"]
+
+
+class Router:
+    """Routes signals to the detectors that declared their kinds."""
+
+    def __init__(self, detectors: Sequence[BaseDetector]) -> None:
+        self._required = tuple((detector, frozenset(detector.get_required_signals())) for detector in detectors)
+        self._routes: dict[frozenset[str], tuple[tuple[BaseDetector, frozenset[str]], ...]] = {}
+
+    @property
+    def cached_routes(self) -> int:
+        """How many sets of kinds have been seen so far."""
+        return len(self._routes)
+
+    def route(self, signals: Sequence[Signal]) -> list[tuple[BaseDetector, tuple[Signal, ...]]]:
+        """Each detector with something to read, and what it reads, in the order of the run's signals."""
+        by_kind: dict[str, list[tuple[int, Signal]]] = {}
+        for place, signal in enumerate(signals):
+            if signal.kind is not None:
+                by_kind.setdefault(signal.kind, []).append((place, signal))
+        present = frozenset(by_kind)
+        routes = self._routes.get(present)
+        if routes is None:
+            matched = ((detector, required & present) for detector, required in self._required)
+            routes = self._routes[present] = tuple(pair for pair in matched if pair[1])
+        routed = []
+        for detector, kinds in routes:
+            own = sorted((pair for kind in kinds for pair in by_kind[kind]), key=lambda pair: pair[0])
+            routed.append((detector, tuple(signal for _, signal in own)))
+        return routed
