@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast.errors import StreamError
 from holdfast.sources import Columns, Ragged
 
-__all__ = ["merge_columns", "rows_of", "slice_batch", "stack_samples", "to_tensors"]
+__all__ = ["merge_columns", "rows_of", "slice_batch", "stack_samples", "take_rows", "to_tensors"]
 
 _NUMERIC = "biufc"
 
@@ -55,6 +55,11 @@ def slice_batch(tensors: dict[str, Any], start: int, stop: int) -> dict[str, Any
     return batch
 
 
+def take_rows(column: Any, rows: Int64) -> Any:
+    """Return some rows of a column."""
+    return column.take(rows) if isinstance(column, Ragged) else column[rows]
+
+
 def rows_of(columns: Columns, count: int) -> list[dict[str, Any]]:
     """Split columns into single samples: arrays and numbers as views, text as str."""
     rows: list[dict[str, Any]] = [{} for _ in range(count)]
@@ -73,6 +78,9 @@ def stack_samples(samples: Sequence[dict[str, Any]]) -> dict[str, Any]:
         return {}
     batch: dict[str, Any] = {}
     for name in samples[0]:
+        if name == "metrics":
+            batch[name] = [metric for sample in samples for metric in sample.get(name, ())]
+            continue
         try:
             values = [sample[name] for sample in samples]
         except KeyError:

@@ -17,6 +17,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import ConfigError, StateMismatchError
+from holdfast.metrics import MetricTransform
 from holdfast.order import Order, Partition, Shuffle, SourceSpec
 from holdfast.order.mixture import Schedule
 from holdfast.order.shuffle import parse_shuffle
@@ -89,7 +90,7 @@ class Leaf:
     shuffle: Shuffle | str | None = "full"
     transform: Transform | None = None
     column_transform: ColumnTransform | None = None
-    metric_transform: Any = None
+    metric_transform: MetricTransform | None = None
 
     def spec(self) -> SourceSpec:
         """Return what the order needs to know of this leaf."""
@@ -211,7 +212,7 @@ class StreamDataset(OrderedDataset):
         seed: int = 0,
         transform: Transform | None = None,
         column_transform: ColumnTransform | None = None,
-        metric_transform: Any = None,
+        metric_transform: MetricTransform | None = None,
         weight: float = 1.0,
         stop: str = "cycle_forever",
     ) -> None:
@@ -221,6 +222,8 @@ class StreamDataset(OrderedDataset):
         self.weight = weight
         self.mixture_seed = seed
         self.stop = stop
+        if metric_transform is not None:
+            metric_transform.set_dataset_name(name)
         self.leaves = (Leaf(name, source, seed, shuffle, transform, column_transform, metric_transform),)
         self.leaves[0].spec()
         self._weights = [(0, {name: 1.0})]

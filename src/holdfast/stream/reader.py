@@ -16,9 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import EmptyBatchError, HoldfastError, SourceError, TransformError
+from holdfast.metrics import MetricBatch, MetricColumn
 from holdfast.order import Located, Order, derive_key
 from holdfast.sources import Columns
-from holdfast.stream.collate import merge_columns, rows_of, slice_batch, stack_samples, to_tensors
+from holdfast.stream.collate import merge_columns, rows_of, slice_batch, stack_samples, take_rows, to_tensors
 from holdfast.stream.config import OnError
 from holdfast.stream.dataset import Leaf, Sample
 
@@ -84,6 +85,7 @@ class Reader:
         self._on_error = on_error
         self._collate = collate
         self._columnar = collate is None and all(leaf.transform is None for leaf in self._leaves)
+        self._measured = [(i, leaf.metric_transform) for i, leaf in enumerate(self._leaves) if leaf.metric_transform]
         self._wants_rng = [_has_parameter(leaf.transform, "rng") for leaf in self._leaves]
 
     def samples(self, positions: Int64) -> list[Sample]:
@@ -108,7 +110,7 @@ class Reader:
         counts = self._counts()
         if located is None:
             located = self._order.locate(positions)
-        chunk = self._read_columns(positions, offsets, located) if self._columnar else None
+        chunk = self._read_columns(positions, offsets, located, valid) if self._columnar else None
         if chunk is None:
             chunk = self._read_samples(positions, offsets, located, valid)
         elif valid is not None and chunk.columns is not None:
@@ -129,7 +131,9 @@ class Reader:
             sum(count.bytes_read for count in counts),
         )
 
-    def _read_columns(self, positions: Int64, offsets: Int64, located: Located) -> Chunk | None:
+    def _read_columns(
+        self, positions: Int64, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+    ) -> Chunk | None:
         """Read whole columns; None where a sample failed and must be left out one by one."""
         try:
             if len(self._leaves) == 1:
@@ -145,7 +149,8 @@ class Reader:
             if self._on_error == "raise":
                 raise
             return None
-        return Chunk(offsets, columns=to_tensors(columns), metrics=self._column_metrics(columns, offsets, located))
+        metrics = self._column_metrics(columns, offsets, located, valid)
+        return Chunk(offsets, columns=to_tensors(columns), metrics=metrics)
 
     def _leaf_columns(self, leaf: Leaf, indices: Int64, positions: Int64) -> Columns:
         try:
@@ -186,6 +191,7 @@ class Reader:
     ) -> Chunk:
         failed: list[Failed] = []
         samples = self._samples(positions, located, failed)
+        self._add_sample_metrics(samples, located, valid, failed)
         batches = []
         collate = self._collate or stack_samples
         for number, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
@@ -202,6 +208,28 @@ class Reader:
                 batch["__valid__"] = to_tensors({"v": valid[[i for i, _ in chosen]]})["v"]
             batches.append(batch)
         return Chunk(offsets, batches=batches, failed=failed)
+
+    def _add_sample_metrics(
+        self,
+        samples: list[Sample | None],
+        located: Located,
+        valid: NDArray[np.bool_] | None,
+        failed: list[Failed],
+    ) -> None:
+        """Put each sample's metrics under ``"metrics"``; repeats that fill a batch get none."""
+        for number, transform in self._measured:
+            name = self._leaves[number].name
+            lost = sum(failure.source == name for failure in failed)
+            for row in np.flatnonzero(located.source == number).tolist():
+                sample = samples[row]
+                if sample is None:
+                    continue
+                made: list[Any] = list(sample.get("metrics", ()))
+                if valid is None or valid[row]:
+                    made += transform.sample_metrics(sample)
+                    made.append(transform.dataset_metrics(num_epochs=int(located.epoch[row]), samples_failed=lost))
+                    lost = 0
+                samples[row] = {**sample, "metrics": made}
 
     def _samples(self, positions: Int64, located: Located, failed: list[Failed]) -> list[Sample | None]:
         samples: list[Sample | None] = [None] * len(positions)
@@ -248,8 +276,26 @@ class Reader:
         words = np.frombuffer(derive_key("transform", leaf.seed, leaf.name, epoch, index)[:16], dtype="<u8")
         return leaf.transform(sample, rng=np.random.Generator(np.random.Philox(key=words)))
 
-    def _column_metrics(self, columns: Columns, offsets: Int64, located: Located) -> list[Any] | None:
-        return None
+    def _column_metrics(
+        self, columns: Columns, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+    ) -> list[MetricBatch] | None:
+        """Return the metrics of every batch: each source's own samples in it, repeats that fill a batch left out."""
+        if not self._measured:
+            return None
+        made = []
+        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            parts: list[MetricColumn] = []
+            for number, transform in self._measured:
+                wanted = located.source[start:stop] == number
+                if valid is not None:
+                    wanted &= valid[start:stop]
+                rows = start + np.flatnonzero(wanted)
+                if rows.size:
+                    parts += transform.batch_metrics({name: take_rows(c, rows) for name, c in columns.items()}).columns
+                    epochs = int(located.epoch[rows].max())
+                    parts += transform.dataset_metrics(num_epochs=epochs).columns
+            made.append(MetricBatch(tuple(parts)))
+        return made
 
 
 def _has_parameter(function: Any, name: str) -> bool:
