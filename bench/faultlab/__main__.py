@@ -1,4 +1,4 @@
-"""``python -m bench.faultlab generate|score``."""
+"""``python -m bench.faultlab generate|fit|score``."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bench.faultlab.generate import default_folder, generate
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faultlab", description=__doc__)
-    parser.add_argument("command", choices=("generate", "score"))
+    parser.add_argument("command", choices=("generate", "fit", "score"))
     parser.add_argument("--runs-dir", type=Path, default=default_folder())
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
@@ -18,7 +18,14 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.command == "generate":
-        print(f"{generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)} runs in {arguments.runs_dir}")
+        print(
+            f"{generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)} runs in {arguments.runs_dir}"
+        )
+        return
+    if arguments.command == "fit":
+        from bench.faultlab.fit import fit
+
+        print(fit(arguments.runs_dir))
         return
     from bench.faultlab.score import main as score
 

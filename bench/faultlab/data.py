@@ -21,8 +21,16 @@ SEQUENCE = 24
 
 # Three kinds of text per half, so that unshuffled order means something: prose, code, tables.
 _TEXT_PARTS = {
-    "text-a": (("topics", 0), ("code", ("argparse.py", "ast.py", "calendar.py", "difflib.py")), ("tables", ("cp1250.py", "cp437.py"))),
-    "text-b": (("topics", 1), ("code", ("pathlib.py", "tarfile.py", "typing.py", "zipfile.py")), ("tables", ("cp1251.py", "cp850.py"))),
+    "text-a": (
+        ("topics", 0),
+        ("code", ("argparse.py", "ast.py", "calendar.py", "difflib.py")),
+        ("tables", ("cp1250.py", "cp437.py")),
+    ),
+    "text-b": (
+        ("topics", 1),
+        ("code", ("pathlib.py", "tarfile.py", "typing.py", "zipfile.py")),
+        ("tables", ("cp1251.py", "cp850.py")),
+    ),
 }
 
 
@@ -93,6 +101,11 @@ def _text_task(name: str) -> Task:
     cut = int(len(rows) * 0.85)
     tensor = torch.tensor(rows)
     return Task(
-        tensor[:cut, :-1], tensor[:cut, 1:], tensor[cut:, :-1], tensor[cut:, 1:], torch.tensor(group_of[:cut]),
-        VOCABULARY, True,
+        tensor[:cut, :-1],
+        tensor[:cut, 1:],
+        tensor[cut:, :-1],
+        tensor[cut:, 1:],
+        torch.tensor(group_of[:cut]),
+        VOCABULARY,
+        True,
     )

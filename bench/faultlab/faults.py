@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-
 from bench.faultlab.data import Task
 from bench.faultlab.plan import RunSpec
+from torch import nn
 
 __all__ = ["damage_model", "order_samples", "prepare_data", "serve_inputs"]
 
@@ -53,7 +52,9 @@ def prepare_data(spec: RunSpec, task: Task, generator: torch.Generator) -> tuple
     if spec.cause == "unnormalised_inputs":
         # Raw units: every feature on its own scale, and none centred.
         shape = (1, *inputs.shape[1:]) if spec.family == "mlp" else (1, 1, 1, 1)
-        scales = torch.exp(torch.randn(shape, generator=generator) * (1.5 if spec.family == "mlp" else 0.1)) * spec.strength
+        scales = (
+            torch.exp(torch.randn(shape, generator=generator) * (1.5 if spec.family == "mlp" else 0.1)) * spec.strength
+        )
         return inputs * scales + scales * 3, targets
     if spec.cause == "label_noise":
         targets = targets.clone()

@@ -32,10 +32,9 @@ def generate(folder: Path, *, processes: int = 2, limit: int | None = None) -> i
 
 def _train_pair(spec: RunSpec, folder: Path) -> str:
     import torch
-
     from bench.faultlab.label import label_fault, label_twin
     from bench.faultlab.replicas import run_replicas
-    from bench.faultlab.train import Record, train_run
+    from bench.faultlab.train import train_run
     from bench.faultlab.write import write_log
 
     torch.set_num_threads(1)
@@ -64,7 +63,11 @@ def _truth(record: object) -> dict[str, float]:
 
     assert isinstance(record, Record)
     loss = record.series.get("loss")
-    return {} if loss is None else {key: value for key, value in loss.extra.items() if not isinstance(value, str) and math.isfinite(value)}
+    return (
+        {}
+        if loss is None
+        else {key: value for key, value in loss.extra.items() if not isinstance(value, str) and math.isfinite(value)}
+    )
 
 
 def _write_record(record: object, path: Path) -> None:

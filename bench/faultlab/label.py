@@ -11,7 +11,6 @@ import math
 from dataclasses import asdict, dataclass
 
 import numpy as np
-
 from bench.faultlab.plan import RunSpec
 from bench.faultlab.train import Record
 
@@ -91,7 +90,11 @@ def label_fault(spec: RunSpec, record: Record, twin: Record) -> Label:
     gradients = np.asarray(record.series["grad_norm"].values)
     twin_gradients = np.asarray(twin.series["grad_norm"].values)
     finite = gradients[np.isfinite(gradients)]
-    burst = float(finite.max() / max(np.median(twin_gradients[np.isfinite(twin_gradients)]), 1e-12)) if finite.size else math.inf
+    burst = (
+        float(finite.max() / max(np.median(twin_gradients[np.isfinite(twin_gradients)]), 1e-12))
+        if finite.size
+        else math.inf
+    )
     if spec.cause == "overfitting":
         evaluation = record.series["eval_loss"].values
         if evaluation[-1] > 1.15 * min(evaluation):
@@ -99,25 +102,68 @@ def label_fault(spec: RunSpec, record: Record, twin: Record) -> Label:
         return Label(None, (), spec.cause, False, "harmless")
     if spec.cause == "dead_activations":
         return Label("dead_layer", _STUCK, spec.cause, True, "a layer gives zeros only")
+    grown = (
+        float(np.median(finite[len(finite) // 2 :])) > 8 * float(np.median(twin_gradients[np.isfinite(twin_gradients)]))
+        if finite.size
+        else True
+    )
+    runaway = ("explosion",) if grown else ()
     if spec.cause == "bad_data_window":
         reference = float(np.median(good[int(len(good) * 0.3) : int(len(good) * 0.9)]))
         if peak > 1.5 * max(reference, 1e-9) and peak - reference > 4 * float(np.std(good[len(good) // 3 :])):
-            return Label("spike", ("spike", "explosion", "divergence"), spec.cause, True, "the loss jumped in the window")
+            return Label(
+                "spike", ("spike", "explosion", "divergence"), spec.cause, True, "the loss jumped in the window"
+            )
         return Label(None, (), spec.cause, False, "harmless")
     if spec.cause == "unshuffled_batches":
-        if lost > 0.15 or float(np.std(np.diff(loss[len(loss) // 3 :]))) > 1.5 * float(np.std(np.diff(good[len(good) // 3 :]))):
-            return Label("spike", ("spike", "divergence", "plateau", "overfitting", "explosion"), spec.cause, True, "the loss swings with the order")
+        if lost > 0.3 or float(np.std(np.diff(loss[len(loss) // 3 :]))) > 2.0 * float(
+            np.std(np.diff(good[len(good) // 3 :]))
+        ):
+            return Label(
+                "spike",
+                ("spike", "divergence", "plateau", "overfitting", "explosion"),
+                spec.cause,
+                True,
+                "the loss swings with the order",
+            )
         return Label(None, (), spec.cause, False, "harmless")
     if peak > 5 * start or burst > 300:
         if end > start:
-            return Label("divergence", (*_RUNAWAY, "spike", *(_STUCK if lost > 0.8 else ())), spec.cause, True, "shot up and stayed above its start")
+            return Label(
+                "divergence",
+                (*_RUNAWAY, "spike", *(_STUCK if lost > 0.8 else ())),
+                spec.cause,
+                True,
+                "shot up and stayed above its start",
+            )
         if peak > 2 * start or lost > 0.15:
-            return Label("explosion", (*_RUNAWAY, "spike", *(_STUCK if lost > 0.5 else ())), spec.cause, True, "shot up and came back")
+            return Label(
+                "explosion",
+                (*_RUNAWAY, "spike", *(_STUCK if lost > 0.5 else ())),
+                spec.cause,
+                True,
+                "shot up and came back",
+            )
         return Label(None, (), spec.cause, False, "harmless")
     if end > 1.15 * low and end - low > 0.25 * max(start - low, 1e-9) and lost > 0.3:
-        return Label("divergence", (*_RUNAWAY, "spike", *(_STUCK if lost > 0.7 else ())), spec.cause, True, "got worse after it had learnt")
+        return Label(
+            "divergence",
+            (*_RUNAWAY, "spike", *(_STUCK if lost > 0.7 else ())),
+            spec.cause,
+            True,
+            "got worse after it had learnt",
+        )
     if lost > 0.6:
-        return Label("plateau", (*_STUCK, "divergence"), spec.cause, True, "hardly learnt")
-    if spec.cause == "no_warmup" and float(loss[: len(loss) // 5].max()) > 1.3 * start:
-        return Label("spike", ("spike", "explosion", "divergence"), spec.cause, True, "an early jump that the warm-up avoids")
+        return Label(
+            "plateau",
+            (*_STUCK, "divergence", *runaway, *(("overfitting",) if spec.cause == "label_noise" else ())),
+            spec.cause,
+            True,
+            "hardly learnt",
+        )
+    early = np.convolve(loss[: max(len(loss) // 5, 5)], np.ones(3) / 3, mode="valid")
+    if spec.cause == "no_warmup" and float(early.max()) > 1.5 * start:
+        return Label(
+            "spike", ("spike", "explosion", "divergence"), spec.cause, True, "an early jump that the warm-up avoids"
+        )
     return Label(None, (), spec.cause, False, "harmless")

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import torch
-from torch import nn
-
 from bench.faultlab.data import SEQUENCE, Task
+from torch import nn
 
 __all__ = ["build_model"]
 
@@ -25,7 +24,17 @@ class Quantize(nn.Module):
 class Mlp(nn.Module):
     """A plain ReLU network, with or without batch normalisation."""
 
-    def __init__(self, inputs: int, width: int, depth: int, outputs: int, *, norm: bool, dropout: float, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        width: int,
+        depth: int,
+        outputs: int,
+        *,
+        norm: bool,
+        dropout: float,
+        dtype: torch.dtype | None,
+    ) -> None:
         super().__init__()
         blocks: list[nn.Module] = []
         size = inputs
@@ -51,7 +60,9 @@ class Mlp(nn.Module):
 class Cnn(nn.Module):
     """Two or three convolutions, a pool and a head."""
 
-    def __init__(self, width: int, depth: int, outputs: int, *, norm: bool, dropout: float, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, width: int, depth: int, outputs: int, *, norm: bool, dropout: float, dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
         blocks: list[nn.Module] = []
         size = 1
@@ -78,7 +89,9 @@ class Cnn(nn.Module):
 class Recurrent(nn.Module):
     """An embedding, a recurrent cell of any kind and a head over every position."""
 
-    def __init__(self, cell: str, width: int, depth: int, outputs: int, *, dropout: float, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, cell: str, width: int, depth: int, outputs: int, *, dropout: float, dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(outputs, width)
         make = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k)}[cell]
@@ -97,7 +110,9 @@ class Recurrent(nn.Module):
 class Transformer(nn.Module):
     """A small causal transformer with ReLU feed-forwards; pre- or post-norm."""
 
-    def __init__(self, width: int, depth: int, outputs: int, *, norm_first: bool, dropout: float, dtype: torch.dtype | None) -> None:
+    def __init__(
+        self, width: int, depth: int, outputs: int, *, norm_first: bool, dropout: float, dtype: torch.dtype | None
+    ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(outputs, width)
         self.position = nn.Parameter(torch.randn(SEQUENCE, width) * 0.02)
@@ -119,7 +134,15 @@ class Transformer(nn.Module):
 
 
 def build_model(
-    family: str, task: Task, *, width: int, depth: int, norm: bool, dropout: float, precision: str, cell: str | None = None
+    family: str,
+    task: Task,
+    *,
+    width: int,
+    depth: int,
+    norm: bool,
+    dropout: float,
+    precision: str,
+    cell: str | None = None,
 ) -> nn.Module:
     """Build one of ``mlp``, ``cnn``, ``gru``, ``lstm`` and ``transformer`` for a task."""
     dtype = {"fp32": None, "fp16": torch.float16, "bf16": torch.bfloat16}[precision]

@@ -12,12 +12,11 @@ import zlib
 from typing import Any
 
 import torch
-from torch import nn
-
 from bench.faultlab.data import load_task
 from bench.faultlab.models import build_model
 from bench.faultlab.plan import RunSpec
 from bench.faultlab.train import Record, learning_rate
+from torch import nn
 
 __all__ = ["run_replicas"]
 
@@ -33,7 +32,11 @@ def run_replicas(spec: RunSpec) -> Record:
     models: list[nn.Module] = []
     for _ in range(world):
         torch.manual_seed(spec.seed)
-        models.append(build_model(spec.family, task, width=spec.width, depth=spec.depth, norm=spec.norm, dropout=0.0, precision="fp32"))
+        models.append(
+            build_model(
+                spec.family, task, width=spec.width, depth=spec.depth, norm=spec.norm, dropout=0.0, precision="fp32"
+            )
+        )
     optimizers = [torch.optim.AdamW(model.parameters(), lr=1.0) for model in models]
     victim, first_bad = spec.seed % world, STEPS // 4 + spec.seed % (STEPS // 3)
     shards = [torch.randn(4, 4, generator=generator) for _ in range(world)]  # tensor-parallel: may differ between ranks
@@ -64,11 +67,21 @@ def run_replicas(spec: RunSpec) -> Record:
             for group in optimizers[rank].param_groups:
                 group["lr"] = learning_rate(spec, step * spec.steps // STEPS)
             optimizers[rank].step()
-            if step % 2 == 0 and not hung:
+            if step % 2 == 0 and not hung and "rank_desync" in (spec.cause, spec.twin_of):
                 for name, parameter in model.named_parameters():
-                    record.add(f"param_hash/{name}/rank{rank}", "param_hash", step, _hash(parameter), layer=name, replica=rank)
+                    record.add(
+                        f"param_hash/{name}/rank{rank}", "param_hash", step, _hash(parameter), layer=name, replica=rank
+                    )
                 shards[rank] += 0.01
-                record.add(f"param_hash/shard.weight/rank{rank}", "param_hash", step, _hash(shards[rank]), layer="shard.weight", replica=rank, extra={"sharded": True})
+                record.add(
+                    f"param_hash/shard.weight/rank{rank}",
+                    "param_hash",
+                    step,
+                    _hash(shards[rank]),
+                    layer="shard.weight",
+                    replica=rank,
+                    extra={"sharded": True},
+                )
         sequence += 1
         if hung:
             break
@@ -109,12 +122,31 @@ def _collectives(spec: RunSpec, world: int, victim: int, sequence: int) -> list[
         for number in range(max(1, entered - 8), entered + 1):
             state = "completed" if number <= completed else "started" if spec.strength == 1.0 else "scheduled"
             events.append(
-                {"type": "collective", "replica": rank, "group": "0", "group_description": "default_pg", "group_ranks": ranks,
-                 "sequence": number, "operation": "nccl:all_reduce", "state": state, "point_to_point": False,
-                 "sizes": ((1024,),), "time_created_ns": number * 10**9, "timeout_ms": 600000}
+                {
+                    "type": "collective",
+                    "replica": rank,
+                    "group": "0",
+                    "group_description": "default_pg",
+                    "group_ranks": ranks,
+                    "sequence": number,
+                    "operation": "nccl:all_reduce",
+                    "state": state,
+                    "point_to_point": False,
+                    "sizes": ((1024,),),
+                    "time_created_ns": number * 10**9,
+                    "timeout_ms": 600000,
+                }
             )
         events.append(
-            {"type": "collective_status", "replica": rank, "group": "0", "group_description": "default_pg",
-             "group_ranks": ranks, "last_enqueued": entered, "last_started": entered, "last_completed": completed}
+            {
+                "type": "collective_status",
+                "replica": rank,
+                "group": "0",
+                "group_description": "default_pg",
+                "group_ranks": ranks,
+                "last_enqueued": entered,
+                "last_started": entered,
+                "last_completed": completed,
+            }
         )
     return events

@@ -9,12 +9,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import nn
-
 from bench.faultlab.data import load_task
 from bench.faultlab.faults import damage_model, order_samples, prepare_data, serve_inputs
 from bench.faultlab.models import build_model
 from bench.faultlab.plan import RunSpec
+from torch import nn
 
 __all__ = ["Record", "Series", "learning_rate", "train_run"]
 
@@ -41,7 +40,9 @@ class Record:
     def add(self, name: str, kind: str, step: float, value: float, **where: Any) -> None:
         """Append one value to a series, creating it on first use."""
         if name not in self.series:
-            self.series[name] = Series(kind, layer=where.get("layer"), replica=where.get("replica"), extra=where.get("extra", {}))
+            self.series[name] = Series(
+                kind, layer=where.get("layer"), replica=where.get("replica"), extra=where.get("extra", {})
+            )
         self.series[name].steps.append(float(step))
         self.series[name].values.append(float(value))
 
@@ -74,8 +75,14 @@ def train_run(spec: RunSpec) -> Record:
     task = load_task(spec.data)
     recurrent_fault = "exploding_recurrent_path" in (spec.cause, spec.twin_of)
     model = build_model(
-        spec.family, task, width=spec.width, depth=spec.depth, norm=spec.norm, dropout=spec.dropout,
-        precision=spec.precision, cell="rnn" if recurrent_fault else None,
+        spec.family,
+        task,
+        width=spec.width,
+        depth=spec.depth,
+        norm=spec.norm,
+        dropout=spec.dropout,
+        precision=spec.precision,
+        cell="rnn" if recurrent_fault else None,
     )
     damage_model(spec, model)
     trainable = [parameter for parameter in model.parameters() if parameter.requires_grad]
@@ -94,6 +101,7 @@ def train_run(spec: RunSpec) -> Record:
     window = _window(spec, generator)
     order, place = order_samples(spec, task, len(inputs), generator), 0
     evaluate_every = max(spec.steps // 12, 1)
+    computed = 0.0
     for step in range(spec.steps):
         started = time.perf_counter()
         if place + spec.batch > len(order):
@@ -104,7 +112,7 @@ def train_run(spec: RunSpec) -> Record:
         if spec.cause == "bad_data_window" and window[0] <= step < window[1]:
             batch_inputs, batch_targets = _corrupt(task, batch_inputs, batch_targets, generator)
         if spec.cause == "data_starvation":
-            time.sleep(spec.strength / 1000)
+            time.sleep(spec.strength * (computed or 0.002))
         loaded = time.perf_counter()
         for group in optimizer.param_groups:
             group["lr"] = learning_rate(spec, step)
@@ -115,7 +123,7 @@ def train_run(spec: RunSpec) -> Record:
         loss = _loss(model(batch_inputs), batch_targets, task.classes)
         if spec.cause != "missing_zero_grad" or step == 0:
             optimizer.zero_grad(set_to_none=False)
-        before = [parameter.detach().clone() for parameter in trainable]
+        before = [parameter.detach().clone() for parameter in trainable] if observed else []
         (scaler.scale(loss) if scaler else loss).backward()
         if scaler and not fixed_scale:
             scaler.unscale_(optimizer)
@@ -125,7 +133,11 @@ def train_run(spec: RunSpec) -> Record:
                     parameter.grad.div_(scaler.get_scale())
         clip = 0.0 if spec.cause == "clipping_zero" else spec.clip
         squared = [float(p.grad.double().square().sum()) if p.grad is not None else 0.0 for p in trainable]
-        total = math.sqrt(sum(squared)) if all(math.isfinite(s) for s in squared) else float("inf" if not any(map(math.isnan, squared)) else "nan")
+        total = (
+            math.sqrt(sum(squared))
+            if all(math.isfinite(s) for s in squared)
+            else float("inf" if not any(map(math.isnan, squared)) else "nan")
+        )
         if clip is not None:
             if clip == 0.0:
                 for parameter in trainable:
@@ -144,6 +156,7 @@ def train_run(spec: RunSpec) -> Record:
         else:
             optimizer.step()
         finished = time.perf_counter()
+        computed = 0.9 * computed + 0.1 * (finished - loaded) if computed else finished - loaded
         record.add("loss", "loss", step, float(loss.detach()))
         record.add("grad_norm", "grad_norm", step, total)
         record.add("lr", "lr", step, learning_rate(spec, step))
@@ -153,7 +166,16 @@ def train_run(spec: RunSpec) -> Record:
         if spec.layers or "data_starvation" in (spec.cause, spec.twin_of):
             record.add("step_time", "step_time", step, finished - started)
             record.add("data_time", "data_time", step, loaded - started)
-        if observed:
+        if observed and (step + 1) % spec.log_interval == 0:
+            if not task.is_text:
+                record.add(
+                    "activation_std/input",
+                    "activation",
+                    step,
+                    float(batch_inputs.std()),
+                    layer="input",
+                    extra={"statistic": "std"},
+                )
             _record_layers(record, step, model, trainable, before, squared, observed)
         if step % evaluate_every == evaluate_every - 1:
             _evaluate(spec, record, step, model, task)
@@ -166,11 +188,15 @@ def _window(spec: RunSpec, generator: torch.Generator) -> tuple[int, int]:
     return first, first + length
 
 
-def _corrupt(task: Any, inputs: torch.Tensor, targets: torch.Tensor, generator: torch.Generator) -> tuple[torch.Tensor, torch.Tensor]:
+def _corrupt(
+    task: Any, inputs: torch.Tensor, targets: torch.Tensor, generator: torch.Generator
+) -> tuple[torch.Tensor, torch.Tensor]:
     """A damaged shard: noise for inputs, and targets that have nothing to do with them."""
     if task.is_text:
         shape = tuple(inputs.shape)
-        return torch.randint(0, task.classes, shape, generator=generator), torch.randint(0, task.classes, shape, generator=generator)
+        return torch.randint(0, task.classes, shape, generator=generator), torch.randint(
+            0, task.classes, shape, generator=generator
+        )
     noise = torch.randn(tuple(inputs.shape), generator=generator) * 4
     if task.classes:
         return noise, torch.randint(0, task.classes, tuple(targets.shape), generator=generator)
@@ -186,10 +212,16 @@ def _loss(outputs: torch.Tensor, targets: torch.Tensor, classes: int) -> torch.T
 
 
 class _Observed:
-    """Counts the share of exact zeros that leave every ReLU."""
+    """Counts the share of exact zeros that leave every ReLU, and how wide the outputs of every block are."""
 
     def __init__(self, model: nn.Module) -> None:
         self.share: dict[str, float] = {}
+        self.spread: dict[str, float] = {}
+        blocks = [*getattr(model, "hidden", ()), getattr(model, "recurrent", None), getattr(model, "head", None)]
+        names = {module: name for name, module in model.named_modules()}
+        for block in blocks:
+            if block is not None:
+                block.register_forward_hook(self._width(names[block]))
         for name, module in model.named_modules():
             if isinstance(module, nn.ReLU):
                 module.register_forward_hook(self._hook(name))
@@ -197,6 +229,13 @@ class _Observed:
                 original = module.activation
                 module.activation = self._wrap(f"{name}.activation", original)  # type: ignore[assignment]
                 module.activation_relu_or_gelu = 0
+
+    def _width(self, name: str) -> Any:
+        def hook(_module: nn.Module, _inputs: Any, output: Any) -> None:
+            value = output[0] if isinstance(output, tuple) else output
+            self.spread[name] = float(value.detach().float().std())
+
+        return hook
 
     def _hook(self, name: str) -> Any:
         def hook(_module: nn.Module, _inputs: Any, output: torch.Tensor) -> None:
@@ -214,8 +253,13 @@ class _Observed:
 
 
 def _record_layers(
-    record: Record, step: int, model: nn.Module, trainable: list[nn.Parameter], before: list[torch.Tensor],
-    squared: list[float], observed: _Observed,
+    record: Record,
+    step: int,
+    model: nn.Module,
+    trainable: list[nn.Parameter],
+    before: list[torch.Tensor],
+    squared: list[float],
+    observed: _Observed,
 ) -> None:
     norms: dict[str, float] = {}
     updates: dict[str, float] = {}
@@ -232,9 +276,15 @@ def _record_layers(
     total = sum(updates.values())
     record.add("update_norm", "update_norm", step, math.sqrt(total) if math.isfinite(total) else total)
     for layer, value in norms.items():
-        record.add(f"grad_norm/{layer}", "grad_norm", step, math.sqrt(value) if math.isfinite(value) else value, layer=layer)
+        record.add(
+            f"grad_norm/{layer}", "grad_norm", step, math.sqrt(value) if math.isfinite(value) else value, layer=layer
+        )
+    for layer, spread in observed.spread.items():
+        record.add(f"activation_std/{layer}", "activation", step, spread, layer=layer, extra={"statistic": "std"})
     for layer, share in observed.share.items():
-        record.add(f"activation_zero_share/{layer}", "activation", step, share, layer=layer, extra={"statistic": "zero_share"})
+        record.add(
+            f"activation_zero_share/{layer}", "activation", step, share, layer=layer, extra={"statistic": "zero_share"}
+        )
 
 
 def _evaluate(spec: RunSpec, record: Record, step: int, model: nn.Module, task: Any) -> None:

@@ -25,8 +25,12 @@ def write_log(spec: RunSpec, record: Record, folder: Path) -> Path:
         return _write_ranks(record, folder)
     rows = _rows(spec, record)
     writer = {
-        "jsonl": _write_jsonl, "csv": _write_csv, "columns": _write_columns, "huggingface": _write_huggingface,
-        "lightning": _write_lightning, "megatron": _write_megatron,
+        "jsonl": _write_jsonl,
+        "csv": _write_csv,
+        "columns": _write_columns,
+        "huggingface": _write_huggingface,
+        "lightning": _write_lightning,
+        "megatron": _write_megatron,
     }[spec.log_format]
     return writer(spec, rows, folder)
 
@@ -109,7 +113,10 @@ def _write_lightning(spec: RunSpec, rows: list[dict[str, float]], folder: Path) 
 def _write_megatron(spec: RunSpec, rows: list[dict[str, float]], folder: Path) -> Path:
     lines = []
     for row in rows:
-        fields = [f"iteration {int(row['step']) + 1:8d}/{spec.steps:8d}", f"consumed samples: {int((row['step'] + 1) * spec.batch):12d}"]
+        fields = [
+            f"iteration {int(row['step']) + 1:8d}/{spec.steps:8d}",
+            f"consumed samples: {int((row['step'] + 1) * spec.batch):12d}",
+        ]
         if "step_time" in row:
             fields.append(f"elapsed time per iteration (ms): {row['step_time'] * 1000:.1f}")
         if "lr" in row:
@@ -122,7 +129,9 @@ def _write_megatron(spec: RunSpec, rows: list[dict[str, float]], folder: Path) -
             fields.append(f"grad norm: {row['grad_norm']:.3f}")
         if "loss" in row:
             nan = int(not math.isfinite(row["loss"]))
-            fields.append(f"number of skipped iterations: {int(row.get('skipped', 0)):3d} | number of nan iterations: {nan:3d}")
+            fields.append(
+                f"number of skipped iterations: {int(row.get('skipped', 0)):3d} | number of nan iterations: {nan:3d}"
+            )
             lines.append(" " + " | ".join(fields) + " |")
         if "eval_loss" in row:
             lines.append(
@@ -135,24 +144,33 @@ def _write_megatron(spec: RunSpec, rows: list[dict[str, float]], folder: Path) -
 
 
 def _write_ranks(record: Record, folder: Path) -> Path:
-    target = folder / "ranks"
+    """Hash traces, one file a rank; or one table with a column a rank, when only times were recorded."""
+    hashed = [series for series in record.series.values() if series.kind == "param_hash"]
+    if not hashed:
+        return _write_jsonl_columns(record, folder)
+    target = folder / "traces"
     target.mkdir(exist_ok=True)
-    by_rank: dict[int, dict[int, dict[str, Any]]] = {}
-    for name, series in record.series.items():
-        rank = series.replica or 0
-        short = name.rsplit("/rank", 1)[0]
+    lines: dict[int, list[str]] = {}
+    for series in hashed:
         for step, value in zip(series.steps, series.values, strict=True):
-            row = by_rank.setdefault(rank, {}).setdefault(int(step), {"step": int(step), "rank": rank})
-            if series.kind == "param_hash":
-                row.setdefault("param_hash", {})[series.layer] = f"{int(value):08x}"
-                if series.extra.get("sharded"):
-                    row["sharded"] = [series.layer]
-            else:
-                row[short] = value
-    for rank, rows in by_rank.items():
-        lines = "".join(json.dumps(rows[step]) + "\n" for step in sorted(rows))
-        (target / f"metrics_rank{rank}.jsonl").write_text(lines)
+            row = {
+                "step": int(step), "rank": series.replica, "parameter": series.layer, "param_hash": f"{int(value):08x}",
+                "sharded": bool(series.extra.get("sharded")),
+            }  # fmt: skip
+            lines.setdefault(series.replica or 0, []).append(json.dumps(row))
+    for rank, rows in lines.items():
+        (target / f"hashes_rank{rank}.jsonl").write_text("\n".join(rows) + "\n")
     return target
+
+
+def _write_jsonl_columns(record: Record, folder: Path) -> Path:
+    rows: dict[int, dict[str, float]] = {}
+    for name, series in record.series.items():
+        for step, value in zip(series.steps, series.values, strict=True):
+            rows.setdefault(int(step), {"step": int(step)})[name] = value
+    path = folder / "metrics.jsonl"
+    path.write_text("".join(json.dumps(rows[step]) + "\n" for step in sorted(rows)))
+    return path
 
 
 def _write_flight_recorder(record: Record, folder: Path) -> Path:
@@ -166,17 +184,32 @@ def _write_flight_recorder(record: Record, folder: Path) -> Path:
             ranks = event["group_ranks"]
             if event["type"] == "collective":
                 entries.append(
-                    {"record_id": event["sequence"], "pg_id": 0, "process_group": ("0", "default_pg"),
-                     "collective_seq_id": event["sequence"], "p2p_seq_id": 0, "op_id": event["sequence"],
-                     "profiling_name": event["operation"], "time_created_ns": event["time_created_ns"],
-                     "input_sizes": [[1024]], "input_dtypes": ["Float"], "output_sizes": [[1024]], "output_dtypes": ["Float"],
-                     "state": event["state"], "retired": event["state"] == "completed", "timeout_ms": 600000, "is_p2p": False}
+                    {
+                        "record_id": event["sequence"],
+                        "pg_id": 0,
+                        "process_group": ("0", "default_pg"),
+                        "collective_seq_id": event["sequence"],
+                        "p2p_seq_id": 0,
+                        "op_id": event["sequence"],
+                        "profiling_name": event["operation"],
+                        "time_created_ns": event["time_created_ns"],
+                        "input_sizes": [[1024]],
+                        "input_dtypes": ["Float"],
+                        "output_sizes": [[1024]],
+                        "output_dtypes": ["Float"],
+                        "state": event["state"],
+                        "retired": event["state"] == "completed",
+                        "timeout_ms": 600000,
+                        "is_p2p": False,
+                    }
                 )
             else:
                 status["0"] = {f"last_{w}_collective": event[f"last_{w}"] for w in ("enqueued", "started", "completed")}
         dump = {
-            "version": "2.7", "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(ranks))}},
-            "pg_status": status, "entries": entries,
+            "version": "2.7",
+            "pg_config": {"0": {"name": "0", "desc": "default_pg", "ranks": str(list(ranks))}},
+            "pg_status": status,
+            "entries": entries,
         }
         (target / f"_dump_{rank}").write_bytes(pickle.dumps(dump, protocol=2))
     return target

@@ -22,6 +22,11 @@ def activation_statistic(signal: Signal) -> str | None:
     return "saturated" if "satur" in text else None
 
 
+def _is_silent(signal: Signal) -> bool:
+    finite = signal.values[np.isfinite(signal.values)]
+    return len(finite) > 0 and float(np.median(np.abs(finite))) == 0.0
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLayerDetector(BaseDetector):
     """Sees layers whose activations are constant and layers that get no gradient.
@@ -81,7 +86,7 @@ class DeadLayerDetector(BaseDetector):
         usable = {layer: signal for layer, signal in layers.items() if len(signal.values) >= self.minimum_points}
         if len(usable) < 2:
             return None
-        silent = [layer for layer, signal in usable.items() if float(np.nanmedian(np.abs(signal.values))) == 0.0]
+        silent = [layer for layer, signal in usable.items() if _is_silent(signal)]
         if len(silent) < max(2, self.silent_share * len(usable)) or len(silent) == len(usable):
             return None
         first = usable[silent[0]]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -29,11 +29,15 @@ class GradientExplosionDetector(BaseDetector):
         growth: how many times its usual value a norm must reach.
         loss_growth: how many times its start a loss must reach to count as exploded.
         recovery: how many times its end a loss may begin at before its beginning counts as an explosion.
+        collapse: the same, for a loss that falls within the first tenth of the log.
+        activation: the spread of a layer's activations at the first steps that no sane initialisation has.
     """
 
     growth: float = 10.0
     loss_growth: float = 30.0
     recovery: float = 1e8
+    collapse: float = 300.0
+    activation: float = 30.0
 
     @property
     def name(self) -> str:
@@ -41,19 +45,40 @@ class GradientExplosionDetector(BaseDetector):
         return "explosion"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Gradient norms of the whole model and of layers, and losses."""
-        return frozenset(("grad_norm", "loss"))
+        """Gradient norms of the whole model and of layers, losses, and activations at the first steps."""
+        return frozenset(("grad_norm", "loss", "activation"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness."""
         found = [detection for signal in training_losses(signals) if (detection := self._loss(signal)) is not None]
         hurt = _hurt_loss(signals)
+        useless = _stopped_falling(signals)
         for signal in total_gradient_norms(signals):
             detection = self._live(signal) if context.live else None
-            detection = detection or self._norm(signal, hurt)
+            detection = detection or self._norm(signal, hurt, useless)
             if detection is not None:
                 found.append(_with_layer(detection, signals))
+        if not found and (detection := self._activations(signals)) is not None:
+            found.append(detection)
         return DetectionResult(self.name, tuple(found))
+
+    def _activations(self, signals: Sequence[Signal]) -> Detection | None:
+        """A forward pass that is out of range from the first step: inputs or weights on the wrong scale."""
+        early: dict[str, tuple[float, Signal]] = {}
+        for signal in of_kind(signals, "activation"):
+            if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
+                head = signal.values[: max(1, min(5, len(signal.values) // 10))]
+                early[signal.layer] = (float(np.nanmax(head)) if np.isfinite(head).any() else float("inf"), signal)
+        if not early:
+            return None
+        layer = max(early, key=lambda name: early[name][0])
+        spread, signal = early[layer]
+        if spread < self.activation:
+            return None
+        found = _detection(signal, float(signal.steps[0]), float(signal.steps[-1]), Severity.WARNING, 0.8,
+                           f"spreads over {spread:.3g} at the first step, where a sane start has about 1",
+                           {"spread": min(spread, 1e300)}, "activations")  # fmt: skip
+        return replace(found, layer=layer)
 
     def _loss(self, signal: Signal) -> Detection | None:
         shape = shape_of(signal)
@@ -75,20 +100,30 @@ class GradientExplosionDetector(BaseDetector):
                 return _detection(signal, float(shape.steps[int(np.argmax(over))]), float(shape.steps[np.flatnonzero(over)[-1]]),
                                   Severity.WARNING if back else Severity.CRITICAL, 0.9,
                                   f"grew from {first:.4g} to {peak:.4g}", {"before": first, "peak": peak}, "grew")  # fmt: skip
-        if end > 0 and first > self.recovery * end and first > 1e6:
-            over = values > 1e3 * np.median(values)
+        tenth = float(np.median(values[len(values) // 10 : len(values) // 10 + 5])) if len(values) >= 20 else first
+        fell_at_once = float(values[0]) > self.collapse * tenth > 0 and float(values[0]) > self.collapse
+        if end > 0 and (fell_at_once or (first > self.recovery * end and first > 1e6)):
+            first = float(values[0])
+            over = values > 30 * np.median(values)
             return _detection(signal, float(shape.steps[0]), float(shape.steps[np.flatnonzero(over)[-1] if over.any() else 0]),
                               Severity.WARNING, 0.7, f"began at {first:.3g} and came down to {end:.3g}",
                               {"first": first, "end": end}, "early")  # fmt: skip
         return None
 
-    def _norm(self, signal: Signal, hurt: float | None) -> Detection | None:
-        if hurt is None:
-            return None
+    def _norm(self, signal: Signal, hurt: float | None, useless: bool) -> Detection | None:
         finite = np.isfinite(signal.values) & (signal.values > 0)
         values, steps = signal.values[finite], signal.steps[finite]
-        if len(values) < 6:
+        if len(values) < 6 or (hurt is None and not useless):
             return None
+        if hurt is None:
+            early = float(np.median(values[: max(2, len(values) // 20)]))
+            late = float(np.median(values[len(values) // 2 :]))
+            if len(values) < 20 or late < self.growth * early:
+                return None
+            begin = int(np.argmax(values > self.growth * early))
+            return _detection(signal, float(steps[begin]), float(steps[-1]), Severity.CRITICAL, 0.8,
+                              f"grew from {early:.3g} to {late:.3g} while the loss stopped falling",
+                              {"usual": early, "peak": float(values.max())}, "norm")  # fmt: skip
         before = values[steps < hurt]
         # Too little before the loss broke: the quieter half of the run stands in for "usual".
         usual = float(np.median(before)) if len(before) >= 5 else float(np.quantile(values, 0.25))
@@ -140,6 +175,16 @@ def _hurt_loss(signals: Sequence[Signal]) -> float | None:
     return first
 
 
+def _stopped_falling(signals: Sequence[Signal]) -> bool:
+    """Whether the second half of the run brought nothing."""
+    for signal in training_losses(signals):
+        shape = shape_of(signal, blocks=12)
+        if shape is not None and not shape.is_signed and len(shape.level) >= 6:
+            half = len(shape.level) // 2
+            return bool(np.median(shape.level[half:]) >= 0.97 * np.median(shape.level[max(1, half // 3) : half]))
+    return False
+
+
 def _with_layer(detection: Detection, signals: Sequence[Signal]) -> Detection:
     """Name the layer whose norm grew most, where layers were logged."""
     worst: tuple[float, str | None] = (10.0, None)
@@ -152,11 +197,7 @@ def _with_layer(detection: Detection, signals: Sequence[Signal]) -> Detection:
             worst = (float(values.max() / usual), signal.layer)
     if worst[1] is None:
         return detection
-    return Detection(
-        failure=detection.failure, severity=detection.severity, confidence=detection.confidence,
-        first_step=detection.first_step, last_step=detection.last_step, evidence=detection.evidence, layer=worst[1],
-        replica=detection.replica, signal=detection.signal, facts=detection.facts,
-    )  # fmt: skip
+    return replace(detection, layer=worst[1])
 
 
 def _detection(

@@ -49,7 +49,9 @@ class _Group:
         return frozenset(rank for rank, progress in self.progress.items() if progress.enqueued < self.front)
 
     def waiters(self) -> frozenset[int]:
-        return frozenset(r for r, progress in self.progress.items() if progress.waits and progress.enqueued == self.front)
+        return frozenset(
+            r for r, progress in self.progress.items() if progress.waits and progress.enqueued == self.front
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,11 +80,17 @@ class HangDetector(BaseDetector):
         lagging = frozenset[int]().union(*behind.values()) if behind else frozenset()
         dumped = frozenset(rank for group in groups.values() for rank in group.progress)
         waiting = any(group.waiters() for group in groups.values())
-        absent = frozenset(rank for group in groups.values() for rank in group.ranks) - dumped if waiting else frozenset()
+        absent = (
+            frozenset(rank for group in groups.values() for rank in group.ranks) - dumped if waiting else frozenset()
+        )
         if not lagging and not absent:
             return DetectionResult(self.name)
         victims = frozenset(
-            rank for name, group in groups.items() if behind[name] for rank in group.waiters() - behind[name] if rank in lagging
+            rank
+            for name, group in groups.items()
+            if behind[name]
+            for rank in group.waiters() - behind[name]
+            if rank in lagging
         )
         causes = (lagging - victims) | absent
         certain = bool(causes)
@@ -96,14 +104,20 @@ def _groups(events: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
     collective = {e["group"] for e in events if e.get("type") == "collective" and not e.get("point_to_point")}
     groups: dict[str, _Group] = {}
     for event in events:
-        if event.get("type") != "collective_status" or event["group"] in pairwise - collective or event["group"] in pairwise:
+        if (
+            event.get("type") != "collective_status"
+            or event["group"] in pairwise - collective
+            or event["group"] in pairwise
+        ):
             continue
         enqueued, completed = event.get("last_enqueued"), event.get("last_completed")
         if not isinstance(enqueued, int) or not isinstance(completed, int) or enqueued < 0:
             continue
         # Only groups somebody is waiting in say anything; a name two ranks use for different groups is two groups.
         ranks = tuple(event.get("group_ranks") or ())
-        group = groups.setdefault(f"{event['group']}:{ranks}", _Group(str(event.get("group_description", "")), ranks, {}))
+        group = groups.setdefault(
+            f"{event['group']}:{ranks}", _Group(str(event.get("group_description", "")), ranks, {})
+        )
         group.progress[int(event["replica"])] = _Progress(enqueued, completed)
     return groups
 
@@ -119,14 +133,18 @@ def _detection(
             missed.append(own + 1)
             others = len(group.waiters())
             claim = f"rank {rank} never entered collective {own + 1} in which {others} ranks wait ({group.description})"
-            evidence.append(Evidence(f"collective/{name.split(':')[0]}", claim, {"entered": float(own), "front": float(group.front)}))
+            evidence.append(
+                Evidence(
+                    f"collective/{name.split(':')[0]}", claim, {"entered": float(own), "front": float(group.front)}
+                )
+            )
     if absent:
         evidence.append(Evidence("collective", f"rank {rank} left no dump while others wait", {}))
     return Detection(
         failure=Failure.HANG,
         severity=Severity.CRITICAL,
         confidence=0.95 if certain and not absent else 0.7,
-        first_step=float(min(missed)) if missed else None,
+        first_step=None,
         last_step=None,
         evidence=tuple(evidence[:4]),
         replica=rank,

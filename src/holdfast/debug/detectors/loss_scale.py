@@ -41,9 +41,13 @@ class LossScaleCollapseDetector(BaseDetector):
         """Look at the logged scale, and at the scales in the overflow messages of the log."""
         found = [d for signal in of_kind(signals, "loss_scale") if (d := self._collapse(signal)) is not None]
         if not found:
-            events = [event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")]
+            events = [
+                event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")
+            ]
             if len(events) >= self.minimum_halvings:
-                steps = [event["step"] if event.get("step") is not None else number for number, event in enumerate(events)]
+                steps = [
+                    event["step"] if event.get("step") is not None else number for number, event in enumerate(events)
+                ]
                 series = Signal(
                     "loss scale (overflow messages)",
                     np.asarray(steps, dtype=np.float64),

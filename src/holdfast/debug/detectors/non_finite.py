@@ -8,7 +8,7 @@ filters NaN out of its averages). Single non-finite *gradient norms* are how mix
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,11 +38,13 @@ class NaNDetectionDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Everything that can be, count or hide a NaN."""
-        return frozenset(("loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "activation", "perplexity"))
+        return frozenset(("loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "loss_scale", "perplexity"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses, then at what stands in for them."""
-        found = [d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.NAN)) is not None]
+        found = [
+            d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.NAN)) is not None
+        ]
         found += [d for signal in training_losses(signals) if (d := _vanished(signal)) is not None]
         if not found:
             found += [d for signal in _norms(signals) if (d := self._lasting(signal, signals)) is not None]
@@ -50,6 +52,8 @@ class NaNDetectionDetector(BaseDetector):
             found += [d for signal in of_kind(signals, "nan_count") if (d := _counted(signal)) is not None]
         if not found:
             found += [d for signal in evaluation_losses(signals) if (d := _values(signal, Failure.NAN)) is not None]
+        if not found:
+            found += [d for signal in of_kind(signals, "loss_scale") if (d := _at_any_scale(signal)) is not None]
         return DetectionResult(self.name, _earliest(found))
 
     def _lasting(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:
@@ -57,12 +61,17 @@ class NaNDetectionDetector(BaseDetector):
         if not bad.any():
             return None
         silent = any(
-            bool(np.any(np.isin(loss.steps[loss.values == 0.0], signal.steps[bad]))) for loss in training_losses(signals)
+            bool(np.any(np.isin(loss.steps[loss.values == 0.0], signal.steps[bad])))
+            for loss in training_losses(signals)
         )
         tail = _tail_length(bad)
         if not silent and tail < max(3, 0.05 * len(bad)) and bad.mean() < self.lasting_share:
             return None
-        claim = "is NaN" + (" where the loss is logged as exactly 0" if silent else "") + f" at {int(bad.sum())} of {len(bad)} points"
+        claim = (
+            "is NaN"
+            + (" where the loss is logged as exactly 0" if silent else "")
+            + f" at {int(bad.sum())} of {len(bad)} points"
+        )
         return _detection(Failure.NAN, signal, bad, claim, Severity.CRITICAL, 0.95 if silent or tail else 0.8)
 
 
@@ -87,7 +96,9 @@ class InfDetectionDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses, then at norms."""
-        found = [d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.INF)) is not None]
+        found = [
+            d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.INF)) is not None
+        ]
         for signal in _norms(signals):
             bad = np.isinf(signal.values)
             runs = longest_runs(bad, at_least=self.lasting_points)
@@ -149,6 +160,17 @@ def _counted(signal: Signal) -> Detection | None:
     return _detection(Failure.NAN, signal, bad, claim, severity, 0.85)
 
 
+def _at_any_scale(signal: Signal) -> Detection | None:
+    """Overflow that goes on below a loss scale of one is no overflow: the gradients themselves are not finite."""
+    values = signal.values
+    low = np.isfinite(values) & (values < 0.1)
+    falls = longest_runs(np.diff(values) < 0, at_least=4)
+    if not low.any() or len(falls.last) == 0 or falls.last[-1] != len(values) - 1:
+        return None
+    claim = f"still overflows at {values[-1]:g}: gradients too large for no scale at all are NaN or infinite themselves"
+    return _detection(Failure.NAN, signal, low, claim, Severity.CRITICAL, 0.8)
+
+
 def _detection(
     failure: Failure, signal: Signal, bad: NDArray[np.bool_], claim: str, severity: Severity, confidence: float
 ) -> Detection:
@@ -174,10 +196,4 @@ def _earliest(found: list[Detection]) -> tuple[Detection, ...]:
     critical = [detection for detection in found if detection.severity is Severity.CRITICAL] or found
     first = min(critical, key=lambda detection: detection.first_step if detection.first_step is not None else 0.0)
     others = tuple(e for d in critical if d is not first for e in d.evidence)[:3]
-    return (
-        Detection(
-            failure=first.failure, severity=first.severity, confidence=first.confidence, first_step=first.first_step,
-            last_step=first.last_step, evidence=first.evidence + others, layer=first.layer, replica=first.replica,
-            signal=first.signal, facts=first.facts,
-        ),
-    )  # fmt: skip
+    return (replace(first, evidence=first.evidence + others),)

@@ -21,10 +21,12 @@ class OverfittingDetector(BaseDetector):
 
     Args:
         minimum_rise: how far above its best the held-out loss must end, as a share of that best.
+        minimum_given_up: the same rise as a share of how far the held-out loss had fallen.
         minimum_evaluations: how many evaluations after the best must agree.
     """
 
     minimum_rise: float = 0.1
+    minimum_given_up: float = 0.1
     minimum_evaluations: int = 3
 
     @property
@@ -59,6 +61,9 @@ class OverfittingDetector(BaseDetector):
         third = max(1, len(after) // 3)
         climbing = float(np.median(after[-third:])) >= float(np.median(after[:third]))
         if end < best * (1 + self.minimum_rise) or not clear.all() or not climbing or end - best < 3 * noise:
+            return None
+        # Given up must be a fair part of what was gained; a wiggle at the bottom of a long descent is none.
+        if end - best < self.minimum_given_up * (float(values[0]) - best):
             return None
         fell = self._training_fell(training, float(steps[best_at]), float(steps[-1]))
         if fell is None:

@@ -16,6 +16,10 @@ __all__ = ["LossPlateauDetector", "Stall", "find_stall", "guessing_loss"]
 
 # Class counts people really have; ln(k) is what a model that guesses evenly pays.
 _CLASS_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 20, 50, 100, 200, 365, 1000, 10000, 21841, 32000, 50257, 50304, 128256)
+# On a live run there is time: wait until nobody could still be warming up.
+LIVE_SPAN = 2000.0
+# A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
+MOST_IMPROVEMENT = 0.15
 # Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
 _SQUARED = (0.25, 1.0)
 
@@ -48,7 +52,12 @@ class Stall:
 
 
 def find_stall(
-    signals: Sequence[Signal], *, minimum_improvement: float, guess_improvement: float, minimum_points: int
+    signals: Sequence[Signal],
+    *,
+    minimum_improvement: float,
+    guess_improvement: float,
+    minimum_points: int,
+    minimum_span: float = 100.0,
 ) -> Stall | None:
     """The loss of a run that never learnt; None when it did, or when that cannot be told."""
     if _anything_improved(signals):
@@ -62,12 +71,16 @@ def find_stall(
             continue
         stall = _stalled_from_the_start(signal, shape, minimum_improvement, guess_improvement)
         stall = stall or _pinned_to_a_guess(signal, shape)
-        if stall is not None:
+        # A few dozen steps may be too soon to have learnt anything, unless the loss names a guess over whole epochs.
+        span = float(shape.steps[-1] - shape.steps[0])
+        if stall is not None and (span >= minimum_span or (stall.guess is not None and minimum_span <= 100.0)):
             return stall
     return None
 
 
-def _stalled_from_the_start(signal: Signal, shape: Shape, minimum_improvement: float, guess_improvement: float) -> Stall | None:
+def _stalled_from_the_start(
+    signal: Signal, shape: Shape, minimum_improvement: float, guess_improvement: float
+) -> Stall | None:
     blocks = len(shape.level)
     head = float(np.median(shape.level[: max(1, blocks // 10)]))
     # The best the run ever held for a while counts, not only its end.
@@ -76,14 +89,13 @@ def _stalled_from_the_start(signal: Signal, shape: Shape, minimum_improvement: f
     guess = guessing_loss(head, tolerance=0.05) and guessing_loss(shape.end, tolerance=0.12)
     guess = guessing_loss(shape.end) or guess
     allowed = guess_improvement if guess else minimum_improvement
-    noise = float(np.median(shape.noise)) / np.sqrt(max(1.0, shape.count / 10))
     if improvement > allowed or shape.end > 1.5 * head:
         return None
     # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
     begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1]) or guess is not None
-    # A change too small to see in this much noise is no evidence of a stall.
-    visible = 4.0 * noise < max(0.25 * allowed, 0.005) * head * 4
-    if not begins or not visible:
+    # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
+    error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
+    if not begins or improvement + 2.0 * error > MOST_IMPROVEMENT:
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
@@ -116,7 +128,11 @@ def _anything_improved(signals: Sequence[Signal]) -> bool:
             continue
         third = max(1, len(values) // 3)
         before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
-        better = after - before if signal.kind == "reward" or signal.metadata.get("higher_is_better", False) else before - after
+        better = (
+            after - before
+            if signal.kind == "reward" or signal.metadata.get("higher_is_better", False)
+            else before - after
+        )
         spread = float(np.median(np.abs(np.diff(values)))) if len(values) > 2 else 0.0
         if better > 0.12 * max(abs(before), abs(after)) and better > 4 * spread:
             return True
@@ -153,11 +169,14 @@ class LossPlateauDetector(BaseDetector):
             minimum_improvement=self.minimum_improvement,
             guess_improvement=self.guess_improvement,
             minimum_points=self.minimum_points,
+            minimum_span=LIVE_SPAN if context.live else 100.0,
         )
         if stall is None:
             return DetectionResult(self.name)
         where = f", where {stall.guess} stands" if stall.guess else ""
-        claim = f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} points"
+        claim = (
+            f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} points"
+        )
         detection = Detection(
             failure=Failure.PLATEAU,
             severity=Severity.CRITICAL,

@@ -56,7 +56,9 @@ def default_detectors(thresholds: Mapping[str, Mapping[str, float]] | None = Non
     chosen = dict(thresholds or {})
     unknown = sorted(set(chosen) - set(DETECTOR_TYPES))
     if unknown:
-        raise ConfigError("unknown detector in the thresholds", detector=unknown[0], hint=f"one of {', '.join(DETECTOR_TYPES)}")
+        raise ConfigError(
+            "unknown detector in the thresholds", detector=unknown[0], hint=f"one of {', '.join(DETECTOR_TYPES)}"
+        )
     built: list[BaseDetector] = []
     for name, kind in DETECTOR_TYPES.items():
         options = dict(chosen.get(name, {}))
@@ -64,9 +66,14 @@ def default_detectors(thresholds: Mapping[str, Mapping[str, float]] | None = Non
         for option in options:
             if option not in known:
                 raise ConfigError(
-                    "unknown threshold", detector=name, option=option, hint=f"one of {', '.join(sorted(known)) or 'none'}"
+                    "unknown threshold",
+                    detector=name,
+                    option=option,
+                    hint=f"one of {', '.join(sorted(known)) or 'none'}",
                 )
-        whole = {option: int(value) if isinstance(known[option], int) else float(value) for option, value in options.items()}
+        whole = {
+            option: int(value) if isinstance(known[option], int) else float(value) for option, value in options.items()
+        }
         built.append(kind(**whole))
     return tuple(built)
 

@@ -9,8 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
-from holdfast.debug.detectors.statistics import Shape, longest_runs
+from holdfast.debug.detectors.statistics import Shape, longest_runs, running_median, shape_of
+from holdfast.debug.types import Signal
+
+Array = NDArray[np.float64]
 
 __all__ = ["Rise", "find_bursts", "lasting_rise"]
 
@@ -42,8 +46,23 @@ class Rise:
         return self.peak / self.before if self.before > 0 else float("inf")
 
 
-def lasting_rise(shape: Shape, *, minimum_noises: float, minimum_lost: float) -> Rise | None:
+# Besides the fine view, a dozen wide blocks: what is hidden in the noise of points shows in the levels of hundreds.
+COARSE_BLOCKS = 12
+
+
+def lasting_rise(signal: Signal, *, minimum_noises: float, minimum_lost: float) -> Rise | None:
     """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
+    shape = shape_of(signal)
+    if shape is None:
+        return None
+    rise = _rise(shape, False, minimum_noises, minimum_lost)
+    if rise is None and shape.count >= 4 * COARSE_BLOCKS:
+        coarse = shape_of(signal, blocks=COARSE_BLOCKS)
+        rise = None if coarse is None else _rise(coarse, True, minimum_noises, minimum_lost)
+    return rise
+
+
+def _rise(shape: Shape, coarse: bool, minimum_noises: float, minimum_lost: float) -> Rise | None:
     if shape.count < 4 or len(shape.level) < 3:
         return None
     level = shape.level
@@ -51,7 +70,7 @@ def lasting_rise(shape: Shape, *, minimum_noises: float, minimum_lost: float) ->
     best_at = int(np.argmin(level[:-tail])) if len(level) > tail else 0
     best, end = float(level[best_at]), shape.end
     rise = end - best
-    noise = max(shape.noise_near(best_at, -1), abs(best) * 1e-4)
+    noise = max(shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1), abs(best) * 1e-4)
     if rise <= minimum_noises * noise:
         return None
     # Progress counts from the worst level before the best: a log may begin after a warm restart or a first bad value.
@@ -97,10 +116,8 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
     """
     if shape.count < 6:
         return []
-    level, noise = _background(shape)
+    level, bar = _background(shape, minimum_noises, minimum_height)
     residual = shape.values - level
-    tail = float(np.quantile(np.abs(residual[residual < 0]), 0.9)) if np.any(residual < 0) else 0.0
-    bar = np.maximum(minimum_noises * np.maximum(noise, 0.25 * tail), minimum_height * np.abs(level))
     runs = longest_runs(residual > bar, at_least=1)
     found: list[Rise] = []
     for first, last in _join(runs.first, runs.last, gap=max(2, minimum_points - 1)):
@@ -117,7 +134,7 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
                 before=before,
                 peak=peak,
                 after=after,
-                noise=float(noise[first]),
+                noise=float(bar[first]) / minimum_noises,
                 points=high,
                 lost=0.0,
                 recovered=min(1.0, max(0.0, (peak - after) / (peak - before))) if peak > before else 0.0,
@@ -126,18 +143,23 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
     return found
 
 
-def _background(shape: Shape) -> tuple[np.ndarray, np.ndarray]:
-    """The level with short bursts taken out: a running median over blocks, never narrower than a dozen points."""
+def _background(shape: Shape, minimum_noises: float, minimum_height: float) -> tuple[Array, Array]:
+    """The level with short bursts taken out, and how far above it a point must be; never narrower than a dozen points."""
     reach = max(2, round(10 / shape.width), len(shape.level) // 12)
     reach = min(reach, max(1, (len(shape.level) - 1) // 2))
-    windows = np.lib.stride_tricks.sliding_window_view(np.pad(shape.level, reach, mode="edge"), 2 * reach + 1)
-    smooth = np.median(windows, axis=-1)
-    quiet = np.median(np.lib.stride_tricks.sliding_window_view(np.pad(shape.noise, reach, mode="edge"), 2 * reach + 1), axis=-1)
-    repeat = shape.width
-    return np.repeat(smooth, repeat)[: shape.count], np.repeat(quiet, repeat)[: shape.count]
+    smooth = running_median(shape.level, reach)
+    level = shape.at_points(smooth)
+    # How far the points around reach *below* the level: bursts do not touch that side, heavy tails usually do.
+    below = np.maximum(level - shape.values, 0.0)
+    blocks = -(-shape.count // shape.width)
+    padded = np.zeros(blocks * shape.width)
+    padded[: shape.count] = below
+    depth = running_median(padded.reshape(blocks, shape.width).max(axis=1), reach)[: len(shape.level)]
+    quiet = np.maximum(running_median(shape.noise, reach), 0.25 * np.resize(depth, len(shape.level)))
+    return level, np.maximum(minimum_noises * shape.at_points(quiet), minimum_height * np.abs(level))
 
 
-def _join(first: np.ndarray, last: np.ndarray, *, gap: int) -> list[tuple[int, int]]:
+def _join(first: NDArray[np.int64], last: NDArray[np.int64], *, gap: int) -> list[tuple[int, int]]:
     """Stretches that are only a few points apart are one."""
     joined: list[tuple[int, int]] = []
     for begin, end in zip(first.tolist(), last.tolist(), strict=True):

@@ -77,7 +77,9 @@ def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[S
 def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
     """The losses on held-out data, totals first where they are named."""
     found = [
-        signal for signal in of_kind(signals, "eval_loss") if not _SERVING.search(signal.name) and not _GAME.search(signal.name)
+        signal
+        for signal in of_kind(signals, "eval_loss")
+        if not _SERVING.search(signal.name) and not _GAME.search(signal.name)
     ]
     return [signal for signal in found if signal.layer is None]
 

@@ -27,7 +27,7 @@ class TrainingServingSkewDetector(BaseDetector):
         scale: multiplies the limits of the distances (PSI 0.25, KS 0.2, KL 0.5, JS 0.15).
     """
 
-    gap: float = 1.5
+    gap: float = 1.2
     scale: float = 1.0
 
     @property
@@ -71,7 +71,11 @@ class TrainingServingSkewDetector(BaseDetector):
             here, there = signal.values[left], reference.values[right]
             late = slice(len(shared) // 2, None)
             ratio = here[late] / np.where(there[late] > 0, there[late], np.nan)
-            if np.isfinite(ratio).sum() >= 2 and float(np.nanmin(ratio)) > 1.0 and float(np.nanmedian(ratio)) > self.gap:
+            if (
+                np.isfinite(ratio).sum() >= 2
+                and float(np.nanmin(ratio)) > 1.0
+                and float(np.nanmedian(ratio)) > self.gap
+            ):
                 times = float(np.nanmedian(ratio))
                 claim = f"is {times:.2f} times the held-out loss {reference.name!r}"
                 return _detection(signal, float(shared[0]), claim, times, {"ratio": times})

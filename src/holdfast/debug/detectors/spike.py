@@ -9,8 +9,9 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.divergence import is_still_recovering
+from holdfast.debug.detectors.periodic import periodic_swing
 from holdfast.debug.detectors.rise import Rise, find_bursts, lasting_rise
-from holdfast.debug.detectors.select import total_gradient_norms, training_losses
+from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
 from holdfast.debug.detectors.statistics import Shape, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -37,8 +38,8 @@ class LossSpikeDetector(BaseDetector):
         return "spike"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses, and gradient norms to confirm a jump of a single point."""
-        return frozenset(("loss", "grad_norm", "perplexity"))
+        """Losses; gradient norms to confirm a jump of a single point; learning rates, whose cycles are no fault."""
+        return frozenset(("loss", "grad_norm", "perplexity", "lr"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss."""
@@ -51,7 +52,7 @@ class LossSpikeDetector(BaseDetector):
             if shape.count < 6:
                 found.extend(self._short_log(signal, shape, norms))
                 continue
-            rise = lasting_rise(shape, minimum_noises=6.0, minimum_lost=0.2)
+            rise = lasting_rise(signal, minimum_noises=6.0, minimum_lost=0.2)
             if rise is not None and is_still_recovering(rise):
                 found.append(self._spike(signal, [rise], at_end=True))
                 continue
@@ -61,9 +62,27 @@ class LossSpikeDetector(BaseDetector):
             # The first moments of a run are all over the place; only what rises above its own beginning counts there.
             settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
             kept = [b for b in settled if b.points >= self.minimum_points or _confirmed(b, norms)]
+            if not kept and (early := self._early(shape)) is not None:
+                kept = [early]
             if kept and (rise is None or rise.first_step > kept[0].first_step):
                 found.append(self._spike(signal, kept, at_end=False))
+            if not kept and rise is None and (period := periodic_swing(signal, of_kind(signals, "lr"))) is not None:
+                found.append(_swinging(signal, shape, *period))
         return DetectionResult(self.name, tuple(found))
+
+    def _early(self, shape: Shape) -> Rise | None:
+        """A jump in the first moments: several points far above the very first ones, gone again later."""
+        head = shape.values[: max(8, shape.count // 7)]
+        if shape.count < 30:
+            return None
+        first = float(np.median(head[:3]))
+        high = np.flatnonzero(head > 1.5 * first + self.minimum_noises * float(shape.noise[-1]))
+        if len(high) < self.minimum_points or float(np.min(head[:2])) > 1.5 * first or high[0] == 0:
+            return None
+        return Rise(
+            first_step=float(shape.steps[high[0]]), last_step=float(shape.steps[high[-1]]), before=first,
+            peak=float(head.max()), after=shape.end, noise=float(shape.noise[0]), points=len(high), lost=0.0, recovered=1.0,
+        )  # fmt: skip
 
     def _short_log(self, signal: Signal, shape: Shape, norms: list[Signal]) -> list[Detection]:
         """In a handful of lines only an unmistakable jump counts: many times the level, with the gradients agreeing."""
@@ -90,10 +109,14 @@ class LossSpikeDetector(BaseDetector):
         return Detection(
             failure=Failure.SPIKE,
             severity=Severity.CRITICAL if at_end and worst.recovered < 0.7 else Severity.WARNING,
-            confidence=min(0.97, 0.6 + 0.1 * min(worst.points, 3) + 0.02 * min(worst.height / max(worst.noise, 1e-12), 5)),
+            confidence=min(
+                0.97, 0.6 + 0.1 * min(worst.points, 3) + 0.02 * min(worst.height / max(worst.noise, 1e-12), 5)
+            ),
             first_step=bursts[0].first_step,
             last_step=bursts[-1].last_step,
-            evidence=(Evidence(signal.name, claim, {"before": worst.before, "peak": worst.peak, "count": len(bursts)}),),
+            evidence=(
+                Evidence(signal.name, claim, {"before": worst.before, "peak": worst.peak, "count": len(bursts)}),
+            ),
             replica=signal.replica,
             signal=signal.name,
             facts={
@@ -104,6 +127,26 @@ class LossSpikeDetector(BaseDetector):
                 "at_end": at_end,
             },
         )
+
+
+def _swinging(signal: Signal, shape: Shape, period: float, swing: float) -> Detection:
+    return Detection(
+        failure=Failure.SPIKE,
+        severity=Severity.WARNING,
+        confidence=0.8,
+        first_step=float(shape.steps[0]),
+        last_step=float(shape.steps[-1]),
+        evidence=(
+            Evidence(
+                signal.name,
+                f"swings by {swing:.0%} of its level every {period:g} steps",
+                {"period": period, "swing": swing},
+            ),
+        ),
+        replica=signal.replica,
+        signal=signal.name,
+        facts={"periodic": True, "period": period, "swing": swing, "count": 1, "ratio": 1 + swing},
+    )
 
 
 def _confirmed(burst: Rise, norms: list[Signal]) -> bool:

@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from holdfast.debug.types import Signal
 
-__all__ = ["Runs", "Shape", "longest_runs", "noise_of", "robust_spread", "shape_of"]
+__all__ = ["Runs", "Shape", "longest_runs", "noise_of", "robust_spread", "running_median", "shape_of"]
 
 Array = NDArray[np.float64]
 
@@ -72,13 +72,13 @@ class Shape:
         """The largest noise of the given blocks; negative numbers count from the end."""
         return max(float(self.noise[block]) for block in blocks)
 
-    def level_at_points(self) -> Array:
-        """The level repeated for every point, with no copy of the values."""
-        return np.repeat(self.level, self.width)[: self.count]
+    def level_noise_near(self, *blocks: int) -> float:
+        """The noise of the *levels* there: a median of many points is steadier than each of them."""
+        return self.noise_near(*blocks) * 1.25 / float(np.sqrt(self.width))
 
-    def noise_at_points(self) -> Array:
-        """The noise repeated for every point."""
-        return np.repeat(self.noise, self.width)[: self.count]
+    def at_points(self, per_block: Array) -> Array:
+        """A number a block, repeated for every point."""
+        return np.repeat(per_block, self.width)[: self.count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,8 +116,14 @@ def longest_runs(mask: NDArray[np.bool_], *, at_least: int) -> Runs:
     return Runs(first[keep], last[keep])
 
 
+def running_median(values: Array, reach: int) -> Array:
+    """The median of every point with its neighbours on both sides; the ends repeat."""
+    padded = np.pad(values, reach, mode="edge")
+    return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1))
+
+
 def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
-    """Reduce a signal to its shape; None when it has no finite value."""
+    """Reduce a signal to its shape, in at most so many blocks; None when it has no finite value."""
     values, steps = signal.values, signal.steps
     finite = np.isfinite(values)
     if not finite.all():
@@ -125,7 +131,7 @@ def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
     if len(values) == 0:
         return None
     width = max(1, -(-len(values) // blocks))
-    if width == 1 and len(values) > 12:
+    if width == 1 and len(values) > 12 and blocks == MAXIMUM_BLOCKS:
         width = 2 if len(values) <= 40 else 3
     level, noise = _blocks(values, width)
     return Shape(steps=steps, values=values, level=level, noise=noise, width=width)

@@ -1,0 +1,155 @@
+"""Reads the lab's logs back as any user's, runs the debugger on them and holds what it says against the labels."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.debug.attribution import AttributionEngine, Calibration, expected_calibration_error
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors import default_detectors
+from holdfast.debug.ingestion.detection import read_file
+from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
+from holdfast.debug.types import DetectionContext, DetectionResult, Finding
+
+__all__ = ["Case", "Outcome", "figures_of", "judge", "load_cases", "main", "print_outcomes"]
+
+
+@dataclass(frozen=True, slots=True)
+class Case:
+    """One labelled run, read back from its log."""
+
+    name: str
+    spec: dict[str, Any]
+    label: dict[str, Any]
+    log: RunLog
+    results: tuple[DetectionResult, ...]
+
+    @property
+    def context(self) -> DetectionContext:
+        """What the detectors and the engine may know besides the signals."""
+        return DetectionContext(config=self.log.config, events=self.log.events)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What the debugger said of a case."""
+
+    case: Case
+    findings: tuple[Finding, ...]
+
+    @property
+    def named(self) -> str:
+        """The failure of the worst finding, or healthy."""
+        return self.findings[0].detection.failure.value if self.findings else "healthy"
+
+    @property
+    def right(self) -> bool:
+        """Whether a finding has one of the names the label accepts (or there is none, for a healthy run)."""
+        if self.case.label["failure"] is None:
+            return not self.findings
+        return any(finding.detection.failure.value in self.case.label["accepted"] for finding in self.findings)
+
+    def cause_rank(self) -> int | None:
+        """The place of the true cause among those given for the worst finding, from 0; None when it is not there."""
+        causes = [cause.cause for cause in self.findings[0].causes] if self.findings else []
+        return causes.index(self.case.label["cause"]) if self.case.label["cause"] in causes else None
+
+
+def load_cases(folder: Path, half: str, *, detectors: Sequence[BaseDetector] | None = None) -> list[Case]:
+    """Read every scored run of one half and run the detectors on it."""
+    chosen = list(detectors or default_detectors())
+    cases: list[Case] = []
+    for path in sorted(folder.glob("*/label.json")):
+        facts = json.loads(path.read_text())
+        if facts["spec"]["half"] != half or not facts["label"]["scored"]:
+            continue
+        log = _read(path.parent / facts["log"])
+        context = DetectionContext(config=log.config, events=log.events)
+        results = []
+        for detector in chosen:
+            own = [signal for signal in log.signals if signal.kind in detector.get_required_signals()]
+            if own:
+                results.append(detector.detect(own, context))
+        cases.append(Case(path.parent.name, facts["spec"], facts["label"], log, tuple(results)))
+    return cases
+
+
+def _read(path: Path) -> RunLog:
+    if path.is_dir():
+        return merge_run_logs(str(path), [read_file(file) for file in sorted(path.iterdir())])
+    return read_file(path)
+
+
+def judge(cases: Sequence[Case], engine: AttributionEngine) -> list[Outcome]:
+    """Explain every case."""
+    return [Outcome(case, engine.explain(case.results, case.log.signals, case.context)) for case in cases]
+
+
+def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
+    """The figures the lab is judged by."""
+    faulty = [outcome for outcome in outcomes if outcome.case.label["failure"] is not None]
+    healthy = [outcome for outcome in outcomes if outcome.case.label["failure"] is None]
+    ranks = [outcome.cause_rank() for outcome in faulty]
+    claims = [(o.findings[0].causes[0].confidence, o.cause_rank() == 0) for o in faulty if o.findings and o.findings[0].causes]
+    found = [(o.findings[0].detection.confidence, o.right) for o in outcomes if o.findings]
+    return {
+        "runs": float(len(outcomes)),
+        "faulty_runs": float(len(faulty)),
+        "healthy_runs": float(len(healthy)),
+        "recall": sum(outcome.right for outcome in faulty) / max(len(faulty), 1),
+        "exact_class": sum(outcome.named == outcome.case.label["failure"] for outcome in faulty) / max(len(faulty), 1),
+        "false_alarms": sum(not outcome.right for outcome in healthy) / max(len(healthy), 1),
+        "cause_top1": sum(rank == 0 for rank in ranks) / max(len(faulty), 1),
+        "cause_top3": sum(rank is not None and rank < 3 for rank in ranks) / max(len(faulty), 1),
+        "cause_ece": expected_calibration_error([c for c, _ in claims], [r for _, r in claims]),
+        "finding_ece": expected_calibration_error([c for c, _ in found], [r for _, r in found]),
+    }
+
+
+def print_outcomes(outcomes: Sequence[Outcome]) -> None:
+    """Print the confusion matrix, every miss and every wrong cause."""
+    table = Counter((o.case.label["failure"] or "healthy", o.named) for o in outcomes)
+    truths = sorted({truth for truth, _ in table})
+    names = sorted({named for _, named in table})
+    print("\nlabel (down) against the name of the worst finding (across)")
+    print(" " * 20 + "".join(f"{name[:11]:>12}" for name in names))
+    for truth in truths:
+        print(f"{truth:<20}" + "".join(f"{table[truth, name] or '·':>12}" for name in names))
+    print("\nmisses")
+    for outcome in outcomes:
+        if not outcome.right:
+            spec, label = outcome.case.spec, outcome.case.label
+            print(f"  {outcome.case.name} ({spec['family']}, {spec['log_format']}): {label['failure'] or 'healthy'} "
+                  f"({label['why']}), named {[f.detection.failure.value for f in outcome.findings] or 'healthy'}")  # fmt: skip
+    print("\nwrong first cause")
+    for outcome in outcomes:
+        if outcome.case.label["failure"] is not None and outcome.findings and outcome.cause_rank() != 0:
+            causes = [f"{cause.cause} {cause.confidence:.2f}" for cause in outcome.findings[0].causes[:3]]
+            print(f"  {outcome.case.name} ({outcome.case.spec['family']}): {outcome.case.label['cause']}, "
+                  f"said {outcome.named}: {', '.join(causes)}")  # fmt: skip
+
+
+def main(folder: Path, *, half: str, as_json: bool) -> None:
+    """Score one half with the rules and with the learned ranker."""
+    cases = load_cases(folder, half)
+    engines = {"rules": AttributionEngine(method="rules"), "learned": AttributionEngine(method="learned")}
+    uncalibrated = AttributionEngine(method="rules", calibration=Calibration())
+    judged = {name: judge(cases, engine) for name, engine in engines.items()}
+    figures = {
+        f"{half}_{name}_{key}" if key.startswith("cause") else f"{half}_{key}": value
+        for name in ("learned", "rules")
+        for key, value in figures_of(judged[name]).items()
+    }
+    figures[f"{half}_rules_cause_ece_uncalibrated"] = figures_of(judge(cases, uncalibrated))["cause_ece"]
+    if not as_json:
+        print_outcomes(judged["rules"])
+        print()
+        for name, value in sorted(figures.items()):
+            print(f"{name:<36}{value:10.4f}")
+        return
+    print(json.dumps({"figures": figures, "about": {"folder": str(folder.name), "half": half}}))

@@ -1,0 +1,118 @@
+"""Makes a confidence mean what it says: raw scores go through a table fitted on labelled runs.
+
+The table maps raw confidences to how often such a claim was right. Between its points it is linear, and it never falls.
+``holdfast calibrate`` fits one from a user's own labelled runs; the shipped one comes from the tuning half of the fault lab.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Calibration", "expected_calibration_error", "fit_table"]
+
+Table = tuple[tuple[float, float], ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Calibration:
+    """Three tables: for findings (is there such a failure?), for causes by the rules, and for causes by the ranker."""
+
+    findings: Table = ((0.0, 0.0), (1.0, 1.0))
+    causes: Table = ((0.0, 0.0), (1.0, 1.0))
+    learned: Table = ((0.0, 0.0), (1.0, 1.0))
+
+    def finding(self, raw: float) -> float:
+        """How sure a finding is, given a detector's raw confidence."""
+        return _look_up(self.findings, raw)
+
+    def cause(self, raw: float, *, method: str = "rules") -> float:
+        """How sure a cause is, given its raw share by the rules or by the learned ranker."""
+        return _look_up(self.learned if method == "learned" else self.causes, raw)
+
+    def as_json(self) -> dict[str, Any]:
+        """The tables as they are stored."""
+        tables = {"findings": self.findings, "causes": self.causes, "learned": self.learned}
+        return {"version": 1, **{name: [list(point) for point in table] for name, table in tables.items()}}
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> Calibration:
+        """Read the table that ships with holdfast, or one made by ``holdfast calibrate``.
+
+        Raises:
+            ConfigError: the file is no calibration table.
+        """
+        try:
+            if path is None:
+                text = resources.files(__package__).joinpath("calibration.json").read_text("utf-8")
+            else:
+                text = path.read_text(encoding="utf-8")
+            body = json.loads(text)
+            tables = [_checked(body[name]) for name in ("findings", "causes", "learned")]
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(
+                f"not a calibration table: {error}", file=str(path), hint="make one with `holdfast calibrate`"
+            ) from error
+        return cls(findings=tables[0], causes=tables[1], learned=tables[2])
+
+
+def _checked(points: Sequence[Sequence[float]]) -> Table:
+    table = tuple((float(raw), float(share)) for raw, share in points)
+    if len(table) < 2 or any(not 0 <= share <= 1 for _, share in table):
+        raise ValueError("a table needs at least two points with shares between 0 and 1")
+    if any(b[0] <= a[0] or b[1] < a[1] for a, b in zip(table, table[1:], strict=False)):
+        raise ValueError("the points of a table must rise")
+    return table
+
+
+def _look_up(table: Table, raw: float) -> float:
+    return float(np.interp(raw, [point[0] for point in table], [point[1] for point in table]))
+
+
+def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, prior: float = 2.0) -> Table:
+    """Fit a rising table: equal-count bins, each pulled towards its raw value by a few imaginary samples.
+
+    >>> fit_table([0.9] * 100, [True] * 80 + [False] * 20)[-1][1] < 0.9
+    True
+    """
+    order = np.argsort(np.asarray(raw, dtype=np.float64), kind="stable")
+    scores, hits = np.asarray(raw, dtype=np.float64)[order], np.asarray(right, dtype=np.float64)[order]
+    knots: list[tuple[float, float]] = []
+    for part in np.array_split(np.arange(len(scores)), max(1, min(points, len(scores) // 8))):
+        if len(part):
+            center = float(scores[part].mean())
+            knots.append((center, (float(hits[part].sum()) + prior * center) / (len(part) + prior)))
+    # Pool neighbours that fall, so that a higher raw score never means less.
+    merged: list[list[float]] = []
+    for center, share in knots:
+        merged.append([center, share, 1.0])
+        while len(merged) > 1 and (merged[-2][1] > merged[-1][1] or merged[-1][0] - merged[-2][0] < 1e-6):
+            (c1, s1, n1), (c2, s2, n2) = merged[-2], merged[-1]
+            merged[-2:] = [[(c1 * n1 + c2 * n2) / (n1 + n2), (s1 * n1 + s2 * n2) / (n1 + n2), n1 + n2]]
+    inner = [(round(c, 6), round(s, 6)) for c, s, _ in merged]
+    low = (0.0, min(inner[0][1], inner[0][0])) if inner and inner[0][0] > 0 else None
+    high = (1.0, inner[-1][1]) if inner and inner[-1][0] < 1 else None
+    table = tuple(point for point in (low, *inner, high) if point is not None)
+    return table if len(table) >= 2 else ((0.0, 0.0), (1.0, 1.0))
+
+
+def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], *, bins: int = 10) -> float:
+    """The mean gap between confidence and truth over equal-width bins, weighted by how many fall into each."""
+    scores, hits = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
+    if len(scores) == 0:
+        return 0.0
+    where = np.minimum((scores * bins).astype(np.int64), bins - 1)
+    gaps = [
+        abs(scores[where == b].mean() - hits[where == b].mean()) * np.sum(where == b)
+        for b in range(bins)
+        if np.any(where == b)
+    ]
+    return float(sum(gaps) / len(scores))

@@ -1,0 +1,128 @@
+"""From what was seen to why it happened: ranks the causes of each story and says how sure it is."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from holdfast.debug.attribution.calibration import Calibration
+from holdfast.debug.attribution.observations import OBSERVATIONS, observe
+from holdfast.debug.attribution.ranker import LearnedRanker
+from holdfast.debug.attribution.rules import CauseRule, load_rules
+from holdfast.debug.attribution.story import tell_stories
+from holdfast.debug.types import (
+    AttributionHypothesis,
+    Detection,
+    DetectionContext,
+    DetectionResult,
+    Finding,
+    Signal,
+)
+from holdfast.errors import ConfigError
+
+__all__ = ["AttributionEngine"]
+
+METHODS = ("rules", "learned")
+
+
+class AttributionEngine:
+    """Explains detections by causes.
+
+    Args:
+        method: ``"rules"`` (default) or ``"learned"``, the second opinion fitted on the fault lab.
+        rules: other rules than the shipped ones.
+        calibration: another calibration than the shipped one.
+        ranker: another learned ranker than the shipped one.
+        most: how many causes to give for a finding.
+
+    Raises:
+        ConfigError: no such method.
+    """
+
+    def __init__(
+        self,
+        *,
+        method: str = "rules",
+        rules: Sequence[CauseRule] | None = None,
+        calibration: Calibration | None = None,
+        ranker: LearnedRanker | None = None,
+        most: int = 5,
+    ) -> None:
+        if method not in METHODS:
+            raise ConfigError("no such way to attribute", method=method, hint=f"one of {', '.join(METHODS)}")
+        self.method = method
+        self.rules = tuple(rules) if rules is not None else load_rules()
+        self.calibration = calibration if calibration is not None else Calibration.load()
+        self.ranker = (ranker or LearnedRanker.load()) if method == "learned" else ranker
+        self.most = most
+
+    def attribute(
+        self, detections: Sequence[Detection], signals: Sequence[Signal], context: DetectionContext
+    ) -> list[AttributionHypothesis]:
+        """Rank the causes of one story, most likely first.
+
+        Args:
+            detections: the story; its first detection names the failure to explain.
+            signals: every signal of the run, also those no detector reported.
+            context: the run's configuration and events.
+        """
+        if not detections:
+            return []
+        seen = observe(detections, signals, context)
+        shares = self.raw_shares(detections, seen)
+        by_cause = {rule.cause: rule for rule in self.rules}
+        ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
+        found: list[AttributionHypothesis] = []
+        left = 1.0
+        for cause, share in ranked:
+            # Calibrated one by one, shares could add up to more than one; each takes from what is left.
+            confidence = min(self.calibration.cause(share, method=self.method), left)
+            left -= confidence
+            found.append(_hypothesis(by_cause[cause], confidence, seen))
+        return found
+
+    def raw_shares(self, detections: Sequence[Detection], seen: dict[str, float]) -> dict[str, float]:
+        """The uncalibrated share of every cause that can explain the story."""
+        failures = [detection.failure.value for detection in detections]
+        scores: dict[str, float] = {}
+        for rule in self.rules:
+            # A story is explained by its leading failure; related ones may add, never take away.
+            own = [score for failure in failures[:1] if (score := rule.score(failure, seen)) is not None]
+            others = [score - 0.7 for failure in failures[1:] if (score := rule.score(failure, seen)) is not None]
+            if own or others:
+                scores[rule.cause] = max(own + others)
+        if self.method == "learned" and self.ranker is not None:
+            learned = self.ranker.rank(failures, seen)
+            possible = {cause: learned.get(cause, 0.0) for cause in scores}
+            total = sum(possible.values())
+            if total > 0:
+                return {cause: share / total for cause, share in possible.items()}
+        names = list(scores)
+        values = np.exp(np.asarray([scores[name] for name in names]) - max(scores.values(), default=0.0))
+        return dict(zip(names, (values / values.sum()).tolist(), strict=True)) if names else {}
+
+    def explain(
+        self, results: Sequence[DetectionResult], signals: Sequence[Signal], context: DetectionContext
+    ) -> tuple[Finding, ...]:
+        """Turn what the detectors saw into findings, worst first, each with its causes."""
+        detections = [detection for result in results for detection in result.detections]
+        findings: list[Finding] = []
+        for story in tell_stories(detections, signals):
+            leader = replace(story[0], confidence=self.calibration.finding(story[0].confidence))
+            causes = tuple(self.attribute(story, signals, context))
+            findings.append(Finding(detection=leader, causes=causes, related=story[1:]))
+        return tuple(findings)
+
+
+def _hypothesis(rule: CauseRule, confidence: float, seen: dict[str, float]) -> AttributionHypothesis:
+    holds = [name for name, weight in rule.supports.items() if seen[name] >= 0.5 and weight > 0]
+    opposed = [name for name in rule.opposes if seen[name] >= 0.5]
+    return AttributionHypothesis(
+        cause=rule.cause,
+        confidence=confidence,
+        evidence_for=tuple(OBSERVATIONS[name] for name in holds),
+        evidence_against=tuple(OBSERVATIONS[name] for name in opposed),
+        remediation=f"{rule.title}. {rule.remediation}",
+    )

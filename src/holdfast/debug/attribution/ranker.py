@@ -1,0 +1,73 @@
+"""The learned second opinion: a linear ranker over the same observations, stored as plain JSON numbers.
+
+Fitted by ``bench/faultlab`` with scikit-learn's logistic regression; at run time it is one matrix product, with no
+scikit-learn and nothing unpickled.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.attribution.observations import OBSERVATIONS
+from holdfast.debug.types import Failure
+from holdfast.errors import ConfigError
+
+__all__ = ["LearnedRanker", "feature_names", "features_of"]
+
+Array = NDArray[np.float64]
+
+
+def feature_names() -> tuple[str, ...]:
+    """The names of the ranker's inputs: every observation, then every failure."""
+    return (*OBSERVATIONS, *(f"failure:{failure.value}" for failure in Failure))
+
+
+def features_of(failures: Sequence[str], seen: Mapping[str, float]) -> Array:
+    """The ranker's inputs for one story: the failures in it and what was observed."""
+    present = set(failures)
+    flags = [float(failure.value in present) for failure in Failure]
+    return np.asarray([*(seen.get(name, 0.0) for name in OBSERVATIONS), *flags], dtype=np.float64)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class LearnedRanker:
+    """Weights of a softmax over causes."""
+
+    causes: tuple[str, ...]
+    weights: Array
+    bias: Array
+
+    def rank(self, failures: Sequence[str], seen: Mapping[str, float]) -> dict[str, float]:
+        """The probability of every cause the ranker knows."""
+        scores = self.weights @ features_of(failures, seen) + self.bias
+        scores = np.exp(scores - scores.max())
+        return dict(zip(self.causes, (scores / scores.sum()).tolist(), strict=True))
+
+    @classmethod
+    def load(cls, path: Path | None = None) -> LearnedRanker:
+        """Read the weights that ship with holdfast, or those of a file.
+
+        Raises:
+            ConfigError: the file is not such a ranker, or was made for other observations.
+        """
+        try:
+            if path is None:
+                text = resources.files(__package__).joinpath("ranker.json").read_text("utf-8")
+            else:
+                text = path.read_text(encoding="utf-8")
+            body = json.loads(text)
+            weights = np.asarray(body["weights"], dtype=np.float64)
+            bias = np.asarray(body["bias"], dtype=np.float64)
+            causes = tuple(str(cause) for cause in body["causes"])
+            if tuple(body["features"]) != feature_names() or weights.shape != (len(causes), len(feature_names())):
+                raise ValueError("made for other observations")
+        except (OSError, KeyError, TypeError, ValueError) as error:
+            raise ConfigError(f"not a ranker: {error}", file=str(path), hint="fit one with bench/faultlab") from error
+        return cls(causes, weights, bias)

@@ -1,0 +1,74 @@
+"""The causes, read from ``rules.json``: what each looks like, what speaks against it and what to do about it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from holdfast.debug.attribution.observations import OBSERVATIONS
+from holdfast.debug.types import Failure
+from holdfast.errors import ConfigError
+
+__all__ = ["CauseRule", "load_rules"]
+
+
+@dataclass(frozen=True, slots=True)
+class CauseRule:
+    """One cause. ``priors`` are by failure; a cause cannot explain a failure it has no prior for."""
+
+    cause: str
+    title: str
+    priors: Mapping[str, float]
+    supports: Mapping[str, float]
+    opposes: Mapping[str, float]
+    remediation: str
+
+    def score(self, failure: str, seen: Mapping[str, float]) -> float | None:
+        """The log-odds of the cause for a failure, or None where it cannot be the cause."""
+        prior = self.priors.get(failure)
+        if prior is None:
+            return None
+        weights = (*self.supports.items(), *self.opposes.items())
+        return prior + sum(weight * seen.get(name, 0.0) for name, weight in weights)
+
+
+def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:
+    """Read the rules that ship with holdfast, or those of a file in the same shape.
+
+    Raises:
+        ConfigError: a rule names a failure or an observation that does not exist.
+    """
+    text = (
+        path.read_text(encoding="utf-8")
+        if path
+        else resources.files(__package__).joinpath("rules.json").read_text("utf-8")
+    )
+    try:
+        entries = json.loads(text)["causes"]
+        return tuple(_rule(entry) for entry in entries)
+    except (KeyError, TypeError, ValueError) as error:
+        if isinstance(error, ConfigError):
+            raise
+        raise ConfigError(f"the rules cannot be read: {error}", file=str(path)) from error
+
+
+def _rule(entry: Mapping[str, Any]) -> CauseRule:
+    known = {failure.value for failure in Failure}
+    for failure in entry["priors"]:
+        if failure not in known:
+            raise ConfigError("a rule names a failure that does not exist", cause=entry["cause"], failure=failure)
+    for name in (*entry["for"], *entry["against"]):
+        if name not in OBSERVATIONS:
+            raise ConfigError("a rule names an observation that does not exist", cause=entry["cause"], observation=name)
+    return CauseRule(
+        cause=entry["cause"],
+        title=entry["title"],
+        priors=dict(entry["priors"]),
+        supports=dict(entry["for"]),
+        opposes=dict(entry["against"]),
+        remediation=entry["remediation"],
+    )

@@ -1,0 +1,92 @@
+"""One story, one finding: which detections belong together, and which of them names the story.
+
+A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. The failure a person would
+call it is its end, or its most specific part; the rest is kept beside it as related. Faults that live in series of their own
+(a slow rank, skewed data) are stories of their own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from holdfast.debug.detectors.select import training_losses
+from holdfast.debug.types import Detection, Failure, Severity, Signal
+
+__all__ = ["tell_stories"]
+
+_DYNAMICS = frozenset(
+    (
+        Failure.NAN,
+        Failure.INF,
+        Failure.EXPLOSION,
+        Failure.DIVERGENCE,
+        Failure.SPIKE,
+        Failure.VANISHING,
+        Failure.PLATEAU,
+        Failure.DEAD_LAYER,
+    )
+)
+_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
+# Two troubles this share of the run apart, the first of them over, are two stories.
+APART = 0.25
+
+
+def tell_stories(detections: Sequence[Detection], signals: Sequence[Signal]) -> list[tuple[Detection, ...]]:
+    """Group detections into stories, the naming one first in each; worst story first."""
+    dynamics = [detection for detection in detections if detection.failure in _DYNAMICS]
+    stories = [_named(group) for group in _connected(dynamics, signals)]
+    stories += [(detection,) for detection in detections if detection.failure not in _DYNAMICS]
+    stories = [story for story in stories if not _told_already(story[0], stories)]
+    return sorted(stories, key=lambda story: (_ORDER[story[0].severity], -story[0].confidence))
+
+
+def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[list[Detection]]:
+    """Detections whose stretches touch or nearly touch; replicas of one run count as one."""
+    ends = [float(signal.steps[-1]) for signal in training_losses(signals, games=True) if len(signal.steps)]
+    begins = [float(signal.steps[0]) for signal in training_losses(signals, games=True) if len(signal.steps)]
+    length = max(ends) - min(begins) if ends else np.inf
+    groups: list[list[Detection]] = []
+    reach = -np.inf
+    for detection in sorted(detections, key=lambda d: d.first_step if d.first_step is not None else -np.inf):
+        first = detection.first_step if detection.first_step is not None else -np.inf
+        last = detection.last_step if detection.last_step is not None else np.inf
+        if groups and first <= reach + APART * length:
+            groups[-1].append(detection)
+            reach = max(reach, last)
+        else:
+            groups.append([detection])
+            reach = last
+    return groups
+
+
+def _named(group: list[Detection]) -> tuple[Detection, ...]:
+    """Put the detection that names the story first, and give it the worst severity of all."""
+    leader = min(group, key=_rank)
+    rest = [detection for detection in group if detection is not leader]
+    return (leader, *rest)
+
+
+def _rank(detection: Detection) -> tuple[int, int]:
+    critical = 0 if detection.severity is Severity.CRITICAL else 1
+    shape = detection.facts.get("shape")
+    rank = {
+        Failure.NAN: 0,
+        Failure.INF: 1,
+        Failure.EXPLOSION: 2 if shape in ("stuck", "grew", "early") else 4,
+        Failure.DIVERGENCE: 3,
+        Failure.VANISHING: 5,
+        Failure.DEAD_LAYER: 6 if detection.facts.get("statistic") in ("zero", "saturated") else 8,
+        Failure.PLATEAU: 7,
+        Failure.SPIKE: 9,
+    }[detection.failure]
+    return critical, rank
+
+
+def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:
+    """Overfitting of a run that broke is no story of its own."""
+    if leader.failure is not Failure.OVERFITTING:
+        return False
+    broken = (Failure.NAN, Failure.INF, Failure.EXPLOSION, Failure.DIVERGENCE)
+    return any(story[0].failure in broken and story[0].severity is Severity.CRITICAL for story in stories)
