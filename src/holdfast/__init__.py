@@ -37,6 +37,16 @@ if TYPE_CHECKING:
     from holdfast.metrics import collate_with_metrics as collate_with_metrics
     from holdfast.metrics import merge_state_dicts as merge_state_dicts
     from holdfast.metrics import register_handler as register_handler
+    from holdfast.sources import ArraySource as ArraySource
+    from holdfast.sources import ConcatSource as ConcatSource
+    from holdfast.sources import HFSource as HFSource
+    from holdfast.sources import JsonlSource as JsonlSource
+    from holdfast.sources import ParquetSource as ParquetSource
+    from holdfast.sources import Ragged as Ragged
+    from holdfast.sources import RemoteOptions as RemoteOptions
+    from holdfast.sources import Source as Source
+    from holdfast.sources import TarSource as TarSource
+    from holdfast.sources import TokenFileSource as TokenFileSource
 
 # Where each public name lives. One line a name, sorted within its package.
 _HOME: dict[str, str] = {
@@ -62,6 +72,16 @@ _HOME: dict[str, str] = {
     "ParallelFileSystemReader": "holdfast.checkpoint",
     "VerifyReport": "holdfast.checkpoint",
     "verify_checkpoint": "holdfast.checkpoint",
+    "ArraySource": "holdfast.sources",
+    "ConcatSource": "holdfast.sources",
+    "HFSource": "holdfast.sources",
+    "JsonlSource": "holdfast.sources",
+    "ParquetSource": "holdfast.sources",
+    "Ragged": "holdfast.sources",
+    "RemoteOptions": "holdfast.sources",
+    "Source": "holdfast.sources",
+    "TarSource": "holdfast.sources",
+    "TokenFileSource": "holdfast.sources",
 }
 
 __all__ = ["__version__", "errors", *sorted(_HOME)]

@@ -194,6 +194,7 @@ def test_an_empty_file_beside_others_adds_nothing(tmp_path: Path) -> None:
 def test_lines_across_the_pieces_of_the_scan_are_whole(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from holdfast.sources import jsonl
 
+    monkeypatch.setattr(jsonl, "_FETCH_BYTES", 29)
     monkeypatch.setattr(jsonl, "_SCAN_BYTES", 7)
     source = JsonlSource(write(tmp_path / "a.jsonl", sample_lines(40)))
     assert plain(source.read(np.arange(40)), "id").tolist() == list(range(40))

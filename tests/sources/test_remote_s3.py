@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections import deque
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -25,7 +26,7 @@ def storage(endpoint: str) -> dict[str, Any]:
 
 
 class Faults:
-    """Answers the next GETs of objects with a 500 or half a body, and passes everything else on."""
+    """Answers the next GETs of ranges with a 500, a dropped connection or a body cut short, and passes everything else on."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
@@ -37,6 +38,9 @@ class Faults:
         if fault == "500":
             start_response("500 Internal Server Error", [("Content-Type", "application/xml")])
             return [b"<Error><Code>InternalError</Code><Message>try again</Message></Error>"]
+        if fault == "dropped":
+            environ["werkzeug.socket"].shutdown(socket.SHUT_RDWR)
+            return []
         answer: Iterable[bytes] = self._application(environ, start_response)
         if fault == "truncated":
             return [b"".join(answer)[:-10]]
@@ -85,7 +89,7 @@ def test_lines_in_a_bucket_keep_the_contract(options: RemoteOptions, tmp_path: P
     check_source(JsonlSource("s3://data/lines.jsonl", index_dir=tmp_path, remote=options))
 
 
-@pytest.mark.parametrize("fault", ["500", "truncated"])
+@pytest.mark.parametrize("fault", ["500", "dropped", "truncated"])
 def test_a_transient_fault_is_tried_again(bucket: tuple[str, Faults], options: RemoteOptions, fault: str) -> None:
     faults = bucket[1]
     source = TokenFileSource("s3://data/tokens/*.bin", 50, remote=options)

@@ -20,16 +20,18 @@ from holdfast.errors import SourceFormatError
 from holdfast.sources.arrow_columns import column_of, objects_of
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.file_source import FileSource
-from holdfast.sources.files import DataFile, Paths, find_files
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_index
 from holdfast.sources.json_kinds import kind_of, merge_fields, settle
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
 
-_SCAN_BYTES = 16 * 2**20
+# Fetched at a time, and looked through at a time: the latter stays in the processor's cache.
+_FETCH_BYTES = 16 * 2**20
+_SCAN_BYTES = 256 * 2**10
 _LOOKED_AT = 512
-_NEWLINE, _RETURN = 10, 13
+_NEWLINE = 10
 _COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
 
 
@@ -223,12 +225,7 @@ def _build_index(file: DataFile) -> Index:
             raise SourceFormatError(
                 f"a {packing}-compressed file cannot be read at random", file=file.name, hint="decompress it first"
             )
-    ends = []
-    for start in range(0, file.size, _SCAN_BYTES):
-        stop = min(start + _SCAN_BYTES, file.size)
-        span = np.array([start, stop], dtype=np.int64)
-        ends.append(np.flatnonzero(file.gather(span[:1], span[1:]).values == _NEWLINE) + start)
-    newlines = np.concatenate(ends) if ends else np.empty(0, dtype=np.int64)
+    newlines = _find_newlines(file)
     stops = newlines + 1
     if file.size and (len(stops) == 0 or stops[-1] != file.size):
         stops = np.append(stops, file.size)  # the last line has no newline
@@ -239,6 +236,21 @@ def _build_index(file: DataFile) -> Index:
     starts, stops = starts[kept], stops[kept]
     looked = np.unique(np.linspace(0, len(starts) - 1, min(len(starts), _LOOKED_AT)).astype(np.int64))
     return Index({"starts": starts, "stops": stops}, {"fields": _fields(file, starts[looked], stops[looked])})
+
+
+def _find_newlines(file: DataFile) -> NDArray[np.int64]:
+    found = [np.empty(0, dtype=np.int64)]
+    for start in range(0, file.size, _FETCH_BYTES):
+        stop = min(start + _FETCH_BYTES, file.size)
+        if isinstance(file, LocalFile):
+            piece = file.values()[start:stop]
+        else:
+            piece = np.frombuffer(file.read(start, stop), dtype=np.uint8)
+        found += [
+            np.flatnonzero(piece[at : at + _SCAN_BYTES] == _NEWLINE) + (start + at)
+            for at in range(0, len(piece), _SCAN_BYTES)
+        ]
+    return np.concatenate(found)
 
 
 def _not_blank(file: DataFile, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
