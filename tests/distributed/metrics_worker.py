@@ -81,6 +81,11 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
     save({"metrics": half.as_stateful()}, checkpoint_id=folder / f"dcp-{world_size}")
     dist.barrier()
 
+    again = MetricsAggregator(recent_steps=8)
+    again.load_state_dict(json.loads((folder / f"state-{world_size}-{rank}.json").read_text()))
+    train(again, middle, STEPS, rank, world_size)
+    results["resumed_alike"] = repr(again.get_metrics())
+
     if plan["resume_from"]:
         before = plan["resume_from"]
         states = [json.loads((folder / f"state-{before}-{old}.json").read_text()) for old in range(before)]
