@@ -37,6 +37,20 @@ if TYPE_CHECKING:
     from holdfast.metrics import collate_with_metrics as collate_with_metrics
     from holdfast.metrics import merge_state_dicts as merge_state_dicts
     from holdfast.metrics import register_handler as register_handler
+    from holdfast.order import Adaptive as Adaptive
+    from holdfast.order import Contiguous as Contiguous
+    from holdfast.order import HashBased as HashBased
+    from holdfast.order import Mixture as Mixture
+    from holdfast.order import Order as Order
+    from holdfast.order import Partition as Partition
+    from holdfast.order import Permutation as Permutation
+    from holdfast.order import RangeBased as RangeBased
+    from holdfast.order import RoundRobin as RoundRobin
+    from holdfast.order import Schedule as Schedule
+    from holdfast.order import Skips as Skips
+    from holdfast.order import SourceSpec as SourceSpec
+    from holdfast.order import Stratified as Stratified
+    from holdfast.order import WindowShuffle as WindowShuffle
     from holdfast.sources import ArraySource as ArraySource
     from holdfast.sources import ConcatSource as ConcatSource
     from holdfast.sources import HFSource as HFSource
@@ -67,6 +81,20 @@ _HOME: dict[str, str] = {
     "collate_with_metrics": "holdfast.metrics",
     "merge_state_dicts": "holdfast.metrics",
     "register_handler": "holdfast.metrics",
+    "Adaptive": "holdfast.order",
+    "Contiguous": "holdfast.order",
+    "HashBased": "holdfast.order",
+    "Mixture": "holdfast.order",
+    "Order": "holdfast.order",
+    "Partition": "holdfast.order",
+    "Permutation": "holdfast.order",
+    "RangeBased": "holdfast.order",
+    "RoundRobin": "holdfast.order",
+    "Schedule": "holdfast.order",
+    "Skips": "holdfast.order",
+    "SourceSpec": "holdfast.order",
+    "Stratified": "holdfast.order",
+    "WindowShuffle": "holdfast.order",
     "LoadProgress": "holdfast.checkpoint",
     "LoadReport": "holdfast.checkpoint",
     "ParallelFileSystemReader": "holdfast.checkpoint",
@@ -84,7 +112,7 @@ _HOME: dict[str, str] = {
     "TokenFileSource": "holdfast.sources",
 }
 
-__all__ = ["__version__", "errors", *sorted(_HOME)]
+__all__ = sorted(["__version__", "errors", *_HOME])
 
 
 def __getattr__(name: str) -> Any:
