@@ -18,7 +18,7 @@ from holdfast.errors import HoldfastError
 __all__ = ["COMMANDS", "build_app", "run"]
 
 # Module of this package -> in the order `holdfast --help` shows them.
-COMMANDS = ("demo", "verify", "inspect")
+COMMANDS = ("debug", "demo", "verify", "inspect")
 
 EXIT_UNUSABLE = 2
 

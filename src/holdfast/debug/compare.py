@@ -25,7 +25,8 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
     """The report on ``run``, read in the light of ``healthy``."""
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(
-        _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding for finding in run.findings
+        _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding
+        for finding in run.findings
     )
     references = {(signal.name, signal.layer, signal.replica): signal for signal in healthy.signals}
     notes = [f"compared with {healthy.path}"]
@@ -36,7 +37,9 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
         left = _leaves(signal, reference)
         if left is not None:
             step, ratio = left
-            notes.append(f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value")
+            notes.append(
+                f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value"
+            )
     verdict, why = judge(findings, run.signals)
     kept = [note for note in run.notes if not note.startswith("cannot tell")]
     return replace(run, findings=_sorted(findings), verdict=verdict, notes=(*why, *kept, *notes))
@@ -44,9 +47,7 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
 
 def _as_normal(finding: Finding, path: str) -> Finding:
     evidence = Evidence(finding.detection.signal or "", f"the healthy run {path} shows the same failure")
-    detection = replace(
-        finding.detection, severity=Severity.INFO, evidence=(*finding.detection.evidence, evidence)
-    )
+    detection = replace(finding.detection, severity=Severity.INFO, evidence=(*finding.detection.evidence, evidence))
     return replace(finding, detection=detection)
 
 

@@ -61,7 +61,9 @@ class MLSystemsDebugger:
         self._ingestors: list[BaseIngestor] = []
         self._extractors: list[BaseSignalExtractor] = []
         self._detectors: list[BaseDetector] = list(default_detectors() if detectors is None else detectors)
-        self._engine = attribution if isinstance(attribution, AttributionEngine) else AttributionEngine(method=attribution)
+        self._engine = (
+            attribution if isinstance(attribution, AttributionEngine) else AttributionEngine(method=attribution)
+        )
         self._workers = workers or min(8, os.cpu_count() or 1)
         self._notes: list[str] = []
         self._router: Router | None = None
@@ -165,9 +167,7 @@ class MLSystemsDebugger:
         notes = (*why, *failed, *log.notes, *self._notes)
         return RunReport(log.path, log.format, verdict, findings, log.signals, notes, log.config)
 
-    def _detect(
-        self, signals: Sequence[Signal], context: DetectionContext
-    ) -> tuple[list[DetectionResult], list[str]]:
+    def _detect(self, signals: Sequence[Signal], context: DetectionContext) -> tuple[list[DetectionResult], list[str]]:
         if self._router is None:
             self._router = Router(self._detectors)
         routed = self._router.route(signals)
@@ -175,7 +175,7 @@ class MLSystemsDebugger:
             outcomes = [_run(detector, own, context) for detector, own in routed]
         else:
             with ThreadPoolExecutor(self._workers, thread_name_prefix="holdfast-detector") as pool:
-                outcomes = list(pool.map(lambda pair: _run(*pair, context), routed))
+                outcomes = list(pool.map(lambda pair: _run(pair[0], pair[1], context), routed))
         results = [outcome for outcome in outcomes if isinstance(outcome, DetectionResult)]
         return results, [outcome for outcome in outcomes if isinstance(outcome, str)]
 
@@ -183,8 +183,12 @@ class MLSystemsDebugger:
 def _run(detector: BaseDetector, signals: tuple[Signal, ...], context: DetectionContext) -> DetectionResult | str:
     try:
         return detector.detect(signals, context)
-    except Exception as error:  # One broken detector must not take the others' findings with it; it is said, not hidden.
-        return f"the detector {detector.name!r} failed ({type(error).__name__}: {error}); its failure was not looked for"
+    except (
+        Exception
+    ) as error:  # One broken detector must not take the others' findings with it; it is said, not hidden.
+        return (
+            f"the detector {detector.name!r} failed ({type(error).__name__}: {error}); its failure was not looked for"
+        )
 
 
 def _checked(part: Any, kind: type) -> Any:

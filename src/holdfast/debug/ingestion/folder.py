@@ -1,4 +1,4 @@
-"""A path the user names: a file, one run spread over files, or a folder of many runs. Which of these is said in a note."""
+"""A path the user names: a file, one run spread over files, or a folder of many runs. Which of these, a note says."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ __all__ = ["read_path"]
 
 # Never logs, and often large: weights, archives, pictures, code.
 _SKIPPED = frozenset(
-    (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".distcp", ".onnx", ".h5", ".keras", ".npz", ".npy", ".zip", ".tar",
-     ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".py", ".pyc", ".so", ".html", ".parquet", ".arrow", ".lock",
-     ".ipynb", ".yaml", ".yml", ".toml", ".sh", ".model", ".vocab", ".css", ".js")
+    (".pt", ".pth", ".bin", ".safetensors", ".ckpt", ".distcp", ".onnx", ".h5", ".keras", ".npz", ".npy", ".zip",
+    ".tar",  ".png", ".jpg", ".jpeg", ".gif", ".pdf", ".svg", ".py", ".pyc", ".so", ".html", ".parquet", ".arrow",
+    ".lock",  ".ipynb", ".yaml", ".yml", ".toml", ".sh", ".model", ".vocab", ".css", ".js")
 )  # fmt: skip
 _SKIPPED_NAMES = frozenset(
     ("config.json", "tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "generation_config.json",
-     "vocab.json", "added_tokens.json", "wandb-metadata.json", "requirements.txt", "conda-environment.yaml", "readme.md",
-     "adapter_config.json", "all_results.json", "train_results.json", "eval_results.json", "index.md", "license",
-     "wandb-summary.json", "debug.log", "debug-internal.log", "hparams.yaml", "merges.txt", "vocab.txt")
+     "vocab.json", "added_tokens.json", "wandb-metadata.json", "requirements.txt", "conda-environment.yaml",
+     "readme.md", "adapter_config.json", "all_results.json", "train_results.json", "eval_results.json", "index.md",
+     "license", "wandb-summary.json", "debug.log", "debug-internal.log", "hparams.yaml", "merges.txt", "vocab.txt")
 )  # fmt: skip
 _CHECKPOINT = re.compile(r"^(?:checkpoint|ckpt|step|global_step)[-_]?(\d+)$")
 _RANK = re.compile(
@@ -68,6 +68,10 @@ def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[R
                 runs.setdefault(_home(folder), []).append(read_file(file, limits, formats))
             except UnreadableLogError:
                 left_out += 1
+    # Tables of numbers without a known metric lie beside logs (summaries, references): they are no logs themselves.
+    telling = {folder: [log for log in found if _tells(log)] for folder, found in runs.items()}
+    if any(telling.values()):
+        runs = {folder: found for folder, found in telling.items() if found}
     logs = [log for folder, found in runs.items() for log in _split_into_runs(folder, found)]
     if not logs:
         raise UnreadableLogError(
@@ -77,6 +81,10 @@ def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[R
         )
     what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is one run"
     return [log.with_notes(what) for log in logs]
+
+
+def _tells(log: RunLog) -> bool:
+    return any(signal.kind is not None for signal in log.signals)
 
 
 def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
@@ -109,7 +117,7 @@ def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _home(folder: Path) -> Path:
-    """The folder a file's run belongs to: a checkpoint's, a wandb run's ``files`` and a ``logs`` folder is its parent."""
+    """The folder a file's run belongs to: that of a checkpoint, of ``files`` or of ``logs`` is its parent."""
     while _CHECKPOINT.match(folder.name) or folder.name in ("files", "logs", "vis_data", "tensorboard", "tb_logs"):
         folder = folder.parent
     return folder

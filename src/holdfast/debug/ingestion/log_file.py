@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, cast
 
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.errors import UnreadableLogError
@@ -85,7 +85,7 @@ class LogFile:
 
     def _open(self) -> IO[bytes]:
         if self._compressed:
-            return gzip.open(self.path, "rb")
+            return cast(IO[bytes], gzip.open(self.path, "rb"))
         return self.path.open("rb")
 
     def read_bytes(self, limit: int | None = None) -> bytes:

@@ -19,10 +19,10 @@ __all__ = ["LogIngestor"]
 
 
 class LogIngestor(BaseIngestor):
-    """Structured and free-text logs: a path to a file or a folder, or the text itself (a string with a line break).
+    r"""Structured and free-text logs: a path to a file or a folder, or the text itself (a string with a line break).
 
     Example:
-        >>> signals = LogIngestor().ingest("step: 1 loss: 2.5\\nstep: 2 loss: 2.4\\nstep: 3 loss: 2.3\\n")
+        >>> signals = LogIngestor().ingest("step: 1 loss: 2.5\nstep: 2 loss: 2.4\nstep: 3 loss: 2.3\n")
         >>> [signal.name for signal in signals]
         ['loss']
     """

@@ -27,8 +27,8 @@ class MetricIngestor(BaseIngestor):
     """Metrics as Python objects.
 
     Takes a list of dicts (one a step), a dict of lists or arrays, a dict of ``{step: value}`` mappings, a one- or
-    two-dimensional array (``names`` says what its columns are), a pandas or Polars DataFrame, an Arrow table, or an object
-    with a ``history`` attribute (Keras). Tensors count as arrays.
+    two-dimensional array (``names`` says what its columns are), a pandas or Polars DataFrame, an Arrow table, or an
+    object with a ``history`` attribute (Keras). Tensors count as arrays.
 
     Example:
         >>> [signal.kind for signal in MetricIngestor().ingest([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.9}])]

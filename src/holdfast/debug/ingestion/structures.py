@@ -49,7 +49,7 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) 
 
 
 def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
-    """Which structure ``data`` is: ``records``, ``columns``, ``series``, ``golden``, ``triples``, ``wrapped`` or None."""
+    """Which structure it is: ``records``, ``columns``, ``series``, ``golden``, ``triples``, ``wrapped``, ``nested``."""
     if isinstance(data, Mapping):
         if not data:
             return None

@@ -57,7 +57,9 @@ class CsvFormat(LogFormat):
             return 0.0
         words = {plain(name) for name in header}
         known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
-        return (0.45, 0.8, 0.95)[known] * (1.0 if file.name.lower().endswith((".csv", ".tsv")) or known == 2 else 0.8)
+        if file.name.lower().endswith((".csv", ".tsv", ".csv.gz")):
+            return (0.45, 0.8, 0.95)[known]
+        return (0.0, 0.64, 0.95)[known]
 
     def read(self, file: LogFile) -> RunLog:
         """Read the whole table."""

@@ -1,4 +1,4 @@
-"""Per-rank traces of parameter hashes: one JSON record a parameter and step, as TrainCheck and our own recorder write them.
+"""Per-rank traces of parameter hashes: one JSON record a parameter and step, as TrainCheck writes them.
 
 Only whether two hashes are equal matters, so a hash becomes a number that is equal exactly when the hash is.
 """
@@ -37,7 +37,7 @@ class ParameterHashFormat(LogFormat):
 
     def sniff(self, file: LogFile) -> float:
         """JSON records that name a parameter and hold a hash of it."""
-        if not file.is_text or not file.head.lstrip()[:1] == b"{":
+        if not file.is_text or file.head.lstrip()[:1] != b"{":
             return 0.0
         records = [record for line in file.sample_lines[:20] if (record := _record(line)) is not None]
         parsed = [_point(record) for record in records]

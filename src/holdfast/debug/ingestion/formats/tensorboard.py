@@ -5,14 +5,13 @@ Read without TensorFlow or TensorBoard. A file cut short, or with a damaged reco
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Iterator
 
 import numpy as np
 
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
-from holdfast.debug.ingestion.protobuf import BytesLike, WireError, as_float, fields, signed
+from holdfast.debug.ingestion.protobuf import BytesLike, WireError, as_double, as_float, fields, signed
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog
 
@@ -120,15 +119,17 @@ def _tensor(message: BytesLike) -> float | None:
         if len(content) != np.dtype(numpy_type).itemsize:
             return None
         return float(np.frombuffer(content, dtype=numpy_type)[0])
-    value = plain.get(field)
-    if value is None:
+    single = plain.get(field)
+    if single is None:
         return None
-    if isinstance(value, int):
-        return float(signed(value))
+    if isinstance(single, int):
+        return float(signed(single))
     if dtype in (3, 9, 19):
-        unpacked = [number for number in _packed(value)]
+        unpacked = list(_packed(single))
         return float(unpacked[0]) if len(unpacked) == 1 and dtype != 19 else None
-    return struct.unpack("<f" if dtype == 1 else "<d", value)[0] if len(value) in (4, 8) else None
+    if len(single) not in (4, 8):
+        return None
+    return as_float(single) if len(single) == 4 else as_double(single)
 
 
 def _packed(data: BytesLike) -> Iterator[int]:

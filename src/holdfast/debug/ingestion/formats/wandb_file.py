@@ -119,9 +119,9 @@ def _history(message: BytesLike, rows: RowCollector) -> None:
     epoch = number_of(values.pop("epoch", None))
     recorded = number_of(values.pop("_step", None))
     numbers = {
-        name: number
+        name: reading
         for name, value in values.items()
-        if not name.startswith("_") and (number := number_of(value)) is not None
+        if not name.startswith("_") and (reading := number_of(value)) is not None
     }
     # W&B writes NaN and Infinity as these strings; number_of reads them as the values they stand for.
     rows.add(step if recorded is None else recorded, dict(numbers), epoch=epoch)

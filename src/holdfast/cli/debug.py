@@ -1,0 +1,141 @@
+"""`holdfast debug`: is this run healthy, and if not, what happened, when, why, and what to do."""
+
+from __future__ import annotations
+
+import sys
+import time
+from enum import Enum
+from pathlib import Path
+from typing import TYPE_CHECKING, Optional
+
+import typer
+
+from holdfast.errors import ConfigError, UnreadableLogError
+
+if TYPE_CHECKING:
+    from holdfast.debug.debugger import MLSystemsDebugger
+    from holdfast.debug.types import DebugReport
+
+EXAMPLES = """\b
+Examples:
+  holdfast debug trainer_state.json
+  holdfast debug runs/ --format html --output report.html
+  holdfast debug metrics.csv --fail-on critical          (exit code 1 stops a CI job)
+  holdfast debug new.jsonl --compare last_good.jsonl
+  holdfast debug train.log --watch                       (follows a growing log)
+
+Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 unusable input.
+"""
+
+
+class Format(str, Enum):
+    """How the report is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    HTML = "html"
+    JUNIT = "junit"
+
+
+class Level(str, Enum):
+    """The severity from which findings make the command fail."""
+
+    WARNING = "warning"
+    CRITICAL = "critical"
+
+
+class Attribution(str, Enum):
+    """How causes are ranked."""
+
+    RULES = "rules"
+    LEARNED = "learned"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command(epilog=EXAMPLES, no_args_is_help=True)
+    def debug(
+        paths: list[Path] = typer.Argument(..., metavar="PATH...", help="Log files, or folders with one run or many."),
+        format: Format = typer.Option(Format.TEXT, "--format", "-f", help="How to print the report."),  # noqa: A002
+        output: Optional[Path] = typer.Option(None, "--output", "-o", help="Write the report to this file."),  # noqa: UP045
+        fail_on: Level = typer.Option(Level.WARNING, "--fail-on", help="Exit 1 from this severity on."),
+        compare: Optional[Path] = typer.Option(None, "--compare", help="A run that is known to be healthy."),  # noqa: UP045
+        watch: bool = typer.Option(False, "--watch", help="Follow a growing log until Ctrl-C."),
+        interval: float = typer.Option(2.0, "--interval", min=0.05, help="Seconds between looks while watching."),
+        attribution: Attribution = typer.Option(Attribution.RULES, "--attribution", help="How causes are ranked."),
+    ) -> None:
+        """Read any training log and say whether the run is healthy: what failed, when, why, and what to do."""
+        from holdfast.debug.debugger import MLSystemsDebugger
+
+        debugger = MLSystemsDebugger(attribution=attribution.value)
+        if watch:
+            raise typer.Exit(_watch(debugger, paths, fail_on, interval))
+        report = _read(debugger, paths, compare)
+        _print(report, format, output)
+        raise typer.Exit(exit_code(report, fail_on.value))
+
+
+def exit_code(report: DebugReport, fail_on: str) -> int:
+    """0 when no finding reaches the level, 1 when one does."""
+    levels = ("critical",) if fail_on == "critical" else ("warning", "critical")
+    found = (finding.detection.severity.value for run in report.runs for finding in run.findings)
+    return int(any(severity in levels for severity in found))
+
+
+def _read(debugger: MLSystemsDebugger, paths: list[Path], compare: Path | None) -> DebugReport:
+    from holdfast.debug.compare import compare_runs
+    from holdfast.debug.types import DebugReport
+
+    logs = [log for path in paths for log in debugger.read(path)]
+    runs = tuple(debugger.diagnose(log) for log in logs)
+    if compare is not None:
+        healthy = debugger.diagnose(debugger.read(compare)[0])
+        runs = tuple(compare_runs(run, healthy) for run in runs)
+    return DebugReport(runs)
+
+
+def _print(report: DebugReport, format: Format, output: Path | None) -> None:  # noqa: A002
+    from holdfast.debug.reporting import Reporter
+
+    if output is None and format is Format.TEXT and sys.stdout.isatty():
+        from holdfast.debug.reporting.terminal import print_report
+
+        print_report(report)
+        return
+    text = Reporter().render(report, format.value)
+    if output is None:
+        sys.stdout.write(text if text.endswith("\n") else text + "\n")
+        return
+    try:
+        output.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise ConfigError(
+            f"the report cannot be written: {error.strerror}", hint="check --output", file=str(output)
+        ) from error
+    typer.echo(f"{output}: {report.verdict.value}", err=True)
+
+
+def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, interval: float) -> int:
+    """Look again whenever a file has grown; print what is new. Ends on Ctrl-C with the code of the last look."""
+    from holdfast.debug.follow import Follower
+
+    follower = Follower(debugger, paths)
+    code = 0
+    try:
+        while True:
+            try:
+                report = follower.look()
+            except UnreadableLogError as error:
+                if not any(path.exists() for path in paths):
+                    raise
+                typer.echo(f"waiting: {error.message}", err=True)
+                report = None
+            if report is not None:
+                for line in follower.news(report):
+                    typer.echo(line)
+                code = exit_code(report, fail_on.value)
+            time.sleep(interval)
+    except KeyboardInterrupt:
+        return code

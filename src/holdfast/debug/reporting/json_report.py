@@ -1,0 +1,88 @@
+"""The report for machines: one JSON object with a version, and only numbers that JSON has."""
+
+from __future__ import annotations
+
+import json
+import math
+from typing import Any
+
+from holdfast.debug.types import DebugReport, Evidence, Finding, RunReport
+
+__all__ = ["SCHEMA", "render_json", "report_as_dict"]
+
+SCHEMA = 1
+"""The version of the schema; it grows when a field changes its meaning or goes away, not when one is added."""
+
+
+def render_json(report: DebugReport) -> str:
+    """The report as indented JSON."""
+    return json.dumps(report_as_dict(report), indent=2, ensure_ascii=True, allow_nan=False)
+
+
+def report_as_dict(report: DebugReport) -> dict[str, Any]:
+    """The report as plain containers."""
+    return {"schema": SCHEMA, "verdict": report.verdict.value, "runs": [_run(run) for run in report.runs]}
+
+
+def _run(run: RunReport) -> dict[str, Any]:
+    return {
+        "path": run.path,
+        "format": run.format,
+        "verdict": run.verdict.value,
+        "findings": [_finding(finding) for finding in run.findings],
+        "signals": len(run.signals),
+        "points": sum(len(signal.values) for signal in run.signals),
+        "notes": list(run.notes),
+    }
+
+
+def _finding(finding: Finding) -> dict[str, Any]:
+    detection = finding.detection
+    return {
+        "failure": detection.failure.value,
+        "severity": detection.severity.value,
+        "confidence": _number(detection.confidence),
+        "first_step": _number(detection.first_step),
+        "last_step": _number(detection.last_step),
+        "layer": detection.layer,
+        "replica": detection.replica,
+        "signal": detection.signal,
+        "evidence": [_evidence(item) for item in detection.evidence],
+        "causes": [
+            {
+                "cause": cause.cause,
+                "confidence": _number(cause.confidence),
+                "remediation": cause.remediation,
+                "evidence_for": list(cause.evidence_for),
+                "evidence_against": list(cause.evidence_against),
+            }
+            for cause in finding.causes
+        ],
+        "related": [
+            {
+                "failure": other.failure.value,
+                "severity": other.severity.value,
+                "first_step": _number(other.first_step),
+                "last_step": _number(other.last_step),
+                "layer": other.layer,
+                "replica": other.replica,
+                "signal": other.signal,
+            }
+            for other in finding.related
+        ],
+    }
+
+
+def _evidence(item: Evidence) -> dict[str, Any]:
+    numbers = {name: _number(value) for name, value in item.numbers.items()}
+    return {"signal": item.signal, "claim": item.claim, "numbers": numbers}
+
+
+def _number(value: float | None) -> float | int | str | None:
+    """Whole steps as integers; NaN and Infinity, which JSON lacks, as strings."""
+    if value is None:
+        return None
+    value = float(value)
+    if not math.isfinite(value):
+        return str(value)
+    return int(value) if value == int(value) and abs(value) < 2**53 else value

@@ -1,0 +1,63 @@
+"""The report for issue trackers and chats: Markdown in which nothing from a log is markup."""
+
+from __future__ import annotations
+
+import html
+import re
+
+from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, sure, where
+from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
+
+__all__ = ["render_markdown"]
+
+_MARKS = {Verdict.HEALTHY: "✅", Verdict.UNHEALTHY: "❌", Verdict.UNKNOWN: "❔"}
+_LEVELS = {Severity.CRITICAL: "🔴 critical", Severity.WARNING: "🟠 warning", Severity.INFO: "🔵 info"}
+_SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
+
+
+def _safe(text: object) -> str:
+    """Text from a log, with HTML and Markdown taken out of its effect."""
+    return _SPECIAL.sub(r"\\\1", html.escape(clean(text), quote=False))
+
+
+def render_markdown(report: DebugReport) -> str:
+    """Every run with its findings as a list, and a table of runs where there are several."""
+    parts = ["# Training run diagnosis"]
+    if len(report.runs) > 1:
+        rows = ["| run | format | verdict | findings |", "| --- | --- | --- | --- |"]
+        for run in report.runs:
+            failures = ", ".join(finding.detection.failure.value for finding in run.findings) or "–"
+            verdict = f"{_MARKS[run.verdict]} {VERDICTS[run.verdict]}"
+            rows.append(f"| {_safe(run.path)} | {_safe(run.format)} | {verdict} | {failures} |")
+        parts.append("\n".join(rows))
+    parts += [_run(run) for run in report.runs]
+    return "\n\n".join(parts) + "\n"
+
+
+def _run(run: RunReport) -> str:
+    points = sum(len(signal.values) for signal in run.signals)
+    lines = [
+        f"## {_MARKS[run.verdict]} {_safe(run.path)}: {VERDICTS[run.verdict]}",
+        "",
+        f"Read as **{_safe(run.format)}**: {len(run.signals)} series, {points:,} points.",
+    ]
+    for finding in run.findings:
+        lines += ["", *_finding(finding)]
+    if run.notes:
+        lines += ["", *(f"> {_safe(note)}  " for note in run.notes)]
+    return "\n".join(lines)
+
+
+def _finding(finding: Finding) -> list[str]:
+    detection = finding.detection
+    lines = [f"### {FAILURES[detection.failure]}: {_LEVELS[detection.severity]}", ""]
+    lines.append(f"**Where:** {_safe(where(detection))} · **How sure:** {sure(detection.confidence)}")
+    lines.append("")
+    lines += [f"- **{_safe(item.signal)}** {_safe(item.claim)}" for item in detection.evidence]
+    lines += [f"- with it: {FAILURES[other.failure].lower()}, {_safe(where(other))}" for other in finding.related]
+    if finding.causes:
+        lines += ["", "| likely cause | how likely | what to do |", "| --- | --- | --- |"]
+        for cause in finding.causes[:3]:
+            name = _safe(cause.cause.replace("_", " "))
+            lines.append(f"| {name} | {sure(cause.confidence)} | {_safe(cause.remediation)} |")
+    return lines

@@ -1,0 +1,64 @@
+"""The report on a colour terminal, with rich. Text from logs is never read as markup."""
+
+from __future__ import annotations
+
+from rich.console import Console, Group
+from rich.padding import Padding
+from rich.panel import Panel
+from rich.table import Table
+from rich.text import Text
+
+from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, sure, where
+from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
+
+__all__ = ["print_report"]
+
+_TONES = {Verdict.HEALTHY: "green", Verdict.UNHEALTHY: "red", Verdict.UNKNOWN: "magenta"}
+_LEVELS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.INFO: "cyan"}
+
+
+def print_report(report: DebugReport, console: Console | None = None) -> None:
+    """Print every run; a table of verdicts first where there are several."""
+    console = console or Console()
+    if len(report.runs) > 1:
+        table = Table(show_edge=False, header_style="dim")
+        for head in ("run", "format", "verdict", "findings"):
+            table.add_column(head, overflow="fold")
+        for run in report.runs:
+            failures = ", ".join(finding.detection.failure.value for finding in run.findings) or "–"
+            verdict = Text(VERDICTS[run.verdict], style=_TONES[run.verdict])
+            table.add_row(Text(clean(run.path)), Text(clean(run.format)), verdict, failures)
+        console.print(table)
+    for run in report.runs:
+        console.print(_run(run))
+
+
+def _run(run: RunReport) -> Panel:
+    points = sum(len(signal.values) for signal in run.signals)
+    parts: list[Text | Padding] = [Text(f"{run.format}, {len(run.signals)} series, {points:,} points", style="dim")]
+    for finding in run.findings:
+        parts += _finding(finding)
+    parts += [Text(f"note: {clean(note)}", style="dim") for note in run.notes]
+    title = Text.assemble((VERDICTS[run.verdict].upper(), f"bold {_TONES[run.verdict]}"), "  ", clean(run.path))
+    return Panel(Group(*parts), title=title, title_align="left", border_style=_TONES[run.verdict])
+
+
+def _finding(finding: Finding) -> list[Text | Padding]:
+    detection = finding.detection
+    head = Text.assemble(
+        "\n",
+        (FAILURES[detection.failure], _LEVELS[detection.severity]),
+        f"  {where(detection)}  ",
+        (f"{sure(detection.confidence)} sure", "dim"),
+    )
+    lines: list[Text | Padding] = [head]
+    for item in detection.evidence:
+        claim = Text.assemble("• ", (clean(item.signal), "bold"), f" {clean(item.claim)}")
+        lines.append(Padding(claim, (0, 0, 0, 2)))
+    for other in finding.related:
+        lines.append(Padding(Text(f"• with it: {FAILURES[other.failure].lower()}, {where(other)}"), (0, 0, 0, 2)))
+    for cause in finding.causes[:3]:
+        name = Text.assemble((cause.cause.replace("_", " "), "bold"), (f"  {sure(cause.confidence)}", "dim"))
+        lines.append(Padding(name, (0, 0, 0, 2)))
+        lines.append(Padding(Text(clean(cause.remediation)), (0, 0, 0, 4)))
+    return lines

@@ -1,0 +1,79 @@
+"""What every kind of report says in the same words: names of failures, where, how sure, numbers."""
+
+from __future__ import annotations
+
+import math
+import re
+
+from holdfast.debug.types import Detection, Failure, RunReport, Severity, Verdict
+
+__all__ = ["FAILURES", "VERDICTS", "clean", "number", "sure", "where", "worst"]
+
+FAILURES: dict[Failure, str] = {
+    Failure.NAN: "Not a number",
+    Failure.INF: "Infinite value",
+    Failure.EXPLOSION: "Exploding values",
+    Failure.VANISHING: "Vanishing gradients",
+    Failure.PLATEAU: "Plateau: not learning",
+    Failure.DIVERGENCE: "Divergence",
+    Failure.SPIKE: "Loss spike",
+    Failure.LOSS_SCALE_COLLAPSE: "Loss scale collapse",
+    Failure.OVERFITTING: "Overfitting",
+    Failure.DESYNC: "Replicas out of sync",
+    Failure.STRAGGLER: "Slow rank",
+    Failure.HANG: "Hung collective",
+    Failure.SKEW: "Train/serve skew",
+    Failure.DEAD_LAYER: "Dead layer",
+    Failure.DATA_STARVATION: "Starved for data",
+}
+VERDICTS: dict[Verdict, str] = {
+    Verdict.HEALTHY: "healthy",
+    Verdict.UNHEALTHY: "unhealthy",
+    Verdict.UNKNOWN: "cannot tell",
+}
+_UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\uffff\u202a-\u202e\u2066-\u2069]")
+
+
+def clean(text: object) -> str:
+    """Text from a log with nothing in it that steers a terminal or breaks a document; very long text is cut."""
+    plain = _UNPRINTABLE.sub("�", str(text)).replace("\n", " ").replace("\t", " ")
+    return plain if len(plain) <= 400 else plain[:399] + "…"
+
+
+def number(value: float | None) -> str:
+    """A number as a person would write it."""
+    if value is None:
+        return "–"
+    if math.isnan(value):
+        return "NaN"
+    if math.isinf(value):
+        return "∞" if value > 0 else "-∞"
+    if value == int(value) and abs(value) < 1e15:
+        return f"{int(value):,}"
+    return f"{value:.4g}"
+
+
+def where(detection: Detection) -> str:
+    """Steps, layer and replica of a detection, as far as they are known."""
+    parts = []
+    first, last = detection.first_step, detection.last_step
+    if first is not None and last is not None and last != first:
+        parts.append(f"steps {number(first)} – {number(last)}")
+    elif first is not None:
+        parts.append(f"step {number(first)}")
+    if detection.layer is not None:
+        parts.append(f"layer {clean(detection.layer)}")
+    if detection.replica is not None:
+        parts.append(f"rank {detection.replica}")
+    return ", ".join(parts) or "the whole run"
+
+
+def sure(confidence: float) -> str:
+    """A confidence as a percentage."""
+    return f"{100 * min(max(confidence, 0.0), 1.0):.0f}%"
+
+
+def worst(run: RunReport) -> Severity | None:
+    """The severity of the run's worst finding."""
+    found = {finding.detection.severity for finding in run.findings}
+    return next((level for level in (Severity.CRITICAL, Severity.WARNING, Severity.INFO) if level in found), None)
