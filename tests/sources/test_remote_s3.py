@@ -26,7 +26,7 @@ def storage(endpoint: str) -> dict[str, Any]:
 
 
 class Faults:
-    """Answers the next GETs of ranges with a 500, a dropped connection or a body cut short, and passes everything else on."""
+    """Answers the next GETs of ranges with a 500, a dropped connection or half a body; passes the rest on."""
 
     def __init__(self, application: Any) -> None:
         self._application = application
