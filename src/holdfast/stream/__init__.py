@@ -1,8 +1,9 @@
 """Datasets and the loader: batches as a pure function of their step.
 
 Read the modules in this order: ``dataset`` and ``interleaved`` (what is read), ``config`` (how), ``reader`` and
-``collate`` (from positions to batches), ``steps`` and ``engines`` (reading ahead), ``loader`` (all of it), ``state``,
-``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which sample was where).
+``collate`` (from positions to batches), ``steps``, ``engines`` and ``worker_processes`` (reading ahead), ``loader``
+(all of it), ``state``, ``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which sample was where),
+``extent`` (how much there is).
 """
 
 from __future__ import annotations

@@ -20,13 +20,15 @@ from holdfast.order import Order, Schedule, Skips
 from holdfast.stream.adopt import adopt
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.dataset import OrderedDataset
-from holdfast.stream.engines import Engine, ProcessEngine, ThreadEngine
+from holdfast.stream.engines import Engine, ThreadEngine
+from holdfast.stream.extent import count_full, count_samples, epoch_bounds
 from holdfast.stream.provenance import SampleRef, Seen, samples_in, when
 from holdfast.stream.reader import Chunk, Collate, Failed, Reader
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import load_state, save_state
 from holdfast.stream.stats import StreamStats
 from holdfast.stream.steps import CHUNK_SAMPLES, StepReader
+from holdfast.stream.worker_processes import ProcessEngine
 
 __all__ = ["StreamingShardLoader"]
 
@@ -57,7 +59,8 @@ class StreamingShardLoader:
         self._asked = config or StreamingConfig()
         self._collate = collate
         self._step = 0
-        self._generation = 0
+        self._generation = 0  # grows with every jump: a state loaded, a skip, a resize
+        self._turn: object | None = None  # whose turn it is: iterators share the step, and only one reads ahead
         self._stats = StreamStats()
         self._failed: list[Failed] = []
         self._busy = 0.0
@@ -109,25 +112,21 @@ class StreamingShardLoader:
     def __len__(self) -> int:
         """How many batches there are: of an epoch with ``per_epoch``, else of the whole stream."""
         if self.config.per_epoch:
-            first, stop = self._epoch_bounds(self._step)
-            return stop - first
-        total = self._schedule.total_steps
-        if total is None:
+            first, stop = epoch_bounds(self._schedule, self._step)
+        elif self._schedule.total_steps is None:
             raise TypeError("an endless stream has no length; set epochs=, or per_epoch=True for one epoch at a time")
-        if self.config.last_batch == "drop":
-            while total > 0 and not self._schedule.is_full(total - 1):
-                total -= 1
-        return total
+        else:
+            first, stop = 0, self._schedule.total_steps
+        return count_full(self._schedule, first, stop) if self.config.last_batch == "drop" else stop - first
 
     @property
     def num_samples(self) -> int:
-        """How many samples this rank gets: of the whole stream, or of one epoch if there is no end."""
+        """How many samples this rank gets of the stream (of one epoch, if there is no end) at its present size."""
         if self._schedule.total_steps is not None:
-            stop = self._schedule.total_steps
-            last = self._schedule.segments[-1].start_step
-            return sum(len(self._schedule.positions(step, self.rank)) for step in range(last, stop))
-        first, stop = self._epoch_bounds(self._step)
-        return int(self._schedule.window(first, stop, self.rank)[1][-1])
+            first, stop = self._schedule.segments[-1].start_step, self._schedule.total_steps
+        else:
+            first, stop = epoch_bounds(self._schedule, self._step)
+        return count_samples(self._schedule, first, stop, self.rank, only_full=self.config.last_batch == "drop")
 
     def is_empty(self) -> bool:
         """Whether nothing is left to read."""
@@ -162,52 +161,54 @@ class StreamingShardLoader:
     def _batches(self) -> Iterator[Any]:
         if self._began is None:
             self._began = time.perf_counter()
-        end = self._epoch_bounds(self._step)[1] if self.config.per_epoch else None
+        jumped, end = self._generation, self._epoch_end()
         while True:
-            stop = self._reading_stops()
-            if end is not None:
-                stop = end if stop is None else min(stop, end)
+            if self._generation != jumped:  # a state was loaded, or something skipped: the epoch may end elsewhere
+                jumped, end = self._generation, self._epoch_end()
+            stops = [stop for stop in (self._reading_stops(), end) if stop is not None]
+            stop = min(stops, default=None)
             if stop is not None and self._step >= stop:
                 return
-            generation = self._generation
             engine = self._take_engine(stop)
             restarted = engine.restarted
+            turn = self._turn = object()
             try:
-                while self._generation == generation and (found := engine.next()) is not None:
+                while self._turn is turn and (found := engine.next()) is not None:
                     chunk, hit = found
                     self._count_chunk(chunk, engine.restarted - restarted)
                     restarted = engine.restarted
-                    yield from self._deliver(chunk, hit, generation)
+                    yield from self._deliver(chunk, hit, turn)
             finally:
                 engine.close()
 
-    def _deliver(self, chunk: Chunk, hit: bool, generation: int) -> Iterator[Any]:
+    def _epoch_end(self) -> int | None:
+        return epoch_bounds(self._schedule, self._step)[1] if self.config.per_epoch else None
+
+    def _deliver(self, chunk: Chunk, hit: bool, turn: object) -> Iterator[Any]:
         drops = self.config.last_batch == "drop"
         stats, device = self._stats, self.config.device
         single = self.config.batch_size is None
+        offsets = chunk.offsets.tolist()
         for number in range(len(chunk)):
-            if drops and not self._schedule.is_full(self._step):
-                self._step += 1
+            samples = offsets[number + 1] - offsets[number]
+            if not samples or (drops and not self._schedule.is_full(self._step)):
+                self._step += 1  # nothing here for this rank, or not enough of it: the step goes by
                 continue
             batch = chunk.batch(number)
             if device is not None:
                 batch = {name: _moved(value, device) for name, value in batch.items()}
             self._step += 1
-            stats.samples_loaded += int(chunk.offsets[number + 1] - chunk.offsets[number])
+            stats.samples_loaded += samples
             if hit:
                 stats.prefetch_hits += 1
             else:
                 stats.prefetch_misses += 1
                 hit = True  # the rest of the chunk is here now
-            if single:
-                if int(chunk.offsets[number + 1] - chunk.offsets[number]):
-                    yield {name: value[0] for name, value in batch.items()}
-            else:
-                yield batch
+            yield {name: value[0] for name, value in batch.items()} if single else batch
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
             if self.config.checkpoint_interval is not None:
                 self._save_if_due()
-            if self._generation != generation:
+            if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
                 return
 
     def _reading_stops(self) -> int | None:
@@ -262,7 +263,7 @@ class StreamingShardLoader:
             self._restart()
             stop = self._reading_stops()
             if self.config.per_epoch:
-                end = self._epoch_bounds(self._step)[1]
+                end = epoch_bounds(self._schedule, self._step)[1]
                 stop = end if stop is None else min(stop, end)
             self._ready = (self._generation, self._step, self._start_engine(stop))
         engine = self._ready[2]
@@ -288,6 +289,7 @@ class StreamingShardLoader:
 
     def _restart(self) -> None:
         self._generation += 1
+        self._turn = None
         if self._ready is not None:
             self._ready[2].close()
             self._ready = None
@@ -303,21 +305,6 @@ class StreamingShardLoader:
         if chunk.failed:
             stats.samples_failed += len(chunk.failed)
             self._failed += chunk.failed[: FAILURES_KEPT - len(self._failed)]
-
-    # --- epochs ----------------------------------------------------------------------------------------------------
-
-    def _epoch_bounds(self, step: int) -> tuple[int, int]:
-        """Return the first step of the stream's epoch at this step, and the first step after it."""
-        delivered = self._schedule.delivered_before
-        order = self.order
-        epoch = order.epoch_of(delivered(step))
-        start, end = order.epoch_start(epoch), order.epoch_start(epoch + 1)
-        last = self._schedule.segment_at(step).start_step
-        first = _first_step_at(delivered, start, last, step) if delivered(last) < start else last
-        high = step + 1
-        while delivered(high) < end and (self._schedule.total_steps is None or high < self._schedule.total_steps):
-            high += high - step
-        return first, _first_step_at(delivered, end, step, high)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -462,17 +449,6 @@ class StreamingShardLoader:
     def samples_failed(self) -> list[tuple[str, int]]:
         """The samples left out under ``on_error="skip"``, as (source, index)."""
         return [(failed.source, failed.index) for failed in self._failed]
-
-
-def _first_step_at(delivered: Any, position: int, low: int, high: int) -> int:
-    """Return the first step in low … high at which at least ``position`` positions lie behind."""
-    while low < high:
-        middle = (low + high) // 2
-        if delivered(middle) < position:
-            low = middle + 1
-        else:
-            high = middle
-    return low
 
 
 def _moved(value: Any, device: Any) -> Any:

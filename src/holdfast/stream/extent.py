@@ -1,0 +1,61 @@
+"""How much there is: the steps of an epoch, and the batches and samples in a stretch of steps.
+
+Counted by bisection over the schedule, so that it costs the same for a thousand samples and for a billion.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+from holdfast.order import Schedule
+
+__all__ = ["count_full", "count_samples", "epoch_bounds"]
+
+
+def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
+    """Return the first step of the stream's epoch at this step, and the first step after it.
+
+    An epoch that began under another topology begins, here, with the present one.
+    """
+    delivered, order, total = schedule.delivered_before, schedule.order, schedule.total_steps
+    epoch = order.epoch_of(delivered(step))
+    start, end = order.epoch_start(epoch), order.epoch_start(epoch + 1)
+    last = schedule.segment_at(step).start_step
+    first = _first(lambda at: delivered(at) >= start, last, step)
+    high = step + 1
+    while delivered(high) < end and (total is None or high < total):
+        high += high - step
+    return first, _first(lambda at: delivered(at) >= end, step, high if total is None else min(high, total))
+
+
+def count_full(schedule: Schedule, first: int, stop: int) -> int:
+    """Return at how many of the steps first … stop-1 every rank's batch is full."""
+    return sum(short - start for start, short, _ in _epochs(schedule, first, stop))
+
+
+def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_full: bool = False) -> int:
+    """Return how many samples a rank gets at the steps first … stop-1, or at the full ones among them."""
+    count = 0
+    for start, short, end in _epochs(schedule, first, stop):
+        count += (short - start) * schedule.batch_size(start, rank)
+        if short < end and not only_full:
+            count += len(schedule.window(short, end, rank)[0])
+    return count
+
+
+def _epochs(schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:
+    """Yield each epoch's part of a stretch: its first step, the first of its steps that is not full, its end."""
+    while first < stop:
+        end = min(epoch_bounds(schedule, first)[1], schedule.segment_end(first) or stop, stop)
+        end = max(first + 1, end)
+        # Within an epoch the steps that are not full come last.
+        yield first, _first(lambda at: not schedule.is_full(at), first, end), end
+        first = end
+
+
+def _first(reached: Callable[[int], bool], low: int, high: int) -> int:
+    """Return the first number in low … high-1 at which something is reached, and stays so; else high."""
+    while low < high:
+        middle = (low + high) // 2
+        low, high = (low, middle) if reached(middle) else (middle + 1, high)
+    return low

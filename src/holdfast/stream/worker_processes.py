@@ -1,0 +1,212 @@
+"""The engine of worker processes: torch's own ``DataLoader`` over a map-style dataset of chunks.
+
+A worker holds no state that could be lost, so one that dies is replaced and its chunks are computed again. Where the
+same chunk kills worker after worker, its samples are named and the run stops.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from itertools import count
+from typing import Any
+
+from torch.utils.data import DataLoader, Dataset
+from torch.utils.data._utils import signal_handling
+
+from holdfast.errors import WorkerDiedError
+from holdfast.stream.engines import Engine, interpreter_ends
+from holdfast.stream.provenance import samples_in
+from holdfast.stream.reader import Chunk
+from holdfast.stream.steps import StepReader
+
+__all__ = ["ProcessEngine"]
+
+# How often a worker may die on the same chunk before the chunk's samples are to blame.
+MOST_DEATHS = 3
+
+
+class _Failure:
+    """An error on its way out of a worker: the error itself, and what its traceback said there."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+        self.text = traceback.format_exc()
+
+
+class _WorkerTraceback(Exception):
+    """Shows a worker's traceback as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+class _Chunks(Dataset[Any]):
+    """The chunks as a map-style dataset: item k is chunk k."""
+
+    def __init__(self, steps: StepReader) -> None:
+        self._steps = steps
+
+    def __getitem__(self, number: int) -> Chunk | _Failure:
+        try:
+            return self._steps.read(number)
+        except Exception as error:  # carried to the parent whole: torch would rebuild it from its text
+            return _Failure(error)
+
+
+class _Numbers:
+    """Chunk numbers from one on, for ever or to an end: what torch calls a sampler."""
+
+    def __init__(self, first: int, total: int | None) -> None:
+        self._first, self._total = first, total
+
+    def __iter__(self) -> Iterator[int]:
+        return count(self._first) if self._total is None else iter(range(self._first, self._total))
+
+
+class ProcessEngine(Engine):
+    """Reads chunks in worker processes.
+
+    Args:
+        steps: what to read.
+        workers: how many processes.
+        ahead: how many chunks are read ahead, over all workers.
+        pin_memory: whether tensors are put into page-locked memory.
+        context: how the processes start; None for torch's default.
+    """
+
+    def __init__(
+        self, steps: StepReader, *, workers: int, ahead: int, pin_memory: bool, context: str | None = None
+    ) -> None:
+        self._steps = steps
+        self._workers = workers
+        self._prefetch = max(1, -(-ahead // workers))
+        self._pin = pin_memory
+        self._context = context
+        self._next = 0
+        self._deaths = 0
+        self.restarted = 0
+        self._iterator: Any = None
+        self._start()
+
+    def _start(self) -> None:
+        loader: DataLoader[Any] = DataLoader(
+            _Chunks(self._steps),
+            batch_size=None,
+            sampler=_Numbers(self._next, self._steps.chunks()),
+            num_workers=self._workers,
+            prefetch_factor=self._prefetch,
+            pin_memory=self._pin,
+            multiprocessing_context=self._context,
+        )
+        self._started_at = self._next
+        self._iterator = iter(loader)
+        _watch(self._iterator, False)
+
+    def next(self) -> tuple[Chunk, bool] | None:
+        """Return the next chunk; replaces workers that have died and has their chunks computed again."""
+        while True:
+            # torch keeps results that came out of turn in _task_info; one that holds data is ready.
+            ready = len(getattr(self._iterator, "_task_info", {}).get(self._next - self._started_at, ())) == 2
+            try:
+                item = self._item()
+            except StopIteration:
+                return None
+            except Exception as error:
+                # Errors of reading and transforming come as items; one raised here while a worker is dead is its death.
+                if "is killed by signal" not in str(error) and not _any_dead(self._iterator):
+                    raise
+                self._restart(error)
+                continue
+            if isinstance(item, _Failure):
+                self.close()
+                raise item.error from _WorkerTraceback(item.text)
+            self._next += 1
+            self._deaths = 0
+            return item, ready
+
+    def _item(self) -> Any:
+        """Take the next item, with torch watching the workers for as long as this thread waits for it and no longer.
+
+        torch reports a dead worker by raising from a signal handler, wherever the main thread happens to be: outside
+        this call that would be the middle of somebody's training step. So deaths in between are looked for here.
+        """
+        iterator = self._iterator
+        try:
+            _watch(iterator, True)
+            if _any_dead(iterator):
+                raise RuntimeError("a DataLoader worker exited unexpectedly")
+            return next(iterator)
+        finally:
+            _watch(iterator, False)
+
+    def _restart(self, error: Exception) -> None:
+        self._deaths += 1
+        suspects = self._suspects()
+        iterator, self._iterator = self._iterator, None
+        _discard(iterator)
+        if self._deaths >= MOST_DEATHS:
+            raise WorkerDiedError(
+                f"a worker process died {self._deaths} times in a row at the same place",
+                steps=[suspects.start, suspects.stop],
+                samples=[
+                    (ref.source, ref.index)
+                    for step in suspects
+                    for ref in samples_in(self._steps.schedule, step, self._steps.rank)
+                ][:64],
+                hint="read these samples in the main process (num_workers=0) to see what kills it",
+            ) from error
+        self.restarted += 1
+        self._start()
+
+    def _suspects(self) -> range:
+        """Return the steps that the dead worker was on: torch hands chunks to workers in turn."""
+        processes = getattr(self._iterator, "_workers", [])
+        dead = [i for i, process in enumerate(processes) if not process.is_alive()]
+        done = self._next - self._started_at
+        chunk = min((done + (worker - done) % self._workers for worker in dead), default=done)
+        return self._steps.steps_of(self._started_at + chunk)
+
+    def close(self) -> None:
+        """End the worker processes."""
+        iterator, self._iterator = self._iterator, None
+        if iterator is None or interpreter_ends():
+            return
+        if _any_dead(iterator):
+            _discard(iterator)
+        else:
+            iterator._shutdown_workers()
+
+
+# What follows leans on the inside of torch's iterator over worker processes, and is all that does.
+
+
+def _any_dead(iterator: Any) -> bool:
+    return any(not process.is_alive() for process in iterator._workers)
+
+
+def _watch(iterator: Any, on: bool) -> None:
+    """Have torch's signal handler raise when a worker of this iterator dies, or not."""
+    if iterator._worker_pids_set is on:
+        return
+    handling: Any = signal_handling
+    if on:
+        handling._set_worker_pids(id(iterator), tuple(process.pid for process in iterator._workers))
+    else:
+        handling._remove_worker_pids(id(iterator))
+    iterator._worker_pids_set = on
+
+
+def _discard(iterator: Any) -> None:
+    """Kill the workers and drop their queues, touching no lock that a dead worker may still hold."""
+    _watch(iterator, False)
+    iterator._shutdown = True  # torch's own shutdown, run when the iterator is collected, has nothing left to do
+    if hasattr(iterator, "_pin_memory_thread_done_event"):
+        iterator._pin_memory_thread_done_event.set()
+    for process in iterator._workers:
+        process.kill()
+    for process in iterator._workers:
+        process.join()
+    for queue in (*iterator._index_queues, iterator._worker_result_queue):
+        queue.cancel_join_thread()
+        queue.close()
