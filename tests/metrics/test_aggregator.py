@@ -85,6 +85,19 @@ def test_categories_are_counted_by_their_text() -> None:
     assert report(["en", "de", "en", 7], CATEGORICAL_COUNT) == {"m_count/en": 2, "m_count/de": 1, "m_count/7": 1}
 
 
+@pytest.mark.parametrize("as_column", [False, True])
+def test_categories_that_python_takes_for_equal_are_told_apart(as_column: bool) -> None:
+    values = np.array([1, 1.0, True, "1", None, None], dtype=object)
+    aggregator = MetricsAggregator()
+    if as_column:
+        aggregator.update(column(values, CATEGORICAL_COUNT))
+    else:
+        aggregator.update([Metric("wiki", "m", value, CATEGORICAL_COUNT) for value in values])
+    assert aggregator.get_metrics() == {
+        "wiki": {"m_count/1": 2, "m_count/None": 2, "m_count/1.0": 1, "m_count/True": 1}
+    }
+
+
 def test_a_categorical_count_reports_the_top_and_all_others_together() -> None:
     aggregator = MetricsAggregator(handlers={CATEGORICAL_COUNT: CategoricalCountHandler(top=2, capacity=10)})
     aggregator.update(column(["a"] * 5 + ["b"] * 3 + ["c", "d"], CATEGORICAL_COUNT))
@@ -292,12 +305,12 @@ class ProductHandler(MetricHandler[float]):
 
 
 def test_a_handler_of_ones_own_aggregates_merges_and_comes_back() -> None:
-    register_handler("product", ProductHandler(), replace=True)
+    register_handler("my_product", ProductHandler(), replace=True)
     first = MetricsAggregator()
-    first.update([Metric("wiki", "m", value, "product") for value in (2.0, 4.0, float("nan"))])
+    first.update([Metric("wiki", "m", value, "my_product") for value in (2.0, 4.0, float("nan"))])
     second = MetricsAggregator()
     second.load_state_dict(json.loads(json.dumps(first.state_dict())))
-    second.update(column([0.5], "product"))
+    second.update(column([0.5], "my_product"))
     assert second.get_metrics() == {"wiki": {"m": 4.0, "m_log": math.log(4.0), "m_nan_count": 1}}
 
 

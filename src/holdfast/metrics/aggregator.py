@@ -34,7 +34,7 @@ if TYPE_CHECKING:
     import torch.distributed as dist
 
 # Values wait in their arrays until there are enough of them to be worth a pass; a figure asked for folds them at once.
-_FOLD_AT = 1 << 15
+_FOLD_AT = 1 << 16
 
 
 @dataclass(slots=True)

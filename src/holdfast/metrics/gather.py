@@ -47,7 +47,7 @@ def gather_bytes(
     sizes = [torch.zeros_like(size) for _ in range(world_size)]
     dist.all_gather(sizes, size, group=process_group)
     lengths = [int(length) for length in torch.cat(sizes).tolist()]
-    longest = max(lengths)
+    longest = max(1, *lengths)  # an empty tensor has no storage to make one from
     mine = torch.frombuffer(bytearray(payload.ljust(longest, b"\0")), dtype=torch.uint8).to(device)
     if longest * world_size <= at_once:
         buffers = [torch.empty_like(mine) for _ in range(world_size)]

@@ -98,6 +98,9 @@ class QuantileSketch:
         filled = [part for part in parts if len(part.keys)]
         if not filled:
             return QuantileSketch()
+        if len(filled) == 1:
+            only = filled[0]
+            return _canonical(only.keys, only.counts, only.octaves, only.shifts, only.cap)
         deepest = np.full(_OCTAVES, -1, dtype=np.int64)
         for part in filled:
             deepest[part.octaves] = np.maximum(deepest[part.octaves], part.shifts)

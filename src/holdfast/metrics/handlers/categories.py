@@ -12,6 +12,7 @@ from __future__ import annotations
 import hashlib
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, ClassVar, final
 
@@ -107,9 +108,12 @@ class CategoricalCountHandler(MetricHandler[Categories]):
 def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
     if values.dtype.kind in "OUS":
         listed = values.tolist()
-        # By their text, since as keys 1, 1.0 and True are one, whichever came first; texts need no conversion.
-        texts = listed if set(map(type, listed)) == {str} else map(str, listed)
-        return Counter(texts).items()
+        with suppress(TypeError):  # a list as a category cannot be a key
+            counted = Counter(listed)
+            if all(type(value) is str for value in counted):
+                return counted.items()
+        # By their text, then: as keys 1, 1.0 and True would be one, whichever came first.
+        return Counter(map(str, listed)).items()
     distinct, counts = np.unique(values, return_counts=True)
     return zip(distinct.tolist(), counts.tolist(), strict=True)
 
