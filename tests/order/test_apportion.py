@@ -109,7 +109,7 @@ def test_a_thousand_sources_stay_within_one() -> None:
 def test_a_tiny_source_comes_when_it_is_due_and_not_before(tiny: float) -> None:
     shares = integer_weights([1.0, tiny])
     apportionment = Apportionment(shares)
-    due = int(1 / tiny / apportionment.block)
+    due = -(-round(1 / tiny) // apportionment.block)
     counts = apportionment.counts(np.array([0, due // 4, 2 * due]))[:, 1].tolist()
     assert counts[0] == 0
     assert counts[1] <= 1

@@ -9,7 +9,6 @@ from __future__ import annotations
 import sys
 from importlib import import_module
 
-import click
 import typer
 
 from holdfast import __version__
@@ -58,13 +57,8 @@ def run(arguments: list[str] | None = None) -> None:
     """Run the command line; exits 2 with one clear line on bad input, 130 on Ctrl-C."""
     command = typer.main.get_command(build_app())
     try:
-        code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)
-    except click.ClickException as error:
-        error.show()
-        sys.exit(EXIT_UNUSABLE)
-    except (click.Abort, KeyboardInterrupt):
-        typer.echo("interrupted", err=True)
-        sys.exit(130)
+        # Typer turns what it finds wrong with the arguments into exit code 2, and Ctrl-C into 130, by itself.
+        command.main(args=arguments, prog_name="holdfast")
     except HoldfastError as error:
         typer.echo(f"holdfast: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)
@@ -72,4 +66,3 @@ def run(arguments: list[str] | None = None) -> None:
         # The reader of our output (head, less) went away: not an error of ours.
         sys.stderr.close()
         sys.exit(0)
-    sys.exit(code if isinstance(code, int) else 0)

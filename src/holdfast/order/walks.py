@@ -158,7 +158,7 @@ class Aligned(Walk):
                 lengths.append(np.zeros(stop - first, dtype=np.int64))
                 break
             deal = self._deal(index, epoch)
-            until = min(stop, start + deal.steps)
+            until = min(stop, start + self._steps_of(index, epoch))
             places = deal.places(rank, first - start, until - start)
             parts.append(self._to_positions(index, epoch, places))
             lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))

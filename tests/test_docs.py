@@ -1,0 +1,79 @@
+"""The documentation covers what there is, its examples are Python, and its commands exist."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+import typer
+
+import holdfast
+from holdfast.cli.main import build_app
+
+ROOT = Path(__file__).resolve().parent.parent
+PAGES = sorted((ROOT / "docs").rglob("*.md"))
+FENCE = re.compile(r"^(?P<indent> *)```(?P<language>\w*)[^\n]*\n(?P<body>.*?)^(?P=indent)```", re.MULTILINE | re.DOTALL)
+TEXT = "\n".join(page.read_text(encoding="utf-8") for page in PAGES)
+README = (ROOT / "README.md").read_text(encoding="utf-8")
+
+
+def _targets() -> set[str]:
+    makefile = (ROOT / "Makefile").read_text(encoding="utf-8")
+    (line,) = re.findall(r"^\.PHONY:(.*)$", makefile, re.MULTILINE)
+    return set(line.split())
+
+
+def _commands() -> list[str]:
+    command = typer.main.get_command(build_app())
+    return sorted(getattr(command, "commands", {}))
+
+
+@pytest.mark.parametrize("name", [name for name in holdfast.__all__ if name != "__version__"])
+def test_every_public_name_is_documented(name: str) -> None:
+    assert re.search(rf"\b{re.escape(name)}\b", TEXT), f"{name} appears on no page of docs/"
+
+
+@pytest.mark.parametrize("command", _commands())
+def test_every_command_is_documented(command: str) -> None:
+    assert f"holdfast {command}" in TEXT, f"`holdfast {command}` appears on no page of docs/"
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_python_example_compiles(page: Path) -> None:
+    for number, block in enumerate(FENCE.finditer(page.read_text(encoding="utf-8")), start=1):
+        if block["language"] in ("python", "py"):
+            indent = len(block["indent"])
+            body = "\n".join(line[indent:] for line in block["body"].splitlines())
+            compile(body, f"{page.name}, example {number}", "exec")
+
+
+@pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
+def test_every_make_target_that_is_named_exists(page: Path) -> None:
+    named = set(re.findall(r"`make ([a-z]+)`|^ *make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    assert {first or second for first, second in named} <= _targets()
+
+
+def test_continuous_integration_runs_nothing_the_readme_does_not_say() -> None:
+    script = (ROOT / ".ci" / "run").read_text(encoding="utf-8")
+    ran = set(re.findall(r"\bmake ([a-z]+)", script))
+    assert ran == {"check", "test"}
+    for target in ran:
+        assert f"make {target}" in README
+
+
+def test_every_page_is_in_the_navigation() -> None:
+    navigation = (ROOT / "mkdocs.yml").read_text(encoding="utf-8")
+    for page in PAGES:
+        assert str(page.relative_to(ROOT / "docs")) in navigation, f"{page.name} is not in mkdocs.yml"
+
+
+def test_examples_that_run_alone_do_run() -> None:
+    """The pages on pure arithmetic need no data: their examples are run, one after another, page by page."""
+    for name in ("order.md",):
+        page = (ROOT / "docs" / name).read_text(encoding="utf-8")
+        scope: dict[str, object] = {}
+        blocks = [block["body"] for block in FENCE.finditer(page) if block["language"] == "python"]
+        assert blocks
+        for number, body in enumerate(blocks, start=1):
+            exec(compile(body, f"{name}, example {number}", "exec"), scope)
