@@ -34,14 +34,15 @@ def save(state: State, folder: Path, **writer: Any) -> Path:
 
 def load(state: State, reader: StorageReader, planner: LoadPlanner | None = None) -> State:
     """Load as torch does, in one process; a failure is raised as what the reader raised, not as torch wraps it."""
+    failure: CheckpointException | None = None
     try:
         with _quiet():
             dcp_load(state, storage_reader=reader, planner=planner, no_dist=True)
     except CheckpointException as wrapped:
-        for error, _ in wrapped.failures.values():
-            if isinstance(error, HoldfastError):
-                raise error from wrapped
-        raise
+        failure = wrapped
+    if failure is not None:
+        # Raised out here, so that the error keeps its own cause.
+        raise next((error for error, _ in failure.failures.values() if isinstance(error, HoldfastError)), failure)
     return state
 
 

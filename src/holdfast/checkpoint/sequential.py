@@ -54,9 +54,9 @@ def load_sequentially(
                     report.checked()
                 else:
                     report.unchecked(chunk.fqn, chunk.file, reason)
-        if request.item.type == LoadItemType.BYTE_IO:
-            if not options.trusted:
+            if request.item.type == LoadItemType.BYTE_IO and not options.trusted:
                 check_object(memoryview(data), chunk.fqn, chunk.file, harmless)
+        if request.item.type == LoadItemType.BYTE_IO:
             planner.load_bytes(request.item, io.BytesIO(data))
             report.done(chunk.length)
             continue

@@ -1,0 +1,185 @@
+"""Destinations of every kind end up as torch's own reader would leave them."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.checkpoint.planners import read_box, run_plan
+from tests.checkpoint.support import assert_same, load, nothing_left_behind, random_bits, save
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.planner import ReadItem
+
+from holdfast.checkpoint import ParallelFileSystemReader, plan
+from holdfast.errors import CheckpointMismatchError
+
+
+@pytest.mark.parametrize("size", [10, 200_000])
+@pytest.mark.parametrize("order", [["a", "b"], ["b", "a"]])
+def test_tied_tensors_that_were_saved_different_end_as_torchs_reader_leaves_them(
+    tmp_path: Path, size: int, order: list[str]
+) -> None:
+    folder = save({"a": random_bits(size, seed=1), "b": random_bits(size, seed=2)}, tmp_path / "c", thread_count=2)
+    results = []
+    for reader in (FileSystemReader(folder), ParallelFileSystemReader(folder, num_workers=4)):
+        tied = torch.zeros(size)
+        load(dict.fromkeys(order, tied), reader)
+        results.append(tied)
+    assert_same(results[0], results[1])
+
+
+def test_a_planner_with_one_scratch_buffer_sees_each_item_before_the_next_is_read(tmp_path: Path) -> None:
+    stored = {f"t{number}": random_bits(100_000, seed=number) for number in range(12)}
+    folder = save(stored, tmp_path / "c", thread_count=3)
+    scratch = torch.zeros(100_000)
+    seen: dict[str, torch.Tensor] = {}
+
+    class Scratch(DefaultLoadPlanner):
+        def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
+            return scratch
+
+        def commit_tensor(self, read_item: ReadItem, tensor: torch.Tensor) -> None:
+            seen[read_item.dest_index.fqn] = tensor.clone()
+
+    load({name: torch.zeros(100_000) for name in stored}, ParallelFileSystemReader(folder, num_workers=4), Scratch())
+    assert_same(dict(sorted(seen.items())), dict(sorted(stored.items())))
+
+
+def test_column_blocks_of_one_matrix_do_not_wait_for_each_other() -> None:
+    matrix = torch.zeros(100, 90)
+    chunks = []
+    for number in range(3):
+        columns = matrix[:, 30 * number : 30 * number + 30]
+        request = plan.Request(read_box("m", (0, 0), (100, 30)), number, columns, True)
+        chunks.append(plan.Chunk("f", number, 1, (), None, [request]))
+    assert plan.chain_overlaps(chunks) == chunks
+    assert not any(chunk.blocked for chunk in chunks)
+
+
+def test_columns_that_share_a_column_are_chained_in_order() -> None:
+    matrix = torch.zeros(100, 90)
+    chunks = []
+    for number, start in enumerate((0, 29)):
+        request = plan.Request(read_box("m", (0, 0), (100, 30)), number, matrix[:, start : start + 30], True)
+        chunks.append(plan.Chunk("f", number, 1, (), None, [request]))
+    first, second = plan.chain_overlaps(chunks)
+    assert (first.blocked, second.blocked) == (False, True)
+    assert first.followers == [second]
+
+
+def test_another_dtype_is_an_error_that_names_both(tmp_path: Path) -> None:
+    folder = save({"weight": random_bits(30, 4)}, tmp_path / "c")
+    with pytest.raises(CheckpointMismatchError) as caught:
+        load({"weight": torch.zeros(30, 4, dtype=torch.bfloat16)}, ParallelFileSystemReader(folder))
+    assert caught.value.tensor == "weight"
+    assert (caught.value.stored, caught.value.destination) == ("torch.float32", "torch.bfloat16")
+
+
+@pytest.mark.parametrize("size", [10, 300_000])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_cast_converts_as_torchs_reader_does(tmp_path: Path, size: int, parallel: bool) -> None:
+    folder = save({"weight": torch.randn(size)}, tmp_path / "c")
+    ours = {"weight": torch.zeros(size, dtype=torch.bfloat16)}
+    stock = {"weight": torch.zeros(size, dtype=torch.bfloat16)}
+    load(ours, ParallelFileSystemReader(folder, cast=True, parallel=parallel))
+    load(stock, FileSystemReader(folder))
+    assert_same(ours, stock)
+
+
+def test_another_shape_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:
+    folder = save({"weight": random_bits(30, 4)}, tmp_path / "c")
+    reader = ParallelFileSystemReader(folder)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        run_plan(reader, [read_box("weight", (0, 0), (30, 4))], [torch.zeros(30, 5)])
+    assert caught.value.tensor == "weight"
+
+
+def test_a_box_beyond_the_stored_tensor_is_an_error_that_names_the_tensor(tmp_path: Path) -> None:
+    folder = save({"weight": random_bits(30, 4), "large": random_bits(300, 400)}, tmp_path / "c")
+    for name, lengths in (("weight", (30, 5)), ("large", (301, 400))):
+        with pytest.raises(CheckpointMismatchError) as caught:
+            run_plan(ParallelFileSystemReader(folder), [read_box(name, (0, 0), lengths)], [torch.zeros(lengths)])
+        assert caught.value.tensor == name
+
+
+def test_leaves_that_require_grad_are_filled_and_keep_requiring_it(tmp_path: Path) -> None:
+    stored = {"weight": random_bits(300, 400)}
+    folder = save(stored, tmp_path / "c")
+    weight = torch.zeros(300, 400, requires_grad=True)
+    load({"weight": weight}, ParallelFileSystemReader(folder))
+    assert weight.requires_grad
+    assert_same(weight.detach(), stored["weight"])
+
+
+def test_autograd_notices_that_a_tensor_was_loaded_over(tmp_path: Path) -> None:
+    folder = save({"weight": torch.randn(300, 400)}, tmp_path / "c")
+    weight = torch.zeros(300, 400, requires_grad=True)
+    loss = (weight * weight).sum()
+    load({"weight": weight}, ParallelFileSystemReader(folder))
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        loss.backward()
+
+
+@pytest.mark.parametrize("inside", [True, False])
+def test_inference_tensors_are_filled_inside_and_outside_inference_mode(tmp_path: Path, inside: bool) -> None:
+    stored = {"weight": random_bits(300, 400), "small": random_bits(4, 3), "bent": random_bits(400, 300)}
+    folder = save(stored, tmp_path / "c")
+    with torch.inference_mode():
+        state = {"weight": torch.zeros(300, 400), "small": torch.zeros(4, 3), "bent": torch.zeros(300, 400).t()}
+    with torch.inference_mode(inside):
+        load(state, ParallelFileSystemReader(folder, num_workers=2))
+    assert all(tensor.is_inference() for tensor in state.values())
+    assert_same({key: value.clone().contiguous() for key, value in state.items()}, stored)
+
+
+class Elsewhere(torch.Tensor):
+    """A tensor that says which thread copied into it; stands for one that lives on an accelerator."""
+
+    copied_by: list[int]
+
+    def copy_(self, source: torch.Tensor, non_blocking: bool = False) -> torch.Tensor:
+        with torch._C.DisableTorchFunctionSubclass():
+            Elsewhere.copied_by.append(threading.get_ident())
+            return super().copy_(source, non_blocking)
+
+
+@pytest.mark.parametrize("memory_limit", [None, 1])
+def test_destinations_that_are_not_plain_memory_are_copied_on_the_calling_thread(
+    tmp_path: Path, memory_limit: int | None
+) -> None:
+    stored = {f"t{number}": random_bits(50, 2000, seed=number) for number in range(8)} | {"small": random_bits(3)}
+    folder = save(stored, tmp_path / "c", thread_count=2)
+    Elsewhere.copied_by = []
+    state: dict[str, Any] = {name: torch.zeros(value.shape).as_subclass(Elsewhere) for name, value in stored.items()}
+    with nothing_left_behind():
+        load(state, ParallelFileSystemReader(folder, num_workers=3, memory_limit=memory_limit))
+    assert set(Elsewhere.copied_by) == {threading.get_ident()}
+    assert len(Elsewhere.copied_by) == len(stored)
+    assert_same({key: value.as_subclass(torch.Tensor) for key, value in state.items()}, stored)
+
+
+def test_a_device_tensor_is_filled_block_by_block_through_bounded_buffers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    stored = {"large": random_bits(1000, 3000), "bent": random_bits(700, 900)}
+    folder = save(stored, tmp_path / "c")
+    resolve = plan.resolve
+
+    def as_if_on_a_device(*arguments: Any) -> None:
+        requests = list(arguments[0])
+        resolve(requests, *arguments[1:])
+        for request in requests:
+            request.in_memory = False
+
+    monkeypatch.setattr("holdfast.checkpoint.reader.resolve", as_if_on_a_device)
+    state = {"large": torch.zeros(1000, 3000), "bent": torch.zeros(900, 700).t()}
+    reader = ParallelFileSystemReader(folder, num_workers=2, memory_limit=1 << 20)
+    load(state, reader)
+    assert reader.report is not None
+    assert reader.report.peak_buffer_bytes <= 1 << 20
+    assert reader.report.verified == 2
+    assert_same({key: value.contiguous() for key, value in state.items()}, stored)
