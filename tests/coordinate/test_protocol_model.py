@@ -1,0 +1,192 @@
+"""The lease protocol under random interleavings: claim, renew, expire, take over, commit, crash, pause and release.
+
+Workers are run by hypothesis in any order, and inside each other's operations: before any single store operation of one
+worker, others may act (each on a clock of its own that runs at its own rate), and the worker may die there.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
+from tests.coordinate.memory import Crash, Interrupted, MemoryStore
+
+from holdfast.coordinate.protocol import Done, LeaseTable, decode
+from holdfast.errors import StaleLeaseError
+
+TTL = 3.0
+MOST_WORKERS = 5
+
+actions = st.sampled_from(["claim", "renew", "observe", "take_over", "commit", "release", "finish"])
+# (who, what, at which of its store operations it is interrupted, and by whom doing what, or dies)
+scripts = st.tuples(
+    st.integers(0, MOST_WORKERS - 1),
+    actions,
+    st.integers(0, 4),
+    st.one_of(st.none(), st.just("crash"), st.tuples(st.integers(0, MOST_WORKERS - 1), actions)),
+)
+
+
+class Worker:
+    """A process's life: a lease table, a clock, and an interruption that may be armed."""
+
+    def __init__(self, machine: Protocol, number: int, life: int) -> None:
+        self.machine = machine
+        self.number = number
+        self.clock = 1000.0 * number + 17.0 * life  # clocks have nothing to do with each other
+        self.alive = True
+        self.fuse: int | None = None
+        self.interruption: str | tuple[int, str] | None = None
+        store = Interrupted(machine.store, self.before_operation)
+        self.table = LeaseTable(store, owner=f"{number}.{life}", chunks=machine.chunks, ttl=TTL)
+        self.tokens: dict[int, int] = {}  # what it believes it holds, also after it has lost it
+
+    def before_operation(self) -> None:
+        if self.fuse is None:
+            return
+        if self.fuse > 0:
+            self.fuse -= 1
+            return
+        self.fuse = None
+        if self.interruption == "crash":
+            self.alive = False
+            raise Crash
+        if isinstance(self.interruption, tuple):
+            other, action = self.interruption
+            worker = self.machine.workers[other % len(self.machine.workers)]
+            if worker is not self and worker.alive:
+                worker.act(action)
+
+    def act(self, action: str) -> None:
+        table, now = self.table, self.clock
+        if action == "claim":
+            self.tokens.update((lease.chunk, lease.token) for lease in table.claim(now, 2))
+        elif action == "renew":
+            table.renew(now)
+        elif action == "observe":
+            table.observe(now, range(self.machine.chunks))
+        elif action == "take_over":
+            for chunk in table.expired(now)[:1]:
+                lease = table.take_over(chunk, now)
+                if lease is not None:
+                    self.tokens[chunk] = lease.token
+        elif action == "commit":
+            for chunk, token in list(self.tokens.items())[:1]:
+                del self.tokens[chunk]
+                self.commit(chunk, token)
+        elif action == "release":
+            table.release(now)
+        elif action == "finish" and table.is_finished():
+            self.machine.check_finished()
+
+    def commit(self, chunk: int, token: int) -> None:
+        try:
+            done = self.table.commit(chunk, token, self.clock, payload=f"{self.table.owner}/{token}")
+        except StaleLeaseError:
+            return
+        self.machine.accepted[chunk].append(done)
+
+
+class Protocol(RuleBasedStateMachine):
+    """Workers, their clocks and one store."""
+
+    @initialize(chunks=st.integers(1, 6), workers=st.integers(2, MOST_WORKERS))
+    def begin(self, chunks: int, workers: int) -> None:
+        self.chunks = chunks
+        self.store = MemoryStore()
+        self.accepted: dict[int, list[Done]] = {chunk: [] for chunk in range(chunks)}
+        self.lives = Counter[int]()
+        self.workers = [Worker(self, number, 0) for number in range(workers)]
+        self.final: dict[str, bytes] = {}
+        self.highest: Counter[str] = Counter()
+
+    @rule(script=scripts)
+    def work(self, script: tuple[int, str, int, str | tuple[int, str] | None]) -> None:
+        number, action, fuse, interruption = script
+        worker = self.workers[number % len(self.workers)]
+        if not worker.alive:
+            return
+        worker.fuse, worker.interruption = (fuse, interruption) if interruption is not None else (None, None)
+        try:
+            worker.act(action)
+        except Crash:
+            worker.alive = False
+        worker.fuse = None
+
+    @rule(ticks=st.lists(st.floats(0, 2 * TTL), min_size=MOST_WORKERS, max_size=MOST_WORKERS))
+    def time_passes(self, ticks: list[float]) -> None:
+        # A pause of a worker is just this: others act and its clock runs on while it does nothing.
+        for worker, seconds in zip(self.workers, ticks, strict=False):
+            worker.clock += seconds
+
+    @precondition(lambda self: any(not worker.alive for worker in self.workers))
+    @rule()
+    def a_dead_worker_is_replaced(self) -> None:
+        for number, worker in enumerate(self.workers):
+            if not worker.alive:
+                self.lives[number] += 1
+                self.workers[number] = Worker(self, number, self.lives[number])
+
+    @invariant()
+    def at_most_one_commit_of_a_chunk_is_accepted(self) -> None:
+        for chunk, commits in getattr(self, "accepted", {}).items():
+            assert len(commits) <= 1, (chunk, commits)
+
+    @invariant()
+    def an_accepted_commit_stays_in_the_store_for_good(self) -> None:
+        for chunk, commits in getattr(self, "accepted", {}).items():
+            for done in commits:
+                assert self.store.values[f"chunk/{chunk}"] == done.encode()
+
+    @invariant()
+    def a_done_record_never_changes_and_tokens_never_go_back(self) -> None:
+        if not hasattr(self, "store"):
+            return
+        for key, record in self.store.values.items():
+            if not key.startswith("chunk/"):
+                continue
+            assert self.final.get(key, record) == record
+            entry = decode(0, record)
+            assert entry.token >= self.highest[key]
+            self.highest[key] = entry.token
+            if isinstance(entry, Done):
+                self.final[key] = record
+
+    @invariant()
+    def the_count_of_commits_never_runs_ahead_of_the_records(self) -> None:
+        if hasattr(self, "store") and int(self.store.values.get("committed", b"0")) >= self.chunks:
+            self.check_finished()
+
+    def check_finished(self) -> None:
+        for chunk in range(self.chunks):
+            assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), Done)
+
+    def teardown(self) -> None:
+        """Whatever happened, one worker that is left alone finishes the job."""
+        if not hasattr(self, "store"):
+            return
+        last = Worker(self, MOST_WORKERS, 0)
+        for _ in range(self.chunks + 3):
+            for lease in last.table.claim(last.clock, 1):
+                last.commit(lease.chunk, lease.token)
+            last.act("observe")
+            last.clock += TTL
+            for chunk in last.table.expired(last.clock):
+                taken = last.table.take_over(chunk, last.clock)
+                if taken is not None:
+                    last.commit(chunk, taken.token)
+        assert last.table.is_finished()
+        self.check_finished()
+        self.at_most_one_commit_of_a_chunk_is_accepted()
+
+
+TestProtocol = Protocol.TestCase
+TestProtocol.settings = settings(max_examples=150, stateful_step_count=40, deadline=None)
+
+
+@pytest.mark.soak
+class TestProtocolAtLength(Protocol.TestCase):  # type: ignore[name-defined,misc]
+    settings = settings(max_examples=5000, stateful_step_count=120, deadline=None)
