@@ -6,7 +6,7 @@ import sys
 import time
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Optional
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -57,14 +57,16 @@ def register(app: typer.Typer) -> None:
 
     @app.command(epilog=EXAMPLES, no_args_is_help=True)
     def debug(
-        paths: list[Path] = typer.Argument(..., metavar="PATH...", help="Log files, or folders with one run or many."),
-        format: Format = typer.Option(Format.TEXT, "--format", "-f", help="How to print the report."),  # noqa: A002
-        output: Optional[Path] = typer.Option(None, "--output", "-o", help="Write the report to this file."),  # noqa: UP045
-        fail_on: Level = typer.Option(Level.WARNING, "--fail-on", help="Exit 1 from this severity on."),
-        compare: Optional[Path] = typer.Option(None, "--compare", help="A run that is known to be healthy."),  # noqa: UP045
-        watch: bool = typer.Option(False, "--watch", help="Follow a growing log until Ctrl-C."),
-        interval: float = typer.Option(2.0, "--interval", min=0.05, help="Seconds between looks while watching."),
-        attribution: Attribution = typer.Option(Attribution.RULES, "--attribution", help="How causes are ranked."),
+        paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs, or folders with one run or many.")],
+        format: Annotated[Format, typer.Option("--format", "-f", help="How to print the report.")] = Format.TEXT,  # noqa: A002
+        output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
+        fail_on: Annotated[Level, typer.Option("--fail-on", help="Exit 1 from this severity on.")] = Level.WARNING,
+        compare: Annotated[Path | None, typer.Option("--compare", help="A run that is known to be healthy.")] = None,
+        watch: Annotated[bool, typer.Option("--watch", help="Follow a growing log until Ctrl-C.")] = False,
+        interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")] = 2.0,
+        attribution: Annotated[
+            Attribution, typer.Option("--attribution", help="How causes are ranked.")
+        ] = Attribution.RULES,
     ) -> None:
         """Read any training log and say whether the run is healthy: what failed, when, why, and what to do."""
         from holdfast.debug.debugger import MLSystemsDebugger

@@ -36,9 +36,19 @@ if TYPE_CHECKING:
     from holdfast.debug.types import Verdict as Verdict
 
 _TYPES = (
-    "AttributionHypothesis DebugReport Detection DetectionContext DetectionResult Evidence Failure Finding RunReport "
-    "Severity Signal Verdict"
-).split()
+    "AttributionHypothesis",
+    "DebugReport",
+    "Detection",
+    "DetectionContext",
+    "DetectionResult",
+    "Evidence",
+    "Failure",
+    "Finding",
+    "RunReport",
+    "Severity",
+    "Signal",
+    "Verdict",
+)
 _HOME: dict[str, str] = {
     **dict.fromkeys(_TYPES, "types"),
     "AttributionEngine": "attribution",
@@ -56,7 +66,7 @@ _HOME: dict[str, str] = {
     "SchemaValidator": "ingestion",
 }
 
-__all__ = sorted(_HOME)  # noqa: PLE0605 - sorted once from the one table above
+__all__ = sorted(_HOME)
 
 
 def __getattr__(name: str) -> Any:

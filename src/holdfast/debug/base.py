@@ -13,7 +13,8 @@ with a ``"type"``:
                         ``group_ranks`` (tuple of int), ``sequence``, ``operation``, ``state`` (``scheduled``,
                         ``started``, ``completed``), ``point_to_point``, ``sizes``, ``time_created_ns``, ``timeout_ms``
 ``collective_status``   one rank's progress in one group: ``replica``, ``group``, ``group_description``,
-                        ``group_ranks``, ``last_enqueued``, ``last_started``, ``last_completed`` (-1: none, None: unknown)
+                        ``group_ranks``, ``last_enqueued``, ``last_started``, ``last_completed`` (-1: none, None:
+                        unknown)
 ``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None)
 ``crash``               the log ends in a traceback: ``message``, ``line``
 ``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
@@ -21,7 +22,8 @@ with a ``"type"``:
 
 Flight-recorder entries are also signals of kind ``"collective"`` (one a rank and group: steps are sequence numbers,
 values 0 scheduled, 1 started, 2 completed), so that the detector that needs them is routed to. Parameter hashes are
-signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal hashes, and
+signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal hashes,
+and
 ``metadata["sharded"]`` is true where ranks may differ legitimately.
 """
 

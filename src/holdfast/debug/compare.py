@@ -1,7 +1,8 @@
 """A run held against one that is known to be healthy: where it leaves it, and which findings both have.
 
-A failure that the healthy run shows as well is this set-up's normal: it is kept, as information only. Series of the same
-name are compared at the same steps; a run has left the healthy one where the distance stays beyond the healthy run's own noise.
+A failure that the healthy run shows as well is this set-up's normal: it is kept, as information only. Series of the
+same name are compared at the same steps; a run has left the healthy one where the distance stays beyond the healthy
+run's own noise.
 """
 
 from __future__ import annotations

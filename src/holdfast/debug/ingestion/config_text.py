@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.debug.ingestion.names import plain
+from holdfast.debug.ingestion.rows import number_of
 
 __all__ = ["canonical_config", "config_from_line", "parse_value"]
 
@@ -37,11 +38,9 @@ _PAIR = re.compile(r"^\s*[\"']?([A-Za-z_][\w\-./ ]{0,40}?)[\"']?\s*[:=]\s*[\"']?
 def parse_value(text: str) -> Any:
     """The number, truth value or word that a setting's text stands for."""
     text = text.strip().strip("'\"")
-    for convert in (int, float):
-        try:
-            return convert(text)
-        except ValueError:
-            continue
+    number = number_of(text)
+    if number is not None and "," not in text:
+        return int(number) if text.lstrip("+-").isdigit() else number
     return {"True": True, "False": False, "true": True, "false": False, "None": None}.get(text, text)
 
 

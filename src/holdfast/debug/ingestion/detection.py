@@ -78,13 +78,20 @@ def read_file(path: Path, limits: Limits | None = None, formats: list[LogFormat]
     file = LogFile(path, limits or Limits())
     if file.size == 0:
         raise file.unreadable("is empty")
-    first: UnreadableLogError | None = None
+    refusals: list[UnreadableLogError] = []
     for _, form in rank_formats(file, formats)[:4]:
-        try:
-            return form.read(file)
-        except UnreadableLogError as error:
-            first = first or error
-    if first is not None:
-        raise first
+        log = _attempt(form, file, refusals)
+        if log is not None:
+            return log
+    if refusals:
+        raise refusals[0]
     what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
     raise file.unreadable(what)
+
+
+def _attempt(form: LogFormat, file: LogFile, refusals: list[UnreadableLogError]) -> RunLog | None:
+    try:
+        return form.read(file)
+    except UnreadableLogError as error:
+        refusals.append(error)
+        return None

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from holdfast.debug.ingestion.detection import default_formats, read_file
@@ -58,16 +59,16 @@ def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[R
     left_out = 0
     for folder, files in _walk(root, limits):
         if is_mlflow_run(folder):
-            try:
-                runs.setdefault(folder, []).append(read_mlflow_run(folder, limits))
-            except UnreadableLogError:
-                left_out += 1
+            log = _quietly(partial(read_mlflow_run, folder, limits))
+            if log is not None:
+                runs.setdefault(folder, []).append(log)
+            left_out += log is None
             continue
         for file in files:
-            try:
-                runs.setdefault(_home(folder), []).append(read_file(file, limits, formats))
-            except UnreadableLogError:
-                left_out += 1
+            log = _quietly(partial(read_file, file, limits, formats))
+            if log is not None:
+                runs.setdefault(_home(folder), []).append(log)
+            left_out += log is None
     # Tables of numbers without a known metric lie beside logs (summaries, references): they are no logs themselves.
     telling = {folder: [log for log in found if _tells(log)] for folder, found in runs.items()}
     if any(telling.values()):
@@ -81,6 +82,14 @@ def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[R
         )
     what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is one run"
     return [log.with_notes(what) for log in logs]
+
+
+def _quietly(read: Callable[[], RunLog]) -> RunLog | None:
+    """What a file of a folder reads as; None for the many files there that are no logs."""
+    try:
+        return read()
+    except UnreadableLogError:
+        return None
 
 
 def _tells(log: RunLog) -> bool:

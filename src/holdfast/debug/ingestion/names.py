@@ -1,8 +1,8 @@
 """One table of names: what a framework's own word for a metric means.
 
-A name is first put into a plain form (``train/CrossEntropyLoss`` → ``train_cross_entropy_loss``), then looked up whole in
-:data:`EXACT`, then tried against :data:`PATTERNS` in order. The first hit wins. A name that hits nothing has no kind: it is
-still read and plotted, but no detector draws conclusions from it.
+A name is first put into a plain form (``train/CrossEntropyLoss`` → ``train_cross_entropy_loss``), then looked up whole
+in :data:`EXACT`, then tried against :data:`PATTERNS` in order. The first hit wins. A name that hits nothing has no
+kind: it is still read and plotted, but no detector draws conclusions from it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """From the step counter a log prints to one that only goes up.
 
-Counters start again each epoch, go back when a run resumes from a checkpoint, or are missing from some rows. Each of these
-is normal; each is put right here and said in a note or an event.
+Counters start again each epoch, go back when a run resumes from a checkpoint, or are missing from some rows. Each of
+these is normal; each is put right here and said in a note or an event.
 """
 
 from __future__ import annotations

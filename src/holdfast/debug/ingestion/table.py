@@ -6,8 +6,8 @@
   placeholders. The reason goes to ``metadata["not_collected"]``.
 * **zero** and **NaN** are values and stay in ``values``.
 
-A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: where the whole row is placeholders the
-step was not recorded; where only this field is one, the field is missing.
+A placeholder (the string ``"nan"`` among JSON numbers, ``NA`` in a CSV) is not NaN: where the whole row is
+placeholders the step was not recorded; where only this field is one, the field is missing.
 """
 
 from __future__ import annotations

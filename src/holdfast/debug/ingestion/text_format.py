@@ -1,7 +1,7 @@
 """The base of the line-by-line formats: a grammar per line, one loop for all of them.
 
-Each format gives a :class:`LineReader` that turns lines into rows. What any training script may print between its own lines
-(skipped fp16 steps, a traceback, its arguments) is understood here, once for all formats.
+Each format gives a :class:`LineReader` that turns lines into rows. What any training script may print between its own
+lines (skipped fp16 steps, a traceback, its arguments) is understood here, once for all formats.
 """
 
 from __future__ import annotations

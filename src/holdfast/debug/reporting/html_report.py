@@ -54,7 +54,7 @@ def render_html(report: DebugReport) -> str:
 def _overview(report: DebugReport) -> str:
     rows = "".join(
         f'<tr><td><a href="#run-{place}">{_safe(run.path)}</a></td><td>{_safe(run.format)}</td>'
-        f'<td><span class="pill {run.verdict.value}">{VERDICTS[run.verdict]}</span></td>'
+        f"<td>{_pill(run.verdict.value, VERDICTS[run.verdict])}</td>"
         f"<td>{_safe(', '.join(f.detection.failure.value for f in run.findings) or '–')}</td></tr>"
         for place, run in enumerate(report.runs)
     )
@@ -80,29 +80,33 @@ def _run(run: RunReport, place: int) -> str:
 
 
 def _finding(finding: Finding, count: int, run: RunReport) -> str:
-    detection = finding.detection
+    detection, level = finding.detection, finding.detection.severity.value
     evidence = "".join(
         f"<li><code>{_safe(item.signal)}</code> {_safe(item.claim)}{_numbers(item.numbers)}</li>"
         for item in detection.evidence
     )
     related = "".join(
-        f'<li><span class="pill {other.severity.value}">{_safe(FAILURES[other.failure])}</span> {_safe(where(other))}</li>'
+        f"<li>{_pill(other.severity.value, FAILURES[other.failure])} {_safe(where(other))}</li>"
         for other in finding.related
     )
     related = f'<h4>Part of the same story</h4><ul class="related">{related}</ul>' if related else ""
     plots = "".join(
-        f"<figure>{picture}<figcaption><code>{_safe(signal.name)}</code>{_of(signal)}; the shaded stretch is the failure"
-        "</figcaption></figure>"
+        f"<figure>{picture}<figcaption><code>{_safe(signal.name)}</code>{_of(signal)}; "
+        "the shaded stretch is the failure</figcaption></figure>"
         for signal in _concerned(detection, run)
         if (picture := draw(signal, _stretches(detection, signal)))
     )
     return (
-        f'<article class="finding {detection.severity.value}"><h2><span class="count">{count}</span>'
-        f'{_safe(FAILURES[detection.failure])} <span class="pill {detection.severity.value}">{detection.severity.value}</span>'
+        f'<article class="finding {level}"><h2><span class="count">{count}</span>'
+        f"{_safe(FAILURES[detection.failure])} {_pill(level, level)}"
         f'</h2><p class="where">{_safe(where(detection))}<span class="sure">{_gauge(detection.confidence)}'
-        f'{sure(detection.confidence)} sure</span></p>{plots}<h4>Evidence</h4><ul class="evidence">{evidence}</ul>{related}'
-        f"{_causes(finding)}</article>"
+        f"{sure(detection.confidence)} sure</span></p>{plots}"
+        f'<h4>Evidence</h4><ul class="evidence">{evidence}</ul>{related}{_causes(finding)}</article>'
     )
+
+
+def _pill(tone: str, text: str) -> str:
+    return f'<span class="pill {tone}">{_safe(text)}</span>'
 
 
 def _causes(finding: Finding) -> str:

@@ -1,7 +1,7 @@
 """One series as an inline SVG: no scripts, no fonts, no network; a million points cost a few kilobytes.
 
-A series longer than the plot is wide is drawn as the band between its lowest and highest value in each column of pixels,
-so that no spike is lost. NaN and Inf are drawn as marks on the upper edge: a gap would hide what matters most.
+A series longer than the plot is wide is drawn as the band between its lowest and highest value in each column of
+pixels, so that no spike is lost. NaN and Inf are drawn as marks on the upper edge: a gap would hide what matters most.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from holdfast.debug.types import Signal
 
 __all__ = ["draw"]
 
-_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 14, 16, 26
+_LEFT, _RIGHT, _TOP, _BOTTOM = 66, 14, 16, 26
 Floats = NDArray[np.float64]
 
 

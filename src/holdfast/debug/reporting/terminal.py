@@ -55,8 +55,8 @@ def _finding(finding: Finding) -> list[Text | Padding]:
     for item in detection.evidence:
         claim = Text.assemble("• ", (clean(item.signal), "bold"), f" {clean(item.claim)}")
         lines.append(Padding(claim, (0, 0, 0, 2)))
-    for other in finding.related:
-        lines.append(Padding(Text(f"• with it: {FAILURES[other.failure].lower()}, {where(other)}"), (0, 0, 0, 2)))
+    related = (f"• with it: {FAILURES[other.failure].lower()}, {where(other)}" for other in finding.related)
+    lines += [Padding(Text(line), (0, 0, 0, 2)) for line in related]
     for cause in finding.causes[:3]:
         name = Text.assemble((cause.cause.replace("_", " "), "bold"), (f"  {sure(cause.confidence)}", "dim"))
         lines.append(Padding(name, (0, 0, 0, 2)))

@@ -1,4 +1,4 @@
-"""fairseq: bars and spaces (``| loss 6.3 | ppl 31 |``), the later ``loss=6.3, ppl=31``, and JSON lines after a prefix."""
+"""fairseq: bars and spaces (``| loss 6.3 | ppl 31 |``), the later ``loss=6.3, ppl=31``, and JSON after a prefix."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """NCCL flight-recorder dumps: what each rank's collectives were doing when a job stopped. One file a rank.
 
-PyTorch writes them as pickles of plain containers, or as JSON. The unpickler here resolves no global names at all, so a pickle
-that would call anything is refused before it does.
+PyTorch writes them as pickles of plain containers, or as JSON. The unpickler here resolves no global names at all, so
+a pickle that would call anything is refused before it does.
 """
 
 from __future__ import annotations

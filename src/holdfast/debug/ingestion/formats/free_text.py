@@ -1,8 +1,8 @@
-r"""Text of no known format: every ``name: number`` pair on a line that also says, or follows a line that says, where it is.
+r"""Text of no known format: every ``name: number`` pair on a line that says, or follows one that says, where it is.
 
-What it takes for a step is, in this order: a counter named on the line (``step 12``, ``iter: 12/100``, ``[12/100]``), an
-epoch and the batch within it, an epoch alone, a progress bar, and last the number of the line among those with the same
-fields. The report says how sure that is.
+What it takes for a step is, in this order: a counter named on the line (``step 12``, ``iter: 12/100``, ``[12/100]``),
+an epoch and the batch within it, an epoch alone, a progress bar, and last the step of the line before. The report says
+how sure that is.
 """
 
 from __future__ import annotations
@@ -33,12 +33,15 @@ _INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
-    rf"(?<![\w.])([A-Za-z][\w@/.\-]*(?:[ _][A-Za-z@][\w@/.\-()]*){{0,4}}?)\s*(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s)\s*"
+    rf"(?<![\w.])([A-Za-z][\w@/.\-]*(?:[ _][A-Za-z@][\w@/.\-()]*){{0,4}}?)\s*"
+    rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s)\s*"
     rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
-_NOISE = frozenset(("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at",
-                    "to", "from", "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by"))  # fmt: skip
+_NOISE = frozenset(
+    ("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at", "to",
+     "from", "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by")
+)  # fmt: skip
 
 
 class _Reader(LineReader):

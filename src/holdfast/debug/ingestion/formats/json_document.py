@@ -1,5 +1,6 @@
-"""One JSON document: Hugging Face's ``trainer_state.json``, Keras' History, Megatron's golden values, TensorBoard's
-download, and any other document that holds records, columns or series keyed by step.
+"""One JSON document: Hugging Face's ``trainer_state.json``, Keras' History, Megatron's golden values, any other.
+
+Whatever it is called, a document is read that holds records, columns, or series keyed by step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """JSON lines: LLaMA-Factory's ``trainer_log.jsonl``, mmengine's ``scalars.json``, holdfast's own run log, any other.
 
-The quick way is pyarrow's reader over blocks, with ``NaN`` and ``Infinity`` (which are not JSON, and which every framework
-writes) swapped for numbers no run holds and swapped back after. What pyarrow refuses is read line by line.
+The quick way is pyarrow's reader over blocks, with ``NaN`` and ``Infinity`` (which are not JSON, and which every
+framework writes) swapped for numbers no run holds and swapped back after. What pyarrow refuses is read line by line.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics as JSON (OTLP): one export a file, or one a line as the collector's file exporter writes them."""
+"""OpenTelemetry metrics as JSON (OTLP): one export a file, or one a line as the collector writes them."""
 
 from __future__ import annotations
 

@@ -42,10 +42,7 @@ class TensorBoardFormat(LogFormat):
         notes: list[str] = []
         damaged = 0
         for record in _records(file, notes):
-            try:
-                _event(record, rows)
-            except WireError:
-                damaged += 1
+            damaged += not _read_event(record, rows)
         if damaged:
             notes.append(f"{damaged} damaged records were left out")
         signals, more, events = rows.finish()
@@ -66,6 +63,14 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[memoryview]:
                 notes.append("the file is cut short; the last record was left out")
                 return
             yield memoryview(data)[:length]
+
+
+def _read_event(record: BytesLike, rows: RowCollector) -> bool:
+    try:
+        _event(record, rows)
+    except WireError:
+        return False
+    return True
 
 
 def _event(record: BytesLike, rows: RowCollector) -> None:

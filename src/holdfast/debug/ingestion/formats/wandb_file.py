@@ -1,6 +1,7 @@
 """``run-*.wandb`` files: LevelDB-style log blocks of ``Record`` messages, read without wandb.
 
-A run that is still going, or that was killed, leaves a file whose last blocks are missing or empty: what is there is read.
+A run that is still going, or that was killed, leaves a file whose last blocks are missing or empty: what is there is
+read.
 """
 
 from __future__ import annotations
