@@ -8,14 +8,17 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.strategies import weights
 
 from holdfast.order.apportion import MAX_BLOCK, WHOLE, Apportionment, integer_weights
 
+Int64 = NDArray[np.int64]
+
 PREFIXES = np.concatenate([np.arange(600), [10**4, 10**4 + 1, 10**6, 10**9, 10**9 + 1]])
 
 
-def _deviation(shares: list[int], blocks: np.ndarray, counts: np.ndarray, block: int) -> Fraction:  # type: ignore[type-arg]
+def _deviation(shares: list[int], blocks: Int64, counts: Int64, block: int) -> Fraction:
     """Return the largest distance of a count from its exact share, in exact arithmetic."""
     worst = Fraction(0)
     for row, number in zip(counts.tolist(), blocks.tolist(), strict=True):

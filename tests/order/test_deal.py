@@ -55,7 +55,7 @@ def _chains(draw: st.DrawFn) -> tuple[int, list[Deal], list[int]]:
 
 def _taken(deal: Deal, steps: int) -> list[int]:
     ranks = range(deal.sizes.world_size)
-    return [place for step in range(steps) for rank in ranks for place in deal.places(rank, step).tolist()]
+    return [place for step in range(steps) for rank in ranks for place in deal.places(rank, step, step + 1).tolist()]
 
 
 @given(_chains())
@@ -95,6 +95,23 @@ def test_steps_are_as_many_as_the_rank_with_the_most_needs(chain: tuple[int, lis
     ranks = range(deal.sizes.world_size)
     assert deal.steps == max(-(-deal.share(rank) // deal.sizes.of(rank)) for rank in ranks)
     assert deal.left(deal.steps).n == 0
+
+
+@given(_chains(), st.integers(0, 5), st.integers(1, 5))
+def test_several_steps_at_once_are_the_steps_end_to_end(
+    chain: tuple[int, list[Deal], list[int]], first: int, count: int
+) -> None:
+    deal = chain[1][-1]
+    for rank in range(deal.sizes.world_size):
+        single = [deal.places(rank, step, step + 1) for step in range(first, first + count)]
+        assert np.array_equal(deal.places(rank, first, first + count), np.concatenate(single))
+
+
+@given(_chains())
+def test_full_steps_are_those_in_which_no_rank_runs_out(chain: tuple[int, list[Deal], list[int]]) -> None:
+    deal = chain[1][-1]
+    ranks = range(deal.sizes.world_size)
+    assert deal.full_steps == min(deal.share(rank) // deal.sizes.of(rank) for rank in ranks)
 
 
 @given(_chains(), st.lists(st.integers(0, 59), max_size=8))

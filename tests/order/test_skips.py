@@ -18,7 +18,7 @@ from holdfast.order.skips import Kept
 
 def _mixed(data: st.DataObject) -> tuple[Order, dict[str, int]]:
     lengths = {"a": data.draw(st.integers(2, 40)), "b": data.draw(st.integers(2, 20))}
-    chosen = data.draw(st.sampled_from([{"a": 0.7, "b": 0.3}, {"a": 1, "b": 5}]))
+    chosen: dict[str, float] = data.draw(st.sampled_from([{"a": 0.7, "b": 0.3}, {"a": 1.0, "b": 5.0}]))
     specs = [SourceSpec(name, length, seed=data.draw(seeds())) for name, length in lengths.items()]
     return Order(specs, weights=chosen), lengths
 
