@@ -14,9 +14,11 @@ applying the rules gives what the rules give on all values at once, bit for bit,
 4,096 distinct values nothing is cut, and every quantile is exact; beyond that the octaves share the 4,096 buckets. At
 cap 1 the 4,094 octaves of float64 need 4,094 buckets, so the budget always holds.
 
-The price against KLL: the rank error is not bounded beforehand but *known afterwards*. A quantile errs by at most the
-share of values in its bucket (:meth:`QuantileSketch.rank_error`). That is a fraction of a percent unless much of the
-mass sits in a sliver of an octave that also holds more other distinct values than its cap.
+A quantile is therefore never further from the exact one than its bucket is wide: less than a 2/cap part of it, whatever
+the stream (cap is 128 for a million normal values, and at least 64 while no more than 64 octaves are crowded). What KLL
+has and this has not is a bound on the *rank* error beforehand; here it is known afterwards, and is at most the share of
+values in the quantile's bucket (:meth:`QuantileSketch.rank_error`). That is a fraction of a percent unless much of the
+mass sits in a sliver of an octave that also holds more other distinct values than the cap.
 """
 
 from __future__ import annotations
