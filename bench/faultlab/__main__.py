@@ -1,16 +1,16 @@
-"""``python -m bench.faultlab generate|fit|score``."""
+"""``python -m bench.faultlab generate|label|fit|score``."""
 
 from __future__ import annotations
 
 import argparse
 from pathlib import Path
 
-from bench.faultlab.generate import default_folder, generate
+from bench.faultlab.generate import default_folder, generate, label_again
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faultlab", description=__doc__)
-    parser.add_argument("command", choices=("generate", "fit", "score"))
+    parser.add_argument("command", choices=("generate", "label", "fit", "score"))
     parser.add_argument("--runs-dir", type=Path, default=default_folder())
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
@@ -21,6 +21,9 @@ def main() -> None:
         print(
             f"{generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)} runs in {arguments.runs_dir}"
         )
+        return
+    if arguments.command == "label":
+        print(f"{label_again(arguments.runs_dir)} labels changed")
         return
     if arguments.command == "fit":
         from bench.faultlab.fit import fit

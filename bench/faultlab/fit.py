@@ -10,8 +10,8 @@ import json
 from pathlib import Path
 
 import numpy as np
-
 from bench.faultlab.score import Case, load_cases
+
 from holdfast.debug.attribution import AttributionEngine, Calibration, fit_table, observe, tell_stories
 from holdfast.debug.attribution.ranker import feature_names, features_of
 

@@ -8,10 +8,14 @@ import tempfile
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from bench.faultlab.plan import DISTRIBUTED, RunSpec, make_plan
 
-__all__ = ["default_folder", "generate"]
+if TYPE_CHECKING:
+    from bench.faultlab.train import Record
+
+__all__ = ["default_folder", "generate", "label_again"]
 
 
 def default_folder() -> Path:
@@ -28,6 +32,26 @@ def generate(folder: Path, *, processes: int = 2, limit: int | None = None) -> i
         for number, identifier in enumerate(pool.map(_train_pair, missing, [folder] * len(missing)), 1):
             print(f"[{number}/{len(missing)}] {identifier}", flush=True)
     return len(list(folder.glob("*/label.json")))
+
+
+def label_again(folder: Path) -> int:
+    """Derive every label anew from the stored records; returns how many changed."""
+    from bench.faultlab.label import label_fault, label_twin
+
+    changed = 0
+    for spec in make_plan():
+        paths = [folder / one.identifier for one in (spec, spec.twin)]
+        if spec.cause in DISTRIBUTED or not all((path / "record.json").exists() for path in paths):
+            continue
+        faulty, healthy = (_read_record(path / "record.json") for path in paths)
+        for path, label in zip(
+            paths, (label_fault(spec, faulty, healthy), label_twin(spec.twin, healthy)), strict=True
+        ):
+            facts = json.loads((path / "label.json").read_text())
+            fresh = json.loads(json.dumps(label.as_json()))
+            changed += fresh != facts["label"]
+            (path / "label.json").write_text(json.dumps({**facts, "label": fresh}, indent=1))
+    return changed
 
 
 def _train_pair(spec: RunSpec, folder: Path) -> str:
@@ -58,10 +82,7 @@ def _train_pair(spec: RunSpec, folder: Path) -> str:
     return f"{spec.identifier}: {labels[spec].failure or labels[spec].why}; twin: {labels[spec.twin].why}"
 
 
-def _truth(record: object) -> dict[str, float]:
-    from bench.faultlab.train import Record
-
-    assert isinstance(record, Record)
+def _truth(record: Record) -> dict[str, float]:
     loss = record.series.get("loss")
     return (
         {}
@@ -70,9 +91,13 @@ def _truth(record: object) -> dict[str, float]:
     )
 
 
-def _write_record(record: object, path: Path) -> None:
-    from bench.faultlab.train import Record
-
-    assert isinstance(record, Record)
+def _write_record(record: Record, path: Path) -> None:
     body = {"series": {name: asdict(series) for name, series in record.series.items()}, "events": record.events}
     path.write_text(json.dumps(body))
+
+
+def _read_record(path: Path) -> Record:
+    from bench.faultlab.train import Record, Series
+
+    body = json.loads(path.read_text())
+    return Record({name: Series(**series) for name, series in body["series"].items()}, body["events"])

@@ -145,7 +145,8 @@ def label_fault(spec: RunSpec, record: Record, twin: Record) -> Label:
                 "shot up and came back",
             )
         return Label(None, (), spec.cause, False, "harmless")
-    if end > 1.15 * low and end - low > 0.25 * max(start - low, 1e-9) and lost > 0.3:
+    wobble = 4 * float(np.std(np.diff(loss))) / math.sqrt(2 * max(len(loss) // 20, 1))
+    if end > 1.15 * low and end - low > wobble and end - low > 0.25 * max(start - low, 1e-9) and lost > 0.3:
         return Label(
             "divergence",
             (*_RUNAWAY, "spike", *(_STUCK if lost > 0.7 else ())),
@@ -162,7 +163,7 @@ def label_fault(spec: RunSpec, record: Record, twin: Record) -> Label:
             "hardly learnt",
         )
     early = np.convolve(loss[: max(len(loss) // 5, 5)], np.ones(3) / 3, mode="valid")
-    if spec.cause == "no_warmup" and float(early.max()) > 1.5 * start:
+    if spec.cause == "no_warmup" and float(early.max()) > 2.0 * start:
         return Label(
             "spike", ("spike", "explosion", "divergence"), spec.cause, True, "an early jump that the warm-up avoids"
         )

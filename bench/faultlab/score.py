@@ -95,7 +95,9 @@ def figures_of(outcomes: Sequence[Outcome]) -> dict[str, float]:
     faulty = [outcome for outcome in outcomes if outcome.case.label["failure"] is not None]
     healthy = [outcome for outcome in outcomes if outcome.case.label["failure"] is None]
     ranks = [outcome.cause_rank() for outcome in faulty]
-    claims = [(o.findings[0].causes[0].confidence, o.cause_rank() == 0) for o in faulty if o.findings and o.findings[0].causes]
+    claims = [
+        (o.findings[0].causes[0].confidence, o.cause_rank() == 0) for o in faulty if o.findings and o.findings[0].causes
+    ]
     found = [(o.findings[0].detection.confidence, o.right) for o in outcomes if o.findings]
     return {
         "runs": float(len(outcomes)),

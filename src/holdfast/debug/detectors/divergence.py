@@ -18,7 +18,7 @@ __all__ = ["DivergentTrainingDetector", "is_still_recovering"]
 
 def is_still_recovering(rise: Rise) -> bool:
     """Whether the loss was on its way back, or the log ended too soon after the jump to know."""
-    return rise.recovered >= 0.25 or (rise.points < 6 and rise.ratio > 1.5)
+    return rise.recovered >= 0.4 or (rise.points < 6 and rise.ratio > 1.5)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

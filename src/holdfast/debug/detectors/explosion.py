@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
+from holdfast.debug.detectors.select import evaluation_losses, of_kind, total_gradient_norms, training_losses
 from holdfast.debug.detectors.statistics import robust_spread, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -16,6 +17,9 @@ __all__ = ["GradientExplosionDetector"]
 
 # No loss in any unit means anything beyond this: its square no longer fits in single precision.
 MEANINGLESS_LOSS = 1e18
+# A median gradient norm this large with nothing learnt is out of all proportion, whatever the model.
+HUGE_NORM = 1e3
+_OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -46,11 +50,15 @@ class GradientExplosionDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Gradient norms of the whole model and of layers, losses, and activations at the first steps."""
-        return frozenset(("grad_norm", "loss", "activation"))
+        return frozenset(("grad_norm", "loss", "eval_loss", "activation"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness."""
         found = [detection for signal in training_losses(signals) if (detection := self._loss(signal)) is not None]
+        if not found:
+            found = [d for signal in evaluation_losses(signals) if (d := self._held_out(signal, signals)) is not None][
+                :1
+            ]
         hurt = _hurt_loss(signals)
         useless = _stopped_falling(signals)
         for signal in total_gradient_norms(signals):
@@ -72,9 +80,11 @@ class GradientExplosionDetector(BaseDetector):
         if not early:
             return None
         layer = max(early, key=lambda name: early[name][0])
-        spread, signal = early[layer]
-        if spread < self.activation:
+        outputs = [name for name in early if _OUTPUT.search(name) and early[name][0] > 0.4 * self.activation]
+        if early[layer][0] < self.activation and not outputs:
             return None
+        layer = outputs[0] if early[layer][0] < self.activation else layer
+        spread, signal = early[layer]
         found = _detection(signal, float(signal.steps[0]), float(signal.steps[-1]), Severity.WARNING, 0.8,
                            f"spreads over {spread:.3g} at the first step, where a sane start has about 1",
                            {"spread": min(spread, 1e300)}, "activations")  # fmt: skip
@@ -110,11 +120,32 @@ class GradientExplosionDetector(BaseDetector):
                               {"first": first, "end": end}, "early")  # fmt: skip
         return None
 
+    def _held_out(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:
+        """A held-out loss far beyond anything the training loss began at."""
+        begins = [
+            float(loss.values[0])
+            for loss in training_losses(signals)
+            if len(loss.values) and np.isfinite(loss.values[0])
+        ]
+        finite = np.isfinite(signal.values)
+        values, steps = signal.values[finite], signal.steps[finite]
+        if not begins or len(values) == 0 or max(begins) <= 0 or values.max() < self.loss_growth * max(begins):
+            return None
+        over = np.flatnonzero(values > self.loss_growth * max(begins))
+        back = float(values[-1]) < 3 * max(begins)
+        return _detection(signal, float(steps[over[0]]), float(steps[over[-1]]), Severity.WARNING if back else Severity.CRITICAL,
+                          0.85, f"reached {values.max():.4g} where the training loss began at {max(begins):.4g}",
+                          {"before": max(begins), "peak": float(values.max())}, "grew")  # fmt: skip
+
     def _norm(self, signal: Signal, hurt: float | None, useless: bool) -> Detection | None:
         finite = np.isfinite(signal.values) & (signal.values > 0)
         values, steps = signal.values[finite], signal.steps[finite]
         if len(values) < 6 or (hurt is None and not useless):
             return None
+        if hurt is None and float(np.median(values)) > HUGE_NORM and len(values) >= 20:
+            return _detection(signal, float(steps[0]), float(steps[-1]), Severity.CRITICAL, 0.8,
+                              f"is {np.median(values):.3g} all along while the loss hardly falls",
+                              {"usual": float(np.median(values)), "peak": float(values.max())}, "norm")  # fmt: skip
         if hurt is None:
             early = float(np.median(values[: max(2, len(values) // 20)]))
             late = float(np.median(values[len(values) // 2 :]))
@@ -181,7 +212,8 @@ def _stopped_falling(signals: Sequence[Signal]) -> bool:
         shape = shape_of(signal, blocks=12)
         if shape is not None and not shape.is_signed and len(shape.level) >= 6:
             half = len(shape.level) // 2
-            return bool(np.median(shape.level[half:]) >= 0.97 * np.median(shape.level[max(1, half // 3) : half]))
+            stalled = np.median(shape.level[half:]) >= 0.97 * np.median(shape.level[max(1, half // 3) : half])
+            return bool(stalled or shape.end > 0.85 * shape.start)
     return False
 
 

@@ -25,7 +25,7 @@ class OverfittingDetector(BaseDetector):
         minimum_evaluations: how many evaluations after the best must agree.
     """
 
-    minimum_rise: float = 0.1
+    minimum_rise: float = 0.15
     minimum_given_up: float = 0.1
     minimum_evaluations: int = 3
 

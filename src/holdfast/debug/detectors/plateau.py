@@ -63,13 +63,14 @@ def find_stall(
     if _anything_improved(signals):
         return None
     candidates = training_losses(signals) or evaluation_losses(signals)
+    flat = any(_is_flat(signal, minimum_improvement) for signal in evaluation_losses(signals))
     for signal in candidates:
         shape = shape_of(signal)
         if shape is None or shape.is_signed or shape.count < minimum_points or signal.kind == "perplexity":
             continue
         if not np.isfinite(signal.values[-1]) or float(np.max(shape.values)) == 0.0:
             continue
-        stall = _stalled_from_the_start(signal, shape, minimum_improvement, guess_improvement)
+        stall = _stalled_from_the_start(signal, shape, minimum_improvement, guess_improvement, flat)
         stall = stall or _pinned_to_a_guess(signal, shape)
         # A few dozen steps may be too soon to have learnt anything, unless the loss names a guess over whole epochs.
         span = float(shape.steps[-1] - shape.steps[0])
@@ -79,7 +80,7 @@ def find_stall(
 
 
 def _stalled_from_the_start(
-    signal: Signal, shape: Shape, minimum_improvement: float, guess_improvement: float
+    signal: Signal, shape: Shape, minimum_improvement: float, guess_improvement: float, held_out_flat: bool
 ) -> Stall | None:
     blocks = len(shape.level)
     head = float(np.median(shape.level[: max(1, blocks // 10)]))
@@ -89,13 +90,13 @@ def _stalled_from_the_start(
     guess = guessing_loss(head, tolerance=0.05) and guessing_loss(shape.end, tolerance=0.12)
     guess = guessing_loss(shape.end) or guess
     allowed = guess_improvement if guess else minimum_improvement
-    if improvement > allowed or shape.end > 1.5 * head:
+    # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
+    error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
+    if improvement > max(allowed, 2.0 * error) or shape.end > 1.5 * head:
         return None
     # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
     begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1]) or guess is not None
-    # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
-    error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
-    if not begins or improvement + 2.0 * error > MOST_IMPROVEMENT:
+    if not begins or (improvement + 2.0 * error > MOST_IMPROVEMENT and not held_out_flat):
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
@@ -111,6 +112,14 @@ def _pinned_to_a_guess(signal: Signal, shape: Shape) -> Stall | None:
     frozen = np.flatnonzero(np.abs(shape.level - shape.end) > 0.01 * shape.end)
     first = int(frozen[-1]) + 1 if len(frozen) else 0
     return Stall(signal, shape.step_of_block(first), shape.end, (shape.start - shape.end) / shape.start, guess, shape)
+
+
+def _is_flat(signal: Signal, minimum_improvement: float) -> bool:
+    """Whether a held-out loss, which averages much noise away, shows no progress from first to last."""
+    values = signal.values[np.isfinite(signal.values)]
+    if len(values) < 6 or values[0] <= 0:
+        return False
+    return float(np.median(values[-3:])) > (1 - minimum_improvement) * float(np.median(values[:2]))
 
 
 def _held_low(level: np.ndarray) -> float:

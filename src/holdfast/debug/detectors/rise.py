@@ -16,7 +16,7 @@ from holdfast.debug.types import Signal
 
 Array = NDArray[np.float64]
 
-__all__ = ["Rise", "find_bursts", "lasting_rise"]
+__all__ = ["Rise", "find_bursts", "find_hump", "lasting_rise"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,6 +34,8 @@ class Rise:
     """How much of the progress made before was given up, at the end of the log: 1 is all of it."""
     recovered: float
     """How much of the rise was gone again at the end of the log: 1 is all of it."""
+    standing: float = 1.0
+    """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
 
     @property
     def height(self) -> float:
@@ -48,6 +50,8 @@ class Rise:
 
 # Besides the fine view, a dozen wide blocks: what is hidden in the noise of points shows in the levels of hundreds.
 COARSE_BLOCKS = 12
+# The least share of the progress made that a burst or a hump must give up for a while.
+MINIMUM_GIVEN_UP = 0.1
 
 
 def lasting_rise(signal: Signal, *, minimum_noises: float, minimum_lost: float) -> Rise | None:
@@ -108,6 +112,42 @@ def _first_step(shape: Shape, block: int, half: float) -> float:
     return float(shape.steps[min(begin + (int(hits[0]) if len(hits) else 0), shape.count - 1)])
 
 
+def find_hump(signal: Signal, *, minimum_noises: float, minimum_height: float) -> Rise | None:
+    """The widest kind of spike: the level climbs far above what it had been, stays a good while and comes back."""
+    shape = shape_of(signal)
+    if shape is None or len(shape.level) < 6 or shape.is_signed:
+        return None
+    # Smoothed over five blocks: the lowest of many noisy levels is low by chance.
+    reach = 2 if len(shape.level) >= 12 else 1
+    level = running_median(shape.level, reach)
+    lowest = np.minimum.accumulate(level)
+    climb = level - lowest
+    top = int(np.argmax(climb / np.maximum(np.abs(lowest), 1e-300)))
+    before_at = int(np.argmin(level[: top + 1]))
+    before, peak = float(level[before_at]), float(level[top])
+    gained = float(np.max(level[: before_at + 1])) - before
+    noise = max(shape.level_noise_near(before_at, top), 1e-4 * abs(before))
+    height = peak - before
+    if before <= 0 or height < max(minimum_noises * noise, minimum_height * before, 2 * MINIMUM_GIVEN_UP * gained):
+        return None
+    half = before + 0.5 * height
+    high = np.flatnonzero(level > half)
+    high = high[high >= before_at]
+    if len(high) * shape.width < 3:
+        return None
+    return Rise(
+        first_step=shape.step_of_block(int(high[0])),
+        last_step=shape.step_of_block(int(high[-1])),
+        before=before,
+        peak=peak,
+        after=shape.end,
+        noise=noise,
+        points=len(high) * shape.width,
+        lost=0.0,
+        recovered=max(0.0, min(1.0, (peak - shape.end) / height)),
+    )
+
+
 def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, minimum_points: int) -> list[Rise]:
     """Every stretch of consecutive points far above the level around it.
 
@@ -118,6 +158,9 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
         return []
     level, bar = _background(shape, minimum_noises, minimum_height)
     residual = shape.values - level
+    # A wiggle at the bottom of a long descent is none, however large it is beside what is left of the loss.
+    gained = np.maximum(np.maximum.accumulate(shape.level) - shape.level, 0.0)
+    bar = np.maximum(bar, MINIMUM_GIVEN_UP * shape.at_points(gained))
     runs = longest_runs(residual > bar, at_least=1)
     found: list[Rise] = []
     for first, last in _join(runs.first, runs.last, gap=max(2, minimum_points - 1)):
@@ -137,10 +180,18 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
                 noise=float(bar[first]) / minimum_noises,
                 points=high,
                 lost=0.0,
+                standing=_standing(residual, first, last),
                 recovered=min(1.0, max(0.0, (peak - after) / (peak - before))) if peak > before else 0.0,
             )
         )
     return found
+
+
+def _standing(residual: Array, first: int, last: int) -> float:
+    """How far a burst stands out among the other high points of the run: an outlier among outliers, or one of many."""
+    others = np.concatenate((residual[len(residual) // 10 : max(first - 2, 0)], residual[last + 3 :]))
+    largest = float(others.max()) if len(others) else 0.0
+    return float(residual[first:last].max()) / largest if largest > 0 else np.inf
 
 
 def _background(shape: Shape, minimum_noises: float, minimum_height: float) -> tuple[Array, Array]:

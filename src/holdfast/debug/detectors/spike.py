@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.divergence import is_still_recovering
 from holdfast.debug.detectors.periodic import periodic_swing
-from holdfast.debug.detectors.rise import Rise, find_bursts, lasting_rise
+from holdfast.debug.detectors.rise import Rise, find_bursts, find_hump, lasting_rise
 from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
 from holdfast.debug.detectors.statistics import Shape, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
@@ -61,9 +61,12 @@ class LossSpikeDetector(BaseDetector):
             )
             # The first moments of a run are all over the place; only what rises above its own beginning counts there.
             settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
-            kept = [b for b in settled if b.points >= self.minimum_points or _confirmed(b, norms)]
+            kept = [b for b in settled if b.points >= self.minimum_points or _stands_out(b) or _confirmed(b, norms)]
             if not kept and (early := self._early(shape)) is not None:
                 kept = [early]
+            hump = find_hump(signal, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height)
+            if not kept and rise is None and hump is not None:
+                kept = [hump]
             if kept and (rise is None or rise.first_step > kept[0].first_step):
                 found.append(self._spike(signal, kept, at_end=False))
             if not kept and rise is None and (period := periodic_swing(signal, of_kind(signals, "lr"))) is not None:
@@ -75,9 +78,11 @@ class LossSpikeDetector(BaseDetector):
         head = shape.values[: max(8, shape.count // 7)]
         if shape.count < 30:
             return None
-        first = float(np.median(head[:3]))
-        high = np.flatnonzero(head > 1.5 * first + self.minimum_noises * float(shape.noise[-1]))
-        if len(high) < self.minimum_points or float(np.min(head[:2])) > 1.5 * first or high[0] == 0:
+        first = float(head[0])
+        high = np.flatnonzero(head > 1.5 * first + 0.5 * self.minimum_noises * float(shape.noise[-1]))
+        raised = np.flatnonzero(head > 1.2 * first + 3.0 * float(shape.noise[-1]))
+        jumped = len(high) >= self.minimum_points or (float(head.max()) > 2.0 * first and len(raised) >= 5)
+        if not jumped or len(high) == 0 or high[0] == 0:
             return None
         return Rise(
             first_step=float(shape.steps[high[0]]), last_step=float(shape.steps[high[-1]]), before=first,
@@ -129,6 +134,11 @@ class LossSpikeDetector(BaseDetector):
         )
 
 
+def _stands_out(burst: Rise) -> bool:
+    """One or two points far beyond every other high point of the run: averages over a bad stretch look like this."""
+    return burst.ratio > 1.6 and burst.standing > (3.0 if burst.points >= 2 else 4.0)
+
+
 def _swinging(signal: Signal, shape: Shape, period: float, swing: float) -> Detection:
     return Detection(
         failure=Failure.SPIKE,
@@ -154,8 +164,9 @@ def _confirmed(burst: Rise, norms: list[Signal]) -> bool:
     if burst.ratio < 2.0:
         return False
     for norm in norms:
-        near = (norm.steps >= burst.first_step) & (norm.steps <= burst.last_step)
-        before = norm.values[norm.steps < burst.first_step]
-        if near.any() and len(before) and np.nanmax(norm.values[near]) > 10.0 * float(np.nanmax(before[-200:])):
+        finite = np.isfinite(norm.values)
+        near = norm.values[finite & (norm.steps >= burst.first_step) & (norm.steps <= burst.last_step)]
+        before = norm.values[finite & (norm.steps < burst.first_step)]
+        if len(near) and len(before) and float(near.max()) > 10.0 * float(before[-200:].max()):
             return True
     return False

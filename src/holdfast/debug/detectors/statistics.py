@@ -22,6 +22,8 @@ Array = NDArray[np.float64]
 MAXIMUM_BLOCKS = 160
 # The median absolute deviation of a normal distribution times this is its standard deviation.
 MAD_TO_DEVIATION = 1.4826
+# The second difference of white noise has six times its variance; a straight trend drops out of it.
+SECOND_DIFFERENCE_TO_DEVIATION = MAD_TO_DEVIATION / float(np.sqrt(6.0))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,10 +104,14 @@ def robust_spread(values: Array) -> float:
 
 
 def noise_of(values: Array) -> float:
-    """Point-to-point noise of a series, whatever its trend: the spread of its differences."""
+    """Point-to-point noise of a series, whatever its trend: from its first or second differences, the quieter of the two.
+
+    A trend drops out of both; a jump stands in one first difference but in two second ones, which matters in short logs.
+    """
     if len(values) < 3:
         return 0.0
-    return robust_spread(np.diff(values)) / float(np.sqrt(2.0))
+    second = float(np.median(np.abs(np.diff(values, n=2)))) * SECOND_DIFFERENCE_TO_DEVIATION
+    return min(second, robust_spread(np.diff(values)) / float(np.sqrt(2.0)))
 
 
 def longest_runs(mask: NDArray[np.bool_], *, at_least: int) -> Runs:
@@ -138,24 +144,28 @@ def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
 
 
 def _blocks(values: Array, width: int) -> tuple[Array, Array]:
-    whole = len(values) // width
     if width == 1:
         level = values.astype(np.float64)
         return level, np.full(len(level), noise_of(level))
-    body = values[: whole * width].reshape(whole, width)
-    level = np.median(body, axis=1)
-    spread = MAD_TO_DEVIATION * np.median(np.abs(np.diff(body, axis=1)), axis=1) / np.sqrt(2.0)
-    rest = values[whole * width :]
-    if len(rest) >= max(2, width // 2) or whole == 0:
-        level, spread = np.append(level, np.median(rest)), np.append(spread, noise_of(rest) or spread[-1:].sum())
-    elif len(rest):
-        # Too few points for a block of their own: they belong to the last one.
-        joined = np.concatenate((body[-1], rest))
-        level[-1] = np.median(joined)
-        level, spread = np.append(level, level[-1]), np.append(spread, spread[-1])
+    level = _block_medians(values, width)
+    # One second difference for every point: the ends repeat theirs.
+    second = np.abs(np.diff(values, n=2))
+    spread = _block_medians(np.concatenate((second[:1], second, second[-1:])), width) * SECOND_DIFFERENCE_TO_DEVIATION
     # A block of two or three points knows little of its own noise: borrow from the neighbours.
     reach = max(1, round(24 / width))
     if len(spread) > 1:
-        padded = np.pad(spread, reach, mode="edge")
-        spread = np.mean(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1)
+        spread = running_median(spread, min(reach, len(spread)))
     return level, spread
+
+
+def _block_medians(values: Array, width: int) -> Array:
+    """The median of every block; a rest too short for a block of its own repeats the last one."""
+    whole = len(values) // width
+    medians = np.median(values[: whole * width].reshape(whole, width), axis=1)
+    rest = values[whole * width :]
+    if len(rest) == 0:
+        return np.asarray(medians)
+    last = (
+        np.median(rest) if len(rest) >= max(2, width // 2) or whole == 0 else np.median(values[(whole - 1) * width :])
+    )
+    return np.append(medians, last)
