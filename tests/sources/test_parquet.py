@@ -186,6 +186,14 @@ def test_the_fingerprint_follows_content_not_place_and_knows_its_beginning(path:
     assert ParquetSource(copy).fingerprint() != before
 
 
+def test_rows_that_changed_places_inside_a_row_group_change_the_fingerprint(path: Path, tmp_path: Path) -> None:
+    order = np.arange(ROWS)
+    order[:60] = order[:60][::-1]
+    (tmp_path / "other").mkdir()
+    parquet.write_table(table().take(pa.array(order)), tmp_path / "other" / "a.parquet", row_group_size=60)
+    assert ParquetSource(tmp_path / "other").fingerprint() != ParquetSource(path).fingerprint()
+
+
 @given(st.lists(st.integers(0, 9), max_size=60), st.integers(0, 50))
 def test_the_cache_of_decoded_pieces_never_exceeds_its_limit_by_more_than_the_piece_in_use(
     keys: list[int], limit: int

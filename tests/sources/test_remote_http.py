@@ -106,11 +106,10 @@ def test_the_cache_stays_within_its_limit_and_reads_stay_right(server: FaultySer
 
 
 def test_a_damaged_block_in_the_cache_is_fetched_again(server: FaultyServer, options: RemoteOptions) -> None:
-    file = blob(server, options)
-    file.read(0, 10)
+    blob(server, options).read(0, 10)
     for path in options.folder().glob("*/*.block"):
         path.write_bytes(b"\x00" * path.stat().st_size)
-    assert file.read(0, 10) == BLOB[:10]
+    assert blob(server, options).read(0, 10) == BLOB[:10]
     assert len(server.ranges) == 2
 
 
@@ -257,3 +256,16 @@ def test_a_copy_knows_the_version_its_parent_saw(server: FaultyServer, options: 
     stamp = file.stamp()
     server.tags["blob"] = '"two"'
     assert through_pickle(file).stamp() == stamp
+
+
+def test_the_columns_of_a_row_group_are_fetched_at_once_and_the_others_not_at_all(
+    server: FaultyServer, tmp_path: Path
+) -> None:
+    options = RemoteOptions(cache_limit=0, block_size=64)
+    source = ParquetSource(server.url("table.parquet"), columns=["id"], remote=options)
+    len(source)
+    server.ranges.clear()
+    assert plain(source.read(rows(250)), "id").tolist() == [250]
+    fetched = sum(stop - start for _, start, stop in server.ranges)
+    assert 0 < fetched <= source.bytes_read + 2 * 64
+    assert len(server.ranges) == len(set(server.ranges))

@@ -12,7 +12,6 @@ pickled to worker processes and forked. `holdfast.testing.check_source` proves t
 from __future__ import annotations
 
 import hashlib
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any, NamedTuple, TypeAlias
@@ -21,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
+from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
 
 Column: TypeAlias = NDArray[Any] | Ragged
@@ -110,7 +110,7 @@ class ReadCounters:
     """Counts of what was read, exact under threads; a pickled copy starts from zero in its own process."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._local = self._remote = self._bytes = 0
 
     def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:

@@ -8,6 +8,7 @@ used longest ago go first. A reader takes no lock: a block that vanishes under i
 from __future__ import annotations
 
 import fcntl
+import mmap
 import os
 import zlib
 from collections.abc import Iterator
@@ -35,6 +36,7 @@ class BlockCache:
         self._key = key
         self._limit = limit
         self._scanned = False
+        self._checked: set[int] = set()
         if limit:
             try:
                 (folder / key).mkdir(parents=True, exist_ok=True)
@@ -46,18 +48,29 @@ class BlockCache:
                     hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to keep nothing",
                 ) from error
 
-    def get(self, number: int, size: int) -> bytes | None:
-        """The block, if it is held whole; a damaged one counts as missing."""
+    def get(self, number: int, size: int) -> memoryview | None:
+        """The block as a map of its file, if it is held whole; a damaged one counts as missing.
+
+        A block is checked in full when this object first sees it, and only mapped after that: a few rows out of a large
+        block then cost a few pages, not the block.
+        """
         if not self._limit:
             return None
         path = self._path(number)
         try:
-            raw = path.read_bytes()
+            with path.open("rb") as file:
+                raw = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
             os.utime(path)  # marks it as just used; access times are off on most machines
-        except OSError:
+        except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
             return None
-        data, checksum = raw[:-_CHECKSUM_BYTES], raw[-_CHECKSUM_BYTES:]
-        return data if len(data) == size and zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little") == checksum else None
+        if len(raw) != size + _CHECKSUM_BYTES:
+            return None
+        data = raw[:size]
+        if number not in self._checked:
+            if zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little") != raw[size:]:
+                return None
+            self._checked.add(number)
+        return data
 
     def put(self, number: int, data: bytes) -> None:
         """Keep a block, making room first; one that cannot be kept is simply not."""

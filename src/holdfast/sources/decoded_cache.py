@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable
@@ -11,8 +12,20 @@ from typing import Generic, TypeVar
 Value = TypeVar("Value")
 
 
+class _Held(Generic[Value]):
+    """What one process holds."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
+        self.coming: dict[Hashable, Future[Value]] = {}
+        self.total = 0
+
+
 class DecodedCache(Generic[Value]):
     """The values used last, at most ``limit`` bytes of them, and always the very last one.
+
+    A forked child starts with an empty cache: what a thread of its parent was decoding will never arrive there.
 
     Args:
         limit: most bytes held.
@@ -22,45 +35,46 @@ class DecodedCache(Generic[Value]):
     def __init__(self, limit: int, size_of: Callable[[Value], int]) -> None:
         self._limit = limit
         self._size_of = size_of
-        self._held: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
-        self._total = 0
-        self._coming: dict[Hashable, Future[Value]] = {}
-        self._lock = threading.Lock()
+        self._by_process: dict[int, _Held[Value]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
         """The value of ``key``; made once, however many threads ask for it at the same time."""
-        with self._lock:
-            if key in self._held:
-                self._held.move_to_end(key)
-                return self._held[key][0]
-            coming = self._coming.get(key)
-            mine: Future[Value] = Future()
-            if coming is None:
-                self._coming[key] = mine
-        if coming is not None:
+        held = self._mine()
+        mine: Future[Value] = Future()
+        with held.lock:
+            if key in held.values:
+                held.values.move_to_end(key)
+                return held.values[key][0]
+            coming = held.coming.setdefault(key, mine)
+        if coming is not mine:
             return coming.result()
         try:
             value = make()
         except BaseException as error:
-            with self._lock:
-                del self._coming[key]
+            with held.lock:
+                del held.coming[key]
             mine.set_exception(error)
             raise
-        with self._lock:
-            del self._coming[key]
+        with held.lock:
+            del held.coming[key]
             size = self._size_of(value)
-            self._held[key] = (value, size)
-            self._total += size
-            while self._total > self._limit and len(self._held) > 1:
-                _, (_, freed) = self._held.popitem(last=False)
-                self._total -= freed
+            held.values[key] = (value, size)
+            held.total += size
+            while held.total > self._limit and len(held.values) > 1:
+                _, (_, freed) = held.values.popitem(last=False)
+                held.total -= freed
         mine.set_result(value)
         return value
 
     @property
     def total(self) -> int:
         """Bytes held."""
-        return self._total
+        return self._mine().total
 
     def __len__(self) -> int:
-        return len(self._held)
+        return len(self._mine().values)
+
+    def _mine(self) -> _Held[Value]:
+        process = os.getpid()
+        held = self._by_process.get(process)
+        return held if held is not None else self._by_process.setdefault(process, _Held())

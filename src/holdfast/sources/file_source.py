@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from abc import abstractmethod
 from typing import Any, Generic, TypeVar
 
 from holdfast.sources.base import Source
 from holdfast.sources.files import DataFile
+from holdfast.sources.fork_lock import ForkSafeLock
 
 Opened = TypeVar("Opened")
 
@@ -16,7 +16,7 @@ class LazySource(Source, Generic[Opened]):
     """A source that opens something. What `_open` makes stays in its process and is made again in each."""
 
     def __init__(self) -> None:
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
         self._made: Opened | None = None
 
     @abstractmethod
@@ -39,11 +39,10 @@ class LazySource(Source, Generic[Opened]):
             self._made = None
 
     def __getstate__(self) -> dict[str, Any]:
-        return {key: value for key, value in self.__dict__.items() if key not in ("_lock", "_made", "_counters")}
+        return {key: value for key, value in self.__dict__.items() if key not in ("_made", "_counters")}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__.update(state)
-        self._lock = threading.Lock()
         self._made = None
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import mmap
 import os
-import threading
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from pathlib import Path
@@ -20,6 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceChangedError, SourceError
 from holdfast.sources.base import Indices
+from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged, gather_rows
 
 if TYPE_CHECKING:
@@ -89,7 +89,7 @@ class LocalFile(DataFile):
         super().__init__(os.path.abspath(os.fspath(path)))
         self._stamp: Stamp | None = None
         self._opened: tuple[int, NDArray[np.uint8]] | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     @property
     def is_remote(self) -> bool:

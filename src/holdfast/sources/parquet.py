@@ -8,7 +8,6 @@ few groups are then in use at a time.
 from __future__ import annotations
 
 import hashlib
-import threading
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,7 +19,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, SourceError, SourceFormatError
 from holdfast.sources.arrays import gather
 from holdfast.sources.arrow_columns import column_of
-from holdfast.sources.base import Column, Columns, Indices, check_indices
+from holdfast.sources.base import Column, Columns, Indices, check_indices, digest_columns
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
@@ -82,15 +81,26 @@ class ParquetSource(FileSource[_Opened]):
         return read_by_part(rows, opened.bounds, partial(self._read_group, opened))
 
     def fingerprint(self, length: int | None = None) -> str:
-        """Made of the schema and of each row group's size and statistics, which the footers hold: no row is read."""
+        """Made of what the footers say about each row group, and of rows of the first and the last one.
+
+        Footers alone would not notice rows that changed places inside a group; reading rows all over the files would
+        decode a group for each.
+        """
         opened = self._opened
         count = len(self) if length is None else length
         if not 0 <= count <= len(self):
             raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
-        digest = hashlib.blake2b(f"{count}".encode(), digest_size=16)
-        for (number, group), start in zip(opened.groups, opened.bounds.tolist(), strict=False):
-            if start < count:
-                digest.update(opened.files[number].describe(group, opened.columns).encode())
+        digest = hashlib.blake2b(digest_size=16)
+        groups = int(np.searchsorted(opened.bounds, count, side="left"))
+        for number, group in opened.groups[:groups]:
+            digest.update(opened.files[number].describe(group, opened.columns).encode())
+        ends = [
+            np.arange(0, min(count, int(opened.bounds[1]))),
+            np.arange(int(opened.bounds[max(groups - 1, 0)]), count),
+        ]
+        rows = [end[np.linspace(0, len(end) - 1, min(len(end), 8)).astype(np.int64)] for end in ends if len(end)]
+        picked = np.unique(np.concatenate([*rows, np.empty(0, dtype=np.int64)]))
+        digest.update(digest_columns(count, self.read(picked)).encode())
         return digest.hexdigest()
 
     def _open(self) -> _Opened:
@@ -137,7 +147,7 @@ class ParquetSource(FileSource[_Opened]):
 
 
 class _ParquetFile:
-    """One open Parquet file: its footer, and one reader that threads take turns with."""
+    """One Parquet file by its footer; every read opens a reader of its own, so threads decode side by side."""
 
     def __init__(self, file: DataFile) -> None:
         import pyarrow as pa
@@ -145,31 +155,31 @@ class _ParquetFile:
 
         self.name = file.name
         self._file = file
-        self._lock = threading.Lock()
         try:
-            self._reader = parquet.ParquetFile(_open_for_arrow(file), pre_buffer=False)
+            reader = parquet.ParquetFile(_open_for_arrow(file, []))
         except pa.ArrowInvalid as error:
             raise SourceFormatError(f"not a readable Parquet file: {error}", file=file.name) from error
-        self.schema = self._reader.schema_arrow
-        self._footer = self._reader.metadata
+        self.schema = reader.schema_arrow
+        self._footer = reader.metadata
         self.lengths = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
         """The row group as an Arrow table, and how many bytes of the file it took."""
         import pyarrow as pa
+        import pyarrow.parquet as parquet
 
-        if isinstance(self._file, LocalFile):
-            self._file.values()  # refuses a file that has changed
-        with self._lock:
-            try:
-                table = self._reader.read_row_group(group, columns=columns, use_threads=False)
-            except (pa.ArrowInvalid, OSError) as error:
-                if isinstance(error, SourceError):
-                    raise
-                raise SourceFormatError(
-                    f"a row group cannot be decoded: {error}", file=self.name, row_group=group
-                ) from error
-        return table, sum(chunk.total_compressed_size for chunk in self._chunks(group, columns))
+        chunks = self._chunks(group, columns)
+        try:
+            opened = _open_for_arrow(self._file, [_range_of(chunk) for chunk in chunks])
+            reader = parquet.ParquetFile(opened, metadata=self._footer)
+            table = reader.read_row_group(group, columns=columns, use_threads=False)
+        except SourceError:
+            raise
+        except (pa.ArrowInvalid, OSError) as error:
+            raise SourceFormatError(
+                f"a row group cannot be decoded: {error}", file=self.name, row_group=group
+            ) from error
+        return table, sum(chunk.total_compressed_size for chunk in chunks)
 
     def describe(self, group: int, columns: list[str]) -> str:
         """What the footer says about the content of a row group, the same for the same data anywhere."""
@@ -186,12 +196,21 @@ class _ParquetFile:
         return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
 
 
-def _open_for_arrow(file: DataFile) -> Any:
+def _open_for_arrow(file: DataFile, ranges: list[tuple[int, int]]) -> Any:
+    """The file as Arrow reads it: its memory map, or the byte ranges to be read, fetched at once."""
     import pyarrow as pa
 
     if isinstance(file, LocalFile):
         return pa.BufferReader(pa.py_buffer(file.values()))
-    return pa.PythonFile(SeekableFile(file), mode="r")
+    opened = SeekableFile(file)
+    if ranges:
+        opened.preload(ranges)
+    return pa.PythonFile(opened, mode="r")
+
+
+def _range_of(chunk: Any) -> tuple[int, int]:
+    start = chunk.dictionary_page_offset if chunk.dictionary_page_offset else chunk.data_page_offset
+    return start, start + chunk.total_compressed_size
 
 
 def _take(column: Column, rows: Indices) -> Column:

@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 import os
 import random
-import threading
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -23,7 +22,8 @@ from holdfast.errors import ConfigError, MissingDependencyError, RemoteReadError
 from holdfast.sources.base import Indices
 from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.files import DataFile, Stamp
-from holdfast.sources.ragged import Ragged, gather_rows
+from holdfast.sources.fork_lock import ForkSafeLock
+from holdfast.sources.ragged import Ragged
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,7 +70,7 @@ class RemoteFile(DataFile):
         self._options = options
         self._stamp: Stamp | None = None
         self._cache: BlockCache | None = None
-        self._lock = threading.Lock()
+        self._lock = ForkSafeLock()
 
     @property
     def is_remote(self) -> bool:
@@ -93,18 +93,18 @@ class RemoteFile(DataFile):
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
         """Copy many byte ranges, fetching each block they touch at most once."""
         self._check_ranges(starts, stops)
-        wanted = stops > starts
-        if not wanted.any():
-            return gather_rows(np.empty(0, dtype=np.uint8), np.zeros_like(starts), np.zeros_like(starts))
-        block = self._options.block_size
-        first, last = starts // block, np.where(wanted, (stops - 1) // block, starts // block)
-        counts = np.where(wanted, last - first + 1, 0)
-        numbers = np.unique(np.repeat(first - (np.cumsum(counts) - counts), counts) + np.arange(counts.sum()))
-        blocks = self._blocks(numbers.tolist())
-        # The blocks end to end in one array: block `numbers[k]` begins at `k * block`.
-        values = np.frombuffer(b"".join(blocks), dtype=np.uint8)
-        shift = np.where(wanted, np.searchsorted(numbers, first) * block - first * block, -starts)
-        return gather_rows(values, starts + shift, np.where(wanted, stops + shift, 0))
+        size = self._options.block_size
+        # Every range as the pieces of the blocks it spans: (block, from, to), from and to inside the block.
+        spans = [
+            (number, max(start - number * size, 0), min(stop - number * size, size))
+            for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)
+            for number in range(start // size, -(-stop // size) if stop > start else start // size)
+        ]
+        blocks = self._blocks(sorted({number for number, _, _ in spans}))
+        joined = bytearray().join([blocks[number][begin:end] for number, begin, end in spans])
+        offsets = np.zeros(len(starts) + 1, dtype=np.int64)
+        np.cumsum(stops - starts, out=offsets[1:])
+        return Ragged(np.frombuffer(joined, dtype=np.uint8), offsets)
 
     def close(self) -> None:
         """Nothing stays open between reads."""
@@ -113,10 +113,10 @@ class RemoteFile(DataFile):
     def __reduce__(self) -> tuple[Any, ...]:
         return _remote_file_at, (self.name, self._options, self._stamp)
 
-    def _blocks(self, numbers: list[int]) -> list[bytes]:
+    def _blocks(self, numbers: list[int]) -> dict[int, bytes | memoryview]:
         cache = self._open_cache()
         size, block = self.size, self._options.block_size
-        held: dict[int, bytes] = {}
+        held: dict[int, bytes | memoryview] = {}
         for number in numbers:
             kept = cache.get(number, min(block, size - number * block))
             if kept is not None:
@@ -125,7 +125,7 @@ class RemoteFile(DataFile):
         for number, data in zip(missing, self._fetch(missing), strict=True):
             cache.put(number, data)
             held[number] = data
-        return [held[number] for number in numbers]
+        return held
 
     def _fetch(self, numbers: list[int]) -> list[bytes]:
         if not numbers:
