@@ -210,6 +210,7 @@ class StreamingShardLoader:
                 self._save_if_due()
             if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
                 return
+        _raise_failure(chunk)
 
     def _reading_stops(self) -> int | None:
         """Return the step at which one engine must stop: the end of the stream or of the segment."""
@@ -403,7 +404,9 @@ class StreamingShardLoader:
         total = self._schedule.total_steps
         if step < 0 or (total is not None and step >= total):
             raise StreamError("there is no such step", step=step, steps=total)
-        batch = self._step_reader(step, step + 1, 1, rank).read(0).batch(0)
+        chunk = self._step_reader(step, step + 1, 1, rank).read(0)
+        _raise_failure(chunk)
+        batch = chunk.batch(0)
         return {name: value[0] for name, value in batch.items()} if self.config.batch_size is None else batch
 
     def when(self, source: str, index: int, *, epochs: int | None = None) -> list[Seen]:
@@ -449,6 +452,22 @@ class StreamingShardLoader:
     def samples_failed(self) -> list[tuple[str, int]]:
         """The samples left out under ``on_error="skip"``, as (source, index)."""
         return [(failed.source, failed.index) for failed in self._failed]
+
+
+class _ReaderTraceback(Exception):
+    """Shows the traceback of another process as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
+
+def _raise_failure(chunk: Chunk) -> None:
+    if chunk.failure is None:
+        return
+    error, text = chunk.failure
+    if error.__cause__ is not None:
+        raise error
+    raise error from _ReaderTraceback(text)  # causes do not survive the way between processes
 
 
 def _moved(value: Any, device: Any) -> Any:

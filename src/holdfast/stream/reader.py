@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from time import perf_counter
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,7 +23,7 @@ from holdfast.stream.collate import merge_columns, rows_of, slice_batch, stack_s
 from holdfast.stream.config import OnError
 from holdfast.stream.dataset import Leaf, Sample
 
-__all__ = ["Chunk", "Failed", "Reader"]
+__all__ = ["Chunk", "Failed", "Failure", "Reader"]
 
 Int64 = NDArray[np.int64]
 Collate = Callable[[list[Sample]], dict[str, Any]]
@@ -39,9 +39,19 @@ class Failed:
     error: str
 
 
+class Failure(NamedTuple):
+    """The error that ended a chunk early, and its traceback where it happened (perhaps another process)."""
+
+    error: HoldfastError
+    text: str
+
+
 @dataclass(slots=True)
 class Chunk:
-    """Several batches read together, and what reading them cost."""
+    """Several batches read together, and what reading them cost.
+
+    With a ``failure``, the batches are those before the one that failed.
+    """
 
     offsets: Int64
     columns: dict[str, Any] | None = None
@@ -52,6 +62,7 @@ class Chunk:
     bytes_read: int = 0
     local_samples: int = 0
     remote_samples: int = 0
+    failure: Failure | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1

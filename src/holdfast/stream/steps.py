@@ -7,15 +7,17 @@ dominated by the cost of calling NumPy; samples are read in smaller chunks, whic
 
 from __future__ import annotations
 
+import traceback
 from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.errors import HoldfastError, StreamError
 from holdfast.order import Located, Schedule
 from holdfast.stream.config import LastBatch
-from holdfast.stream.reader import Chunk, Reader
+from holdfast.stream.reader import Chunk, Failure, Reader
 
 __all__ = ["StepReader"]
 
@@ -91,15 +93,44 @@ class StepReader:
         return range(first, last if self.stop is None else min(last, self.stop))
 
     def read(self, chunk: int) -> Chunk:
-        """Read a chunk."""
+        """Read a chunk; an error comes with it, after the batches before the one that failed."""
+        count = len(self.steps_of(chunk))
+        try:
+            return self._read(chunk, 0, count)
+        except Exception as error:
+            return self._until_failure(chunk, count, error)
+
+    def _read(self, chunk: int, begin: int, end: int) -> Chunk:
         number, part = divmod(chunk, self._window_chunks)
         window = self._window(number)
         first = part * self.chunk_steps
-        offsets = window.offsets[first : first + len(self.steps_of(chunk)) + 1]
+        offsets = window.offsets[first + begin : first + end + 1]
         rows = slice(int(offsets[0]), int(offsets[-1]))
         located = window.located.part(rows)
         valid = None if window.valid is None else window.valid[rows]
         return self.reader.read(window.positions[rows], offsets - offsets[0], located, valid)
+
+    def _until_failure(self, chunk: int, count: int, error: Exception) -> Chunk:
+        """Find the step that fails, so that its error is raised there and not at a step that is well."""
+        done = 0
+        if count > 1:
+            for done in range(count):
+                try:
+                    self._read(chunk, done, done + 1)
+                except Exception as found:  # noqa: PERF203  # only ever run to find what failed
+                    error = found
+                    break
+            else:  # each step can be read alone, so the trouble is in reading them together
+                done = 0
+        result = self._read(chunk, 0, done) if done else Chunk(np.zeros(1, dtype=np.int64), columns={})
+        text = "".join(traceback.format_exception(error))
+        if not isinstance(error, HoldfastError):
+            step = self.steps_of(chunk)[done]
+            told = StreamError(f"making a batch failed: {error!r}", step=step, rank=self.rank)
+            told.__cause__ = error
+            error = told
+        result.failure = Failure(error, text)
+        return result
 
     def _compute_window(self, number: int) -> _Window:
         steps = self.chunk_steps * self._window_chunks

@@ -6,7 +6,6 @@ same chunk kills worker after worker, its samples are named and the run stops.
 
 from __future__ import annotations
 
-import traceback
 from collections.abc import Iterator
 from itertools import count
 from typing import Any
@@ -26,32 +25,14 @@ __all__ = ["ProcessEngine"]
 MOST_DEATHS = 3
 
 
-class _Failure:
-    """An error on its way out of a worker: the error itself, and what its traceback said there."""
-
-    def __init__(self, error: Exception) -> None:
-        self.error = error
-        self.text = traceback.format_exc()
-
-
-class _WorkerTraceback(Exception):
-    """Shows a worker's traceback as the cause of the error raised here."""
-
-    def __str__(self) -> str:
-        return f"\n{self.args[0]}"
-
-
 class _Chunks(Dataset[Any]):
     """The chunks as a map-style dataset: item k is chunk k."""
 
     def __init__(self, steps: StepReader) -> None:
         self._steps = steps
 
-    def __getitem__(self, number: int) -> Chunk | _Failure:
-        try:
-            return self._steps.read(number)
-        except Exception as error:  # carried to the parent whole: torch would rebuild it from its text
-            return _Failure(error)
+    def __getitem__(self, number: int) -> Chunk:
+        return self._steps.read(number)
 
 
 class _Numbers:
@@ -113,14 +94,11 @@ class ProcessEngine(Engine):
             except StopIteration:
                 return None
             except Exception as error:
-                # Errors of reading and transforming come as items; one raised here while a worker is dead is its death.
+                # Errors of reading come inside chunks; one raised here while a worker is dead is its death.
                 if "is killed by signal" not in str(error) and not _any_dead(self._iterator):
                     raise
                 self._restart(error)
                 continue
-            if isinstance(item, _Failure):
-                self.close()
-                raise item.error from _WorkerTraceback(item.text)
             self._next += 1
             self._deaths = 0
             return item, ready

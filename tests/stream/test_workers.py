@@ -1,0 +1,196 @@
+"""Worker processes give the same batches as threads, in the same order, for any number of them."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.errors import SourceError, StreamError, TransformError
+from holdfast.order import Contiguous
+from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+from tests.stream.jobs import Job, dataset_of, numbers, run_job
+
+# torch's advice to have no more workers than processors; four must give the same batches on a machine with two.
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+
+SAMPLES = 50
+COUNTS = [0, 1, 2, 4]
+
+
+def loader_with(workers: int, **options: Any) -> StreamingShardLoader:
+    config = {"batch_size": 4, "epochs": 1, "prefetch_buffer_size": 8, **options}
+    return StreamingShardLoader(dataset_of({"a": SAMPLES}), StreamingConfig(num_workers=workers, **config))
+
+
+def indices(batches: Any) -> list[int]:
+    return [index for batch in batches for index in batch["index"].tolist()]
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+def test_any_number_of_workers_delivers_every_sample_once_and_in_the_same_order(workers: int) -> None:
+    found = indices(loader_with(workers))
+    assert sorted(found) == list(range(SAMPLES))
+    assert found == indices(loader_with(0))
+    assert found != sorted(found)  # it is shuffled
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+def test_the_state_counts_what_was_delivered_and_not_what_workers_read_ahead(workers: int) -> None:
+    loader = loader_with(workers)
+    iterator = iter(loader)
+    states = []
+    for _ in range(5):
+        next(iterator)
+        state = loader.state_dict()
+        states.append((state["step"], state["position"]))
+    assert states == [(step, 4 * step) for step in range(1, 6)]
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+def test_a_checkpoint_in_mid_epoch_resumes_with_the_rest(workers: int) -> None:
+    loader = loader_with(workers)
+    iterator = iter(loader)
+    before = indices(next(iterator) for _ in range(7))
+    state = loader.state_dict()
+    resumed = loader_with(workers)
+    resumed.load_state_dict(state)
+    assert before + indices(resumed) == indices(loader_with(0))
+
+
+@pytest.mark.parametrize("workers", COUNTS)
+def test_a_checkpoint_at_the_exact_end_of_an_epoch_resumes_with_the_next(workers: int) -> None:
+    loader = loader_with(workers, epochs=2, batch_size=5, per_epoch=True)
+    first = indices(loader)
+    assert sorted(first) == list(range(SAMPLES))
+    state = loader.state_dict()
+    assert (state["epoch"], state["position"]) == (1, SAMPLES)
+    resumed = loader_with(workers, epochs=2, batch_size=5, per_epoch=True)
+    resumed.load_state_dict(state)
+    second = indices(resumed)
+    assert sorted(second) == list(range(SAMPLES))
+    assert second != first
+    assert resumed.is_empty()
+    assert indices(resumed) == []
+
+
+@given(
+    st.lists(
+        st.builds(Job, st.integers(1, 2), st.integers(1, 6), st.sampled_from([0, 1, 2]), st.integers(1, 5)), max_size=3
+    )
+)
+@settings(max_examples=6)
+def test_a_chain_of_resumes_with_any_worker_counts_delivers_everything_once(chain: list[Job]) -> None:
+    steps, _ = run_job(
+        dataset_of({"a": SAMPLES}), [*chain, Job(1, 4, 2)], partition=Contiguous(), epochs=1, last_batch="pad"
+    )
+    assert sorted(sample for step in steps for rank in step for sample in rank) == [(0, i) for i in range(SAMPLES)]
+
+
+def double(sample: dict[str, Any]) -> dict[str, Any]:
+    return {"index": sample["index"] * 2}
+
+
+def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {"value": sample["index"] + rng.random()}
+
+
+def fails_on_seven(sample: dict[str, Any]) -> dict[str, Any]:
+    if sample["index"] == 7:
+        raise ZeroDivisionError("seven")
+    return sample
+
+
+@pytest.mark.parametrize("context", ["spawn", "forkserver"])
+def test_workers_start_by_spawn_and_forkserver_too(context: str) -> None:
+    dataset = StreamDataset(numbers(20), name="a", transform=double)
+    config = StreamingConfig(batch_size=5, epochs=1, num_workers=1, multiprocessing_context=context)
+    assert sorted(indices(StreamingShardLoader(dataset, config))) == list(range(0, 40, 2))
+
+
+def test_random_augmentation_depends_on_the_sample_and_not_on_who_reads_it() -> None:
+    def values(workers: int, batch: int) -> list[float]:
+        dataset = StreamDataset(numbers(20), name="a", transform=noisy, seed=3)
+        loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=batch, epochs=2, num_workers=workers))
+        return [value for batch in loader for value in batch["value"].tolist()]
+
+    assert values(0, 4) == values(2, 7)
+    drawn = values(0, 4)
+    assert sorted(drawn[:20]) != sorted(drawn[20:])  # another epoch draws anew
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+def test_an_error_in_a_transform_names_the_sample_and_keeps_its_cause(workers: int) -> None:
+    dataset = StreamDataset(numbers(20), name="a", transform=fails_on_seven)
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=4, epochs=1, num_workers=workers))
+    with pytest.raises(TransformError, match="seven") as caught:
+        list(loader)
+    error = caught.value
+    assert (error.source, error.index) == ("a", 7)
+    assert loader.order.locate([error.position]).index.tolist() == [7]
+    assert "ZeroDivisionError" in (str(error.__cause__) if workers else repr(error.__cause__))
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_is_raised_at_its_own_step_and_the_run_goes_on_from_there_once_the_sample_is_skipped(
+    workers: int,
+) -> None:
+    dataset = StreamDataset(numbers(20), name="a", transform=fails_on_seven, shuffle="none")
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=3, epochs=1, num_workers=workers))
+    iterator = iter(loader)
+    assert [next(iterator)["index"].tolist() for _ in range(2)] == [[0, 1, 2], [3, 4, 5]]
+    with pytest.raises(TransformError):
+        next(iterator)
+    assert loader.step == 2
+    loader.skip(samples={"a": [7]})
+    rest = [batch["index"].tolist() for batch in loader]
+    assert rest == [[6, 8, 9], [10, 11, 12], [13, 14, 15], [16, 17, 18], [19]]
+
+
+@pytest.mark.parametrize("workers", [0, 1])
+def test_an_error_of_the_collate_function_is_told_with_its_step(workers: int) -> None:
+    def collate(samples: list[dict[str, Any]]) -> dict[str, Any]:
+        if samples[0]["index"] == 6:
+            raise _Unpicklable()
+        return {"index": [sample["index"] for sample in samples]}
+
+    dataset = StreamDataset(numbers(20), name="a", shuffle="none")
+    loader = StreamingShardLoader(
+        dataset, StreamingConfig(batch_size=3, epochs=1, num_workers=workers), collate=collate
+    )
+    with pytest.raises(StreamError, match="_Unpicklable") as caught:
+        list(loader)
+    assert caught.value.step == loader.step == 2
+
+
+class _Unpicklable(Exception):
+    def __reduce__(self) -> Any:
+        raise TypeError("stays where it is")
+
+
+def test_a_loader_and_its_steps_survive_pickling() -> None:
+    loader = loader_with(0)
+    steps = loader._step_reader(3, None)
+    again = pickle.loads(pickle.dumps(steps))  # noqa: S301  # our own bytes
+    assert torch.equal(again.read(1).batch(0)["index"], steps.read(1).batch(0)["index"])
+    assert again.chunk_steps == steps.chunk_steps
+
+
+def test_a_read_error_names_the_source_and_the_index() -> None:
+    class Broken(type(numbers(1))):  # type: ignore[misc]
+        def read(self, indices: Any) -> Any:
+            if 11 in indices:
+                raise OSError("bad sector")
+            return super().read(indices)
+
+    source = Broken({"source": np.zeros(20), "index": np.arange(20)})
+    loader = StreamingShardLoader(StreamDataset(source, name="disk"), StreamingConfig(batch_size=4, epochs=1))
+    with pytest.raises(SourceError, match="bad sector") as caught:
+        list(loader)
+    assert (caught.value.source, caught.value.index) == ("disk", 11)
+    assert isinstance(caught.value.__cause__, OSError)
