@@ -24,6 +24,9 @@ from holdfast.errors import HoldfastError
 
 State = dict[str, Any]
 
+# The tensors here are small, and OpenMP threads that spin for a busy core make every fill of one wait for the others.
+torch.set_num_threads(1)
+
 
 def save(state: State, folder: Path, **writer: Any) -> Path:
     """Save as torch does, in one process."""

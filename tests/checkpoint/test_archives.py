@@ -1,0 +1,126 @@
+"""The archive of a saved tensor, read as byte ranges; and its pickle, read without running it."""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+import zipfile
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.checkpoint.support import raw_bytes
+
+from holdfast.checkpoint.items import item_layout, view_payload
+from holdfast.checkpoint.tensor_pickle import is_plain_data, tensor_recipe
+from holdfast.checkpoint.zip_records import DamagedArchiveError, read_directory
+
+
+def archive(value: Any) -> bytearray:
+    buffer = io.BytesIO()
+    torch.save(value, buffer)
+    return bytearray(buffer.getvalue())
+
+
+@given(
+    shape=st.lists(st.integers(0, 5), max_size=4),
+    dtype=st.sampled_from([torch.float32, torch.bfloat16, torch.int64, torch.uint16, torch.bool, torch.complex64]),
+    transpose=st.booleans(),
+)
+def test_any_plain_tensor_is_found_in_its_archive(shape: list[int], dtype: torch.dtype, transpose: bool) -> None:
+    tensor = torch.randint(0, 2, shape).to(dtype)
+    if transpose and len(shape) >= 2:
+        tensor = tensor.transpose(0, 1)
+    data = archive(tensor)
+    layout = item_layout(memoryview(data), {}, check=True)
+    assert layout is not None
+    assert (layout.recipe.dtype, layout.recipe.shape) == (dtype, tuple(tensor.shape))
+    assert raw_bytes(view_payload(data, layout)) == raw_bytes(tensor)
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        torch.nn.Parameter(torch.ones(3)),
+        torch.ones(3, dtype=torch.complex64).conj(),
+        torch.eye(3).to_sparse(),
+        {"a": torch.ones(3)},
+    ],
+    ids=["parameter", "conjugate", "sparse", "dict"],
+)
+@pytest.mark.filterwarnings("ignore")
+def test_what_is_not_a_plain_tensor_is_left_to_torch(value: Any) -> None:
+    assert item_layout(memoryview(archive(value)), {}, check=True) is None
+
+
+@given(data=st.binary(max_size=200))
+def test_no_bytes_make_the_pickle_reader_raise(data: bytes) -> None:
+    assert tensor_recipe(data) is None
+    assert tensor_recipe(b"\x80\x02" + data) is None
+
+
+plain = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=10),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(max_size=5), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+@given(value=plain)
+def test_numbers_strings_lists_and_dicts_are_recognised_as_plain(value: Any) -> None:
+    assert is_plain_data(pickle.dumps(value, 2))
+
+
+@pytest.mark.parametrize("value", [print, complex(1, 2), {1, 2}, torch.float32, ValueError("x"), range(3)])
+def test_whatever_names_a_class_or_calls_anything_is_not_plain(value: Any) -> None:
+    assert not is_plain_data(pickle.dumps(value, 2))
+
+
+def test_a_central_directory_with_many_records_is_read() -> None:
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(buffer, "w") as file:
+        for number in range(500):
+            file.writestr(f"archive/data/{number}", bytes(number))
+    data = buffer.getvalue()
+    records = read_directory(lambda offset, length: data[offset : offset + length], len(data))
+    assert [records[f"data/{number}"].size for number in range(500)] == list(range(500))
+
+
+def zip64_archive(payload: bytes) -> bytes:
+    """An archive that uses the zip64 fields throughout, as one beyond four gigabytes must."""
+    name = b"archive/data/0"
+    large = 0xFFFFFFFF
+    local = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, 0, 0, 0, 0, 9, large, large, len(name), 24)
+    local += name + struct.pack("<HHQQ", 1, 16, len(payload), len(payload)) + struct.pack("<HH", 0x4246, 0)
+    local += payload
+    entry = struct.pack(
+        "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, 9, large, large, len(name), 28, 0, 0, 0, 0, large
+    )
+    entry += name + struct.pack("<HHQQQ", 1, 24, len(payload), len(payload), 0)
+    end64 = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, len(entry), len(local))
+    locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(local) + len(entry), 1)
+    end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, large, large, 0)
+    return local + entry + end64 + locator + end
+
+
+def test_zip64_fields_are_followed() -> None:
+    data = zip64_archive(b"payload")
+    assert zipfile.ZipFile(io.BytesIO(data)).infolist()[0].file_size == 7
+    record = read_directory(lambda offset, length: data[offset : offset + length], len(data))["data/0"]
+    assert (record.size, record.header_offset, record.stored) == (7, 0, True)
+
+
+@given(position=st.integers(0, 2000), value=st.integers(0, 255))
+def test_a_damaged_archive_is_refused_or_gives_the_tensor(position: int, value: int) -> None:
+    data = archive(torch.arange(40.0))
+    data[position % len(data)] = value
+    try:
+        layout = item_layout(memoryview(data), {}, check=True)
+    except DamagedArchiveError:
+        return
+    if layout is not None:
+        assert layout.recipe.shape == (40,)
+        assert layout.payload_bytes == 160

@@ -1,0 +1,101 @@
+"""Memory stays within its limit, and a limit that is too small never stops a load."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.support import assert_same, load, random_bits, save
+from torch.distributed.checkpoint._extension import ZStandard
+
+from holdfast.checkpoint import ParallelFileSystemReader
+from holdfast.checkpoint.budget import BLOCK_BYTES, LoadCancelledError, MemoryBudget
+
+# Loads into a transposed destination, so that every byte goes through a buffer, and prints how far the process grew.
+MEASURE = """
+import json, resource, sys, threading, warnings
+import torch, torch.distributed.checkpoint as dcp
+from holdfast.checkpoint import ParallelFileSystemReader
+warnings.simplefilter("ignore")
+torch.set_num_threads(1)
+folder, limit, count = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
+state = {f"t{number}": torch.ones(2048, 2048).t() for number in range(count)}
+warm = {"t0": torch.ones(2048, 2048)}
+reader = ParallelFileSystemReader(folder, num_workers=8, memory_limit=limit, verify="off")
+dcp.load(warm, storage_reader=reader, no_dist=True)
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+reader = ParallelFileSystemReader(folder, num_workers=8, memory_limit=limit)
+dcp.load(state, storage_reader=reader, no_dist=True)
+grown = (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before) << 10
+print(json.dumps({"grown": grown, "peak": reader.report.peak_buffer_bytes, "first": state["t3"][5, 7].item()}))
+"""
+
+
+def test_peak_memory_above_the_destination_stays_within_the_limit(tmp_path: Path) -> None:
+    saved = {f"t{number}": torch.full((2048, 2048), float(number)) for number in range(16)}
+    folder = save(saved, tmp_path / "c", thread_count=4)
+    limit = 24 << 20
+    output = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(folder), str(limit), "16"], capture_output=True, text=True, check=True
+    ).stdout
+    measured = json.loads(output)
+    assert measured["first"] == 3.0
+    assert 0 < measured["peak"] <= limit
+    # 256 MiB went through the buffers; thread stacks and torch's own caches are the slack.
+    assert measured["grown"] <= limit + (8 << 20)
+
+
+@pytest.mark.parametrize("limit", [1, 5000, 1 << 20])
+@pytest.mark.parametrize("workers", [1, 4])
+def test_any_limit_loads_everything(tmp_path: Path, limit: int, workers: int) -> None:
+    saved = {"bent": random_bits(400, 300), "large": random_bits(100_000), "step": list(range(300))}
+    folder = save(saved, tmp_path / "plain")
+    packed = save({"x": saved["large"], "y": saved["bent"]}, tmp_path / "packed", _extensions=[ZStandard()])
+    state = {"bent": torch.zeros(300, 400).t(), "large": torch.zeros(100_000), "step": [None] * 300}
+    load(state, ParallelFileSystemReader(folder, memory_limit=limit, num_workers=workers))
+    assert_same({**state, "bent": state["bent"].contiguous()}, saved)  # type: ignore[attr-defined]
+    other = {"x": torch.zeros(100_000), "y": torch.zeros(400, 300)}
+    load(other, ParallelFileSystemReader(packed, memory_limit=limit, num_workers=workers))
+    assert_same(other, {"x": saved["large"], "y": saved["bent"]})
+
+
+def test_a_request_beyond_the_whole_budget_is_admitted_alone() -> None:
+    budget = MemoryBudget(1000)
+    budget.reserve(5000)
+    waiting = threading.Thread(target=budget.reserve, args=(1,))
+    waiting.start()
+    budget.unreserve(5000)
+    waiting.join(10)
+    assert not waiting.is_alive()
+    assert budget.peak == 5000
+
+
+def test_cancelling_wakes_whoever_waits() -> None:
+    budget = MemoryBudget(10)
+    budget.reserve(10)
+    woken: list[bool] = []
+
+    def wait() -> None:
+        try:
+            budget.reserve(1)
+        except LoadCancelledError:
+            woken.append(True)
+
+    thread = threading.Thread(target=wait)
+    thread.start()
+    budget.cancel()
+    thread.join(10)
+    assert woken == [True]
+
+
+def test_blocks_are_used_again() -> None:
+    budget = MemoryBudget(4 * BLOCK_BYTES)
+    first = budget.take(100)
+    address = first.tensor.data_ptr()
+    first.release()
+    assert budget.take(2000).tensor.data_ptr() == address
