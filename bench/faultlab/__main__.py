@@ -18,9 +18,8 @@ def main() -> None:
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     if arguments.command == "generate":
-        print(
-            f"{generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)} runs in {arguments.runs_dir}"
-        )
+        count = generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)
+        print(f"{count} runs in {arguments.runs_dir}")
         return
     if arguments.command == "label":
         print(f"{label_again(arguments.runs_dir)} labels changed")

@@ -30,7 +30,7 @@ _STUCK = ("plateau", "vanishing", "dead_layer")
 
 @dataclass(frozen=True, slots=True)
 class Label:
-    """The truth about a run. ``failure`` is None for a healthy one; ``scored`` is false where no honest label exists."""
+    """The truth about a run. ``failure`` is None for a healthy one; ``scored`` is false where none is honest."""
 
     failure: str | None
     accepted: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Which runs the lab trains: every cause at varied strength, on every family it can strike, each with a healthy twin."""
+"""Which runs the lab trains: every cause at varied strength on the families it can strike, each with a healthy twin."""
 
 from __future__ import annotations
 
@@ -46,10 +46,14 @@ DISTRIBUTED = frozenset(("rank_desync", "slow_rank", "hung_rank"))
 # Faults nobody could tell apart from a total loss alone get a log with a series per layer.
 NEEDS_LAYERS = frozenset(
     (
-        "dead_activations", "frozen_parameters", "clipping_zero", "bad_initialisation", "unnormalised_inputs",
+        "dead_activations",
+        "frozen_parameters",
+        "clipping_zero",
+        "bad_initialisation",
+        "unnormalised_inputs",
         "exploding_recurrent_path",
     )
-)  # fmt: skip
+)
 LAYERED_FORMATS = ("jsonl", "csv", "columns")
 PLAIN_FORMATS = ("huggingface", "lightning", "megatron", "jsonl", "columns")
 

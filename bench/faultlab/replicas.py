@@ -1,7 +1,7 @@
 """Data-parallel runs in one process: real replicas, real gradient averaging, and the three faults of ranks.
 
-Every replica has its own batch and its own copy of the model; after the backward pass the gradients are averaged, as DDP
-does. A desynchronised rank keeps its own gradients; a slow one does more work a step; a hung one stops entering
+Every replica has its own batch and its own copy of the model; after the backward pass the gradients are averaged, as
+DDP does. A desynchronised rank keeps its own gradients; a slow one does more work a step; a hung one stops entering
 collectives. The flight recorder is emulated: it lists the collectives the replicas entered.
 """
 

@@ -126,14 +126,18 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
     for outcome in outcomes:
         if not outcome.right:
             spec, label = outcome.case.spec, outcome.case.label
-            print(f"  {outcome.case.name} ({spec['family']}, {spec['log_format']}): {label['failure'] or 'healthy'} "
-                  f"({label['why']}), named {[f.detection.failure.value for f in outcome.findings] or 'healthy'}")  # fmt: skip
+            print(
+                f"  {outcome.case.name} ({spec['family']}, {spec['log_format']}): {label['failure'] or 'healthy'} "
+                f"({label['why']}), named {[f.detection.failure.value for f in outcome.findings] or 'healthy'}"
+            )
     print("\nwrong first cause")
     for outcome in outcomes:
         if outcome.case.label["failure"] is not None and outcome.findings and outcome.cause_rank() != 0:
             causes = [f"{cause.cause} {cause.confidence:.2f}" for cause in outcome.findings[0].causes[:3]]
-            print(f"  {outcome.case.name} ({outcome.case.spec['family']}): {outcome.case.label['cause']}, "
-                  f"said {outcome.named}: {', '.join(causes)}")  # fmt: skip
+            print(
+                f"  {outcome.case.name} ({outcome.case.spec['family']}): {outcome.case.label['cause']}, "
+                f"said {outcome.named}: {', '.join(causes)}"
+            )
 
 
 def main(folder: Path, *, half: str, as_json: bool) -> None:

@@ -154,9 +154,12 @@ def _write_ranks(record: Record, folder: Path) -> Path:
     for series in hashed:
         for step, value in zip(series.steps, series.values, strict=True):
             row = {
-                "step": int(step), "rank": series.replica, "parameter": series.layer, "param_hash": f"{int(value):08x}",
+                "step": int(step),
+                "rank": series.replica,
+                "parameter": series.layer,
+                "param_hash": f"{int(value):08x}",
                 "sharded": bool(series.extra.get("sharded")),
-            }  # fmt: skip
+            }
             lines.setdefault(series.replica or 0, []).append(json.dumps(row))
     for rank, rows in lines.items():
         (target / f"hashes_rank{rank}.jsonl").write_text("\n".join(rows) + "\n")

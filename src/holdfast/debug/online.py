@@ -1,10 +1,10 @@
 """The detectors on a run that is still going: fed step by step, at a cost a training loop does not feel.
 
 A window of every signal is kept; when it is full its older half is thinned, so that the beginning of a long run is
-never forgotten, only remembered more coarsely. Two kinds of looks are taken at it. A *glance* at every step costs next to
-nothing: is a loss no longer finite, does a gradient norm climb out of its range? A *look* runs the detectors over the
-whole window, as often as a fixed time budget a step allows: ten times the signals means ten times fewer looks, never a
-slower step. The detectors are the very ones that read finished logs.
+never forgotten, only remembered more coarsely. Two kinds of looks are taken at it. A *glance* at every step costs next
+to nothing: is a loss no longer finite, does a gradient norm climb out of its range? A *look* runs the detectors over
+the whole window, as often as a fixed time budget a step allows: ten times the signals means ten times fewer looks,
+never a slower step. The detectors are the very ones that read finished logs.
 """
 
 from __future__ import annotations
@@ -47,9 +47,11 @@ class OnlineOptions:
     def __post_init__(self) -> None:
         if self.window < 64 or self.first_look < 8 or self.budget_seconds <= 0:
             raise ConfigError(
-                "the online window is too small", window=self.window, first_look=self.first_look,
+                "the online window is too small",
+                window=self.window,
+                first_look=self.first_look,
                 hint="at least 64 points, 8 before the first look, and a positive budget",
-            )  # fmt: skip
+            )
 
 
 class _Series:

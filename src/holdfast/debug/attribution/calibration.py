@@ -1,11 +1,13 @@
 """Makes a confidence mean what it says: raw scores go through a table fitted on labelled runs.
 
-The table maps raw confidences to how often such a claim was right. Between its points it is linear, and it never falls.
-``holdfast calibrate`` fits one from a user's own labelled runs; the shipped one comes from the tuning half of the fault lab.
+The table maps raw confidences to how often such a claim was right. Between its points it is linear, and it never
+falls. ``holdfast calibrate`` fits one from a user's own labelled runs; the shipped one comes from the tuning half of
+the fault lab.
 """
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -68,7 +70,7 @@ def _checked(points: Sequence[Sequence[float]]) -> Table:
     table = tuple((float(raw), float(share)) for raw, share in points)
     if len(table) < 2 or any(not 0 <= share <= 1 for _, share in table):
         raise ValueError("a table needs at least two points with shares between 0 and 1")
-    if any(b[0] <= a[0] or b[1] < a[1] for a, b in zip(table, table[1:], strict=False)):
+    if any(b[0] <= a[0] or b[1] < a[1] for a, b in itertools.pairwise(table)):
         raise ValueError("the points of a table must rise")
     return table
 

@@ -6,6 +6,7 @@ read this table and nothing else, so whatever one of them can know the other can
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -237,7 +238,7 @@ def _loss_shape(
         fifth = max(1, len(values) // 5)
         first, last = _median(values[:fifth]), _median(values[-fifth:])
         quarters = [_median(part) for part in np.array_split(values, 4)]
-        falling = all(after < before for before, after in zip(quarters, quarters[1:], strict=False))
+        falling = all(after < before for before, after in itertools.pairwise(quarters))
         seen["slow_progress"] = float(falling and first > 0 and 0.0 < (first - last) / first < 0.2)
         seen["training_falls"] = float(last < 0.9 * first) if first > 0 else 0.0
         tenth = _median(values[len(values) // 10 : len(values) // 10 + 5])

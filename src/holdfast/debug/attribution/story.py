@@ -1,8 +1,8 @@
 """One story, one finding: which detections belong together, and which of them names the story.
 
-A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. The failure a person would
-call it is its end, or its most specific part; the rest is kept beside it as related. Faults that live in series of their own
-(a slow rank, skewed data) are stories of their own.
+A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. The failure a person
+would call it is its end, or its most specific part; the rest is kept beside it as related. Faults that live in series
+of their own (a slow rank, skewed data) are stories of their own.
 """
 
 from __future__ import annotations

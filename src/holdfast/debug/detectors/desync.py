@@ -18,8 +18,8 @@ __all__ = ["DistributedDesyncDetector"]
 class DistributedDesyncDetector(BaseDetector):
     """Sees replicated parameters whose hashes differ between ranks, and the step at which that began.
 
-    Sharded parameters differ by design. They are known by ``metadata["sharded"]``, or by differing from the very first hash
-    on while other parameters agree throughout.
+    Sharded parameters differ by design. They are known by ``metadata["sharded"]``, or by differing from the very first
+    hash on while other parameters agree throughout.
 
     Args:
         minimum_parameters: how many parameters must differ.
@@ -61,7 +61,7 @@ class DistributedDesyncDetector(BaseDetector):
 
 
 def _difference(group: list[Signal]) -> tuple[float, float, frozenset[int], bool] | None:
-    """First and last step at which the hashes differ, the ranks in the minority, and whether it was so from the start."""
+    """First and last differing step, the ranks in the minority, and whether it was so from the start."""
     shared = group[0].steps
     for signal in group[1:]:
         shared = np.intersect1d(shared, signal.steps)

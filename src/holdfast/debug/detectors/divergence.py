@@ -111,8 +111,8 @@ def _divergence(signal: Signal, rise: Rise) -> Detection:
 def _held_up(shape: Shape, rates: list[Signal]) -> tuple[int, float, float] | None:
     """Where a cut of the learning rate set free a loss that had learnt nothing until then: point, level before, after.
 
-    A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long and fell off
-    a cliff at the cut was bouncing over every minimum until then.
+    A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long and
+    fell off a cliff at the cut was bouncing over every minimum until then.
     """
     if shape.is_signed or shape.count < 12:
         return None
@@ -132,7 +132,10 @@ def _held_up(shape: Shape, rates: list[Signal]) -> tuple[int, float, float] | No
 
 
 def _released(signal: Signal, shape: Shape, at: int, before: float, after: float) -> Detection:
-    claim = f"learnt nothing until the learning rate was cut at step {shape.steps[at]:g}, then fell from {before:.4g} to {after:.4g} at once"
+    claim = (
+        f"learnt nothing until the learning rate was cut at step {shape.steps[at]:g}, "
+        f"then fell from {before:.4g} to {after:.4g} at once"
+    )
     return Detection(
         failure=Failure.DIVERGENCE,
         severity=Severity.CRITICAL,

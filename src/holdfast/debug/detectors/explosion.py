@@ -26,8 +26,9 @@ _OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
 class GradientExplosionDetector(BaseDetector):
     """Sees gradient norms that run away and take the loss with them, and losses that did.
 
-    Rising gradient norms alone are no failure in a finished log: they grow in many a healthy run, and clipping tames them.
-    On a live run, steep growth far out of the norm's own range is reported at once, because then there is still time.
+    Rising gradient norms alone are no failure in a finished log: they grow in many a healthy run, and clipping tames
+    them. On a live run, steep growth far out of the norm's own range is reported at once, because then there is still
+    time.
 
     Args:
         growth: how many times its usual value a norm must reach.
@@ -85,9 +86,16 @@ class GradientExplosionDetector(BaseDetector):
             return None
         layer = outputs[0] if early[layer][0] < self.activation else layer
         spread, signal = early[layer]
-        found = _detection(signal, float(signal.steps[0]), float(signal.steps[-1]), Severity.WARNING, 0.8,
-                           f"spreads over {spread:.3g} at the first step, where a sane start has about 1",
-                           {"spread": min(spread, 1e300)}, "activations")  # fmt: skip
+        found = _detection(
+            signal,
+            float(signal.steps[0]),
+            float(signal.steps[-1]),
+            Severity.WARNING,
+            0.8,
+            f"spreads over {spread:.3g} at the first step, where a sane start has about 1",
+            {"spread": min(spread, 1e300)},
+            "activations",
+        )
         return replace(found, layer=layer)
 
     def _loss(self, signal: Signal) -> Detection | None:
@@ -100,24 +108,46 @@ class GradientExplosionDetector(BaseDetector):
         peak, end = float(values[peak_at]), shape.end
         huge = values > MEANINGLESS_LOSS
         if huge[-max(1, len(values) // 10) :].all():
-            return _detection(signal, float(shape.steps[int(np.argmax(huge))]), float(shape.steps[-1]), Severity.CRITICAL, 0.97,
-                              f"stands at {end:.3g}, beyond what any loss means", {"peak": peak, "end": end}, "stuck")  # fmt: skip
+            return _detection(
+                signal,
+                float(shape.steps[int(np.argmax(huge))]),
+                float(shape.steps[-1]),
+                Severity.CRITICAL,
+                0.97,
+                f"stands at {end:.3g}, beyond what any loss means",
+                {"peak": peak, "end": end},
+                "stuck",
+            )
         if peak > self.loss_growth * first and np.count_nonzero(values > 0.1 * peak) >= 1 and len(values) >= 6:
             over = values > self.loss_growth * first
             # One wild batch is a spike; an explosion lasts or is beyond all measure.
             if np.count_nonzero(over) >= 3 or peak > 1e4 * first:
                 back = end < 3 * first
-                return _detection(signal, float(shape.steps[int(np.argmax(over))]), float(shape.steps[np.flatnonzero(over)[-1]]),
-                                  Severity.WARNING if back else Severity.CRITICAL, 0.9,
-                                  f"grew from {first:.4g} to {peak:.4g}", {"before": first, "peak": peak}, "grew")  # fmt: skip
+                return _detection(
+                    signal,
+                    float(shape.steps[int(np.argmax(over))]),
+                    float(shape.steps[np.flatnonzero(over)[-1]]),
+                    Severity.WARNING if back else Severity.CRITICAL,
+                    0.9,
+                    f"grew from {first:.4g} to {peak:.4g}",
+                    {"before": first, "peak": peak},
+                    "grew",
+                )
         tenth = float(np.median(values[len(values) // 10 : len(values) // 10 + 5])) if len(values) >= 20 else first
         fell_at_once = float(values[0]) > self.collapse * tenth > 0 and float(values[0]) > self.collapse
         if end > 0 and (fell_at_once or (first > self.recovery * end and first > 1e6)):
             first = float(values[0])
             over = values > 30 * np.median(values)
-            return _detection(signal, float(shape.steps[0]), float(shape.steps[np.flatnonzero(over)[-1] if over.any() else 0]),
-                              Severity.WARNING, 0.7, f"began at {first:.3g} and came down to {end:.3g}",
-                              {"first": first, "end": end}, "early")  # fmt: skip
+            return _detection(
+                signal,
+                float(shape.steps[0]),
+                float(shape.steps[np.flatnonzero(over)[-1] if over.any() else 0]),
+                Severity.WARNING,
+                0.7,
+                f"began at {first:.3g} and came down to {end:.3g}",
+                {"first": first, "end": end},
+                "early",
+            )
         return None
 
     def _held_out(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:
@@ -133,9 +163,16 @@ class GradientExplosionDetector(BaseDetector):
             return None
         over = np.flatnonzero(values > self.loss_growth * max(begins))
         back = float(values[-1]) < 3 * max(begins)
-        return _detection(signal, float(steps[over[0]]), float(steps[over[-1]]), Severity.WARNING if back else Severity.CRITICAL,
-                          0.85, f"reached {values.max():.4g} where the training loss began at {max(begins):.4g}",
-                          {"before": max(begins), "peak": float(values.max())}, "grew")  # fmt: skip
+        return _detection(
+            signal,
+            float(steps[over[0]]),
+            float(steps[over[-1]]),
+            Severity.WARNING if back else Severity.CRITICAL,
+            0.85,
+            f"reached {values.max():.4g} where the training loss began at {max(begins):.4g}",
+            {"before": max(begins), "peak": float(values.max())},
+            "grew",
+        )
 
     def _norm(self, signal: Signal, hurt: float | None, useless: bool) -> Detection | None:
         finite = np.isfinite(signal.values) & (signal.values > 0)
@@ -143,18 +180,32 @@ class GradientExplosionDetector(BaseDetector):
         if len(values) < 6 or (hurt is None and not useless):
             return None
         if hurt is None and float(np.median(values)) > HUGE_NORM and len(values) >= 20:
-            return _detection(signal, float(steps[0]), float(steps[-1]), Severity.CRITICAL, 0.8,
-                              f"is {np.median(values):.3g} all along while the loss hardly falls",
-                              {"usual": float(np.median(values)), "peak": float(values.max())}, "norm")  # fmt: skip
+            return _detection(
+                signal,
+                float(steps[0]),
+                float(steps[-1]),
+                Severity.CRITICAL,
+                0.8,
+                f"is {np.median(values):.3g} all along while the loss hardly falls",
+                {"usual": float(np.median(values)), "peak": float(values.max())},
+                "norm",
+            )
         if hurt is None:
             early = float(np.median(values[: max(2, len(values) // 20)]))
             late = float(np.median(values[len(values) // 2 :]))
             if len(values) < 20 or late < self.growth * early:
                 return None
             begin = int(np.argmax(values > self.growth * early))
-            return _detection(signal, float(steps[begin]), float(steps[-1]), Severity.CRITICAL, 0.8,
-                              f"grew from {early:.3g} to {late:.3g} while the loss stopped falling",
-                              {"usual": early, "peak": float(values.max())}, "norm")  # fmt: skip
+            return _detection(
+                signal,
+                float(steps[begin]),
+                float(steps[-1]),
+                Severity.CRITICAL,
+                0.8,
+                f"grew from {early:.3g} to {late:.3g} while the loss stopped falling",
+                {"usual": early, "peak": float(values.max())},
+                "norm",
+            )
         before = values[steps < hurt]
         # Too little before the loss broke: the quieter half of the run stands in for "usual".
         usual = float(np.median(before)) if len(before) >= 5 else float(np.quantile(values, 0.25))
@@ -163,8 +214,16 @@ class GradientExplosionDetector(BaseDetector):
             return None
         peak = float(values.max())
         at = np.flatnonzero(over)
-        return _detection(signal, float(steps[at[0]]), float(steps[at[-1]]), Severity.CRITICAL, 0.85,
-                          f"grew from {usual:.3g} to {peak:.3g} while the loss broke", {"usual": usual, "peak": peak}, "norm")  # fmt: skip
+        return _detection(
+            signal,
+            float(steps[at[0]]),
+            float(steps[at[-1]]),
+            Severity.CRITICAL,
+            0.85,
+            f"grew from {usual:.3g} to {peak:.3g} while the loss broke",
+            {"usual": usual, "peak": peak},
+            "norm",
+        )
 
     def _live(self, signal: Signal) -> Detection | None:
         """Early warning: the last norms climb steeply and lie far outside everything before."""
@@ -183,9 +242,16 @@ class GradientExplosionDetector(BaseDetector):
         if values[-1] - usual < max(np.log(self.growth), 6 * spread) or values[-1] <= before.max() + 2 * spread:
             return None
         first = len(values) - climb
-        return _detection(signal, float(steps[first]), float(steps[-1]), Severity.WARNING, 0.8,
-                          f"climbs from {np.exp(usual):.3g} to {np.exp(values[-1]):.3g} in {climb - 1} steps",
-                          {"usual": float(np.exp(usual)), "now": float(np.exp(values[-1]))}, "climbing")  # fmt: skip
+        return _detection(
+            signal,
+            float(steps[first]),
+            float(steps[-1]),
+            Severity.WARNING,
+            0.8,
+            f"climbs from {np.exp(usual):.3g} to {np.exp(values[-1]):.3g} in {climb - 1} steps",
+            {"usual": float(np.exp(usual)), "now": float(np.exp(values[-1]))},
+            "climbing",
+        )
 
 
 def _hurt_loss(signals: Sequence[Signal]) -> float | None:
@@ -233,9 +299,15 @@ def _with_layer(detection: Detection, signals: Sequence[Signal]) -> Detection:
 
 
 def _detection(
-    signal: Signal, first: float, last: float, severity: Severity, confidence: float, claim: str,
-    numbers: dict[str, float], shape: str,
-) -> Detection:  # fmt: skip
+    signal: Signal,
+    first: float,
+    last: float,
+    severity: Severity,
+    confidence: float,
+    claim: str,
+    numbers: dict[str, float],
+    shape: str,
+) -> Detection:
     return Detection(
         failure=Failure.EXPLOSION,
         severity=severity,

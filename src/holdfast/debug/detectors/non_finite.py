@@ -1,8 +1,9 @@
 """NaN and infinity, also where the log hides them.
 
-A log shows a NaN in four ways: the value itself, a counter of bad iterations, a field that is gone although its neighbours
-are there (Megatron prints no loss it cannot print), and a loss of exactly zero beside a NaN gradient norm (a trainer that
-filters NaN out of its averages). Single non-finite *gradient norms* are how mixed precision finds its scale: normal.
+A log shows a NaN in four ways: the value itself, a counter of bad iterations, a field that is gone although its
+neighbours are there (Megatron prints no loss it cannot print), and a loss of exactly zero beside a NaN gradient norm
+(a trainer that filters NaN out of its averages). Single non-finite *gradient norms* are how mixed precision finds its
+scale: normal.
 """
 
 from __future__ import annotations

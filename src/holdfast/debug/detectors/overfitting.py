@@ -69,7 +69,10 @@ class OverfittingDetector(BaseDetector):
         if fell is None:
             return None
         rise = end / best - 1
-        claim = f"turned at step {steps[best_at]:g}: {best:.4g} then, {end:.4g} at the end (+{rise:.0%}), training loss {fell:.0%} lower"
+        claim = (
+            f"turned at step {steps[best_at]:g}: {best:.4g} then, {end:.4g} at the end (+{rise:.0%}), "
+            f"training loss {fell:.0%} lower"
+        )
         return Detection(
             failure=Failure.OVERFITTING,
             severity=Severity.CRITICAL if rise > 0.5 else Severity.WARNING,

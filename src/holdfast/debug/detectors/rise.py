@@ -1,7 +1,7 @@
 """How a loss got worse: where the rise began, how high it went, and whether it came back.
 
-Both the spike and the divergence detector read this one account of a series, so they can never tell two stories of it: what
-came back (or was coming back when the log ended) is a spike, what stayed is a divergence.
+Both the spike and the divergence detector read this one account of a series, so they can never tell two stories of it:
+what came back (or was coming back when the log ended) is a spike, what stayed is a divergence.
 """
 
 from __future__ import annotations
@@ -151,8 +151,8 @@ def find_hump(signal: Signal, *, minimum_noises: float, minimum_height: float) -
 def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, minimum_points: int) -> list[Rise]:
     """Every stretch of consecutive points far above the level around it.
 
-    Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy losses raise
-    their own bar; ``minimum_height`` is relative to the level.
+    Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy losses
+    raise their own bar; ``minimum_height`` is relative to the level.
     """
     if shape.count < 6:
         return []
@@ -195,7 +195,7 @@ def _standing(residual: Array, first: int, last: int) -> float:
 
 
 def _background(shape: Shape, minimum_noises: float, minimum_height: float) -> tuple[Array, Array]:
-    """The level with short bursts taken out, and how far above it a point must be; never narrower than a dozen points."""
+    """The level with short bursts taken out, and how far above it a point must be to count."""
     reach = max(2, round(10 / shape.width), len(shape.level) // 12)
     reach = min(reach, max(1, (len(shape.level) - 1) // 2))
     smooth = running_median(shape.level, reach)

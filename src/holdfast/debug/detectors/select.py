@@ -59,7 +59,7 @@ def serving(signals: Iterable[Signal]) -> list[Signal]:
 
 
 def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
-    """The losses a verdict on the run may rest on: the total where one is named, else all that are not part of a game."""
+    """The losses a verdict may rest on: the total where one is named, else all that are not part of a game."""
     found = [
         signal
         for signal in of_kind(signals, "loss")

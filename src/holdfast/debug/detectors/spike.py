@@ -85,9 +85,16 @@ class LossSpikeDetector(BaseDetector):
         if not jumped or len(high) == 0 or high[0] == 0:
             return None
         return Rise(
-            first_step=float(shape.steps[high[0]]), last_step=float(shape.steps[high[-1]]), before=first,
-            peak=float(head.max()), after=shape.end, noise=float(shape.noise[0]), points=len(high), lost=0.0, recovered=1.0,
-        )  # fmt: skip
+            first_step=float(shape.steps[high[0]]),
+            last_step=float(shape.steps[high[-1]]),
+            before=first,
+            peak=float(head.max()),
+            after=shape.end,
+            noise=float(shape.noise[0]),
+            points=len(high),
+            lost=0.0,
+            recovered=1.0,
+        )
 
     def _short_log(self, signal: Signal, shape: Shape, norms: list[Signal]) -> list[Detection]:
         """In a handful of lines only an unmistakable jump counts: many times the level, with the gradients agreeing."""
@@ -98,10 +105,16 @@ class LossSpikeDetector(BaseDetector):
         if worst == 0 or shape.values[worst] < 5.0 * float(np.max(before)):
             return []
         rise = Rise(
-            first_step=float(shape.steps[worst]), last_step=float(shape.steps[-1]), before=float(np.median(before)),
-            peak=float(shape.values[worst]), after=float(shape.values[-1]), noise=float(np.median(before)) * 0.1,
-            points=1, lost=1.0, recovered=0.0,
-        )  # fmt: skip
+            first_step=float(shape.steps[worst]),
+            last_step=float(shape.steps[-1]),
+            before=float(np.median(before)),
+            peak=float(shape.values[worst]),
+            after=float(shape.values[-1]),
+            noise=float(np.median(before)) * 0.1,
+            points=1,
+            lost=1.0,
+            recovered=0.0,
+        )
         return [self._spike(signal, [rise], at_end=True)] if _confirmed(rise, norms) or rise.ratio > 20 else []
 
     def _spike(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:

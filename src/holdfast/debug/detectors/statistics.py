@@ -1,9 +1,9 @@
 """Robust statistics that take their scale from the run itself.
 
-A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. So nothing here
-uses a fixed threshold on a value. :func:`shape_of` cuts a series into blocks (a million points become a few hundred),
-takes the median of each as the level and the spread of neighbouring points as the noise there; the questions a detector
-asks (did it rise, did it stay, did it ever fall) are then about levels in units of that noise.
+A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. So nothing
+here uses a fixed threshold on a value. :func:`shape_of` cuts a series into blocks (a million points become a few
+hundred), takes the median of each as the level and the spread of neighbouring points as the noise there; the questions
+a detector asks (did it rise, did it stay, did it ever fall) are then about levels in units of that noise.
 """
 
 from __future__ import annotations
@@ -104,9 +104,10 @@ def robust_spread(values: Array) -> float:
 
 
 def noise_of(values: Array) -> float:
-    """Point-to-point noise of a series, whatever its trend: from its first or second differences, the quieter of the two.
+    """Point-to-point noise of a series, whatever its trend: by its first or second differences, the quieter one.
 
-    A trend drops out of both; a jump stands in one first difference but in two second ones, which matters in short logs.
+    A trend drops out of both; a jump stands in one first difference but in two second ones, which matters in short
+    logs.
     """
     if len(values) < 3:
         return 0.0

@@ -119,7 +119,7 @@ class DataStarvationDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare the time spent waiting with the time of the whole step."""
-        times = [signal for signal in of_kind(signals, "step_time")]
+        times = list(of_kind(signals, "step_time"))
         found: list[Detection] = []
         for waiting in of_kind(signals, "data_time"):
             whole = next((t for t in times if t.replica == waiting.replica), None)

@@ -1,0 +1,130 @@
+"""`holdfast feedback REPORT`: record whether a finding was true, so that confidences can be held against the truth."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from datetime import datetime, timezone
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.errors import DebugError
+
+__all__ = ["read_feedback", "register"]
+
+DEFAULT_STORE = Path("holdfast-feedback.jsonl")
+
+
+class Answer(str, Enum):
+    """A user's verdict on a finding."""
+
+    TRUE = "true"
+    FALSE = "false"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def feedback(
+        report: Annotated[Path | None, typer.Argument(help="A report of `holdfast debug --format json`.")] = None,
+        verdict: Annotated[Answer | None, typer.Option("--verdict", help="Was the finding true?")] = None,
+        finding: Annotated[int, typer.Option("--finding", min=1, help="Which finding, from 1.")] = 1,
+        run: Annotated[int, typer.Option("--run", min=1, help="Which run of the report, from 1.")] = 1,
+        missed: Annotated[str | None, typer.Option("--missed", help="A failure the report should have named.")] = None,
+        cause: Annotated[str | None, typer.Option("--cause", help="The true cause, where you know it.")] = None,
+        note: Annotated[str, typer.Option("--note", help="Anything worth remembering.")] = "",
+        store: Annotated[Path, typer.Option("--store", help="The file the verdicts are kept in.")] = DEFAULT_STORE,
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ) -> None:
+        """Record a true or false verdict on a finding (or a missed failure); without a report, sum the verdicts up.
+
+        `holdfast calibrate --feedback` counts them beside the labelled runs.
+        """
+        if report is None:
+            _summarise(store, as_json=as_json)
+            return
+        if (verdict is None) == (missed is None):
+            raise DebugError("say either --verdict true|false or --missed FAILURE", report=str(report))
+        entry = _entry(_run_of(report, run), run, finding, verdict, missed)
+        entry |= {"cause": cause, "note": note, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
+        with store.open("a", encoding="utf-8") as file:
+            file.write(json.dumps(entry) + "\n")
+        typer.echo(
+            json.dumps(entry) if as_json else f"recorded: {entry['failure']} in {entry['path']} was {entry['verdict']}"
+        )
+
+
+def _run_of(report: Path, run: int) -> dict[str, Any]:
+    try:
+        runs = json.loads(report.read_text(encoding="utf-8"))["runs"]
+        found = runs[run - 1]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise DebugError(
+            "not a JSON report", report=str(report), hint="make one with `holdfast debug --format json`"
+        ) from error
+    except IndexError as error:
+        raise DebugError("the report has no such run", report=str(report), run=run) from error
+    if not isinstance(found, dict) or not isinstance(found.get("findings"), list):
+        raise DebugError("not a JSON report", report=str(report), hint="make one with `holdfast debug --format json`")
+    return found
+
+
+def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None, missed: str | None) -> dict[str, Any]:
+    from holdfast.debug.types import Failure
+
+    path = str(found.get("path", ""))
+    if missed is not None:
+        if missed not in {failure.value for failure in Failure}:
+            raise DebugError("no such failure", failure=missed, hint=", ".join(failure.value for failure in Failure))
+        return {"path": path, "failure": missed, "verdict": "missed", "confidence": None, "claimed_cause": None}
+    findings = found["findings"]
+    if finding > len(findings):
+        raise DebugError("the run has no such finding", run=run, finding=finding, hint=f"it has {len(findings)}")
+    chosen = findings[finding - 1]
+    causes = chosen.get("causes") or [{}]
+    return {
+        "path": path,
+        "failure": chosen["failure"],
+        "verdict": verdict.value if verdict is not None else "",
+        "confidence": chosen.get("confidence"),
+        "claimed_cause": causes[0].get("cause"),
+    }
+
+
+def read_feedback(store: Path) -> list[dict[str, Any]]:
+    """Every recorded verdict.
+
+    Raises:
+        DebugError: the file cannot be read, or a line of it was not written by this command.
+    """
+    try:
+        lines = store.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise DebugError(f"no verdicts can be read: {error.strerror}", file=str(store)) from error
+    entries: list[dict[str, Any]] = []
+    for number, line in enumerate(lines, 1):
+        try:
+            entry = json.loads(line)
+            if entry["verdict"] not in ("true", "false", "missed") or not isinstance(entry["failure"], str):
+                raise ValueError
+        except (ValueError, KeyError, TypeError) as error:
+            raise DebugError("a line is no recorded verdict", file=str(store), line=number) from error
+        entries.append(entry)
+    return entries
+
+
+def _summarise(store: Path, *, as_json: bool) -> None:
+    counts = Counter((entry["failure"], entry["verdict"]) for entry in read_feedback(store))
+    failures = sorted({failure for failure, _ in counts})
+    table = {
+        failure: {answer: counts[failure, answer] for answer in ("true", "false", "missed")} for failure in failures
+    }
+    if as_json:
+        typer.echo(json.dumps(table))
+        return
+    for failure, row in table.items():
+        typer.echo(f"{failure:<22}{row['true']} true  {row['false']} false  {row['missed']} missed")

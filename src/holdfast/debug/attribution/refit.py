@@ -1,0 +1,86 @@
+"""Refits thresholds and confidences on labelled runs, without letting them wander far.
+
+Thresholds are searched one at a time over a few multiples of their present value; a change must lower the cost on the
+labelled runs, and of equal ones the smallest change wins. Confidences are refitted after that, through a calibration
+table.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from holdfast.debug.attribution.calibration import Calibration, expected_calibration_error, fit_table
+from holdfast.debug.attribution.engine import AttributionEngine
+from holdfast.debug.attribution.labelled import LabelledRun, Score, score_runs
+from holdfast.debug.detectors.registry import DETECTOR_TYPES, default_detectors, thresholds_of
+
+__all__ = ["Refit", "refit"]
+
+MULTIPLES = (0.7, 1.4, 0.5, 2.0)
+# Fewer claims than this fit no table worth having.
+FEWEST_CLAIMS = 20
+
+Thresholds = Mapping[str, Mapping[str, float]]
+
+
+@dataclass(frozen=True, slots=True)
+class Refit:
+    """What came out: thresholds, calibration, and the scores before and after."""
+
+    thresholds: dict[str, dict[str, float]]
+    calibration: Calibration
+    before: Score
+    after: Score
+
+    @property
+    def calibration_errors(self) -> tuple[float, float]:
+        """The expected calibration error of findings before and after, on the runs it was fitted on."""
+        raw = [claim for claim, _ in self.after.claims]
+        right = [hit for _, hit in self.after.claims]
+        mapped = [self.calibration.finding(claim) for claim in raw]
+        return expected_calibration_error(raw, right), expected_calibration_error(mapped, right)
+
+
+def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, search: bool = True) -> Refit:
+    """Fit thresholds (unless told not to) and then the calibration.
+
+    Args:
+        runs: labelled runs; the more and the more varied, the better.
+        start: thresholds to begin from, the defaults otherwise.
+        search: whether to look for better thresholds, or only to calibrate.
+    """
+    engine = AttributionEngine(calibration=Calibration())
+    chosen: dict[str, dict[str, float]] = {name: dict(options) for name, options in (start or {}).items()}
+    before = best = score_runs(runs, default_detectors(chosen), engine)
+    if search and best.cost > 0:
+        for name in _troubled(best):
+            for option, value in thresholds_of(DETECTOR_TYPES[name]()).items():
+                present = chosen.get(name, {}).get(option, value)
+                for multiple in MULTIPLES:
+                    trial = {**chosen, name: {**chosen.get(name, {}), option: _scaled(present, multiple)}}
+                    score = score_runs(runs, default_detectors(trial), engine)
+                    if score.cost < best.cost - 1e-9:
+                        best, chosen = score, trial
+    calibration = Calibration.load()
+    if len(best.claims) >= FEWEST_CLAIMS:
+        calibration = replace(calibration, findings=_table(best.claims))
+    if len(best.cause_claims) >= FEWEST_CLAIMS:
+        calibration = replace(calibration, causes=_table(best.cause_claims))
+    return Refit(chosen, calibration, before, best)
+
+
+def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
+    return fit_table([claim for claim, _ in claims], [hit for _, hit in claims])
+
+
+def _troubled(score: Score) -> list[str]:
+    """The detectors that were wrong, the worst first; there is no reason to touch the others."""
+    wrong = {name: tally.false_positives * 3 + tally.false_negatives for name, tally in score.tallies.items()}
+    return sorted(
+        (name for name, count in wrong.items() if count and name in DETECTOR_TYPES), key=lambda name: -wrong[name]
+    )
+
+
+def _scaled(value: float, multiple: float) -> float:
+    return max(1, round(value * multiple)) if isinstance(value, int) else value * multiple
