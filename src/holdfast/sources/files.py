@@ -72,14 +72,16 @@ class DataFile(ABC):
         return self.gather(ranges[:1], ranges[1:]).values.tobytes()
 
     def _check_ranges(self, starts: Indices, stops: Indices) -> None:
-        size = self.size
-        if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > size or bool((stops < starts).any())):
-            raise SourceChangedError(
-                "byte ranges outside the file were asked for: its index was made from another file",
-                file=self.name,
-                size=size,
-                hint="delete the index beside the file; it is built anew on the next run",
-            )
+        if len(starts) and (int(starts.min()) < 0 or int(stops.max()) > self.size or bool((stops < starts).any())):
+            raise self._outside()
+
+    def _outside(self) -> SourceChangedError:
+        return SourceChangedError(
+            "byte ranges outside the file were asked for: its index was made from another file",
+            file=self.name,
+            size=self.size,
+            hint="delete the index beside the file; it is built anew on the next run",
+        )
 
 
 class LocalFile(DataFile):
@@ -126,6 +128,13 @@ class LocalFile(DataFile):
                 hint="training data must not change under a run; write a new file instead",
             )
         return values
+
+    def read(self, start: int, stop: int) -> bytes:
+        """The bytes from ``start`` up to ``stop``."""
+        values = self.values()
+        if not 0 <= start <= stop <= len(values):
+            raise self._outside()
+        return values[start:stop].tobytes()
 
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
         """Copy many byte ranges out of the map."""
