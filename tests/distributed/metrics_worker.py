@@ -65,7 +65,7 @@ def train(aggregator: MetricsAggregator, start: int, stop: int, rank: int, world
         aggregator.update(batch["metrics"], step=step)
 
 
-def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]:
+def run_plan(plan: dict[str, Any], early: MetricsAggregator, rank: int, world_size: int) -> dict[str, Any]:
     """Do what the plan asks; the result is JSON."""
     folder = Path(plan["folder"])
     results: dict[str, Any] = {}
@@ -79,6 +79,9 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
     train(half, 0, middle, rank, world_size)
     (folder / f"state-{world_size}-{rank}.json").write_text(json.dumps(half.state_dict()))
     save({"metrics": half.as_stateful()}, checkpoint_id=folder / f"dcp-{world_size}")
+    run_state = json.dumps(half.run_state_dict())
+    if rank == 0:
+        (folder / f"run-{world_size}.json").write_text(run_state)
     dist.barrier()
 
     again = MetricsAggregator(recent_steps=8)
@@ -98,6 +101,9 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
         load({"metrics": from_dcp.as_stateful()}, checkpoint_id=folder / f"dcp-{before}")
         train(from_dcp, middle, STEPS, rank, world_size)
         results["resumed_from_dcp"] = repr(from_dcp.get_metrics())
+
+        train(early, middle, STEPS, rank, world_size)
+        results["resumed_from_run_state"] = repr(early.get_metrics())
 
     results["empty"] = MetricsAggregator().get_metrics()
     lonely = MetricsAggregator()
@@ -123,9 +129,12 @@ def run_plan(plan: dict[str, Any], rank: int, world_size: int) -> dict[str, Any]
 def main() -> None:
     """Run the plan as one rank, and leave the result in the plan's folder."""
     plan = json.loads(Path(sys.argv[1]).read_text())
+    early = MetricsAggregator(recent_steps=8)
+    if plan["resume_from"]:  # before this process knows its rank
+        early.load_state_dict(json.loads(Path(plan["folder"], f"run-{plan['resume_from']}.json").read_text()))
     dist.init_process_group(plan["backend"])
     rank, world_size = dist.get_rank(), dist.get_world_size()
-    results = run_plan(plan, rank, world_size)
+    results = run_plan(plan, early, rank, world_size)
     Path(plan["folder"], f"result-{plan['name']}-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

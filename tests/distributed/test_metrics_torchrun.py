@@ -105,3 +105,10 @@ def test_states_are_gathered_at_once_or_rank_by_rank_with_the_same_result(result
         for rank in ranks:
             assert rank["gathered"] == [1000 * source for source in range(len(ranks))]
             assert rank["gather_paths_agree"]
+
+
+@pytest.mark.parametrize("name", ["two to three", "three to two"])
+def test_the_runs_state_may_be_loaded_before_the_ranks_know_each_other(
+    results: Results, in_one_process: str, name: str
+) -> None:
+    assert {rank["resumed_from_run_state"] for rank in results[name]} == {in_one_process}

@@ -233,6 +233,13 @@ def test_two_metrics_reported_under_one_name_are_an_error_naming_both() -> None:
         aggregator.get_metrics()
 
 
+def test_a_clash_that_only_a_nan_would_bring_shows_in_the_first_report() -> None:
+    aggregator = MetricsAggregator()
+    aggregator.update([Metric("wiki", "loss", 1.0, MEAN), Metric("wiki", "loss_nan_count", 0, SUM)])
+    with pytest.raises(MetricError, match="both reported as 'loss_nan_count'"):
+        aggregator.get_metrics()
+
+
 def test_logging_names_are_prefix_dataset_and_metric() -> None:
     aggregator = MetricsAggregator()
     aggregator.update([Metric("wiki", "tokens_seen", 5, SUM), Metric("chat", "len", 1, DISTRIBUTION)])

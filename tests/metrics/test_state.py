@@ -136,3 +136,19 @@ def test_loading_replaces_what_was_aggregated() -> None:
     aggregator = aggregate([2, 3])
     aggregator.load_state_dict(state)
     assert repr(aggregator.get_metrics()) == repr(aggregate([1]).get_metrics())
+
+
+def test_a_run_goes_on_from_the_state_of_the_whole_run() -> None:
+    resumed = loaded(aggregate(list(range(6))).run_state_dict())
+    for seed in range(6, 12):
+        resumed.update(batch_of(seed), step=seed)
+    whole = aggregate(list(range(12)))
+    assert repr(resumed.get_metrics()) == repr(whole.get_metrics())
+    assert json.dumps(resumed.state_dict()) == json.dumps(whole.state_dict())
+
+
+def test_a_name_of_another_type_than_in_the_runs_state_is_an_error_naming_both() -> None:
+    aggregator = loaded(aggregate([1]).run_state_dict())
+    aggregator.update([Metric("wiki", "sum_float", 1, AggregationType.MAX)])
+    with pytest.raises(MetricError, match="'sum' and 'max'"):
+        aggregator.get_metrics()

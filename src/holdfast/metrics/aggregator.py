@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -75,6 +75,7 @@ class MetricsAggregator:
         self._recent_steps = recent_steps
         self._process_group = process_group
         self._entries: dict[MetricKey, _Entry] = {}
+        self._run_so_far: Table = {}
         self._step = 0
         self._pane = 0
 
@@ -109,7 +110,8 @@ class MetricsAggregator:
 
     def state_dict(self) -> dict[str, Any]:
         """What this rank has seen, as JSON-friendly data. Save every rank's."""
-        return self._encode(self._local_table(), "rank")
+        rank, _ = world_of(self._process_group)
+        return self._encode(self._local_table(rank), "rank")
 
     def run_state_dict(self) -> dict[str, Any]:
         """What all ranks have seen, the same on every rank; a collective call when distributed."""
@@ -122,20 +124,13 @@ class MetricsAggregator:
         rank 0 takes the totals and the others start from nothing, so that they are counted once.
         """
         table = decode_table(state, self._handlers)
-        rank, _ = world_of(self._process_group)
-        if state["scope"] == "run" and rank != 0:
-            table = {}
-        self._entries = {
-            key: _Entry(
-                metric.agg_type,
-                handler_for(metric.agg_type, self._handlers),
-                metric.state,
-                metric.nan,
-                metric.infinite,
-                metric.recent if state["recent_steps"] == self._recent_steps else {},
-            )
-            for key, metric in table.items()
-        }
+        if state["recent_steps"] != self._recent_steps:
+            table = {key: replace(metric, recent={}) for key, metric in table.items()}
+        # Which rank this is may not be known yet (a state can be read before the process group is made), so the run's
+        # totals wait beside the rank's own until figures or states are asked for.
+        is_run = state["scope"] == "run"
+        self._run_so_far = table if is_run else {}
+        self._entries = {} if is_run else {key: self._restored(metric) for key, metric in table.items()}
         self._step = int(state["step"])
 
     def as_stateful(self) -> RunMetricsState:
@@ -145,6 +140,7 @@ class MetricsAggregator:
     def reset(self) -> None:
         """Forget everything aggregated so far; the count of steps goes on."""
         self._entries = {}
+        self._run_so_far = {}
 
     def _begin_step(self, step: int) -> None:
         if self._recent_steps is not None:
@@ -183,7 +179,12 @@ class MetricsAggregator:
             entry = self._entries[key] = _Entry(agg_type, handler, handler.init())
         elif kind_name(entry.agg_type) != kind_name(agg_type):
             raise conflicting_types(key, kind_name(entry.agg_type), kind_name(agg_type))
+        entry.agg_type = agg_type  # the very object the caller uses, so that the next look is a comparison by identity
         return entry
+
+    def _restored(self, metric: MetricState) -> _Entry:
+        handler = handler_for(metric.agg_type, self._handlers)
+        return _Entry(metric.agg_type, handler, metric.state, metric.nan, metric.infinite, metric.recent)
 
     def _add(self, key: MetricKey, entry: _Entry, values: Any) -> None:
         """Keep numbers for the next fold; what is no number is refused here, in the call it came with."""
@@ -217,17 +218,18 @@ class MetricsAggregator:
             if self._recent_steps is not None and kind_name(entry.agg_type) == "distribution" and len(values):
                 entry.recent = update_panes(entry.recent, entry.handler, self._pane, values)
 
-    def _local_table(self) -> Table:
+    def _local_table(self, rank: int) -> Table:
         for entry in self._entries.values():
             self._fold(entry)
-        return {
+        own = {
             key: MetricState(kind_name(entry.agg_type), entry.state, entry.nan, entry.infinite, entry.recent)
             for key, entry in self._entries.items()
         }
+        return merge_tables([self._run_so_far, own], self._handlers) if rank == 0 else own
 
     def _merged_table(self) -> Table:
-        local = self._local_table()
-        _, world_size = world_of(self._process_group)
+        rank, world_size = world_of(self._process_group)
+        local = self._local_table(rank)
         if world_size == 1:
             return merge_tables([local], self._handlers)
         payload = json.dumps(self._encode(local, "rank")).encode()

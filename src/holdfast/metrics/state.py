@@ -59,7 +59,8 @@ def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar
     makers: dict[tuple[str, str], str] = {}
     for (dataset, name), metric in table.items():
         figures = _figures(metric, handler_for(metric.agg_type, handlers))
-        for suffix, value in figures.items():
+        # Labels that only a NaN would bring are claimed now, so that a clash shows in the first report and not late.
+        for suffix in dict.fromkeys([*figures, "nan_count", "inf_count"]):
             label = f"{name}_{suffix}" if suffix else name
             other = makers.setdefault((dataset, label), name)
             if other != name:
@@ -68,7 +69,8 @@ def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar
                     hint="rename one of them",
                     dataset=dataset,
                 )
-            report.setdefault(dataset, {})[label] = value
+            if suffix in figures:
+                report.setdefault(dataset, {})[label] = figures[suffix]
     return report
 
 
