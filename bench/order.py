@@ -19,7 +19,7 @@ from common import alternate, arguments, publish
 from holdfast.order import Contiguous, Order, Schedule, SourceSpec
 
 WINDOW = 8_192
-TABLE = 10**7  # the largest permutation table worth the memory in a benchmark
+WINDOWS = 4  # that a side reads when it is its turn
 
 
 class Windows:
@@ -81,10 +81,10 @@ def share_of_a_step(rounds: int) -> tuple[float, float]:
 
     share()
     times = []
-    for _ in range(20 * rounds):
-        start = time.perf_counter()
+    for _ in range(5 * rounds):
+        start = time.process_time()
         share()
-        times.append(time.perf_counter() - start)
+        times.append(time.process_time() - start)
     tracemalloc.start()
     share()
     peak = tracemalloc.get_traced_memory()[1]
@@ -92,61 +92,64 @@ def share_of_a_step(rounds: int) -> tuple[float, float]:
     return float(np.median(times)) * 1e6, peak / 1024
 
 
+def one_epoch(length: int, rounds: int) -> dict[str, float]:
+    """Return the seconds of a whole epoch in windows: computed by the order, or drawn as a table and read from it."""
+    order = Order([SourceSpec("a", length, seed=7)])
+    generator = np.random.default_rng(7)
+
+    def computed() -> None:
+        for start in range(0, length, WINDOW):
+            order.locate(np.arange(start, min(start + WINDOW, length), dtype=np.int64))
+
+    def drawn() -> None:
+        table = generator.permutation(length)
+        for start in range(0, length, WINDOW):
+            table[np.arange(start, min(start + WINDOW, length), dtype=np.int64)]
+
+    return alternate({"order": computed, "table": drawn}, rounds, clock=time.process_time)
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
-    rounds = 5 if options.quick else 15
-    count = 8 if options.quick else 40
+    rounds = 15 if options.quick else 101
     figures: dict[str, float] = {}
     about: dict[str, Any] = {"window": WINDOW, "rounds": rounds, "numpy": np.__version__}
+    about["clock"] = "seconds of CPU of one thread (imports: wall clock)"
 
+    # Sides are short and take turns often, so that a busy moment of the machine falls on all of them.
     sides: dict[str, Callable[[], object]] = {
-        "1e5": Windows(Order([SourceSpec("a", 10**5, seed=7)]), 0, count),
-        "1e9": Windows(Order([SourceSpec("a", 10**9, seed=7)]), 0, count),
-        "1e12": Windows(Order([SourceSpec("a", 10**12, seed=7)]), 0, count),
-        "mixture_of_8": Windows(mixture(10**9), 0, count),
-        "far_1e12": Windows(Order([SourceSpec("a", 10**9, seed=7)]), 10**12, count),
-        "mixture_far_1e12": Windows(mixture(10**9), 10**12, count),
+        "1e5": Windows(Order([SourceSpec("a", 10**5, seed=7)]), 0, WINDOWS),
+        "1e9": Windows(Order([SourceSpec("a", 10**9, seed=7)]), 0, WINDOWS),
+        "1e12": Windows(Order([SourceSpec("a", 10**12, seed=7)]), 0, WINDOWS),
+        "far_1e12": Windows(Order([SourceSpec("a", 10**9, seed=7)]), 10**12, WINDOWS),
+        "mixture_of_8": Windows(mixture(10**9), 0, WINDOWS),
+        "mixture_far_1e12": Windows(mixture(10**9), 10**12, WINDOWS),
     }
     grain, version = grain_side(10**9, WINDOW)
     about["grain"] = version
     if grain is not None:
         sides["grain"] = grain
-    generator = np.random.default_rng(7)
-    made = time.perf_counter()
-    table = generator.permutation(TABLE)
-    made = time.perf_counter() - made
-    places = np.arange(WINDOW)
-
-    def read_table() -> None:
-        for number in range(count):
-            table[places + number * WINDOW]
-
-    sides["numpy_table"] = read_table
     for side in sides.values():
         side()  # warm caches and code alike
-    seconds = alternate(sides, rounds)
-
-    def rate(name: str, windows: int = count) -> float:
-        return windows * WINDOW / seconds[name]
+    seconds = alternate(sides, rounds, clock=time.process_time)
 
     for name in ("1e5", "1e9", "1e12", "mixture_of_8"):
-        figures[f"positions_per_second_{name}"] = rate(name)
+        figures[f"positions_per_second_{name}"] = WINDOWS * WINDOW / seconds[name]
     figures["cost_at_1e12_over_cost_at_0"] = seconds["far_1e12"] / seconds["1e9"]
     figures["mixture_cost_at_1e12_over_cost_at_0"] = seconds["mixture_far_1e12"] / seconds["mixture_of_8"]
     if grain is not None:
-        figures["grain_indices_per_second_1e9"] = rate("grain", 1)
-        figures["times_grain"] = rate("1e9") / rate("grain", 1)
-    figures["numpy_table_reads_per_second"] = rate("numpy_table")
-    figures["numpy_table_bytes_per_sample"] = float(table.itemsize)
-    # What an epoch of a table really costs: drawing it, then reading it once.
-    whole = made + TABLE / rate("numpy_table")
-    figures["numpy_table_samples_per_second_made_and_read"] = TABLE / whole
-    figures["times_numpy_table_made_and_read"] = rate("1e9") / (TABLE / whole)
-    about["numpy_table"] = f"{TABLE:,} samples, drawn once in {made:.2f} s"
+        figures["grain_indices_per_second_1e9"] = WINDOW / seconds["grain"]
+        figures["times_grain"] = figures["positions_per_second_1e9"] / figures["grain_indices_per_second_1e9"]
+    length = 10**6 if options.quick else 10**7
+    epoch = one_epoch(length, 5)
+    about["epoch"] = f"{length:,} samples in windows; the table is drawn by numpy and takes {8 * length:,} bytes"
+    figures["epoch_computed_seconds"] = epoch["order"]
+    figures["epoch_from_numpy_table_seconds"] = epoch["table"]
+    figures["times_numpy_table"] = epoch["table"] / epoch["order"]
     figures["share_of_a_step_microseconds"], figures["share_of_a_step_kilobytes"] = share_of_a_step(rounds)
     about["share_of_a_step"] = "one rank of 100,000, Contiguous, 10^12 samples"
-    figures["import_holdfast_milliseconds"] = import_milliseconds("import holdfast", rounds)
-    figures["import_holdfast_order_milliseconds"] = import_milliseconds("import holdfast.order", rounds)
+    figures["import_holdfast_milliseconds"] = import_milliseconds("import holdfast", 7)
+    figures["import_holdfast_order_milliseconds"] = import_milliseconds("import holdfast.order", 7)
     publish(figures, about, as_json=options.json)
 
 

@@ -127,6 +127,12 @@ def test_a_source_cannot_shrink_or_grow_in_the_past(growth: tuple[tuple[int, int
         Cycle("a", 5, growth=growth)
 
 
+def test_shards_that_will_not_fit_once_the_source_has_grown_are_refused_now() -> None:
+    with pytest.raises(ConfigError, match=r"total=5, length=9"):
+        Cycle("a", 5, growth=((3, 9),), shuffle=WindowShuffle((2, 3)))
+    assert Cycle("a", 5, growth=((3, 9),), shuffle=WindowShuffle(2)).epoch_length(3) == 9
+
+
 def test_a_sample_that_is_not_there_is_named() -> None:
     with pytest.raises(OrderError, match=r"source='a', epoch=0, index=9, length=5"):
         Cycle("a", 5).ordinal_of(0, np.array([1, 9]))

@@ -65,7 +65,8 @@ class Cycle:
         spans = np.diff(self._from_epoch) * self._length[:-1]
         self._from_ordinal = np.concatenate(([0], np.cumsum(spans)))
         self._epoch_order = lru_cache(maxsize=EPOCHS_KEPT)(self._bind)
-        self._epoch_order(0)  # a shuffle that does not fit the length says so now
+        for epoch, _ in steps:
+            self._epoch_order(epoch)  # a shuffle that does not fit a length says so now
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (self.name, self.length, self.seed, self.shuffle, self.growth, self.layout)
