@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from tests.checkpoint.support import nothing_left_behind, random_bits, save
+from tests.checkpoint.support import blank, nothing_left_behind, random_bits, save
 from torch.distributed.checkpoint._extension import ZStandard
 
 from holdfast.checkpoint import verify_checkpoint
@@ -91,9 +91,9 @@ def test_a_truncated_file_names_the_tensors_that_are_cut(folder: Path) -> None:
 
 
 def test_a_tensor_that_the_metadata_describes_otherwise_is_damaged(folder: Path, tmp_path: Path) -> None:
-    other = save(
-        {**SAVED, "model": {**SAVED["model"], "matrix": random_bits(60, 50)}}, tmp_path / "other", thread_count=2
-    )  # type: ignore[dict-item]
+    changed = blank(SAVED)
+    changed["model"]["matrix"] = random_bits(60, 50)
+    other = save(changed, tmp_path / "other", thread_count=2)
     (folder / ".metadata").write_bytes((other / ".metadata").read_bytes())
     (entry,) = verify_checkpoint(folder).damaged
     assert entry.tensor == "model.matrix"

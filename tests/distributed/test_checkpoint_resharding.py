@@ -1,0 +1,66 @@
+"""Resharding under torchrun: one rank's checkpoint loads on two, theirs on three, and back, bit for bit."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+WORLD_SIZES = [1, 2, 3, 2, 1]
+
+
+def torchrun(ranks: int, *arguments: str) -> None:
+    result = subprocess.run(
+        [
+            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
+            str(ROOT / "tests/distributed/checkpoint_worker.py"), *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        cwd=ROOT,
+        check=False,
+    )  # fmt: skip
+    assert result.returncode == 0, result.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
+    """What every rank of every hop found."""
+    folder = tmp_path_factory.mktemp("resharding")
+    reports = []
+    for hop, ranks in enumerate(WORLD_SIZES):
+        torchrun(ranks, str(folder), "-" if hop == 0 else f"hop{hop - 1}", f"hop{hop}")
+        if hop:
+            reports += [json.loads((folder / f"hop{hop}.{rank}.json").read_text()) for rank in range(ranks)]
+    return reports
+
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
+
+
+def test_every_rank_of_every_hop_reported(found: list[dict[str, Any]]) -> None:
+    assert [report["world_size"] for report in found] == [2, 2, 3, 3, 3, 2, 2, 1]
+
+
+def test_dtensor_and_fsdp2_states_load_as_torchs_reader_loads_them(found: list[dict[str, Any]]) -> None:
+    assert [report["differs_from_stock"] for report in found] == [[]] * len(found)
+
+
+def test_dtensor_and_fsdp2_states_load_as_they_were_first_saved(found: list[dict[str, Any]]) -> None:
+    assert [report["differs_from_saved"] for report in found] == [[]] * len(found)
+
+
+def test_full_verification_leaves_nothing_unverified(found: list[dict[str, Any]]) -> None:
+    assert [report["unverified"] for report in found] == [0] * len(found)
+
+
+def test_row_resharding_reads_no_more_than_five_percent_beyond_its_rows(found: list[dict[str, Any]]) -> None:
+    for report in found:
+        assert report["bytes_needed"] > 900_000
+        assert report["bytes_read"] <= 1.05 * report["bytes_needed"]
