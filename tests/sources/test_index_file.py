@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import hashlib
+import io
 import json
 import os
+import tarfile
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +14,9 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sources.support import rows
+from tests.sources.support import plain, ragged, rows
 
-from holdfast.sources import JsonlSource
+from holdfast.sources import JsonlSource, TarSource
 from holdfast.sources.files import LocalFile
 from holdfast.sources.index_file import Index, cached_index
 
@@ -38,7 +40,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def index_of(data: Path, builder: Builder, folder: Path | None = None) -> Index:
-    return cached_index(LocalFile(data), "lines", builder, folder=folder)
+    return cached_index(LocalFile(data), "lines", builder, has_form=lambda index: True, folder=folder)
 
 
 def test_it_is_built_once_and_lies_beside_its_file(data: Path) -> None:
@@ -112,7 +114,7 @@ def test_another_kind_never_fits(data: Path, tmp_path: Path) -> None:
     index_of(data, builder, tmp_path / "indexes")
     written = next((tmp_path / "indexes").iterdir())
     written.rename(written.with_name(written.name.replace("lines-index", "tar-index")))
-    cached_index(LocalFile(data), "tar", builder, folder=tmp_path / "indexes")
+    cached_index(LocalFile(data), "tar", builder, has_form=lambda index: True, folder=tmp_path / "indexes")
     assert builder.built == 2
 
 
@@ -167,6 +169,46 @@ def test_a_forged_header_is_not_believed(data: Path, change: Any) -> None:
     forge(data.parent / "data.jsonl.lines-index", change)
     assert index_of(data, builder).arrays["starts"].tolist() == list(range(100))
     assert builder.built == 2
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["about"].update(fields=7),
+        lambda header: header["about"].update(fields={"a": 7}),
+        lambda header: header["about"].pop("fields"),
+        lambda header: header["arrays"].pop("stops"),
+        lambda header: header["arrays"].update(stops=["<i8", 3, 0]),
+        lambda header: header["arrays"].update(stops=["|u1", 1000, 0]),
+    ],
+    ids=["fields are no mapping", "kinds are no text", "no fields", "no stops", "few stops", "stops of bytes"],
+)
+def test_an_index_of_lines_without_the_right_form_is_built_anew(data: Path, change: Any) -> None:
+    assert len(JsonlSource(data)) == 1000
+    forge(data.parent / "data.jsonl.lines-index", change)
+    assert plain(JsonlSource(data).read(rows(999)), "a").tolist() == [1]
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda header: header["about"].update(columns={"txt": 0}),
+        lambda header: header["about"].update(columns=["txt", "png"]),
+        lambda header: header["arrays"].pop("keys"),
+        lambda header: header["arrays"].update(keys=["|u1", 1, 0]),
+        lambda header: header["arrays"].update(starts_0=["<i8", 1, 0]),
+    ],
+    ids=["columns are no list", "a column more", "no keys", "few keys", "few starts"],
+)
+def test_an_index_of_a_tar_without_the_right_form_is_built_anew(tmp_path: Path, change: Any) -> None:
+    with tarfile.open(tmp_path / "a.tar", "w") as archive:
+        for number in range(5):
+            member = tarfile.TarInfo(f"{number}.txt")
+            member.size = 4
+            archive.addfile(member, io.BytesIO(b"text"))
+    assert len(TarSource(tmp_path / "a.tar")) == 5
+    forge(tmp_path / "a.tar.tar-index", change)
+    assert ragged(TarSource(tmp_path / "a.tar").read(rows(4)), "txt").to_bytes() == [b"text"]
 
 
 def test_a_forged_index_cannot_make_a_source_read_outside_its_file(data: Path) -> None:

@@ -37,7 +37,12 @@ class Index:
 
 
 def cached_index(
-    file: DataFile, kind: str, build: Callable[[], Index], *, folder: str | os.PathLike[str] | None
+    file: DataFile,
+    kind: str,
+    build: Callable[[], Index],
+    *,
+    has_form: Callable[[Index], bool],
+    folder: str | os.PathLike[str] | None,
 ) -> Index:
     """The index of a file: read from disk when one fits the file as it is now, else built and kept.
 
@@ -45,13 +50,14 @@ def cached_index(
         file: the data file.
         kind: what the index is of; another kind never fits.
         build: makes the index.
+        has_form: whether an index read from disk holds the arrays and fields that one of this kind must.
         folder: where to keep it instead of beside the file.
     """
     expected = {"kind": kind, "stamp": list(file.stamp()), "probe": _probe(file)}
     places = _places(file, kind, folder)
     for place in places:
         found = _load(place, expected)
-        if found is not None:
+        if found is not None and has_form(found):
             return found
     index = build()
     for place in places:

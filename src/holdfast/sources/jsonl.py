@@ -66,7 +66,7 @@ class JsonlSource(FileSource[_Opened]):
         index_dir: str | os.PathLike[str] | None = None,
         remote: RemoteOptions | None = None,
     ) -> None:
-        super().__init__(find_files(paths, suffixes=(".jsonl", ".ndjson", ".json"), remote=remote))
+        super().__init__(find_files(paths, suffixes=(".jsonl", ".ndjson"), remote=remote))
         self._columns = columns
         self._schema = dict(schema or {})
         self._fill_null = dict(fill_null or {})
@@ -96,9 +96,10 @@ class JsonlSource(FileSource[_Opened]):
 
     def _open(self) -> _Opened:
         indexes = [
-            cached_index(file, "lines", partial(_build_index, file), folder=self._index_dir) for file in self._files
+            cached_index(file, "lines", partial(_build_index, file), has_form=_has_form, folder=self._index_dir)
+            for file in self._files
         ]
-        fields = merge_fields(index.about.get("fields", {}) for index in indexes)
+        fields = merge_fields(index.about["fields"] for index in indexes)
         lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
         kinds = settle(fields, columns=self._columns, schema=self._schema)
         return _Opened(lines, bounds_of([len(starts) for starts, _ in lines]), kinds)
@@ -236,6 +237,15 @@ def _build_index(file: DataFile) -> Index:
     starts, stops = starts[kept], stops[kept]
     looked = np.unique(np.linspace(0, len(starts) - 1, min(len(starts), _LOOKED_AT)).astype(np.int64))
     return Index({"starts": starts, "stops": stops}, {"fields": _fields(file, starts[looked], stops[looked])})
+
+
+def _has_form(index: Index) -> bool:
+    starts, stops = index.arrays.get("starts"), index.arrays.get("stops")
+    fields = index.about.get("fields")
+    if starts is None or stops is None or not isinstance(fields, dict):
+        return False
+    kinds_are_text = all(isinstance(kind, str) for kind in fields.values())
+    return kinds_are_text and starts.dtype == stops.dtype == np.int64 and len(starts) == len(stops)
 
 
 def _find_newlines(file: DataFile) -> NDArray[np.int64]:

@@ -100,7 +100,8 @@ class TarSource(FileSource[_Opened]):
 
     def _open(self) -> _Opened:
         indexes = [
-            cached_index(file, "tar", partial(_build_index, file), folder=self._index_dir) for file in self._files
+            cached_index(file, "tar", partial(_build_index, file), has_form=_has_form, folder=self._index_dir)
+            for file in self._files
         ]
         found = list(dict.fromkeys(str(name) for index in indexes for name in index.about["columns"]))
         wanted = found if self._columns is None else self._columns
@@ -156,6 +157,18 @@ def _build_index(file: DataFile) -> Index:
         bounds = np.array([sample.get(column, (-1, -1)) for sample in members], dtype=np.int64).reshape(-1, 2)
         arrays[f"starts_{place}"], arrays[f"stops_{place}"] = bounds[:, 0].copy(), bounds[:, 1].copy()
     return Index(arrays, {"columns": columns})
+
+
+def _has_form(index: Index) -> bool:
+    keys, offsets, columns = index.arrays.get("keys"), index.arrays.get("key_offsets"), index.about.get("columns")
+    if keys is None or offsets is None or not isinstance(columns, list):
+        return False
+    try:
+        count = len(Ragged(keys, offsets, "utf-8"))
+    except SourceFormatError:
+        return False
+    ends = [index.arrays.get(f"{end}_{place}") for end in ("starts", "stops") for place in range(len(columns))]
+    return all(end is not None and end.dtype == np.int64 and len(end) == count for end in ends)
 
 
 def _walk(file: DataFile) -> list[tuple[str, int, int]]:
