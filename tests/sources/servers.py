@@ -17,7 +17,7 @@ class FaultyServer:
 
     ``faults`` names what happens to the next GET requests, one each: ``"500"``, ``"503"``, ``"429"``, ``"reset"`` (the
     connection is reset before an answer), ``"truncated"`` (half of the body, then the connection closes), ``"short"``
-    (half of the body, called whole), ``"404"``, or ``"ok"``.
+    (half of the body, called whole), ``"stall"`` (no answer until `release`), ``"404"``, or ``"ok"``.
     """
 
     def __init__(self, files: dict[str, bytes]) -> None:
@@ -46,6 +46,7 @@ class FaultyServer:
         self._server = Server(("127.0.0.1", 0), Handler)
         self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
         self._lock = threading.Lock()
+        self._released = threading.Event()
 
     def url(self, name: str) -> str:
         return f"http://127.0.0.1:{self._server.server_address[1]}/{name}"
@@ -54,7 +55,12 @@ class FaultyServer:
         self._thread.start()
         return self
 
+    def release(self) -> None:
+        """Let the answers that were held back go."""
+        self._released.set()
+
     def __exit__(self, *exc: object) -> None:
+        self.release()
         self._server.shutdown()
         self._server.server_close()
         self._thread.join()
@@ -73,6 +79,8 @@ class FaultyServer:
             handler.close_connection = True
             os.close(handler.connection.detach())  # the handler's own files would keep the socket open
             return
+        if fault == "stall":
+            self._released.wait()
         whole = self.files[name]
         start, stop = 0, len(whole)
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))

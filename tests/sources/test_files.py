@@ -120,7 +120,7 @@ def test_an_empty_file_reads_as_nothing(tmp_path: Path) -> None:
     assert file.gather(np.empty(0, np.int64), np.empty(0, np.int64)).to_bytes() == []
 
 
-@pytest.mark.parametrize("options", [{"block_size": 0}, {"attempts": 0}, {"cache_limit": -1}])
+@pytest.mark.parametrize("options", [{"block_size": 0}, {"attempts": 0}, {"cache_limit": -1}, {"timeout": 0}])
 def test_remote_options_that_cannot_work_are_refused(options: dict[str, int]) -> None:
     with pytest.raises(ConfigError):
         RemoteOptions(**options)  # type: ignore[arg-type]

@@ -7,6 +7,7 @@ import json
 import multiprocessing
 import tarfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -269,3 +270,22 @@ def test_the_columns_of_a_row_group_are_fetched_at_once_and_the_others_not_at_al
     fetched = sum(stop - start for _, start, stop in server.ranges)
     assert 0 < fetched <= source.bytes_read + 2 * 64
     assert len(server.ranges) == len(set(server.ranges))
+
+
+def test_a_server_that_stops_answering_is_given_up_and_asked_again(server: FaultyServer, tmp_path: Path) -> None:
+    file = blob(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, timeout=0.5, first_pause=0.001))
+    file.stamp()
+    server.faults.extend(["stall"])
+    assert file.read(0, 10) == BLOB[:10]
+    assert not server.faults
+
+
+def test_many_blocks_come_in_groups_and_a_fault_in_one_group_leaves_the_others(
+    server: FaultyServer, options: RemoteOptions
+) -> None:
+    many = replace(options, block_size=50)
+    file = blob(server, many)
+    file.stamp()
+    server.faults.extend(["ok"] * 40 + ["500"])
+    assert file.read(0, 10_000) == BLOB
+    assert len(server.ranges) == len(set(server.ranges)) == 200

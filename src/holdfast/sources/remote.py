@@ -9,9 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-import random
-import time
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -24,6 +22,7 @@ from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.files import DataFile, Stamp
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
+from holdfast.sources.retry import persist
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,6 +35,7 @@ class RemoteOptions:
         cache_limit: most bytes the cache may take on disk; the least recently used blocks go first. 0 keeps none.
         block_size: bytes fetched at a time.
         attempts: how often a block is tried before `RemoteReadError`.
+        timeout: seconds after which an answer that does not come counts as a failure.
         first_pause: seconds before the second attempt; doubles with each further one.
         longest_pause: where the doubling stops.
     """
@@ -45,16 +45,18 @@ class RemoteOptions:
     cache_limit: int = 8 * 2**30
     block_size: int = 2**20
     attempts: int = 6
+    timeout: float = 120.0
     first_pause: float = 0.2
     longest_pause: float = 10.0
 
     def __post_init__(self) -> None:
-        if self.block_size < 1 or self.attempts < 1 or self.cache_limit < 0:
+        if self.block_size < 1 or self.attempts < 1 or self.cache_limit < 0 or self.timeout <= 0:
             raise ConfigError(
-                "block_size and attempts must be at least 1, cache_limit at least 0",
+                "block_size and attempts must be at least 1, cache_limit at least 0, timeout above 0",
                 block_size=self.block_size,
                 attempts=self.attempts,
                 cache_limit=self.cache_limit,
+                timeout=self.timeout,
             )
 
     def folder(self) -> Path:
@@ -81,7 +83,7 @@ class RemoteFile(DataFile):
         """Size and the server's tag when first looked at."""
         with self._lock:
             if self._stamp is None:
-                info = _persist(self._info, self._options, self.name, "ask for the size of")
+                info = persist(self._info, self._options, self.name, "ask for the size of")
                 if info.get("size") is None:
                     raise RemoteReadError(
                         "the server does not tell the file's size", file=self.name, hint="copy the file to disk first"
@@ -122,14 +124,14 @@ class RemoteFile(DataFile):
             if kept is not None:
                 held[number] = kept
         missing = [number for number in numbers if number not in held]
-        for number, data in zip(missing, self._fetch(missing), strict=True):
-            cache.put(number, data)
-            held[number] = data
+        for begin in range(0, len(missing), _TOGETHER):
+            wanted = missing[begin : begin + _TOGETHER]
+            for number, data in zip(wanted, self._fetch(wanted), strict=True):
+                cache.put(number, data)
+                held[number] = data
         return held
 
     def _fetch(self, numbers: list[int]) -> list[bytes]:
-        if not numbers:
-            return []
         size, block = self.size, self._options.block_size
         spans = [(number * block, min(size, (number + 1) * block)) for number in numbers]
         fetched: dict[tuple[int, int], bytes] = {}
@@ -138,7 +140,9 @@ class RemoteFile(DataFile):
             rest = [span for span in spans if span not in fetched]
             system, path = _open_system(self.name, self._options)
             starts, stops = [start for start, _ in rest], [stop for _, stop in rest]
-            results = system.cat_ranges([path] * len(rest), starts, stops, on_error="return")
+            results = _within(
+                self._options.timeout, system, "cat_ranges", [path] * len(rest), starts, stops, on_error="return"
+            )
             failure: BaseException | None = None
             for span, result in zip(rest, results, strict=True):
                 if isinstance(result, BaseException):
@@ -150,14 +154,14 @@ class RemoteFile(DataFile):
             if failure is not None:
                 raise failure
 
-        _persist(fetch_rest, self._options, self.name, f"read {len(spans)} ranges from byte {spans[0][0]} of")
+        persist(fetch_rest, self._options, self.name, f"read {len(spans)} ranges from byte {spans[0][0]} of")
         return [fetched[span] for span in spans]
 
     def _info(self) -> dict[str, Any]:
         system, path = _open_system(self.name, self._options)
         # A listing kept from before a failure would hide that the file is back, or has changed.
         system.invalidate_cache(path)
-        info: dict[str, Any] = system.info(path)
+        info: dict[str, Any] = _within(self._options.timeout, system, "info", path)
         return info
 
     def _open_cache(self) -> BlockCache:
@@ -168,6 +172,9 @@ class RemoteFile(DataFile):
             self._cache = BlockCache(self._options.folder(), key, limit=self._options.cache_limit)
         return self._cache
 
+
+# Blocks asked for side by side: what came of them before a failure is kept, and the timeout is for no more than these.
+_TOGETHER = 32
 
 _VERSION_KEYS = (
     "ETag",
@@ -197,13 +204,13 @@ def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOption
     settings = options or RemoteOptions()
     system, path = _open_system(url, settings)
     if any(mark in path for mark in "*["):
-        matches = sorted(_persist(lambda: system.glob(path), settings, url, "list"))
+        matches = sorted(persist(lambda: system.glob(path), settings, url, "list"))
     elif (
         not path.endswith(suffixes)
         and _may_be_folder(url)
-        and _persist(lambda: system.isdir(path), settings, url, "look at")
+        and persist(lambda: system.isdir(path), settings, url, "look at")
     ):
-        listed = _persist(lambda: system.ls(path, detail=False), settings, url, "list")
+        listed = persist(lambda: system.ls(path, detail=False), settings, url, "list")
         matches = sorted(name for name in listed if name.endswith(suffixes))
     else:
         return [RemoteFile(url, settings)]
@@ -234,32 +241,10 @@ def _open_system(url: str, options: RemoteOptions) -> tuple[Any, str]:
     return system, path
 
 
-def _is_final(error: BaseException) -> bool:
-    """Whether trying again cannot help."""
-    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)):
-        return True
-    status = getattr(error, "status", None)
-    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+def _within(timeout: float, system: Any, method: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of a file system, for at most ``timeout`` seconds where the system can be interrupted."""
+    from fsspec.asyn import AsyncFileSystem, sync
 
-
-def _persist(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
-    """Call until it succeeds, with growing pauses; `RemoteReadError` after the last attempt or a final failure."""
-    pause = options.first_pause
-    for attempt in range(1, options.attempts + 1):
-        try:
-            return call()
-        except SourceError:
-            raise
-        except Exception as error:
-            final = _is_final(error)
-            if final or attempt == options.attempts:
-                raise RemoteReadError(
-                    f"could not {doing} a remote file: {error or type(error).__name__}",
-                    file=name,
-                    attempts=attempt,
-                    hint="this will not heal by itself: check the URL and the credentials" if final else None,
-                ) from error
-        # Jitter keeps many ranks that failed together from coming back together.
-        time.sleep(pause * random.uniform(0.5, 1.0))
-        pause = min(2 * pause, options.longest_pause)
-    raise AssertionError("unreachable: the last attempt returns or raises")
+    if isinstance(system, AsyncFileSystem):
+        return sync(system.loop, getattr(system, f"_{method}"), *arguments, timeout=timeout, **options)
+    return getattr(system, method)(*arguments, **options)

@@ -1,0 +1,51 @@
+"""Trying again what a network may do right the next time, and nothing else."""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import RemoteReadError, SourceError
+
+if TYPE_CHECKING:
+    from holdfast.sources.remote import RemoteOptions
+
+
+def _is_final(error: BaseException) -> bool:
+    """Whether trying again cannot help."""
+    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)):
+        return True
+    status = getattr(error, "status", None)
+    return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+
+
+def persist(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
+    """Call until it succeeds, with growing pauses; `RemoteReadError` after the last attempt or a final failure.
+
+    Args:
+        call: what may fail.
+        options: how often, and with what pauses.
+        name: the file, for the error.
+        doing: what was being done to it, for the error.
+    """
+    pause = options.first_pause
+    for attempt in range(1, options.attempts + 1):
+        try:
+            return call()
+        except SourceError:
+            raise
+        except Exception as error:
+            final = _is_final(error)
+            if final or attempt == options.attempts:
+                raise RemoteReadError(
+                    f"could not {doing} a remote file: {error or type(error).__name__}",
+                    file=name,
+                    attempts=attempt,
+                    hint="this will not heal by itself: check the URL and the credentials" if final else None,
+                ) from error
+        # Jitter keeps many ranks that failed together from coming back together.
+        time.sleep(pause * random.uniform(0.5, 1.0))
+        pause = min(2 * pause, options.longest_pause)
+    raise AssertionError("unreachable: the last attempt returns or raises")
