@@ -7,12 +7,14 @@ read this table and nothing else, so whatever one of them can know the other can
 from __future__ import annotations
 
 import itertools
+import re
 from collections.abc import Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.detectors.dead_layer import activation_statistic
+from holdfast.debug.detectors.periodic import periodic_swing
 from holdfast.debug.detectors.select import (
     evaluation_losses,
     layered,
@@ -26,6 +28,8 @@ __all__ = ["OBSERVATIONS", "observe"]
 
 Array = NDArray[np.float64]
 
+_RECURRENT = re.compile(r"rnn|lstm|gru|recurrent|weight_hh", re.IGNORECASE)
+
 OBSERVATIONS: Mapping[str, str] = {
     "early": "it began in the first eighth of the log",
     "from_start": "it was so from the first logged step",
@@ -35,6 +39,8 @@ OBSERVATIONS: Mapping[str, str] = {
     "rate_peaks_at_start": "the learning rate is at its peak from the first step",
     "rate_warms_up": "the learning rate is warmed up",
     "rate_rose_before": "the learning rate rose shortly before",
+    "rate_large": "the learning rate is large by any standard",
+    "rate_small": "the learning rate is tiny by any standard",
     "rate_unknown": "no learning rate was logged",
     "rate_released": "a cut of the learning rate set the loss free",
     "gradient_led": "the gradient norm rose before the loss did",
@@ -45,6 +51,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "gradient_heavy": "gradient norms are thousands of times larger than usual at times",
     "updates_zero": "the parameters do not move at all",
     "updates_tiny": "the parameters hardly move",
+    "updates_ignore_gradient": "the parameters move by far less than the learning rate and the gradients ask for",
     "updates_unknown": "no update sizes were logged",
     "evaluation_frozen": "the held-out loss is the same to the last digit",
     "layers_silent": "most layers never get a gradient",
@@ -52,6 +59,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "inputs_wide": "the inputs are far from unit scale",
     "activations_wide": "activations are huge from the first step although the inputs are not",
     "recurrent": "the model has a recurrent layer",
+    "recurrent_widest": "the recurrent layer's activations are the widest",
     "half_precision": "a loss scale is in use",
     "scale_fell": "the loss scale fell and fell",
     "gradient_not_finite": "gradient norms are not finite at some steps",
@@ -72,7 +80,7 @@ def observe(detections: Sequence[Detection], signals: Sequence[Signal], context:
     """Look the run over for everything in :data:`OBSERVATIONS`."""
     seen = dict.fromkeys(OBSERVATIONS, 0.0)
     losses = training_losses(signals)
-    _when(seen, detections, losses)
+    _when(seen, detections, losses, of_kind(signals, "lr"))
     _rates(seen, detections, signals)
     _gradients(seen, detections, signals)
     _parameters(seen, signals)
@@ -90,7 +98,9 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal]) -> None:
+def _when(
+    seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal], rates: list[Signal]
+) -> None:
     firsts = [detection.first_step for detection in detections if detection.first_step is not None]
     steps = [signal.steps for signal in losses if len(signal.steps)]
     if firsts and steps:
@@ -105,7 +115,8 @@ def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[
         bool(spikes) and all(_number(f.get("recovered")) > 0.5 for f in spikes if "recovered" in f)
     )
     seen["repeated"] = float(any(_number(f.get("count")) >= 2 for f in spikes))
-    seen["periodic"] = float(any(f.get("periodic") for f in spikes))
+    swings = [periodic_swing(signal, rates, least=0.12) for signal in losses[:1]]
+    seen["periodic"] = float(any(f.get("periodic") for f in spikes) or any(swings))
     runaway = _facts(detections, Failure.DIVERGENCE)
     ruined = any(_number(f.get("lost")) >= 0.9 for f in runaway)
     seen["ends_ruined"] = float(ruined or any(d.failure in (Failure.NAN, Failure.INF) for d in detections))
@@ -120,6 +131,9 @@ def _rates(seen: dict[str, float], detections: Sequence[Detection], signals: Seq
         values = rate.values[np.isfinite(rate.values)]
         if len(values) < 2 or values.max() <= 0:
             continue
+        peak = np.log10(float(values.max()))
+        seen["rate_large"] = float(np.clip((peak + 1.5) / 1.5, 0.0, 1.0))
+        seen["rate_small"] = float(np.clip((-6.0 - peak) / 1.5, 0.0, 1.0))
         seen["rate_peaks_at_start"] = float(values[0] >= 0.9 * values.max())
         seen["rate_warms_up"] = float(values[0] <= 0.6 * values[: max(3, len(values) // 3)].max())
         first = min((d.first_step for d in detections if d.first_step is not None), default=None)
@@ -140,7 +154,7 @@ def _gradients(seen: dict[str, float], detections: Sequence[Detection], signals:
         logs = np.log(values)
         wobble = float(np.median(np.abs(np.diff(logs))))
         span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
-        seen["gradient_smooth"] = float(span > 0.3 and wobble < 0.1 * span)
+        seen["gradient_smooth"] = float(span > 0.3 and wobble < 0.15 * span)
         eighth = max(2, len(values) // 8)
         growth = float(np.median(logs[-3 * eighth :]) - np.median(logs[:eighth]))
         seen["gradient_grows"] = float(np.clip(growth / np.log(10.0), 0.0, 1.0))
@@ -169,6 +183,10 @@ def _parameters(seen: dict[str, float], signals: Sequence[Signal]) -> None:
     if updates:
         typical = _median(updates[0].values)
         size = _median(weights[0].values) if weights else 1.0
+        rates = of_kind(signals, "lr")
+        asked = _median(rates[0].values) * size if rates else 0.0
+        # What is left is at most weight decay: the gradients never reach the parameters.
+        seen["updates_ignore_gradient"] = float(asked > 0 and typical < 0.1 * asked)
         seen["updates_zero"] = float(typical == 0.0)
         seen["updates_tiny"] = float(0.0 < typical < 1e-5 * max(size, 1e-12))
     elif weights and len(weights[0].values) > 5:
@@ -207,10 +225,13 @@ def _layers(
     others = [width for layer, width in widths.items() if "input" not in layer.lower()]
     seen["inputs_wide"] = float(bool(inputs) and max(inputs) > 8.0)
     seen["activations_wide"] = float(bool(others) and max(others) > 15.0 and not seen["inputs_wide"])
+    if widths:
+        widest = max(widths, key=lambda layer: widths[layer])
+        seen["recurrent_widest"] = float(widths[widest] > 3.0 and bool(_RECURRENT.search(widest)))
     names = " ".join(
         [*norms, *widths, *(str(value) for value in context.config.values() if isinstance(value, str))]
     ).lower()
-    seen["recurrent"] = float(any(word in names for word in ("rnn", "lstm", "gru", "recurrent", "weight_hh")))
+    seen["recurrent"] = float(bool(_RECURRENT.search(names)))
 
 
 def _precision(seen: dict[str, float], detections: Sequence[Detection], signals: Sequence[Signal]) -> None:
@@ -218,7 +239,8 @@ def _precision(seen: dict[str, float], detections: Sequence[Detection], signals:
     seen["half_precision"] = float(
         bool(scales) and any(np.nanmax(s.values) > 1 for s in scales if np.isfinite(s.values).any())
     )
-    seen["scale_fell"] = float(any(d.failure is Failure.LOSS_SCALE_COLLAPSE for d in detections))
+    fell = any(s.values[-1] < np.nanmax(s.values) / 64 for s in scales if np.isfinite(s.values).any())
+    seen["scale_fell"] = float(fell or any(d.failure is Failure.LOSS_SCALE_COLLAPSE for d in detections))
 
 
 def _loss_shape(

@@ -77,7 +77,8 @@ def _rank(detection: Detection) -> tuple[int, int]:
         Failure.EXPLOSION: 2 if shape in ("stuck", "grew", "early") else 4,
         Failure.DIVERGENCE: 3,
         Failure.VANISHING: 5,
-        Failure.DEAD_LAYER: 6 if detection.facts.get("statistic") in ("zero", "saturated") else 8,
+        # Dead activations are the most specific thing there is to say, short of numbers that are gone.
+        Failure.DEAD_LAYER: 1 if detection.facts.get("statistic") in ("zero", "saturated") else 8,
         Failure.PLATEAU: 7,
         Failure.SPIKE: 9,
     }[detection.failure]

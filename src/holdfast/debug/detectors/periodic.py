@@ -17,8 +17,8 @@ LONGEST = 4096
 LEAST_PERIODS = 4
 
 
-def periodic_swing(signal: Signal, rates: list[Signal]) -> tuple[float, float] | None:
-    """The period in steps and the swing relative to the level, or None.
+def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -> tuple[float, float] | None:
+    """The period in steps and the swing relative to the level (at least so much of it), or None.
 
     Swings that follow a cyclic learning rate are the schedule's, not the data's.
     """
@@ -32,11 +32,12 @@ def periodic_swing(signal: Signal, rates: list[Signal]) -> tuple[float, float] |
     if lag is None or strength < 0.6:
         return None
     swing = 2.0 * robust_spread(_detrended(values)) / float(np.median(values))
-    if swing < 0.3:
+    if swing < least:
         return None
     for rate in rates:
         follows = np.interp(steps, rate.steps, rate.values)
-        if np.ptp(follows) > 0 and abs(np.corrcoef(_detrended(values), _detrended(follows))[0, 1]) > 0.5:
+        schedule = _detrended(follows)
+        if np.ptp(schedule) > 0 and abs(np.corrcoef(_detrended(values), schedule)[0, 1]) > 0.5:
             return None
     return float(np.median(np.diff(steps)) * lag), swing
 

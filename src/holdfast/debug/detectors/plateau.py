@@ -15,7 +15,8 @@ from holdfast.debug.types import Detection, DetectionContext, DetectionResult, E
 __all__ = ["LossPlateauDetector", "Stall", "find_stall", "guessing_loss"]
 
 # Class counts people really have; ln(k) is what a model that guesses evenly pays.
-_CLASS_COUNTS = (2, 3, 4, 5, 6, 7, 8, 10, 20, 50, 100, 200, 365, 1000, 10000, 21841, 32000, 50257, 50304, 128256)
+# Few on purpose: the more are listed, the more healthy language models would stand at one of them by chance.
+_CLASS_COUNTS = (2, 10, 100, 1000, 50257)
 # On a live run there is time: wait until nobody could still be warming up.
 LIVE_SPAN = 2000.0
 # A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
@@ -87,18 +88,27 @@ def _stalled_from_the_start(
     # The best the run ever held for a while counts, not only its end.
     held = _held_low(shape.level)
     improvement = (head - held) / head
-    guess = guessing_loss(head, tolerance=0.05) and guessing_loss(shape.end, tolerance=0.12)
-    guess = guessing_loss(shape.end) or guess
-    allowed = guess_improvement if guess else minimum_improvement
+    guess = _guessed(shape)
     # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
     error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
-    if improvement > max(allowed, 2.0 * error) or shape.end > 1.5 * head:
+    allowed = max(guess_improvement if guess else minimum_improvement, 2.0 * error)
+    if improvement > allowed or shape.end > 1.5 * head:
         return None
     # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
-    begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1]) or guess is not None
+    begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1])
     if not begins or (improvement + 2.0 * error > MOST_IMPROVEMENT and not held_out_flat):
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+
+def _guessed(shape: Shape) -> str | None:
+    """The guess a loss ends on, was never below, and no longer moves away from."""
+    guess = guessing_loss(shape.end)
+    fifths = [float(np.median(part)) for part in np.array_split(shape.level, 5)] if len(shape.level) >= 5 else []
+    if guess is None or not fifths:
+        return guess
+    flat = abs(fifths[2] - fifths[4]) <= 0.01 * shape.end
+    return guess if flat and min(fifths) >= 0.985 * shape.end else None
 
 
 def _pinned_to_a_guess(signal: Signal, shape: Shape) -> Stall | None:
@@ -158,8 +168,8 @@ class LossPlateauDetector(BaseDetector):
         minimum_points: fewer points than this say nothing.
     """
 
-    minimum_improvement: float = 0.025
-    guess_improvement: float = 0.08
+    minimum_improvement: float = 0.012
+    guess_improvement: float = 0.15
     minimum_points: int = 8
 
     @property

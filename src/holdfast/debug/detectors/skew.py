@@ -27,7 +27,7 @@ class TrainingServingSkewDetector(BaseDetector):
         scale: multiplies the limits of the distances (PSI 0.25, KS 0.2, KL 0.5, JS 0.15).
     """
 
-    gap: float = 1.2
+    gap: float = 1.12
     scale: float = 1.0
 
     @property
@@ -73,7 +73,7 @@ class TrainingServingSkewDetector(BaseDetector):
             ratio = here[late] / np.where(there[late] > 0, there[late], np.nan)
             if (
                 np.isfinite(ratio).sum() >= 2
-                and float(np.nanmin(ratio)) > 1.0
+                and float(np.nanmin(ratio)) > 1.03
                 and float(np.nanmedian(ratio)) > self.gap
             ):
                 times = float(np.nanmedian(ratio))

@@ -12,7 +12,7 @@ from holdfast.debug.detectors.divergence import is_still_recovering
 from holdfast.debug.detectors.periodic import periodic_swing
 from holdfast.debug.detectors.rise import Rise, find_bursts, find_hump, lasting_rise
 from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
-from holdfast.debug.detectors.statistics import Shape, shape_of
+from holdfast.debug.detectors.statistics import Shape, noise_of, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
 __all__ = ["LossSpikeDetector"]
@@ -79,9 +79,16 @@ class LossSpikeDetector(BaseDetector):
         if shape.count < 30:
             return None
         first = float(head[0])
-        high = np.flatnonzero(head > 1.5 * first + 0.5 * self.minimum_noises * float(shape.noise[-1]))
-        raised = np.flatnonzero(head > 1.2 * first + 3.0 * float(shape.noise[-1]))
-        jumped = len(high) >= self.minimum_points or (float(head.max()) > 2.0 * first and len(raised) >= 5)
+        if first <= 0 or float(shape.values.min()) <= 0:
+            return None
+        # Batches of a heavy-tailed loss differ by factors; a jump must beat the run's own factor between neighbours.
+        factor = noise_of(np.log(shape.values[:: max(1, shape.count // 4096)]))
+        height = np.log(head / first)
+        high = np.flatnonzero(height > max(np.log(1.5), 4.0 * factor))
+        raised = np.flatnonzero(height > max(np.log(1.35), 3.0 * factor))
+        jumped = len(high) >= self.minimum_points or (
+            len(raised) >= self.minimum_points and float(height.max()) > max(np.log(2.0), 6.0 * factor)
+        )
         if not jumped or len(high) == 0 or high[0] == 0:
             return None
         return Rise(

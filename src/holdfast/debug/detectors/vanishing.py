@@ -42,7 +42,7 @@ class GradientVanishingDetector(BaseDetector):
         layers = layered(signals, "grad_norm")
         if not norms and not layers:
             return DetectionResult(self.name)
-        stall = find_stall(signals, minimum_improvement=0.025, guess_improvement=0.08, minimum_points=8)
+        stall = find_stall(signals, minimum_improvement=0.012, guess_improvement=0.15, minimum_points=8)
         if stall is None:
             return DetectionResult(self.name)
         found = [detection for norm in norms if (detection := self._faded(norm)) is not None]
