@@ -135,9 +135,9 @@ def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, inter
                 typer.echo(f"waiting: {error.message}", err=True)
                 report = None
             if report is not None:
+                code = exit_code(report, fail_on.value)
                 for line in follower.news(report):
                     typer.echo(line)
-                code = exit_code(report, fail_on.value)
             time.sleep(interval)
     except KeyboardInterrupt:
         return code

@@ -13,6 +13,7 @@ from holdfast.debug.ingestion.detection import default_formats, read_file
 from holdfast.debug.ingestion.formats.mlflow import is_mlflow_run, read_mlflow_run
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.names import plain
 from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
 from holdfast.errors import UnreadableLogError
 
@@ -33,6 +34,12 @@ _SKIPPED_NAMES = frozenset(
 _CHECKPOINT = re.compile(r"^(?:checkpoint|ckpt|step|global_step)[-_]?(\d+)$")
 _RANK = re.compile(
     r"(?:rank|replica|worker|gpu|dump|proc|process|node)[_\-.]?\d+|_\d+$|[_\-.]\d{1,6}(?=\.[a-z]+$)", re.I
+)
+# What tools call a run's files; two of these in one folder belong together.
+_USUAL = re.compile(
+    r"^(?:metrics\.csv|trainer_state\.json|trainer_log\.jsonl|events\.out\.tfevents\..*|run-.*\.wandb|output\.log|scalars\.json"
+    r"|std(?:out|err)(?:\.\w+)?|(?:train|training|log|history|metrics|run)(?:_log)?\.(?:log|txt|csv|json|jsonl))$",
+    re.IGNORECASE,
 )
 # Formats in which one run writes one file a rank.
 _BY_RANK = frozenset(("flight-recorder", "parameter-hashes"))
@@ -153,9 +160,39 @@ def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
         # Free text beside structured logs is their console output; anything else stands for itself.
         return [*alone, *joined]
     if len(joined) > 1:
-        structured = [log for log in joined if log.format != "text"] or joined
-        return [merge_run_logs(str(folder), structured)]
+        return _joined(folder, joined)
     return [*alone, *(replace(log, path=str(folder)) if len(logs) > 1 else log for log in joined)]
+
+
+def _joined(folder: Path, logs: list[RunLog]) -> list[RunLog]:
+    """Put together the files that speak of the same run; the rest stay alone."""
+    groups: list[list[RunLog]] = []
+    for log in logs:
+        home = next((group for group in groups if any(_same_run(log, other) for other in group)), None)
+        if home is None:
+            groups.append([log])
+        else:
+            home.append(log)
+    if len(groups) == 1:
+        structured = [log for log in logs if log.format != "text"] or logs
+        return [merge_run_logs(str(folder), structured)]
+    return [merge_run_logs(group[0].path if len(group) == 1 else str(folder), group) for group in groups]
+
+
+def _same_run(one: RunLog, other: RunLog) -> bool:
+    """Whether two files of a folder are by one run: both have a tool's usual name, or they hold the same series."""
+    usual = [bool(_USUAL.search(Path(log.path).name)) or Path(log.path).is_dir() for log in (one, other)]
+    if all(usual):
+        return True
+    series = {plain(signal.name): signal for signal in one.signals if signal.kind is not None and len(signal.values)}
+    for signal in other.signals:
+        twin = series.get(plain(signal.name))
+        if twin is None or signal.kind is None or not len(signal.values):
+            continue
+        close = abs(twin.values[0] - signal.values[0]) <= 0.01 * abs(twin.values[0])
+        if close and abs(twin.steps[-1] - signal.steps[-1]) <= 0.05 * max(1.0, twin.steps[-1]):
+            return True
+    return False
 
 
 def _numbered(group: list[RunLog]) -> list[RunLog]:

@@ -195,6 +195,8 @@ class Meaning:
     kind: str | None = None
     layer: str | None = None
     replica: int | None = None
+    base: str | None = None
+    """The name without the replica, so that the same series of all ranks has one name."""
     metadata: Mapping[str, Any] = field(default_factory=dict)
 
 
@@ -220,6 +222,7 @@ def meaning_of(name: str) -> Meaning:
     if rank:
         replica = int(rank.group(1))
         text = (text[: rank.start()] + "_" + text[rank.end() :]).strip("/_ .-:") or text
+    base = text if rank else None
     layer: str | None = None
     layered = _LAYERED.match(text)
     if layered and layered.group("layer").lower() not in _NOT_LAYERS:
@@ -230,7 +233,7 @@ def meaning_of(name: str) -> Meaning:
     kind, metadata = _kind_of(plain(text))
     if layer is not None and kind is None:
         layer = None
-    return Meaning(kind, layer, replica, MappingProxyType(metadata))
+    return Meaning(kind, layer, replica, base, MappingProxyType(metadata))
 
 
 def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:

@@ -87,7 +87,7 @@ def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:
         top = float(steps[begin:end].max())
         # A counter that starts at its own stride (50, 100, …) continues without a gap; one that starts at 0 needs one.
         start = float(steps[end])
-        offset += top if start >= stride * 0.5 else top + stride
+        offset += top if start >= stride * 0.5 else max(top, top - start) + stride
         offsets[end:following] = offset
     return steps + offsets
 

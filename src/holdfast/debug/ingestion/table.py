@@ -91,7 +91,7 @@ class Table:
         _mark_not_collected(drafts)
         return [
             Signal(
-                draft.column.name,
+                draft.meaning.base or draft.column.name,
                 draft.steps,
                 draft.values,
                 layer=draft.meaning.layer,
@@ -194,7 +194,7 @@ def _was_steady(present: Rows | None, absent: Rows) -> bool:
     there = there[np.argsort(rows, kind="stable")]
     edges = np.flatnonzero(np.diff(np.concatenate([[0], there.astype(np.int8), [0]])))
     runs = edges[1::2] - edges[::2]
-    return int(runs[runs >= min(3, len(present))].sum()) * 2 >= len(present)
+    return int(runs[runs >= 3].sum()) * 2 >= len(present) or len(present) >= 0.6 * len(rows)
 
 
 def _without_filler(steps: Floats, values: Floats) -> tuple[Floats, Floats]:

@@ -47,16 +47,15 @@ def draw(signal: Signal, bad: Sequence[tuple[float, float]], *, width: int = 760
     steps, values = signal.steps, signal.values
     placed = np.isfinite(steps)
     finite = np.isfinite(values) & placed
-    opening = f'<svg viewBox="0 0 {width} {{}}" role="img" aria-label="{html.escape(clean(signal.name))}" class="plot">'
     if not finite.any():
-        return opening.format(60) + _all_lost(signal, width) + "</svg>" if len(values) else ""
-    shown = values[finite]
+        return _opening(signal, width, 60) + _all_lost(signal, width) + "</svg>" if len(values) else ""
+    shown = np.clip(values[finite], -1e300, 1e300)  # Room for the margins: the axis itself must not overflow.
     logarithmic = bool(shown.min() > 0 and shown.max() / max(float(shown.min()), 1e-300) > 50)
     heights = np.log10(shown) if logarithmic else shown
     bottom, top = _room(float(heights.min()), float(heights.max()))
     frame = _Frame(width, height, float(steps[placed].min()), float(steps[placed].max()), bottom, top)
     parts = [
-        opening.format(height),
+        _opening(signal, width, height),
         *_grid(frame, logarithmic),
         *(_stretch(frame, first, last) for first, last in bad),
         _curve(frame, steps[finite], heights),
@@ -64,6 +63,11 @@ def draw(signal: Signal, bad: Sequence[tuple[float, float]], *, width: int = 760
         "</svg>",
     ]
     return "".join(parts)
+
+
+def _opening(signal: Signal, width: int, height: int) -> str:
+    label = html.escape(clean(signal.name), quote=True)
+    return f'<svg viewBox="0 0 {width} {height}" role="img" aria-label="{label}" class="plot">'
 
 
 def _room(low: float, high: float) -> tuple[float, float]:

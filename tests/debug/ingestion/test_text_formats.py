@@ -1,0 +1,188 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.debug.ingestion import samples
+
+from holdfast.debug.ingestion import LogIngestor, RunLog
+from holdfast.debug.types import Signal
+
+
+def read(text: str) -> RunLog:
+    (log,) = LogIngestor().read(text)
+    return log
+
+
+def named(log: RunLog, name: str) -> Signal:
+    found = [signal for signal in log.signals if signal.name == name]
+    assert len(found) == 1, f"{name} in {[signal.name for signal in log.signals]}"
+    return found[0]
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (samples.MEGATRON, "megatron"),
+        (samples.DEEPSPEED, "deepspeed"),
+        (samples.OLMO, "olmo"),
+        (samples.NANOGPT, "nanogpt"),
+        (samples.LLM_C, "nanogpt"),
+        (samples.LLM_C_MAIN_LOG, "nanogpt"),
+        (samples.MODDED_NANOGPT, "nanogpt"),
+        (samples.FAIRSEQ, "fairseq"),
+        (samples.MMENGINE, "mmengine"),
+        (samples.MMCV, "mmengine"),
+        (samples.WORD_LANGUAGE_MODEL, "pytorch-examples"),
+        (samples.IMAGENET, "pytorch-examples"),
+        (samples.MNIST, "pytorch-examples"),
+        (samples.HF_STDOUT, "hf-stdout"),
+        (samples.PROMETHEUS, "prometheus"),
+        (samples.TORCHTITAN, "text"),
+        (samples.KERAS_STDOUT, "text"),
+    ],
+)
+def test_every_text_format_is_recognised_without_being_told(text: str, expected: str) -> None:
+    assert read(text).format == expected
+
+
+def test_megatron_fields_and_validation_are_read() -> None:
+    log = read(samples.MEGATRON)
+    loss = named(log, "lm loss")
+    assert loss.kind == "loss"
+    assert loss.steps.tolist() == [10.0 * n for n in range(1, 13)]
+    assert named(log, "validation lm loss value").kind == "eval_loss"
+    assert named(log, "grad norm").kind == "grad_norm"
+    assert named(log, "number of nan iterations").kind == "nan_count"
+
+
+def test_a_loss_that_megatron_stops_printing_is_missing_at_those_steps() -> None:
+    loss = named(read(samples.MEGATRON_NAN), "lm loss")
+    assert loss.steps.tolist() == [1, 2, 3, 4, 5]
+    assert loss.metadata["missing_steps"].tolist() == [6, 7, 8, 9, 10, 11, 12]
+
+
+def test_deepspeed_lists_of_rates_and_skips_are_read() -> None:
+    log = read(samples.DEEPSPEED)
+    assert named(log, "lr").values[0] == 9.5e-06
+    assert named(log, "skipped").kind == "skipped"
+    assert named(log, "CurrSamplesPerSec").kind == "throughput"
+
+
+def test_an_overflow_line_becomes_an_event_and_a_point_of_the_loss_scale() -> None:
+    text = samples.DEEPSPEED + (
+        "[2024-01-01 00:01:00,000] [INFO] [loss_scaler.py:181:update_scale] [deepspeed] OVERFLOW! Rank 0 "
+        "Skipping step. Attempted loss scale: 65536, reducing to 32768\n"
+    )
+    log = read(text)
+    assert [(event["type"], event["loss_scale"]) for event in log.events] == [("overflow_skip", 32768.0)]
+    assert named(log, "loss_scale").values.tolist() == [32768.0]
+
+
+def test_olmo_blocks_keep_thousands_and_their_step() -> None:
+    log = read(samples.OLMO)
+    assert named(log, "train/Perplexity").values[0] == 19999
+    assert named(log, "train/CrossEntropyLoss").kind == "loss"
+    assert named(log, "optim/total_grad_norm").steps.tolist() == [1, 2, 3, 4, 5, 6]
+
+
+def test_the_z_scores_of_llm_c_are_not_values_of_the_run() -> None:
+    log = read(samples.LLM_C)
+    assert not any(np.isnan(signal.values).any() for signal in log.signals)
+    assert named(log, "loss").kind == "loss"
+    assert named(log, "norm").kind == "grad_norm"
+    assert named(log, "val loss").kind == "eval_loss"
+
+
+def test_the_unmeasured_step_average_of_modded_nanogpt_is_not_nan() -> None:
+    log = read(samples.MODDED_NANOGPT)
+    assert not any(np.isnan(signal.values).any() for signal in log.signals)
+    assert named(log, "val_loss").steps.tolist() == [0, 5, 10]
+
+
+def test_a_nan_loss_of_modded_nanogpt_is_kept() -> None:
+    text = samples.MODDED_NANOGPT + "step:12/9536 train_loss:nan train_time:1200ms step_avg:93.10ms\n"
+    assert np.isnan(named(read(text), "train_loss").values[-1])
+
+
+def test_nanogpt_tells_batch_loss_from_estimated_loss() -> None:
+    log = read(samples.NANOGPT)
+    assert len(named(log, "loss").values) == 12
+    assert named(log, "val loss").steps.tolist() == [0, 12]
+
+
+def test_fairseq_validation_and_epoch_averages_are_series_of_their_own() -> None:
+    log = read(samples.FAIRSEQ)
+    assert len(named(log, "loss").values) == 8
+    assert named(log, "valid_loss").kind == "eval_loss"
+    assert named(log, "epoch_loss").values.tolist() == [9.1]
+
+
+def test_mmengine_counts_iterations_across_epochs() -> None:
+    log = read(samples.MMENGINE)
+    assert named(log, "loss").steps.tolist() == [50.0 * n for n in range(1, 9)]
+    assert named(log, "val/coco/bbox_mAP").kind == "metric"
+    assert named(log, "data_time").kind == "data_time"
+
+
+def test_pytorch_examples_place_validation_at_the_end_of_its_epoch() -> None:
+    log = read(samples.WORD_LANGUAGE_MODEL)
+    assert named(log, "loss").steps.tolist() == [200, 400, 800, 1000]
+    assert named(log, "valid loss").steps.tolist() == [1200]
+
+
+def test_imagenet_and_mnist_counters_go_on_over_epochs() -> None:
+    assert np.all(np.diff(named(read(samples.IMAGENET), "Loss").steps) > 0)
+    assert np.all(np.diff(named(read(samples.MNIST), "loss").steps) > 0)
+
+
+def test_hugging_face_dicts_take_their_step_from_the_progress_bar() -> None:
+    log = read(samples.HF_STDOUT)
+    assert named(log, "loss").steps.tolist() == [10.0 * n for n in range(1, 11)]
+    assert named(log, "eval_loss").steps.tolist() == [100]
+    assert "train_loss" not in {signal.name for signal in log.signals}
+
+
+def test_numbers_as_strings_in_newer_hugging_face_output_are_numbers() -> None:
+    text = "".join(f"{{'loss': '{3 - n / 10:.4f}', 'grad_norm': 'nan', 'epoch': '{n / 10}'}}\n" for n in range(1, 9))
+    log = read(text)
+    assert named(log, "loss").values[0] == 2.9
+
+
+def test_free_text_is_read_with_its_colours_and_says_how_sure_it_is() -> None:
+    log = read(samples.TORCHTITAN)
+    assert named(log, "loss").steps.tolist() == [float(n) for n in range(1, 12)]
+    assert log.confidence < 0.9
+    assert any("sure" in note for note in log.notes)
+
+
+def test_keras_output_places_each_epoch() -> None:
+    log = read(samples.KERAS_STDOUT)
+    loss = named(log, "loss")
+    assert len(loss.values) == 5
+    assert np.all(np.diff(loss.steps) > 0)
+    assert named(log, "val_accuracy").kind == "metric"
+
+
+def test_a_traceback_at_the_end_is_an_event_and_one_in_the_middle_is_not() -> None:
+    failure = "Traceback (most recent call last):\n  File x\nRuntimeError: CUDA error\n"
+    assert [event["type"] for event in read(samples.NANOGPT + failure).events] == ["crash"]
+    assert read(samples.NANOGPT + failure + "iter 13: loss 9.0, time 1.00ms, mfu 1.00%\n").events == ()
+
+
+def test_arguments_printed_by_the_script_become_its_configuration() -> None:
+    log = read("Namespace(lr=20, clip=0.25, model='LSTM', warmup=100)\n" + samples.WORD_LANGUAGE_MODEL)
+    assert (log.config["lr"], log.config["clip"], log.config["warmup_steps"]) == (20, 0.25, 100)
+
+
+def test_prometheus_scrapes_become_series_by_rank_over_the_step() -> None:
+    log = read(samples.PROMETHEUS)
+    ranks = {signal.replica: signal.steps.tolist() for signal in log.signals}
+    assert ranks == {0: [0, 10, 20, 30, 40], 1: [0, 10, 20, 30, 40]}
+
+
+def test_text_on_disk_reads_like_text_in_memory(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(samples.OLMO)
+    assert [signal.name for signal in LogIngestor().ingest(path)] == [s.name for s in read(samples.OLMO).signals]

@@ -1,0 +1,174 @@
+"""Broken and hostile logs: they cost bounded work, run nothing, and end in a verdict or in one typed error."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import pickle
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.debug import MLSystemsDebugger, Reporter
+from holdfast.debug.ingestion import Limits, LogIngestor, read_file
+from holdfast.debug.ingestion.detection import default_formats
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.errors import UnreadableLogError
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+
+
+def survives(path: Path) -> None:
+    """Either a report, in every format, or the one typed error."""
+    try:
+        report = DEBUGGER.debug(path)
+    except UnreadableLogError:
+        return
+    for form in ("text", "json", "markdown", "html", "junit"):
+        Reporter().render(report, form)
+
+
+@given(st.binary(max_size=3000))
+def test_any_bytes_give_a_report_or_the_typed_error(tmp_path_factory: pytest.TempPathFactory, data: bytes) -> None:
+    path = tmp_path_factory.mktemp("junk") / "x"
+    path.write_bytes(data)
+    survives(path)
+
+
+MAGICS = [
+    b":W&B\xe1\xbe\x00",
+    b'\x18\0\0\0\0\0\0\0\xa3\x7fK"brain.Event:2',
+    b"\x80\x02}q\0(X\x09\0\0\0pg_configentries",
+    b"\x1f\x8b\x08",
+]
+
+
+@given(st.sampled_from(MAGICS), st.binary(max_size=600))
+def test_any_bytes_after_a_known_beginning_do_too(
+    tmp_path_factory: pytest.TempPathFactory, magic: bytes, data: bytes
+) -> None:
+    path = tmp_path_factory.mktemp("junk") / "events.out.tfevents.1"
+    path.write_bytes(magic + data)
+    survives(path)
+
+
+@given(st.text(alphabet=st.sampled_from('{}[]",:0123456789.eE+-naifNI|= \n\tstepoch_l'), max_size=1500))
+def test_any_text_of_log_like_characters_does_too(tmp_path_factory: pytest.TempPathFactory, text: str) -> None:
+    path = tmp_path_factory.mktemp("junk") / "x.log"
+    path.write_text(text)
+    survives(path)
+
+
+class Bomb:
+    def __init__(self, marker: Path) -> None:
+        self.marker = marker
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return os.mkdir, (str(self.marker),)
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+def test_a_pickle_that_would_run_something_is_refused_and_runs_nothing(tmp_path: Path, protocol: int) -> None:
+    marker = tmp_path / "ran"
+    path = tmp_path / "_dump_0"
+    data = {"pg_config": {}, "nccl_version": "1", "entries": [Bomb(marker)]}
+    path.write_bytes(pickle.dumps(data, protocol=protocol))
+    with pytest.raises(UnreadableLogError):
+        read_file(path)
+    assert not marker.exists()
+
+
+def test_a_line_of_a_million_characters_is_cut_and_the_rest_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    good = "".join(f"iter {n}: loss {3 - n / 10:.3f}, time 1.00ms, mfu 1.00%\n" for n in range(10))
+    path.write_text(good + "loss=" + "9" * 1_000_000 + "\n" + "x" * 1_000_000 + "\n" + good.replace("iter ", "iter 1"))
+    (log,) = LogIngestor().read(path)
+    (loss,) = [signal for signal in log.signals if signal.name == "loss"]
+    assert len(loss.values) == 20
+
+
+@pytest.mark.parametrize("text", ["[" * 100_000, '{"a":' * 100_000, "[" * 50_000 + "]" * 50_000])
+def test_deep_json_is_refused(tmp_path: Path, text: str) -> None:
+    for name in ("deep.json", "deep.jsonl"):
+        path = tmp_path / name
+        path.write_text(text + "\n")
+        survives(path)
+
+
+def test_a_gzip_bomb_is_read_only_up_to_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.json.gz"
+    with gzip.open(path, "wb") as stream:
+        stream.write(b'{"loss": [' + b"1," * (4 << 20) + b"1]}")
+    limits = Limits(document_bytes=1 << 20)
+    with pytest.raises(UnreadableLogError, match="more than"):
+        read_file(path, limits)
+    assert len(list(LogFile(path, limits).lines())) <= 2
+
+
+def test_a_zip_archive_is_no_log(tmp_path: Path) -> None:
+    path = tmp_path / "bomb.zip"
+    with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr("a", b"\0" * (8 << 20))
+    with pytest.raises(UnreadableLogError):
+        read_file(path)
+
+
+def test_a_million_distinct_names_are_cut_at_the_limit(tmp_path: Path) -> None:
+    path = tmp_path / "wide.jsonl"
+    path.write_text("".join(json.dumps({"step": n, f"loss_{n}": 1.0, "loss": 2.0}) + "\n" for n in range(3000)))
+    log = read_file(path, Limits(signals=100))
+    assert len(log.signals) <= 100
+
+
+def test_more_rows_than_the_limit_are_left_out_and_said(tmp_path: Path) -> None:
+    path = tmp_path / "long.jsonl"
+    path.write_text("".join(json.dumps({"step": n, "loss": 1.0 + n}) + "\n" for n in range(500)))
+    log = read_file(path, Limits(rows=100))
+    assert len(log.signals[0].values) == 100
+    assert any("only the first 100" in note for note in log.notes)
+
+
+def test_huge_numbers_and_overlong_digits_are_no_traceback(tmp_path: Path) -> None:
+    path = tmp_path / "huge.jsonl"
+    big = "9" * 5000
+    lines = [f'{{"step": {n}, "loss": {big if n == 5 else 1e308}}}' for n in range(9)]
+    path.write_text("\n".join(lines) + "\n")
+    survives(path)
+
+
+@pytest.mark.parametrize("form", default_formats(), ids=lambda form: form.name)
+def test_no_format_takes_quadratic_time_over_one_long_line(tmp_path: Path, form: Any) -> None:
+    """Each reader is given lines built to make a careless pattern backtrack; the test's own timeout is the judge."""
+    for piece in (
+        "a " * 30_000,
+        "loss " * 12_000,
+        "1" * 60_000,
+        "| " * 30_000,
+        "epoch 1 " * 8_000,
+        "a=" * 30_000,
+        "{'" * 20_000,
+    ):
+        path = tmp_path / "line.log"
+        path.write_text(f"step 1 {piece}\n{piece}\n")
+        form.sniff(LogFile(path))
+
+
+def test_names_from_a_log_cannot_script_the_page(tmp_path: Path) -> None:
+    name = "loss</svg><script>alert(1)</script>"
+    path = tmp_path / "x.jsonl"
+    rows = [{"step": n, name: 3.0 - n / 50 if n < 40 else float("nan")} for n in range(80)]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    assert "<script" not in Reporter().render(DEBUGGER.debug(path), "html")
+
+
+def test_a_named_pipe_and_a_missing_path_are_refused_at_once(tmp_path: Path) -> None:
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    for path in (pipe, tmp_path / "missing"):
+        with pytest.raises(UnreadableLogError):
+            LogIngestor().ingest(path)
