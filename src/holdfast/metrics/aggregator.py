@@ -1,11 +1,13 @@
 """The aggregator: takes every batch's metrics, and reports what one process would have computed.
 
-Local and distributed are one road: local table → gather → merge → format. A world of one gathers itself.
+Local and distributed are one road: local table → exchange → merge → format. A world of one has nothing to exchange.
+What the ranks' tables merge into does not depend on who merges what, so each metric is merged by one rank and shared.
 """
 
 from __future__ import annotations
 
 import json
+import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -13,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, MetricError
+from holdfast.errors import ConfigError, HoldfastError, MetricError
 from holdfast.metrics.columnar import MetricBatch, Metrics, as_columns, as_objects
-from holdfast.metrics.gather import gather_bytes, world_of
+from holdfast.metrics.gather import exchange_bytes, gather_bytes, world_of
 from holdfast.metrics.handlers import GivenHandlers, MetricHandler, Scalar, handler_for, known_handlers
 from holdfast.metrics.state import (
     MERGE_AT_ONCE,
@@ -232,13 +234,32 @@ class MetricsAggregator:
         local = self._local_table(rank)
         if world_size == 1:
             return merge_tables([local], self._handlers)
-        payload = json.dumps(self._encode(local, "rank")).encode()
-        tables: list[Table] = []
-        for received in gather_bytes(payload, world_size, self._process_group):
-            tables.append(decode_table(json.loads(received), self._handlers))
-            if len(tables) == MERGE_AT_ONCE:
-                tables = [merge_tables(tables, self._handlers)]
-        return merge_tables(tables, self._handlers)
+        # Every metric has one rank that merges it: each rank then reads as many states as there are metrics, where
+        # gathering everything everywhere would make each of a thousand ranks read a thousand times as many.
+        shares: list[Table] = [{} for _ in range(world_size)]
+        for key, metric in local.items():
+            shares[zlib.crc32(repr(key).encode()) % world_size][key] = metric
+        pieces = [json.dumps(self._encode(share, "rank")).encode() for share in shares]
+        answer = self._merge_share(exchange_bytes(pieces, self._process_group))
+        merged: Table = {}
+        for received in gather_bytes(json.dumps(answer).encode(), world_size, self._process_group):
+            part = json.loads(received)
+            if "error" in part:
+                raise MetricError(part["error"])
+            merged |= decode_table(part, self._handlers)
+        return dict(sorted(merged.items()))
+
+    def _merge_share(self, received: list[bytes]) -> dict[str, Any]:
+        """The metrics this rank merges for all; an error is an answer too, so that every rank raises it."""
+        try:
+            tables: list[Table] = []
+            for state in received:
+                tables.append(decode_table(json.loads(state), self._handlers))
+                if len(tables) == MERGE_AT_ONCE:
+                    tables = [merge_tables(tables, self._handlers)]
+            return self._encode(merge_tables(tables, self._handlers), "rank")
+        except HoldfastError as error:
+            return {"error": str(error)}
 
     def _encode(self, table: Table, scope: Scope) -> dict[str, Any]:
         return encode_table(table, self._handlers, scope=scope, step=self._step, recent_steps=self._recent_steps)

@@ -1,14 +1,15 @@
-"""Bytes of every rank, on every rank, whatever the backend.
+"""Bytes between ranks, whatever the backend: each to its receiver, or every rank's to all.
 
-States differ in size from rank to rank, so sizes travel first. The payloads then go in one ``all_gather`` of padded
-buffers, or, when that would take much memory at once (a thousand ranks on GPUs that training has filled), one rank
-after another by broadcast. Tensors live where the backend needs them: in host memory for gloo, on the current device
-for NCCL.
+Payloads differ in size from rank to rank, so sizes travel first. :func:`exchange_bytes` sends every rank its own piece;
+:func:`gather_bytes` gives every rank all payloads, in one ``all_gather`` of padded buffers or, when that would take
+much memory at once, one rank after another by broadcast. Tensors live where the backend needs them: in host memory for
+gloo, on the current device for NCCL.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import accumulate
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -26,6 +27,29 @@ def world_of(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
     if not dist.is_available() or not dist.is_initialized():
         return 0, 1
     return dist.get_rank(process_group), dist.get_world_size(process_group)
+
+
+def exchange_bytes(pieces: Sequence[bytes], process_group: dist.ProcessGroup | None) -> list[bytes]:
+    """What every rank has for this one, in the order of ranks; a collective call.
+
+    Args:
+        pieces: what this rank has for each rank.
+        process_group: the group, None for the default one.
+    """
+    import torch
+    import torch.distributed as dist
+
+    device = _device(process_group)
+    sent = torch.tensor([len(piece) for piece in pieces], dtype=torch.int64, device=device)
+    received = torch.empty_like(sent)
+    dist.all_to_all_single(received, sent, group=process_group)
+    lengths: list[int] = received.tolist()
+    outgoing = torch.frombuffer(bytearray(b"".join(pieces)), dtype=torch.uint8).to(device)
+    incoming = torch.empty(sum(lengths), dtype=torch.uint8, device=device)
+    dist.all_to_all_single(incoming, outgoing, lengths, sent.tolist(), group=process_group)
+    raw = _bytes_of(incoming, len(incoming))
+    ends = list(accumulate(lengths))
+    return [raw[end - length : end] for end, length in zip(ends, lengths, strict=True)]
 
 
 def gather_bytes(
