@@ -86,6 +86,21 @@ def test_over_a_mixture_too(partition: Contiguous, data: st.DataObject) -> None:
     assert set(job.read) == set(range(total)) - job.skipped
 
 
+@pytest.mark.parametrize("partition", [RoundRobin(), Contiguous(), Adaptive(Contiguous())], ids=repr)
+@settings(max_examples=30)
+@given(data=st.data())
+def test_over_a_source_that_grows_too(partition: Contiguous, data: st.DataObject) -> None:
+    length = data.draw(st.integers(2, 25))
+    growth = ((data.draw(st.integers(1, 3)), length + data.draw(st.integers(1, 9))),)
+    order = Order([SourceSpec("a", length, growth=growth)], partition=partition)
+    epochs = data.draw(st.integers(1, 5))
+    some_skips = st.builds(Skip, st.integers(0, 5), skips(order.epoch_start(epochs), {"a": length}))
+    chain: list[Resize | Skip] = [Resize(0, data.draw(st.integers(1, 2)), data.draw(st.integers(2, 6)))]
+    chain += data.draw(st.lists(st.one_of(some_skips, resizes(length, most=1).map(lambda one: one[0])), max_size=4))
+    job = live(order, chain, epochs)
+    assert set(job.read) == set(range(order.epoch_start(epochs))) - job.skipped
+
+
 @given(st.data())
 def test_what_remains_keeps_its_order(data: st.DataObject) -> None:
     order, lengths = _mixed(data)
