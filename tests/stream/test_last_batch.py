@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, reject
 from hypothesis import strategies as st
+from tests.stream.jobs import dataset_of, delivered, numbers
 
-from holdfast.errors import EmptyBatchError
+from holdfast.errors import EmptyBatchError, EmptyPartitionError
 from holdfast.order import Contiguous, HashBased, Partition, RoundRobin
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
-from tests.stream.jobs import dataset_of, delivered, numbers
 
 
 def ranks(length: int, world: int, batch: int, **options: Any) -> list[StreamingShardLoader]:
@@ -35,9 +35,8 @@ def test_padding_lets_every_rank_make_the_same_full_steps_and_loses_no_sample(
 ) -> None:
     try:
         loaders = ranks(length, world, batch, epochs=epochs, last_batch="pad", partition_strategy=partition)
-    except ValueError as error:
-        assert type(error).__name__ == "EmptyPartitionError"
-        return
+    except EmptyPartitionError:  # a hash partition may leave a rank without a sample, which is refused at once
+        reject()
     runs = [list(loader) for loader in loaders]
     assert len({len(run) for run in runs}) == 1
     assert {len(run) for run in runs} == {len(loader) for loader in loaders}

@@ -10,11 +10,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stream.jobs import Job, dataset_of, numbers, run_job
 
 from holdfast.errors import SourceError, StreamError, TransformError
 from holdfast.order import Contiguous
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
-from tests.stream.jobs import Job, dataset_of, numbers, run_job
 
 # torch's advice to have no more workers than processors; four must give the same batches on a machine with two.
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import StateMismatchError
+from holdfast.errors import StateError, StateMismatchError
 from holdfast.order import Order, Schedule
 from holdfast.sources import Source
 from holdfast.stream.state import CheckpointState
@@ -32,8 +32,11 @@ class Adopted:
 def adopt(state: CheckpointState, order: Order, sources: Mapping[str, Source], *, strict: bool) -> Adopted:
     """Return the schedule that goes on from the state over this order, or raise ``StateMismatchError``."""
     saved, current = state.order, order.to_json()
-    # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
-    differences = [*_differences(saved, current), *_data_differences(state, sources)]
+    try:
+        # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
+        differences = [*_differences(saved, current), *_data_differences(state, sources)]
+    except (LookupError, TypeError, ValueError, AttributeError) as error:
+        raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
     if not differences:
         return Adopted(state.rebuild(order.partition))
     fatal = [text for text, safe in differences if strict or not safe]

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -245,7 +246,9 @@ class StreamingShardLoader:
         self, step: int, stop: int | None, chunk_samples: int | None = None, rank: int | None = None
     ) -> StepReader:
         reader = Reader(self.dataset.leaves, self.order, on_error=self.config.on_error, collate=self._collate)
-        assert self.config.last_batch is not None
+        # Where the option was left open, it depends on how many ranks there were at that step.
+        then = replace(self._asked, rank=0, world_size=self._schedule.segment_at(step).world_size).resolved()
+        assert then.last_batch is not None
         if chunk_samples is None:
             chunk_samples = min(CHUNK_SAMPLES, self.config.prefetch_buffer_size)
         return StepReader(
@@ -254,7 +257,7 @@ class StreamingShardLoader:
             rank=self.rank if rank is None else rank,
             start=step,
             stop=stop,
-            last_batch=self.config.last_batch,
+            last_batch=then.last_batch,
             chunk_samples=chunk_samples,
         )
 

@@ -18,6 +18,26 @@ __all__ = ["STATE_VERSION", "CheckpointState"]
 
 STATE_VERSION = 1
 
+_KINDS: dict[str, type | tuple[type, ...]] = {
+    "step": int,
+    "epoch": int,
+    "position": int,
+    "shuffle_seed": int,
+    "rank": int,
+    "world_size": int,
+    "timestamp": (int, float),
+    "order": dict,
+    "fingerprint": str,
+    "segments": list,
+    "skips": list,
+    "epochs": (int, type(None)),
+    "sources": dict,
+    "samples_failed": list,
+}
+_COUNTS = frozenset(("step", "epoch", "position", "rank", "world_size"))
+_DEFAULTS: dict[str, Any] = {"sources": {}, "samples_failed": []}
+_DAMAGED = "it was changed after it was saved; take an earlier one"
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
@@ -75,6 +95,12 @@ class CheckpointState:
         missing = sorted(known - set(value) - {"epochs", "sources", "samples_failed", "version"})
         if missing:
             raise StateError("the stream state lacks some fields", missing=missing)
+        for name, allowed in _KINDS.items():
+            entry = value.get(name, _DEFAULTS.get(name))
+            if not isinstance(entry, allowed) or isinstance(entry, bool) or (name in _COUNTS and _below_zero(entry)):
+                raise StateError(
+                    "a field of the stream state makes no sense", field=name, found=f"{entry!r}"[:80], hint=_DAMAGED
+                )
         return cls(**{name: entry for name, entry in value.items() if name in known})
 
     def rebuild(self, partition: Partition | None = None) -> Schedule:
@@ -84,5 +110,9 @@ class CheckpointState:
             return Schedule.from_json(order, {"segments": self.segments, "skips": self.skips, "epochs": self.epochs})
         except HoldfastError:
             raise
-        except (KeyError, TypeError, ValueError, AttributeError) as error:
-            raise StateError(f"the stream state is damaged: {error!r}") from error
+        except (LookupError, TypeError, ValueError, AttributeError) as error:
+            raise StateError(f"the stream state is damaged: {error!r}", hint=_DAMAGED) from error
+
+
+def _below_zero(value: Any) -> bool:
+    return bool(value < 0)

@@ -1,0 +1,111 @@
+"""State files: written whole, the last few kept, damage refused and the file before it named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from tests.stream.jobs import dataset_of
+
+from holdfast.errors import ConfigError, StateFileError
+from holdfast.stream import StreamingConfig, StreamingShardLoader, load_state, save_state
+
+
+def saving_loader(folder: Path, **options: object) -> StreamingShardLoader:
+    settings: dict[str, object] = {"batch_size": 4, "checkpoint_interval": 8, "checkpoint_path": folder, **options}
+    return StreamingShardLoader(dataset_of({"a": 400}), StreamingConfig(**settings))  # type: ignore[arg-type]
+
+
+def run(loader: StreamingShardLoader, batches: int) -> None:
+    iterator = iter(loader)
+    for _ in range(batches):
+        next(iterator)
+
+
+def test_states_are_saved_by_themselves_every_so_many_samples_and_the_last_few_kept(tmp_path: Path) -> None:
+    loader = saving_loader(tmp_path, keep_checkpoints=2)
+    run(loader, 12)
+    # Batch 12 is in the training loop's hands, not done with: the newest state says 10.
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["state-000000000008.json", "state-000000000010.json"]
+    assert loader.get_stats().num_checkpoints == 5
+
+
+def test_the_interval_counts_samples_of_all_ranks_and_only_rank_zero_writes(tmp_path: Path) -> None:
+    for rank in (1, 0):
+        run(saving_loader(tmp_path, world_size=2, rank=rank, checkpoint_interval=16), 5)
+        assert len(list(tmp_path.iterdir())) == (0 if rank else 2)
+
+
+def test_resume_goes_on_from_the_newest_file_and_starts_afresh_where_there_is_none(tmp_path: Path) -> None:
+    loader = saving_loader(tmp_path / "states")
+    assert loader.resume() is None
+    run(loader, 7)
+    again = saving_loader(tmp_path / "states")
+    state = again.resume()
+    assert state is not None
+    assert again.step == state.step == 6
+
+
+def test_save_writes_at_once_and_needs_a_place(tmp_path: Path) -> None:
+    loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
+    run(loader, 3)
+    path = loader.save(tmp_path)
+    assert load_state(path).step == load_state(tmp_path).step == 3
+    with pytest.raises(ConfigError, match="checkpoint_path"):
+        loader.save()
+
+
+@given(st.data())
+@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_a_torn_or_changed_file_is_refused_and_the_one_before_it_named(tmp_path: Path, data: st.DataObject) -> None:
+    loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
+    earlier = loader.save(tmp_path)
+    run(loader, 2)
+    path = loader.save(tmp_path)
+    whole = path.read_bytes()
+    cut = int(data.draw(st.floats(0, 1, exclude_max=True)) * len(whole))
+    if data.draw(st.booleans()):
+        damaged = whole[:cut]
+    else:
+        flipped = data.draw(st.integers(1, 255))
+        damaged = whole[:cut] + bytes([whole[cut] ^ flipped]) + whole[cut + 1 :]
+        if _same_content(damaged, whole):
+            return
+    path.write_bytes(damaged)
+    with pytest.raises(StateFileError) as caught:
+        load_state(tmp_path)
+    assert str(earlier) in str(caught.value)
+    assert load_state(earlier).step == 0
+    path.unlink()
+    earlier.unlink()
+
+
+def _same_content(one: bytes, other: bytes) -> bool:
+    # A flipped bit in white space or in the name of a field that is not read leaves the state what it was.
+    try:
+        first, second = json.loads(one), json.loads(other)
+    except ValueError:
+        return False
+    return all(first.get(name) == second[name] for name in ("format", "digest", "state"))
+
+
+def test_foreign_files_missing_files_and_empty_folders_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(StateFileError, match="no stream state"):
+        load_state(tmp_path)
+    with pytest.raises(StateFileError, match="No such file"):
+        load_state(tmp_path / "state-000000000001.json")
+    foreign = tmp_path / "trainer_state.json"
+    for content in ('{"epoch": 1}', "[]", "3", '"text"', "\x00\x01", "[" * 100_000):
+        foreign.write_text(content)
+        with pytest.raises(StateFileError):
+            load_state(foreign)
+
+
+def test_a_file_left_half_written_by_a_crash_is_never_taken_for_a_state(tmp_path: Path) -> None:
+    loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
+    saved = save_state(tmp_path, loader.get_checkpoint())
+    (tmp_path / ".state-000000000009.json.123.tmp").write_text(saved.read_text()[:100])
+    assert load_state(tmp_path).step == 0
