@@ -121,7 +121,7 @@ def test_autograd_notices_that_a_tensor_was_loaded_over(tmp_path: Path) -> None:
     loss = (weight * weight).sum()
     load({"weight": weight}, ParallelFileSystemReader(folder))
     with pytest.raises(RuntimeError, match="modified by an inplace operation"):
-        loss.backward()
+        loss.backward()  # type: ignore[no-untyped-call]
 
 
 @pytest.mark.parametrize("inside", [True, False])

@@ -95,7 +95,7 @@ def test_cancelling_wakes_whoever_waits() -> None:
 
 def test_blocks_are_used_again() -> None:
     budget = MemoryBudget(4 * BLOCK_BYTES)
-    first = budget.take(100)
+    first = budget.take(1_000_000)
     address = first.tensor.data_ptr()
     first.release()
-    assert budget.take(2000).tensor.data_ptr() == address
+    assert budget.take(2_000_000).tensor.data_ptr() == address

@@ -47,11 +47,11 @@ class _Named(StreamTransformExtension):
     name = ""
 
     @classmethod
-    def registry_name(cls) -> str:  # type: ignore[override]
+    def registry_name(cls) -> str:
         return cls.name
 
     @classmethod
-    def from_descriptor(cls, version: str) -> _Named:  # type: ignore[override]
+    def from_descriptor(cls, version: str) -> _Named:
         return cls()
 
     def get_descriptor(self) -> str:

@@ -16,6 +16,8 @@ __all__ = ["BLOCK_BYTES", "Buffer", "LoadCancelledError", "MemoryBudget"]
 BLOCK_BYTES = 4 << 20
 """The size of a usual bounce buffer, and of the pieces that go through one."""
 
+_LEAST_BLOCK_BYTES = 256 << 10
+
 
 class LoadCancelledError(Exception):
     """Another part of the load failed; this one stops. Never reaches the caller."""
@@ -77,8 +79,8 @@ class MemoryBudget:
             self._changed.notify_all()
 
     def take(self, length: int) -> Buffer:
-        """Wait for ``length`` bytes of memory and return them; at least one block is charged."""
-        charged = max(length, min(BLOCK_BYTES, self.limit))
+        """Wait for ``length`` bytes of memory and return them; from a few hundred kilobytes on, in whole blocks."""
+        charged = length if length < _LEAST_BLOCK_BYTES else max(length, min(BLOCK_BYTES, self.limit))
         block = self._reserve(charged)
         if block is None:
             with torch.inference_mode(False):

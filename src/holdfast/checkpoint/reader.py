@@ -201,8 +201,8 @@ class ParallelFileSystemReader(StorageReader):
     def _read_parallel(
         self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder, total: int
     ) -> tuple[int, int]:
-        limit = self._limit()
-        workers = self._workers(chunks, total, limit)
+        workers = self._workers(chunks, total)
+        limit = self._limit(workers)
         pinned = any(
             request.target is not None and request.target.device.type == "cuda"
             for chunk in chunks
@@ -226,8 +226,6 @@ class ParallelFileSystemReader(StorageReader):
     def _unfolder(
         self, files: FileTable, budget: MemoryBudget, report: ReportBuilder, processes: TransformProcesses | None
     ) -> Callable[[Chunk], tuple[bytearray, int]]:
-        registry = self._transform_registry()
-
         def unfold(chunk: Chunk) -> tuple[bytearray, int]:
             expected = self._unfolded_bytes(chunk)
             budget.reserve(2 * expected)
@@ -249,7 +247,12 @@ class ParallelFileSystemReader(StorageReader):
                 file.check_reach(chunk.offset, chunk.length)
                 with FileSlice(file, chunk.offset, chunk.length, report.read) as stream:
                     data = undo_transforms(
-                        stream, chunk.transforms, registry, most_bytes=most, tensor=chunk.fqn, file=chunk.file
+                        stream,
+                        chunk.transforms,
+                        self._transform_registry(),
+                        most_bytes=most,
+                        tensor=chunk.fqn,
+                        file=chunk.file,
                     )
             return data, 2 * expected
 
@@ -266,13 +269,17 @@ class ParallelFileSystemReader(StorageReader):
         return max(4 * chunk.length, 64 << 10)
 
     def _transform_registry(self) -> Any:
-        return self._registry if self._registry is not None else default_registry()
+        if self._registry is None:
+            self._registry = default_registry()
+        return self._registry
 
-    def _limit(self) -> int:
+    def _limit(self, workers: int) -> int:
         wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
+        if not workers:
+            return wanted  # less is read than asking for the free memory would cost
         return max(1, min(wanted, psutil.virtual_memory().available // 2))
 
-    def _workers(self, chunks: list[Chunk], total: int, limit: int) -> int:
+    def _workers(self, chunks: list[Chunk], total: int) -> int:
         """How many threads: none for a tiny checkpoint, else what cores, bytes and memory allow."""
         inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
         if self._num_workers is not None:
@@ -281,8 +288,10 @@ class ParallelFileSystemReader(StorageReader):
         if total <= _INLINE_BYTES and inline and not transforms:
             return 0
         cores = len(os.sched_getaffinity(0))
-        pieces = max(-(-total // PIECE_BYTES), len(chunks) if transforms else 1)
-        return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, max(1, limit // BLOCK_BYTES)))
+        # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
+        pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
+        wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
+        return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, wanted // BLOCK_BYTES))
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

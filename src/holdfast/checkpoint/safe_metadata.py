@@ -17,6 +17,7 @@ import io
 import pickle
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -90,6 +91,7 @@ class _Sealed(type):
         raise pickle.UnpicklingError(f"a pickle may not change {cls.__name__}")
 
 
+@cache  # nothing can change one, so all loads share them
 def _stand_in(target: type) -> type:
     """A class whose only use is ``__new__``: it makes an empty instance of ``target``."""
     return _Sealed(target.__name__, (), {"__slots__": (), "__new__": lambda _, *__: object.__new__(target)})

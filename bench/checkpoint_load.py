@@ -1,0 +1,241 @@
+"""Loading a checkpoint: holdfast against torch's own reader, safetensors' own load, and a bare ``preadv`` loop.
+
+Everything loads the same tensors into the same memory, which has been touched before, from a warm cache (and from a
+cold one, where dropping the cache worked). The sides take turns; a ratio is the median of the ratios of the rounds.
+The ``preadv`` loop knows where the payloads are and does nothing else: it is the limit.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import statistics
+import tempfile
+import threading
+import warnings
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed.checkpoint as dcp
+
+from common import alternate, arguments, publish
+from holdfast.checkpoint import ParallelFileSystemReader
+from holdfast.checkpoint.files import CheckpointFile, LocalFiles
+from holdfast.checkpoint.layouts import chunk_layout
+
+ROUNDS = 5
+PIECE = 16 << 20
+State = dict[str, torch.Tensor]
+Side = Callable[[], object]
+
+
+def make_state(total_bytes: int) -> State:
+    """A model of layers: two large matrices and four small vectors each."""
+    width = 2048
+    layer = {
+        "up": (width, 2 * width),
+        "down": (2 * width, width),
+        "q": (width, width),
+        "norm": (width,),
+        "bias": (width,),
+    }
+    layer_bytes = 4 * sum(torch.Size(shape).numel() for shape in layer.values())
+    return {
+        f"layers.{number}.{name}": torch.randn(shape)
+        for number in range(max(1, total_bytes // layer_bytes))
+        for name, shape in layer.items()
+    }
+
+
+def save(state: State, folder: Path, files: int) -> None:
+    dcp.save(state, storage_writer=dcp.FileSystemWriter(folder, thread_count=files, sync_files=False), no_dist=True)
+
+
+def stock(state: State, folder: Path) -> Side:
+    return lambda: dcp.load(state, storage_reader=dcp.FileSystemReader(folder), no_dist=True)
+
+
+def ours(state: State, folder: Path, **options: Any) -> Side:
+    return lambda: dcp.load(state, storage_reader=ParallelFileSystemReader(folder, **options), no_dist=True)
+
+
+def raw(state: State, folder: Path, threads: int) -> Side:
+    """A loop of ``preadv`` over the payloads, straight into the destinations."""
+    ranges = []
+    metadata = dcp.FileSystemReader(folder).read_metadata()
+    for index, info in metadata.storage_data.items():
+        file = CheckpointFile(folder / info.relative_path, info.relative_path, LocalFiles())
+        layout = chunk_layout(file, info.offset, info.length, {}, check=False, on_read=lambda *_: None)
+        file.close()
+        assert layout is not None
+        view = memoryview(state[index.fqn].view(-1).view(torch.uint8).numpy())
+        start = info.offset + layout.payload_offset
+        ranges += [
+            (folder / info.relative_path, start + at, view[at : at + PIECE])
+            for at in range(0, layout.payload_bytes, PIECE)
+        ]
+    ranges.sort(key=lambda entry: (str(entry[0]), entry[1]))
+
+    def run() -> None:
+        descriptors = {path: os.open(path, os.O_RDONLY) for path, _, _ in ranges}
+        queue, lock = iter(ranges), threading.Lock()
+
+        def work() -> None:
+            while True:
+                with lock:
+                    entry = next(queue, None)
+                if entry is None:
+                    return
+                path, offset, view = entry
+                done = 0
+                while done < len(view):
+                    done += os.preadv(descriptors[path], [view[done:]], offset + done)
+
+        workers = [threading.Thread(target=work) for _ in range(threads)]
+        for worker in workers:
+            worker.start()
+        for worker in workers:
+            worker.join()
+        for descriptor in descriptors.values():
+            os.close(descriptor)
+
+    return run
+
+
+def drop_cache(folder: Path) -> bool:
+    """Ask the kernel to forget the files; says whether a mapping of one shows that it did."""
+    os.sync()
+    for path in folder.iterdir():
+        descriptor = os.open(path, os.O_RDONLY)
+        os.posix_fadvise(descriptor, 0, 0, os.POSIX_FADV_DONTNEED)
+        os.close(descriptor)
+    largest = max(folder.iterdir(), key=lambda path: path.stat().st_size)
+    descriptor = os.open(largest, os.O_RDONLY)
+    try:
+        # RWF_NOWAIT reads only what is cached.
+        os.preadv(descriptor, [bytearray(4096)], largest.stat().st_size // 2, os.RWF_NOWAIT)
+    except (BlockingIOError, AttributeError):
+        return True
+    except OSError:
+        return False
+    finally:
+        os.close(descriptor)
+    return False
+
+
+def median_of(rounds: list[dict[str, float]], over: str, under: str) -> float:
+    return statistics.median(one[over] / one[under] for one in rounds)
+
+
+def bench_large(figures: dict[str, float], about: dict[str, Any], folder: Path, total: int, cores: int) -> None:
+    saved = make_state(total)
+    size = sum(value.nbytes for value in saved.values())
+    about["bytes"] = size
+    state = {name: torch.zeros_like(value) for name, value in saved.items()}
+    safetensors = safetensors_side(saved, state, folder / "safetensors", about)
+    for files in (1, 8, 128):
+        place = folder / f"files{files}"
+        save(saved, place, files)
+        sides: dict[str, Side] = {
+            "stock": stock(state, place),
+            "off": ours(state, place, verify="off"),
+            "crc": ours(state, place, verify="crc"),
+            "raw": raw(state, place, cores),
+        }
+        if safetensors is not None and files == 1:
+            sides["safetensors"] = safetensors
+        if files == 8:
+            sides |= {f"workers{count}": ours(state, place, verify="off", num_workers=count) for count in (1, 2, 4, 8)}
+        for side in sides.values():  # warm the cache, and the code
+            side()
+        rounds = [alternate(sides, 1) for _ in range(ROUNDS)]
+        for name in sides:
+            figures[f"{files} files, {name}: GB/s"] = size / 1e9 / statistics.median(one[name] for one in rounds)
+        figures[f"{files} files, without verification: times stock"] = median_of(rounds, "stock", "off")
+        figures[f"{files} files, with CRC: times stock"] = median_of(rounds, "stock", "crc")
+        figures[f"{files} files, without verification: of raw preadv"] = median_of(rounds, "raw", "off")
+        if files == 1 and safetensors is not None:
+            figures["1 files, without verification: times safetensors"] = median_of(rounds, "safetensors", "off")
+        assert all(torch.equal(state[name], value) for name, value in saved.items())
+        if files == 8:
+            bench_cold(figures, about, sides, place, size)
+        shutil.rmtree(place)
+
+
+def bench_cold(
+    figures: dict[str, float], about: dict[str, Any], sides: dict[str, Side], place: Path, size: int
+) -> None:
+    if not drop_cache(place):
+        about["cold cache"] = "not measured: the cache could not be dropped here"
+        return
+    rounds = []
+    for _ in range(ROUNDS):
+        one: dict[str, float] = {}
+        for name in ("stock", "off", "crc"):
+            drop_cache(place)
+            one |= alternate({name: sides[name]}, 1)
+        rounds.append(one)
+    for name in ("stock", "off", "crc"):
+        figures[f"8 files, cold cache, {name}: GB/s"] = size / 1e9 / statistics.median(one[name] for one in rounds)
+    figures["8 files, cold cache, with CRC: times stock"] = median_of(rounds, "stock", "crc")
+
+
+def safetensors_side(saved: State, state: State, folder: Path, about: dict[str, Any]) -> Side | None:
+    try:
+        from safetensors.torch import load_file, save_file
+    except ImportError:
+        about["safetensors"] = "not installed"
+        return None
+    folder.mkdir()
+    save_file(saved, folder / "model.safetensors")
+
+    def run() -> None:
+        for name, value in load_file(folder / "model.safetensors").items():
+            state[name].copy_(value)
+
+    return run
+
+
+def bench_tiny(figures: dict[str, float], folder: Path, quick: bool) -> None:
+    """Where starting anything costs more than it brings."""
+    for count, shape, repeat in (
+        (1, (4,), 40),
+        (10, (64, 64), 40),
+        (100, (64, 64), 10),
+        (2000 if quick else 10_000, (16,), 1),
+    ):
+        saved = {f"t{number}": torch.randn(shape) for number in range(count)}
+        state = {name: torch.zeros_like(value) for name, value in saved.items()}
+        place = folder / f"tiny{count}"
+        save(saved, place, 1)
+
+        def several(side: Side, times: int = repeat) -> Side:
+            return lambda: [side() for _ in range(times)]
+
+        sides = {"stock": several(stock(state, place)), "crc": several(ours(state, place))}
+        for side in sides.values():
+            side()
+        rounds = [alternate(sides, 1) for _ in range(2 * ROUNDS + 1)]
+        figures[f"{count} tiny tensors: holdfast's time over stock's"] = median_of(rounds, "crc", "stock")
+        shutil.rmtree(place)
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0])
+    warnings.simplefilter("ignore")
+    figures: dict[str, float] = {}
+    cores = len(os.sched_getaffinity(0))
+    about: dict[str, Any] = {"torch": torch.__version__, "cores": cores, "rounds": ROUNDS}
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        bench_tiny(figures, folder, options.quick)
+        bench_large(figures, about, folder, (256 << 20) if options.quick else (2 << 30), cores)
+    finally:
+        shutil.rmtree(folder)
+    publish(figures, about, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
