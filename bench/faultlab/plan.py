@@ -142,6 +142,9 @@ def _draw(
     steps = generator.choice((120, 160, 200, 240))
     if cause == "overfitting":
         steps = 360
+    log_format = generator.choice(LAYERED_FORMATS if layers else PLAIN_FORMATS)
+    if log_format == "megatron" and cause in ("train_serve_skew", "data_starvation"):
+        log_format = "jsonl"  # Megatron's lines have no field for what these faults show in
     return RunSpec(
         identifier=f"{half}-{cause}-{number}",
         half=half,
@@ -163,7 +166,7 @@ def _draw(
         clip=None
         if cause in ("exploding_recurrent_path", "missing_zero_grad", "no_warmup", "learning_rate_too_high")
         else generator.choice((None, 1.0, 1.0)),
-        log_format=generator.choice(LAYERED_FORMATS if layers else PLAIN_FORMATS),
+        log_format=log_format,
         layers=layers,
         log_interval=generator.choice((1, 1, 2, 5)),
     )

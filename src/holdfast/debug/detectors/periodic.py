@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.debug.detectors.statistics import robust_spread, running_median
+from holdfast.debug.detectors.statistics import robust_spread
 from holdfast.debug.types import Signal
 
 __all__ = ["periodic_swing"]
@@ -43,7 +43,12 @@ def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -
 
 
 def _detrended(values: Array) -> Array:
-    return values - running_median(values, max(3, len(values) // 8))
+    """The series without its slow part: a running mean, because a running median would follow an alternation."""
+    reach = max(3, len(values) // 8)
+    padded = np.concatenate((np.full(reach, values[:reach].mean()), values, np.full(reach, values[-reach:].mean())))
+    total = np.concatenate(([0.0], np.cumsum(padded)))
+    width = 2 * reach + 1
+    return values - (total[width:] - total[:-width]) / width
 
 
 def _strongest_lag(values: Array) -> tuple[int | None, float]:

@@ -92,6 +92,9 @@ def _stalled_from_the_start(
     # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
     error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
     allowed = max(guess_improvement if guess else minimum_improvement, 2.0 * error)
+    if _flat_since_early(shape, error):
+        # A first drop of a few per cent and nothing ever after is the bias of the last layer finding its place.
+        allowed = max(allowed, 0.08 if held_out_flat else 0.04)
     if improvement > allowed or shape.end > 1.5 * head:
         return None
     # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
@@ -99,6 +102,12 @@ def _stalled_from_the_start(
     if not begins or (improvement + 2.0 * error > MOST_IMPROVEMENT and not held_out_flat):
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+
+def _flat_since_early(shape: Shape, error: float) -> bool:
+    """Whether four fifths of the log, from the second to the last, show no progress at all."""
+    fifths = [float(np.median(part)) for part in np.array_split(shape.level, 5)] if len(shape.level) >= 10 else []
+    return bool(fifths) and abs(fifths[1] - fifths[4]) <= max(0.007, 1.5 * error) * fifths[1]
 
 
 def _guessed(shape: Shape) -> str | None:
@@ -129,7 +138,7 @@ def _is_flat(signal: Signal, minimum_improvement: float) -> bool:
     values = signal.values[np.isfinite(signal.values)]
     if len(values) < 6 or values[0] <= 0:
         return False
-    return float(np.median(values[-3:])) > (1 - minimum_improvement) * float(np.median(values[:2]))
+    return float(np.median(values[-3:])) > (1 - minimum_improvement) * float(np.median(values[:3]))
 
 
 def _held_low(level: np.ndarray) -> float:

@@ -27,7 +27,7 @@ class TrainingServingSkewDetector(BaseDetector):
         scale: multiplies the limits of the distances (PSI 0.25, KS 0.2, KL 0.5, JS 0.15).
     """
 
-    gap: float = 1.12
+    gap: float = 1.1
     scale: float = 1.0
 
     @property
@@ -69,7 +69,7 @@ class TrainingServingSkewDetector(BaseDetector):
             if len(shared) < 3:
                 continue
             here, there = signal.values[left], reference.values[right]
-            late = slice(len(shared) // 2, None)
+            late = slice(2 * len(shared) // 3, None)
             ratio = here[late] / np.where(there[late] > 0, there[late], np.nan)
             if (
                 np.isfinite(ratio).sum() >= 2

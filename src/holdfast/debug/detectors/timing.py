@@ -75,7 +75,11 @@ class StragglerDetector(BaseDetector):
             typical = float(np.median(stretch))
             rest = np.delete(table, row, axis=0)
             spread = robust_spread((rest / np.maximum(np.median(rest, axis=0), 1e-12)).ravel())
-            if typical < max(self.slowdown, 1 + 2 * spread) or float(np.mean(stretch > self.slowdown)) < self.share:
+            if (
+                typical < max(self.slowdown, 1 + 2 * spread)
+                or float(np.mean(stretch > self.slowdown)) < self.share
+                or float(np.quantile(stretch, 0.2)) < 1.1
+            ):
                 continue
             steps = replicas[rank].steps
             claim = f"rank {rank} takes {typical:.2f} times as long as the others from step {steps[begin]:g} on"
