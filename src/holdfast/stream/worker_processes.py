@@ -6,8 +6,13 @@ same chunk kills worker after worker, its samples are named and the run stops.
 
 from __future__ import annotations
 
+import multiprocessing
+import os
+import threading
 from collections.abc import Iterator
+from functools import partial
 from itertools import count
+from multiprocessing import connection
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -23,6 +28,8 @@ __all__ = ["ProcessEngine"]
 
 # How often a worker may die on the same chunk before the chunk's samples are to blame.
 MOST_DEATHS = 3
+# How often a worker looks whether its parent is still there.
+WATCH_SECONDS = 1.0
 
 
 class _Chunks(Dataset[Any]):
@@ -43,6 +50,28 @@ class _Numbers:
 
     def __iter__(self) -> Iterator[int]:
         return count(self._first) if self._total is None else iter(range(self._first, self._total))
+
+
+def _end_with_parent(_worker: int, *, direct: bool) -> None:
+    """Have this worker end when the process it works for is killed.
+
+    torch's own watch asks who the parent is only once the worker is up: one whose parent died before that takes its
+    foster parent for the parent, and would wait for work for ever.
+
+    Args:
+        direct: whether that process is this one's parent in the system's eyes (under a fork server it is not).
+    """
+    parent = multiprocessing.parent_process()
+    assert parent is not None
+
+    def watch() -> None:
+        # The sentinel alone does not do under fork: workers forked later hold it open too.
+        while not connection.wait([parent.sentinel], timeout=WATCH_SECONDS):
+            if direct and os.getppid() != parent.pid:
+                break
+        os._exit(1)  # nobody is left to hand anything to
+
+    threading.Thread(target=watch, name="holdfast-watch", daemon=True).start()
 
 
 class ProcessEngine(Engine):
@@ -71,6 +100,7 @@ class ProcessEngine(Engine):
         self._start()
 
     def _start(self) -> None:
+        method = self._context or multiprocessing.get_start_method()
         loader: DataLoader[Any] = DataLoader(
             _Chunks(self._steps),
             batch_size=None,
@@ -79,6 +109,7 @@ class ProcessEngine(Engine):
             prefetch_factor=self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
+            worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
         )
         self._started_at = self._next
         self._iterator = iter(loader)
