@@ -1,0 +1,395 @@
+"""``StreamCoordinator``: health, takeover and rebalancing over any torch store, with no server of its own.
+
+The coordinator remembers nothing that matters: who is alive and who works on what live in the store, where a stream
+stands lives in the checkpoint. One background thread sends the heartbeats, on a connection of its own, renews leases and
+looks after other workers; it ends with ``close()`` or when the store is lost.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import time
+import uuid
+import weakref
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from holdfast.coordinate.balance import agreed_shares, balanced_shares, propose_shares, stray
+from holdfast.coordinate.health import HealthBoard, WorkerHealth, WorkerRecord, WorkerStatus
+from holdfast.coordinate.leased import LeasedReader
+from holdfast.coordinate.store import StoreClient
+from holdfast.coordinate.throughput import Throughput
+from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
+
+if TYPE_CHECKING:
+    from torch.distributed import Store
+
+    from holdfast.stream import CheckpointState, OrderedDataset
+
+__all__ = ["StreamCoordinator"]
+
+# Up to this many workers an observer looks at all of them; beyond, at a few neighbours, so that its cost stays the same.
+WATCHED_AT_MOST = 64
+
+
+class StreamCoordinator:
+    """Workers of one job, seen from one process.
+
+    Args:
+        store: any ``torch.distributed`` store with compare_set: HashStore, FileStore, TCPStore.
+        world_size: how many workers are expected; more may join a leased job.
+        heartbeat: seconds between signs of life.
+        ttl: seconds of silence after which a worker has failed and its leases may be taken over.
+        replication: how many standby workers watch each leased chunk, to take it over first.
+        rebalance_threshold: how much longer than necessary a step may take before shares change.
+        balance_interval: steps between decisions about shares.
+        prefix: keeps several jobs in one store apart.
+    """
+
+    def __init__(
+        self,
+        store: Store,
+        world_size: int,
+        *,
+        heartbeat: float = 5.0,
+        ttl: float = 15.0,
+        replication: int = 1,
+        rebalance_threshold: float = 0.2,
+        balance_interval: int = 20,
+        prefix: str = "holdfast",
+    ) -> None:
+        if world_size < 1 or replication < 0 or balance_interval < 2:
+            raise ConfigError(
+                "world_size must be at least 1, replication 0 or more, balance_interval at least 2",
+                world_size=world_size,
+                replication=replication,
+                balance_interval=balance_interval,
+            )
+        if not 0 < heartbeat <= ttl / 2:
+            raise ConfigError(
+                "a worker must be able to miss a heartbeat: heartbeat must be at most half the ttl",
+                heartbeat=heartbeat,
+                ttl=ttl,
+            )
+        if not rebalance_threshold > 0:
+            raise ConfigError("rebalance_threshold must be positive", rebalance_threshold=rebalance_threshold)
+        self.world_size = world_size
+        self.heartbeat = heartbeat
+        self.ttl = ttl
+        self.replication = replication
+        self.rebalance_threshold = rebalance_threshold
+        self.balance_interval = balance_interval
+        self._client = StoreClient(store, prefix=prefix, timeout=ttl / 2)
+        self._beating: StoreClient | None = None
+        self._board = HealthBoard(self._client, ttl=ttl)
+        self._records: dict[int, WorkerRecord] = {}
+        self._written: dict[int, bytes] = {}
+        self._speed: dict[int, Throughput] = {}
+        self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
+        self._live: tuple[int, ...] = ()
+        self._batch_size: int | None = None
+        self._shares: tuple[float, ...] | None = None
+        self._lock = threading.RLock()
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+        self._failure: CoordinationError | None = None
+
+    # --- workers ---------------------------------------------------------------------------------------------------
+
+    def join(self) -> int:
+        """Return a rank for a worker that joins a leased job late: one that no other worker has."""
+        return self.world_size + self._client.add("joined", 1) - 1
+
+    def register_worker(self, rank: int, indices: Sequence[int] = ()) -> None:
+        """Register a worker of this process and begin to send its heartbeats.
+
+        A restarted worker registers its rank again; the process that had it before is told so at its next heartbeat.
+
+        Args:
+            rank: which worker.
+            indices: the samples assigned to it, if it knows (only their number is published).
+        """
+        if rank < 0:
+            raise ConfigError("a rank cannot be negative", rank=rank)
+        self._check()
+        record = WorkerRecord(rank, uuid.uuid4().hex[:12], indices=len(indices))
+        raw, before = record.encode(), b""
+        while (found := self._client.compare_set(f"worker/{rank}", before, raw)) != raw:
+            before = found
+        self._grow_world(rank + 1)
+        with self._lock:
+            self._records[rank], self._written[rank] = record, raw
+            self._speed[rank] = Throughput()
+        self._start()
+
+    def _grow_world(self, size: int) -> None:
+        before = b""
+        wanted = str(max(size, self.world_size)).encode()
+        while (found := self._client.compare_set("world", before, wanted)) != wanted:
+            if int(found) >= int(wanted):
+                break
+            before = found
+        self._world = max(int(wanted), int(found))
+
+    def update_worker_health(self, rank: int, samples: int, throughput: float) -> None:
+        """Say how many samples a worker of this process has processed, and how fast; sent with the next heartbeat."""
+        self._check()
+        with self._lock:
+            self._records[rank] = replace(self._own(rank), samples=int(samples), throughput=float(throughput))
+
+    def get_worker_health(self, rank: int) -> WorkerHealth:
+        """Return what this process thinks of a worker, from its own clock and the worker's newest record."""
+        self._check()
+        now = time.monotonic()
+        with self._lock:
+            self._board.look([rank], now)
+            health = self._board.health(rank, now)
+            own = self._records.get(rank)
+        if own is not None:
+            health = replace(health, samples_processed=own.samples, average_throughput=own.throughput)
+        return health
+
+    def workers(self) -> list[WorkerHealth]:
+        """Return what this process thinks of every worker that has ever registered."""
+        self._check()
+        world = self._client.get("world")
+        now = time.monotonic()
+        with self._lock:
+            ranks = range(int(world) if world else self.world_size)
+            self._board.look(ranks, now)
+            found = [self._board.health(rank, now) for rank in ranks]
+        return [health for health in found if health.status is not WorkerStatus.UNKNOWN]
+
+    @contextmanager
+    def working(self, samples: int, rank: int | None = None) -> Iterator[None]:
+        """Measure a worker's own speed: put it around the work on a batch, without waiting for other ranks.
+
+        Args:
+            samples: how many samples the work is about.
+            rank: whose work; by default that of the one worker registered here.
+        """
+        with self._lock:
+            chosen = self._only_rank() if rank is None else rank
+            self._own(chosen)
+        began = time.perf_counter()
+        yield
+        self._measured(chosen, samples, time.perf_counter() - began)
+
+    def _measured(self, rank: int, samples: int, seconds: float) -> None:
+        with self._lock:
+            speed = self._speed[rank]
+            speed.add(samples, seconds)
+            record = self._records[rank]
+            self._records[rank] = replace(record, throughput=speed.rate, samples=record.samples + samples)
+
+    def _own(self, rank: int) -> WorkerRecord:
+        record = self._records.get(rank)
+        if record is None:
+            raise CoordinationError(
+                "this process has not registered this worker",
+                rank=rank,
+                registered=sorted(self._records),
+                hint="call register_worker(rank) first",
+            )
+        return record
+
+    def _only_rank(self) -> int:
+        if len(self._records) != 1:
+            raise ConfigError("say which worker: several (or none) are registered here", ranks=sorted(self._records))
+        return next(iter(self._records))
+
+    # --- checkpoints -----------------------------------------------------------------------------------------------
+
+    def register_checkpoint(self, rank: int, checkpoint: CheckpointState | Mapping[str, Any]) -> None:
+        """Publish a worker's stream state, for others to see. The truth is what is saved with the model."""
+        self._check()
+        value = dict(checkpoint) if isinstance(checkpoint, Mapping) else checkpoint.to_json()
+        self._client.set(f"checkpoint/{rank}", json.dumps(value, separators=(",", ":")).encode())
+
+    def get_checkpoint(self, rank: int) -> dict[str, Any] | None:
+        """Return the stream state a worker published last; None if there is none."""
+        self._check()
+        found = self._client.get(f"checkpoint/{rank}")
+        state: dict[str, Any] | None = None if found is None else json.loads(found)
+        return state
+
+    # --- shares of a step (synchronous reading) --------------------------------------------------------------------
+
+    def rebalance_if_needed(self, step: int | None = None) -> bool:
+        """Say whether the workers' speeds have strayed from their shares; with ``step``, put better ones forward.
+
+        Args:
+            step: a decision step to come (a multiple of ``balance_interval``); None only asks.
+        """
+        self._check()
+        ranks = range(self.world_size)
+        now = time.monotonic()
+        with self._lock:
+            self._board.look(ranks, now)
+            speeds = self._board.throughputs(ranks, now)
+            shares = self._shares or (1 / self.world_size,) * self.world_size
+        if speeds is None or stray(speeds, shares) <= self.rebalance_threshold:
+            return False
+        if self._batch_size is not None:
+            better = balanced_shares(speeds, self._batch_size)
+            if stray(speeds, shares) - stray(speeds, better) <= self.rebalance_threshold / 2:
+                return False  # whole samples cannot be shared out any better
+            if step is not None:
+                return propose_shares(self._client, step, better)
+        return True
+
+    def shares_at(
+        self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None
+    ) -> tuple[float, ...] | None:
+        """Return the shares every rank adopts at this step, None for no change; called by the loader at each step."""
+        if step == 0:
+            return None
+        with self._lock:
+            self._batch_size = global_batch_size
+            self._shares = None if shares is None else tuple(shares)
+        since = step % self.balance_interval
+        if since == 0:
+            self._check()
+            return agreed_shares(self._client, step, self.world_size)
+        if since == self.balance_interval // 2 and rank == 0:
+            self.rebalance_if_needed(step - since + self.balance_interval)
+        return None
+
+    def delivered(self, rank: int, *, step: int, samples: int, seconds: float, share: float) -> None:
+        """Count a batch that the loader handed out and took ``seconds`` to be worked on; called by the loader."""
+        with self._lock:
+            record = self._own(rank)
+            speed = self._speed[rank]
+            if speed.measured:  # the user measures the work itself; only the waiting for data is added
+                self._records[rank] = replace(record, step=step, share=share)
+                return
+            speed.add_wall(samples, seconds)
+            self._records[rank] = replace(
+                record, step=step, share=share, samples=record.samples + samples, throughput=speed.rate
+            )
+
+    # --- leased reading --------------------------------------------------------------------------------------------
+
+    def lease(self, dataset: OrderedDataset, *, rank: int | None = None, **options: Any) -> LeasedReader:
+        """Return a reader that leases chunks of a dataset's positions; see ``LeasedReader`` for the options."""
+        self._check()
+        with self._lock:
+            chosen = self._only_rank() if rank is None else rank
+            record = self._own(chosen)
+        reader = LeasedReader(self, dataset, rank=chosen, owner=record.owner, client=self._client.clone(), **options)
+        self._readers.add(reader)
+        return reader
+
+    @property
+    def live(self) -> tuple[int, ...]:
+        """The ranks that this process believes to be alive, in order; renewed at every heartbeat."""
+        return self._live
+
+    def report(self, rank: int, *, samples: int, throughput: float, leases: int, idle: bool) -> None:
+        """Note what a leased reader is doing, for the next heartbeat; called by the reader."""
+        with self._lock:
+            self._records[rank] = replace(
+                self._own(rank),
+                samples=samples,
+                throughput=throughput,
+                leases=leases,
+                state="idle" if idle else "working",
+            )
+
+    # --- the background --------------------------------------------------------------------------------------------
+
+    @property
+    def operations(self) -> int:
+        """How many store operations this process has made for coordination."""
+        clients = [self._client, self._beating, *(reader.client for reader in self._readers)]
+        return sum(client.operations for client in clients if client is not None)
+
+    def close(self) -> None:
+        """Leave in good order: leases are given back, the worker is marked as gone, the threads end."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(timeout=self.ttl)
+        with suppress(CoordinationError):
+            for reader in list(self._readers):
+                reader.close()
+            if self._failure is None:
+                for rank, record in self._records.items():
+                    gone = replace(record, sequence=record.sequence + 1, state="left", leases=0)
+                    self._client.compare_set(f"worker/{rank}", self._written[rank], gone.encode())
+        self._client.close()
+        if self._beating is not None:
+            self._beating.close()
+
+    def __enter__(self) -> StreamCoordinator:
+        return self
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+        if self._stop.is_set():
+            raise CoordinationError("the coordinator is closed")
+
+    def check(self) -> None:
+        """Raise ``CoordinatorLost`` if the store is gone (or another error that ended the heartbeats)."""
+        self._check()
+
+    def _start(self) -> None:
+        with self._lock:
+            if self._thread is None:
+                self._beating = self._client.clone()
+                self._thread = threading.Thread(target=self._run, name="holdfast-heartbeat", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        assert self._beating is not None
+        client = self._beating
+        board = HealthBoard(client, ttl=self.ttl)
+        due = time.monotonic()
+        try:
+            while not self._stop.wait(max(0.0, due - time.monotonic())):
+                due = time.monotonic() + self.heartbeat
+                for rank in list(self._records):
+                    self._beat(client, rank)
+                self._look_around(client, board)
+                for reader in list(self._readers):
+                    reader.tick()
+        except CoordinationError as error:
+            self._failure = error
+        except Exception as error:  # a bug in here must not look like a healthy worker
+            self._failure = CoordinatorLost(f"the heartbeat failed: {error!r}")
+            self._failure.__cause__ = error
+
+    def _beat(self, client: StoreClient, rank: int) -> None:
+        with self._lock:
+            record = replace(self._records[rank], sequence=self._records[rank].sequence + 1)
+            self._records[rank] = record
+            before, raw = self._written[rank], record.encode()
+            # Written under the lock: a worker that registers again in this process waits for the answer.
+            if client.compare_set(f"worker/{rank}", before, raw) != raw:
+                raise CoordinationError(
+                    "another process has registered this rank",
+                    rank=rank,
+                    hint="this process was replaced while it was paused or cut off; let it end",
+                )
+            self._written[rank] = raw
+
+    def _look_around(self, client: StoreClient, board: HealthBoard) -> None:
+        found = client.get("world")
+        world = max(int(found) if found else 0, self.world_size)
+        now = time.monotonic()
+        if world <= WATCHED_AT_MOST:
+            ranks = list(range(world))
+        else:
+            own = next(iter(self._records), 0)
+            ranks = [(own + offset) % world for offset in range(-self.replication - 2, self.replication + 3)]
+        board.look(ranks, now)
+        if world <= WATCHED_AT_MOST:
+            self._live = tuple(r for r in ranks if board.record(r) is not None and not board.failed(r, now))
+        else:
+            self._live = tuple(r for r in range(world) if not board.failed(r, now))
