@@ -144,3 +144,59 @@ PROMETHEUS = "".join(
     + "".join(f'train_loss{{rank="{rank}"}} {3 - n / 10 + rank / 100}\n' for rank in (0, 1))
     for n in range(5)
 )
+
+DETECTRON2 = "".join(
+    f"[07/12 10:00:{n:02d} d2.utils.events]:  eta: 0:20:10  iter: {20 * n + 19}  total_loss: {2.1 - n / 10:.3f}  time: 0.4012  "
+    "data_time: 0.0123  lr: 0.00049953  max_mem: 2450M\n"
+    for n in range(8)
+)
+TIMM = (
+    "".join(
+        f"Train: {epoch} [{batch:4d}/1251 ({batch // 12:3d}%)]  Loss: {6.9 - epoch - batch / 1000:.3f} (6.91)  Time: 0.512s, 1000.1/s  "
+        "(0.600s,  853.2/s)  LR: 1.000e-05  Data: 0.010 (0.050)\n"
+        for epoch in range(2)
+        for batch in (0, 50, 100, 150)
+    )
+    + "Test: [  48/48]  Time: 0.1 (0.2)  Loss:  1.2 (1.3)  Acc@1: 70.1 (68.2)  Acc@5: 90.1 (88.1)\n"
+)
+LITGPT = "".join(
+    f"Epoch {1 + n // 8} | iter {n} step {n // 2} | loss train: {3.4 - n / 20:.3f}, val: n/a | iter time: 500.12 ms (step)\n"
+    for n in range(10)
+)
+TORCHTUNE = "".join(
+    f"Step {n} | loss:{2.4 - n / 20} lr:2e-05 tokens_per_second_per_gpu:1021.2 grad_norm:1.2\n" for n in range(1, 12)
+)
+TORCHTUNE_BAR = "".join(
+    f"1|{n}|Loss: {2.4 - n / 20:.4f}: {n}%|█   | {n}/100 [00:10<01:40, 1.1s/it]\n" for n in range(1, 12)
+)
+NEMO = "".join(
+    f"Training epoch 0, iteration {n}/99 | lr: 1e-05 | global_batch_size: 8 | global_step: {n} | reduced_train_loss: "
+    f"{10.9 - n / 10:.3f} | train_step_timing in s: 1.2 | consumed_samples: {8 * n}\n"
+    for n in range(10)
+)
+COMPOSER = "".join(
+    f"[batch={n}/1000]:\n\t Train time/batch: {n}\n\t Train time/epoch: 0\n\t Train loss/train/total: {11 - n / 2:.4f}\n"
+    "\t Train lr-DecoupledAdamW/group0: 0.0001\n"
+    for n in range(1, 9)
+)
+STABLE_BASELINES = "".join(
+    "----------------------------------\n| rollout/             |          |\n|    ep_rew_mean       | 21       |\n"
+    f"| time/                |          |\n|    total_timesteps   | {2048 * n}     |\n| train/               |          |\n"
+    f"|    loss              | {6.5 - n / 4:.2f}     |\n----------------------------------\n"
+    for n in range(1, 8)
+)
+XGBOOST = "".join(f"[{n}]\ttrain-logloss:{0.65 - n / 50:.5f}\teval-logloss:{0.66 - n / 60:.5f}\n" for n in range(10))
+FASTAI = "epoch     train_loss  valid_loss  accuracy  time    \n" + "".join(
+    f"{epoch}         {2 / (epoch + 1):.6f}    {2.1 / (epoch + 1):.6f}    0.{50 + epoch}00  00:10     \n"
+    for epoch in range(8)
+)
+LIGHTNING_BAR = "".join(
+    f"\rEpoch {epoch}: {batch}%|██ | {batch}/100 [00:10<00:20, 10.1it/s, loss={2.4 - epoch - batch / 100:.3f}, v_num=3]"
+    for epoch in range(2)
+    for batch in (10, 20, 30, 100)
+)
+PADDLE = "".join(
+    f"[2024/01/01 10:00:{n:02d}] ppocr INFO: epoch: [1/500], global_step: {n * 10}, lr: 0.001000, loss: {20 - n:.6f}, "
+    "avg_reader_cost: 0.10 s, avg_batch_cost: 0.5 s, ips: 128.0 samples/s\n"
+    for n in range(1, 9)
+)

@@ -186,3 +186,41 @@ def test_text_on_disk_reads_like_text_in_memory(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(samples.OLMO)
     assert [signal.name for signal in LogIngestor().ingest(path)] == [s.name for s in read(samples.OLMO).signals]
+
+
+@pytest.mark.parametrize(
+    ("text", "loss", "count", "last"),
+    [
+        (samples.DETECTRON2, "total_loss", 8, 159),
+        (samples.TIMM, "Loss", 8, 1401),
+        (samples.LITGPT, "loss train", 10, 9),
+        (samples.TORCHTUNE, "loss", 11, 11),
+        (samples.TORCHTUNE_BAR, "Loss", 11, 11),
+        (samples.NEMO, "reduced_train_loss", 10, 9),
+        (samples.COMPOSER, "loss/train/total", 8, 8),
+        (samples.STABLE_BASELINES, "train/loss", 7, 14336),
+        (samples.XGBOOST, "train-logloss", 10, 9),
+        (samples.FASTAI, "train_loss", 8, 7),
+        (samples.LIGHTNING_BAR, "loss", 8, 200),
+        (samples.PADDLE, "loss", 8, 80),
+    ],
+    ids=[
+        "detectron2", "timm", "litgpt", "torchtune", "torchtune-bar", "nemo", "composer", "sb3", "xgboost", "fastai",
+        "lightning-bar", "paddle",
+    ],
+)  # fmt: skip
+def test_trainers_without_a_reader_of_their_own_are_read_all_the_same(
+    text: str, loss: str, count: int, last: float
+) -> None:
+    signal = named(read(text), loss)
+    assert signal.kind == "loss"
+    assert (len(signal.values), signal.steps[-1]) == (count, last)
+    assert [s.name for s in read(text).signals if s.kind == "loss"] == [loss]
+
+
+def test_a_gradient_that_is_nan_throughout_is_a_value_and_not_a_filler() -> None:
+    text = "".join(
+        f"{{'loss': {2.0 if n < 4 else 0.0}, 'grad_norm': nan, 'learning_rate': 2e-05, 'epoch': {n / 100}}}\n"
+        for n in range(9)
+    )
+    assert "not_collected" not in named(read(text), "grad_norm").metadata

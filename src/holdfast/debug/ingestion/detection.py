@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.debug.ingestion.formats.bordered_table import BorderedTableFormat
 from holdfast.debug.ingestion.formats.csv_table import CsvFormat
 from holdfast.debug.ingestion.formats.deepspeed import DeepSpeedFormat
 from holdfast.debug.ingestion.formats.fairseq import FairseqFormat
@@ -58,6 +59,7 @@ def default_formats(limits: Limits | None = None) -> list[LogFormat]:
         MmengineFormat,
         PytorchExamplesFormat,
         HfStdoutFormat,
+        BorderedTableFormat,
         FreeTextFormat,
     )
     return [kind(limits) for kind in kinds]

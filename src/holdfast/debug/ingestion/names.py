@@ -26,8 +26,6 @@ EXACT: Mapping[str, str] = MappingProxyType(
         # karpathy's short logs: train and test loss of llm.c and modded-nanogpt
         "trl": "loss",
         "tel": "eval_loss",
-        "train": "loss",
-        "val": "eval_loss",
         "hella": "metric+",
         "hellaswag": "metric+",
         # gradients
@@ -82,6 +80,10 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(skip(ped|s)?|overflows?)(_|$)", "skipped"),
         (r"^num(ber_of)?_zeros$|^zeros$|(^|_)(train|total|cumulative)_time$", ""),
         (r"(^|_)(param(eter)?|weight|data)_?hash(es)?(_|$)", "param_hash"),
+        (r"(^|_)(avg_)?reader_cost(_|$)", "data_time"),
+        (r"(^|_)(avg_)?batch_cost(_|$)|(^|_)step_timing(_|$)", "step_time"),
+        (r"(^|_)ips$", "throughput"),
+        (r"(^|_)critic_(score|rewards?)(_|$)", "reward"),
         (r"(^|_)(data|dataload(er|ing)?|load(er|ing)?|fetch)_?(time|wait|latency|ms|s|sec|seconds)(_|$)", "data_time"),
         (
             r"(^|_)(tokens?|samples?|steps?|examples?|images?|words?|iters?|iterations?|batches|it|updates)"

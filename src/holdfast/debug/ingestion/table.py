@@ -228,7 +228,8 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
             if blanks is not None and len(blanks):
                 draft.metadata["not_collected"] = "every value is a placeholder"
         elif np.isnan(values[0]) and np.isnan(values).all():
-            if finite_loss and len(values) > 1:
+            # A gradient that is NaN throughout is how a dead fp16 run looks: that is a value, never a filler.
+            if finite_loss and len(values) > 1 and kind != "grad_norm":
                 draft.metadata["not_collected"] = "every value is NaN from the first row on, beside a finite loss"
         elif values[0] == 0 and len(values) >= _FEWEST_ZEROS and not values.any():
             unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)

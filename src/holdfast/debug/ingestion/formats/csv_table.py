@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -26,7 +27,9 @@ __all__ = ["CsvFormat"]
 
 _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), word.capitalize())} | {"N/A", "None"})
 _DELIMITERS = (",", "\t", ";", "|")
+_SPACES = "spaces"
 _MOST_COLUMNS = 20_000
+_PAIR = re.compile(r"[:=]\s*[-+]?\d")  # "loss: 2.5" is a line of a log, not a name
 
 
 class CsvFormat(LogFormat):
@@ -48,7 +51,7 @@ class CsvFormat(LogFormat):
         lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
         if not lines:
             return 0.0
-        cells = [line.split(delimiter) for line in lines]
+        cells = [line.split(None if delimiter == _SPACES else delimiter) for line in lines]
         same = sum(len(row) == len(header) for row in cells) / len(cells)
         numeric = [
             number_of(cell.strip()) is not None or cell.strip().lower() in PLACEHOLDERS for row in cells for cell in row
@@ -56,6 +59,8 @@ class CsvFormat(LogFormat):
         if same < 0.6 or not numeric or sum(numeric) < 0.3 * len(numeric):
             return 0.0
         words = {plain(name) for name in header}
+        if delimiter == _SPACES and not words & {*STEP_NAMES, *EPOCH_NAMES}:
+            return 0.0
         known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
         if file.name.lower().endswith((".csv", ".tsv", ".csv.gz")):
             return (0.45, 0.8, 0.95)[known]
@@ -68,6 +73,8 @@ class CsvFormat(LogFormat):
             raise file.unreadable("has no header row")
         header, delimiter, skip = found
         try:
+            if delimiter == _SPACES:
+                raise pa.ArrowInvalid("columns set apart by any number of spaces")
             builder = columns_from_batches(self._batches(file, delimiter, skip, len(header)), file.limits)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             builder = self._slowly(file, header, delimiter, skip)
@@ -97,14 +104,20 @@ class CsvFormat(LogFormat):
         for number, line in enumerate(lines):
             if number <= skip or not line.strip():
                 continue
-            try:
-                row = next(csv.reader([line], delimiter=delimiter), [])
-            except csv.Error:
-                continue
-            if [cell.strip() for cell in row] == header:
+            row = _cells(line, delimiter)
+            if row == header:
                 continue  # The header again, where a restarted run appended to the same file.
-            builder.add_row({name: cell.strip() for name, cell in zip(header, row, strict=False) if cell.strip()})
+            builder.add_row({name: cell for name, cell in zip(header, row, strict=False) if cell})
         return builder
+
+
+def _cells(line: str, delimiter: str) -> list[str]:
+    if delimiter == _SPACES:
+        return line.split()
+    try:
+        return [cell.strip() for cell in next(csv.reader([line], delimiter=delimiter), [])]
+    except csv.Error:
+        return []
 
 
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
@@ -113,15 +126,21 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         text = line.strip().lstrip("\ufeff")
         if not text or text.startswith("#"):
             continue
-        delimiter = max(_DELIMITERS, key=text.count)
-        if text.count(delimiter) == 0 or text[0] in "{[<|":
+        if text[0] in "{[<|":
             return None
-        try:
-            names = [name.strip() for name in next(csv.reader([text], delimiter=delimiter))]
-        except (csv.Error, StopIteration):
+        delimiter = max(_DELIMITERS, key=text.count)
+        if text.count(delimiter) == 0:
+            delimiter = _SPACES
+        names = _cells(text, delimiter)
+        if not names:
             return None
         numbers = np.array([number_of(name) is not None for name in names])
-        if numbers.mean() > 0.5 or len(names) > _MOST_COLUMNS or sum(bool(name) for name in names) < 2:
+        if (
+            any(_PAIR.search(name) for name in names)
+            or numbers.mean() > 0.5
+            or len(names) > _MOST_COLUMNS
+            or sum(bool(name) for name in names) < 2
+        ):
             return None
         return names, delimiter, skip
     return None

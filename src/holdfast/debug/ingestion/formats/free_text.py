@@ -29,11 +29,15 @@ _STEP = re.compile(
     r"\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
+_TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
+_EVALUATION = re.compile(
+    r"^\s*(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)", re.IGNORECASE
+)
 _INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
-    rf"(?<![\w.])([A-Za-z][\w@/.\-]*(?:[ _][A-Za-z@][\w@/.\-()]*){{0,4}}?)\s*"
+    rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)\s*"
     rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s)\s*"
     rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )
@@ -57,7 +61,13 @@ class _Reader(LineReader):
         if len(line) > 8192 or not any(character.isdigit() or character in "nNi" for character in line):
             return False
         text = line[match.end() :] if (match := _PREFIX.match(line)) else line
-        epoch = _EPOCH.search(text)
+        if _EVALUATION.match(text):
+            # Its counter runs over the held-out data; the values stand where the training was.
+            held_out = {f"val {name}": value for name, value in self._fields(text).items()}
+            if held_out and self.step is not None:
+                self.rows.add(self.step, held_out, epoch=self._epoch)
+            return bool(held_out)
+        epoch = _EPOCH.search(text) or _TRAIN.match(text)
         if epoch:
             self._epoch = float(epoch.group(1))
             if self._first_epoch is None:
@@ -114,6 +124,7 @@ class _Reader(LineReader):
                 not word
                 or len(word) > 60
                 or word in _NOISE
+                or word.endswith("_py")
                 or word in STEP_NAMES
                 or word in EPOCH_NAMES
                 or is_ambient(name)

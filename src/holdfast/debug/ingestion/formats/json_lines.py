@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import io
 import json
-import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -29,8 +28,8 @@ from holdfast.debug.ingestion.structures import flatten_record
 __all__ = ["JsonLinesFormat"]
 
 _BLOCK = 16 << 20
+_PIECE = 1 << 20  # What one thread parses at a time.
 _QUICK_FROM = 1 << 20
-_NOT_JSON = re.compile(rb"(:\s*)(NaN|-Infinity|Infinity)(?=\s*[,}\]])")
 _STAND_INS = {
     b"NaN": b"-1.2345678901234e308",
     b"Infinity": b"1.5432109876543e308",
@@ -94,7 +93,8 @@ class JsonLinesFormat(LogFormat):
         builder = ColumnBuilder(file.limits, restore=_restore)
         try:
             for block in _blocks(file):
-                table = arrow_json.read_json(io.BytesIO(block), arrow_json.ReadOptions(block_size=len(block) + 1))
+                longest = max(_PIECE, 2 * file.limits.line_characters)
+                table = arrow_json.read_json(io.BytesIO(block), arrow_json.ReadOptions(block_size=longest))
                 for batch in table.combine_chunks().to_batches():
                     builder.add_batch(batch)
                 if builder.count > file.limits.rows:
@@ -168,7 +168,10 @@ def _blocks(file: LogFile) -> Iterator[bytes]:
 def _swap(block: bytes) -> bytes:
     if b"NaN" not in block and b"Infinity" not in block:
         return block
-    return _NOT_JSON.sub(lambda match: match.group(1) + _STAND_INS[match.group(2)], block)
+    for word, number in _STAND_INS.items():
+        for colon in (b": ", b":"):
+            block = block.replace(colon + word, colon + number)
+    return block
 
 
 def _restore(values: NDArray[np.float64]) -> NDArray[np.float64]:

@@ -32,7 +32,8 @@ _NEVER_NAN = frozenset(("step_avg", "train_time", "step_time", "dt", "time", "mf
 class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
-        self._triples: dict[str, float | None] = {}
+        # In these logs, and only here, the bare word for a split is its loss.
+        self.kinds.update(train="loss", val="eval_loss", eval="metric")
 
     def feed(self, line: str) -> bool:
         head = line[:12].lstrip()

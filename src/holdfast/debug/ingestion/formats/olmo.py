@@ -1,4 +1,4 @@
-"""OLMo and OLMo-core: a line ``[step=10/1000,epoch=0]`` followed by an indented ``name=value`` a line."""
+"""OLMo, OLMo-core and Composer: a line ``[step=10/1000,epoch=0]`` or ``[batch=10/1000]:``, then a metric a line."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 
 __all__ = ["OlmoFormat"]
 
-_HEADER = re.compile(r"\[(eval_)?step=(\d[\d,]*)(?:/(\d[\d,]*))?(?:,\s*epoch=(\d+))?[^\]]*\]")
-_FIELD = re.compile(r"^\s+([A-Za-z_][\w/.\- ()@:]*)=(\S+)\s*$")
+_HEADER = re.compile(r"\[(eval_)?(?:step|batch)=(\d[\d,]*)(?:/(\d[\d,]*))?(?:,\s*epoch=(\d+))?[^\]]*\]")
+_FIELD = re.compile(r"^\s+(?:Train |Eval )?([A-Za-z_][\w/.\- ()@]*?)(?:=|:\s+)(\S+)\s*$")
 
 
 class _Reader(LineReader):
@@ -22,7 +22,7 @@ class _Reader(LineReader):
         self._epoch: float | None = None
 
     def feed(self, line: str) -> bool:
-        header = _HEADER.search(line) if "step=" in line else None
+        header = _HEADER.search(line) if "step=" in line or "batch=" in line else None
         if header:
             self.close()
             if not header.group(
