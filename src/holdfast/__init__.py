@@ -20,6 +20,21 @@ if TYPE_CHECKING:
     from holdfast.checkpoint import ParallelFileSystemReader as ParallelFileSystemReader
     from holdfast.checkpoint import VerifyReport as VerifyReport
     from holdfast.checkpoint import verify_checkpoint as verify_checkpoint
+    from holdfast.debug import AttributionEngine as AttributionEngine
+    from holdfast.debug import BaseDetector as BaseDetector
+    from holdfast.debug import BaseIngestor as BaseIngestor
+    from holdfast.debug import BaseSignalExtractor as BaseSignalExtractor
+    from holdfast.debug import DebugReport as DebugReport
+    from holdfast.debug import DistributionSignalExtractor as DistributionSignalExtractor
+    from holdfast.debug import GradientSignalExtractor as GradientSignalExtractor
+    from holdfast.debug import LogIngestor as LogIngestor
+    from holdfast.debug import MetricIngestor as MetricIngestor
+    from holdfast.debug import MLSystemsDebugger as MLSystemsDebugger
+    from holdfast.debug import NumericalSignalExtractor as NumericalSignalExtractor
+    from holdfast.debug import Reporter as Reporter
+    from holdfast.debug import ReportFormat as ReportFormat
+    from holdfast.debug import SchemaValidator as SchemaValidator
+    from holdfast.debug import Signal as Signal
     from holdfast.metrics import AggregationType as AggregationType
     from holdfast.metrics import CategoricalCountHandler as CategoricalCountHandler
     from holdfast.metrics import JsonlSink as JsonlSink
@@ -64,6 +79,21 @@ if TYPE_CHECKING:
 
 # Where each public name lives. One line a name, sorted within its package.
 _HOME: dict[str, str] = {
+    "AttributionEngine": "holdfast.debug",
+    "BaseDetector": "holdfast.debug",
+    "BaseIngestor": "holdfast.debug",
+    "BaseSignalExtractor": "holdfast.debug",
+    "DebugReport": "holdfast.debug",
+    "DistributionSignalExtractor": "holdfast.debug",
+    "GradientSignalExtractor": "holdfast.debug",
+    "LogIngestor": "holdfast.debug",
+    "MLSystemsDebugger": "holdfast.debug",
+    "MetricIngestor": "holdfast.debug",
+    "NumericalSignalExtractor": "holdfast.debug",
+    "ReportFormat": "holdfast.debug",
+    "Reporter": "holdfast.debug",
+    "SchemaValidator": "holdfast.debug",
+    "Signal": "holdfast.debug",
     "AggregationType": "holdfast.metrics",
     "CategoricalCountHandler": "holdfast.metrics",
     "JsonlSink": "holdfast.metrics",
