@@ -71,7 +71,7 @@ def test_large_and_small_tensors_in_one_file_or_many_load_the_same(
 
 def test_ten_thousand_tiny_tensors_load_the_same_in_a_few_reads(tmp_path: Path) -> None:
     values = random_bits(10_000, 5)
-    saved = {f"layer.{number}": values[number].clone() for number in range(10_000)}
+    saved = {"layers": {str(number): values[number].clone() for number in range(10_000)}}
     reader = load_both(saved, save(saved, tmp_path / "checkpoint"))
     assert reader.report is not None
     assert reader.report.reads < 50
@@ -142,7 +142,7 @@ def test_zstd_compressed_items_load_the_same(tmp_path: Path, engine: str) -> Non
         "object": {"step": 7},
     }
     folder = save(saved, tmp_path / "checkpoint", _extensions=[ZStandard()])
-    reader = load_both(saved, folder, engine=engine, num_workers=2)
+    reader = load_both(saved, folder, engine=engine, num_workers=1 if engine == "process" else 2)
     assert reader.report is not None
     assert reader.report.unverified == ()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import sys
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -113,6 +115,21 @@ def test_progress_counts_up_to_everything(tmp_path: Path) -> None:
     )
     assert [now.items_done for now in seen] == list(range(1, 10))
     assert seen[-1].bytes_done == seen[-1].bytes_total == sum(value.nbytes for value in saved.values())
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_progress_true_draws_a_bar_on_a_terminal_and_nothing_in_a_pipe(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, terminal: bool
+) -> None:
+    class Stream(io.StringIO):
+        def isatty(self) -> bool:
+            return terminal
+
+    folder = save({"x": random_bits(3000)}, tmp_path / "c")
+    stream = Stream()
+    monkeypatch.setattr(sys, "stderr", stream)
+    load({"x": torch.zeros(3000)}, ParallelFileSystemReader(folder, progress=True))
+    assert ("loading" in stream.getvalue()) == terminal
 
 
 def test_the_report_counts_what_was_read_and_checked(tmp_path: Path) -> None:

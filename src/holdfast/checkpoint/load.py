@@ -39,6 +39,7 @@ from holdfast.checkpoint.slices import is_dense
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
 from holdfast.checkpoint.windows import fits_window, pack_windows
 from holdfast.checkpoint.zip_records import ItemLayout
+from holdfast.errors import CheckpointError
 
 __all__ = ["Load", "LoadOptions"]
 
@@ -99,6 +100,11 @@ class Load:
             self._commit(event, planner)
             if event.chunk.followers:
                 self._engine.submit(*self._jobs(event.chunk.followers))
+        if self._report.items_done != len(chunks):
+            # Cannot happen; but a load that silently skips a tensor is the one failure nobody would notice.
+            raise CheckpointError(
+                "the load ended before everything was read", done=self._report.items_done, of=len(chunks)
+            )
 
     def _commit(self, finished: Finished, planner: LoadPlanner) -> None:
         chunk = finished.chunk

@@ -224,6 +224,7 @@ def check_metadata(metadata: Any) -> None:
         if (
             type(index) is not MetadataIndex
             or type(index.fqn) is not str
+            or not (index.offset is None or (type(index.offset) is torch.Size and _whole(*index.offset)))
             or type(info) is not dcp_filesystem._StorageInfo
             or type(info.relative_path) is not str
             or not _whole(info.offset, info.length)
