@@ -1,8 +1,8 @@
 """Health, takeover and rebalancing on torch's own store.
 
 Read the modules in this order: ``protocol`` (leases as compare-and-set records, pure), ``store`` (a torch store with
-deadlines), ``health`` (who is alive), ``balance`` and ``throughput`` (who gets how much), ``leased`` (reading by leases),
-``coordinator`` (all of it), ``simulate`` (the same code under a simulated clock).
+deadlines), ``health`` (who is alive), ``balance`` and ``throughput`` (who gets how much), ``leased`` (reading by
+leases), ``coordinator`` (all of it), ``simulate`` (the same code under a simulated clock).
 """
 
 from __future__ import annotations

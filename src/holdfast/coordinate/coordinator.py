@@ -1,8 +1,8 @@
 """``StreamCoordinator``: health, takeover and rebalancing over any torch store, with no server of its own.
 
 The coordinator remembers nothing that matters: who is alive and who works on what live in the store, where a stream
-stands lives in the checkpoint. One background thread sends the heartbeats, on a connection of its own, renews leases and
-looks after other workers; it ends with ``close()`` or when the store is lost.
+stands lives in the checkpoint. One background thread sends the heartbeats, on a connection of its own, renews leases
+and looks after other workers; it ends with ``close()`` or when the store is lost.
 """
 
 from __future__ import annotations
@@ -23,15 +23,16 @@ from holdfast.coordinate.leased import LeasedReader
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
+from holdfast.order import Adaptive
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
     from holdfast.stream import CheckpointState, OrderedDataset
 
 __all__ = ["StreamCoordinator"]
 
-# Up to this many workers an observer looks at all of them; beyond, at a few neighbours, so that its cost stays the same.
+# Up to this many workers an observer looks at all of them; beyond, at a few neighbours, so that its cost stays flat.
 WATCHED_AT_MOST = 64
 
 
@@ -44,7 +45,6 @@ class StreamCoordinator:
         heartbeat: seconds between signs of life.
         ttl: seconds of silence after which a worker has failed and its leases may be taken over.
         replication: how many standby workers watch each leased chunk, to take it over first.
-        rebalance_threshold: how much longer than necessary a step may take before shares change.
         balance_interval: steps between decisions about shares.
         prefix: keeps several jobs in one store apart.
     """
@@ -57,7 +57,6 @@ class StreamCoordinator:
         heartbeat: float = 5.0,
         ttl: float = 15.0,
         replication: int = 1,
-        rebalance_threshold: float = 0.2,
         balance_interval: int = 20,
         prefix: str = "holdfast",
     ) -> None:
@@ -74,13 +73,10 @@ class StreamCoordinator:
                 heartbeat=heartbeat,
                 ttl=ttl,
             )
-        if not rebalance_threshold > 0:
-            raise ConfigError("rebalance_threshold must be positive", rebalance_threshold=rebalance_threshold)
         self.world_size = world_size
         self.heartbeat = heartbeat
         self.ttl = ttl
         self.replication = replication
-        self.rebalance_threshold = rebalance_threshold
         self.balance_interval = balance_interval
         self._client = StoreClient(store, prefix=prefix, timeout=ttl / 2)
         self._beating: StoreClient | None = None
@@ -91,6 +87,7 @@ class StreamCoordinator:
         self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
         self._live: tuple[int, ...] = ()
         self._batch_size: int | None = None
+        self._threshold = Adaptive().rebalance_threshold
         self._shares: tuple[float, ...] | None = None
         self._lock = threading.RLock()
         self._stop = threading.Event()
@@ -231,24 +228,24 @@ class StreamCoordinator:
             self._board.look(ranks, now)
             speeds = self._board.throughputs(ranks, now)
             shares = self._shares or (1 / self.world_size,) * self.world_size
-        if speeds is None or stray(speeds, shares) <= self.rebalance_threshold:
+        if speeds is None or stray(speeds, shares) <= self._threshold:
             return False
         if self._batch_size is not None:
             better = balanced_shares(speeds, self._batch_size)
-            if stray(speeds, shares) - stray(speeds, better) <= self.rebalance_threshold / 2:
+            if stray(speeds, shares) - stray(speeds, better) <= self._threshold / 2:
                 return False  # whole samples cannot be shared out any better
             if step is not None:
                 return propose_shares(self._client, step, better)
         return True
 
     def shares_at(
-        self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None
+        self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None, threshold: float
     ) -> tuple[float, ...] | None:
         """Return the shares every rank adopts at this step, None for no change; called by the loader at each step."""
         if step == 0:
             return None
         with self._lock:
-            self._batch_size = global_batch_size
+            self._batch_size, self._threshold = global_batch_size, threshold
             self._shares = None if shares is None else tuple(shares)
         since = step % self.balance_interval
         if since == 0:

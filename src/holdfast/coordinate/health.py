@@ -164,7 +164,9 @@ class HealthBoard:
 
     def throughputs(self, ranks: Sequence[int], now: float) -> list[float] | None:
         """Return each rank's throughput; None unless all of them are alive and have reported one."""
-        found = [seen.record.throughput for rank in ranks if (seen := self._seen.get(rank)) and not self.failed(rank, now)]
+        found = [
+            seen.record.throughput for rank in ranks if (seen := self._seen.get(rank)) and not self.failed(rank, now)
+        ]
         return found if len(found) == len(ranks) and all(value > 0 for value in found) else None
 
     def _median_throughput(self, now: float) -> float:

@@ -1,7 +1,7 @@
 """Leased reading: workers take chunks of positions, commit each exactly once, and take over from those that die.
 
-For evaluation, preprocessing, rollouts and inference over a dataset, where ranks need not step together. A job is a range
-of positions cut into chunks of ``chunk_size``. A worker draws as many chunks at a time as it works off in
+For evaluation, preprocessing, rollouts and inference over a dataset, where ranks need not step together. A job is a
+range of positions cut into chunks of ``chunk_size``. A worker draws as many chunks at a time as it works off in
 ``chunk_seconds`` (so a slow one holds little), reads ahead within them and commits each under its fencing token.
 Workers join and leave at will; when the last fresh chunk is gone, idle workers look for leases that stand still.
 """

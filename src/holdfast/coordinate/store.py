@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
-    from torch.distributed import Store
+    from torch.distributed import Store  # type: ignore[attr-defined]
 
 __all__ = ["LARGEST_VALUE", "StoreClient"]
 
@@ -37,7 +37,7 @@ class StoreClient:
     """
 
     def __init__(self, store: Store, *, prefix: str, timeout: float) -> None:
-        from torch.distributed import PrefixStore, Store
+        from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
 
         if not isinstance(store, Store):
             raise ConfigError("a coordinator needs a torch.distributed store", store=type(store).__name__)
@@ -54,7 +54,7 @@ class StoreClient:
 
     def clone(self, prefix: str = "") -> StoreClient:
         """Return a client with a connection of its own (where the store has connections) below the same prefix."""
-        plain = self._call(self._plain.clone)
+        plain = self._call(self._plain.clone)  # type: ignore[attr-defined]
         return StoreClient(plain, prefix=f"{self._prefix}/{prefix}" if prefix else self._prefix, timeout=self._timeout)
 
     def below(self, prefix: str) -> _Below:

@@ -17,13 +17,14 @@ import numpy as np
 import torch
 
 from holdfast.errors import ConfigError, StreamError
-from holdfast.order import Order, Schedule, Skips
+from holdfast.order import Adaptive, Order, Schedule, Skips
 from holdfast.stream.adopt import adopt
 from holdfast.stream.config import StreamingConfig
+from holdfast.stream.coordination import Coordinator
 from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.engines import Engine, ThreadEngine
 from holdfast.stream.extent import count_full, count_samples, epoch_bounds
-from holdfast.stream.provenance import SampleRef, Seen, samples_in, when
+from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when
 from holdfast.stream.reader import Chunk, Collate, Failed, Reader
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import load_state, save_state
@@ -70,6 +71,7 @@ class StreamingShardLoader:
         self._ready: tuple[int, int, Engine] | None = None
         self._fingerprints: dict[str, str] | None = None
         self._saved_at = 0
+        self._coordinator: Coordinator | None = None
         self.changes: tuple[str, ...] = ()
         """What the last ``load_state_dict(strict=False)`` carried over."""
         order = dataset.order(self.config.partition_strategy)
@@ -109,6 +111,27 @@ class StreamingShardLoader:
     def order(self) -> Order:
         """Which sample stands at each position."""
         return self._schedule.order
+
+    @property
+    def share(self) -> float:
+        """This rank's part of the last step delivered, to weight gradients where ranks get unequal batches.
+
+        A gradient averaged over ranks is that of the global batch when each rank's mean loss is multiplied by
+        ``share * world_size``.
+        """
+        segment = self._schedule.segment_at(max(0, self._step - 1))
+        return segment.sizes.of(self.rank) / segment.global_batch_size
+
+    def with_coordinator(self, coordinator: Coordinator) -> StreamingShardLoader:
+        """Attach a coordinator: registers this rank, and goes on from the last saved state where there is one.
+
+        With ``dynamic_balancing`` the coordinator may change the ranks' shares; all ranks adopt them at the same step.
+        """
+        coordinator.register_worker(self.rank)
+        self._coordinator = coordinator
+        if self.config.checkpoint_path is not None:
+            self.resume()
+        return self
 
     def __len__(self) -> int:
         """How many batches there are: of an epoch with ``per_epoch``, else of the whole stream."""
@@ -191,6 +214,8 @@ class StreamingShardLoader:
         single = self.config.batch_size is None
         offsets = chunk.offsets.tolist()
         for number in range(len(chunk)):
+            if self._coordinator is not None and self._adopts_shares(self._coordinator):
+                return
             samples = offsets[number + 1] - offsets[number]
             if not samples or (drops and not self._schedule.is_full(self._step)):
                 self._step += 1  # nothing here for this rank, or not enough of it: the step goes by
@@ -205,13 +230,38 @@ class StreamingShardLoader:
             else:
                 stats.prefetch_misses += 1
                 hit = True  # the rest of the chunk is here now
+            began = time.perf_counter()
             yield {name: value[0] for name, value in batch.items()} if single else batch
+            if self._coordinator is not None:
+                seconds = time.perf_counter() - began
+                self._coordinator.delivered(
+                    self.rank, step=self._step, samples=samples, seconds=seconds, share=self.share
+                )
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
             if self.config.checkpoint_interval is not None:
                 self._save_if_due()
             if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
                 return
         _raise_failure(chunk)
+
+    def _adopts_shares(self, coordinator: Coordinator) -> bool:
+        """Take over shares that all ranks agreed on for this very step; what was read ahead is then read anew."""
+        partition = self.config.partition_strategy
+        if not self.config.dynamic_balancing or not isinstance(partition, Adaptive):
+            return False
+        segment = self._schedule.segment_at(self._step)
+        shares = coordinator.shares_at(
+            self._step,
+            rank=self.rank,
+            global_batch_size=segment.global_batch_size,
+            shares=segment.shares,
+            threshold=partition.rebalance_threshold,
+        )
+        if shares is None or shares == segment.shares:
+            return False
+        self._schedule = self._schedule.resized(self._step, shares=shares)
+        self._restart()
+        return True
 
     def _reading_stops(self) -> int | None:
         """Return the step at which one engine must stop: the end of the stream or of the segment."""
@@ -421,11 +471,7 @@ class StreamingShardLoader:
             epochs: how many epochs of the source to look at; by default those begun so far and the next.
         """
         if epochs is None:
-            number = self.order.number_of(source)
-            count = self.order.count(number, np.array([self._schedule.delivered_before(self._step)]))
-            epochs = int(self.order.cycles[number].split(count)[0][0]) + 2
-            if self._schedule.epochs is not None and len(self.order.sources) == 1:
-                epochs = min(epochs, self._schedule.epochs)
+            epochs = epochs_begun(self._schedule, source, self._step) + 1
         return when(self._schedule, source, index, epochs=epochs)
 
     def skip(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
