@@ -69,8 +69,8 @@ def where(detection: Detection) -> str:
 
 
 def sure(confidence: float) -> str:
-    """A confidence as a percentage."""
-    return f"{100 * min(max(confidence, 0.0), 1.0):.0f}%"
+    """A confidence as a percentage; nothing read from a log is certain."""
+    return f"{min(100 * max(confidence, 0.0), 99.0):.0f}%"
 
 
 def worst(run: RunReport) -> Severity | None:

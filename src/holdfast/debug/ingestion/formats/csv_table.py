@@ -29,6 +29,7 @@ _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), 
 _DELIMITERS = (",", "\t", ";", "|")
 _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
+_WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _PAIR = re.compile(r"[:=]\s*[-+]?\d")  # "loss: 2.5" is a line of a log, not a name
 
 
@@ -133,6 +134,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
             delimiter = _SPACES
         names = _cells(text, delimiter)
         if not names:
+            return None
+        if delimiter == _SPACES and not all(_WORD.match(name) for name in names):
             return None
         numbers = np.array([number_of(name) is not None for name in names])
         if (
