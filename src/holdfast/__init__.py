@@ -76,6 +76,19 @@ if TYPE_CHECKING:
     from holdfast.sources import Source as Source
     from holdfast.sources import TarSource as TarSource
     from holdfast.sources import TokenFileSource as TokenFileSource
+    from holdfast.stream import CheckpointState as CheckpointState
+    from holdfast.stream import DatasetInfo as DatasetInfo
+    from holdfast.stream import InterleavedDataset as InterleavedDataset
+    from holdfast.stream import OrderedDataset as OrderedDataset
+    from holdfast.stream import SampleRef as SampleRef
+    from holdfast.stream import Seen as Seen
+    from holdfast.stream import StreamDataset as StreamDataset
+    from holdfast.stream import StreamingConfig as StreamingConfig
+    from holdfast.stream import StreamingShardLoader as StreamingShardLoader
+    from holdfast.stream import StreamStats as StreamStats
+    from holdfast.stream import TuneIterableDataset as TuneIterableDataset
+    from holdfast.stream import load_state as load_state
+    from holdfast.stream import save_state as save_state
 
 # Where each public name lives. One line a name, sorted within its package.
 _HOME: dict[str, str] = {
@@ -140,6 +153,19 @@ _HOME: dict[str, str] = {
     "Source": "holdfast.sources",
     "TarSource": "holdfast.sources",
     "TokenFileSource": "holdfast.sources",
+    "CheckpointState": "holdfast.stream",
+    "DatasetInfo": "holdfast.stream",
+    "InterleavedDataset": "holdfast.stream",
+    "OrderedDataset": "holdfast.stream",
+    "SampleRef": "holdfast.stream",
+    "Seen": "holdfast.stream",
+    "StreamDataset": "holdfast.stream",
+    "StreamStats": "holdfast.stream",
+    "StreamingConfig": "holdfast.stream",
+    "StreamingShardLoader": "holdfast.stream",
+    "TuneIterableDataset": "holdfast.stream",
+    "load_state": "holdfast.stream",
+    "save_state": "holdfast.stream",
 }
 
 __all__ = sorted(["__version__", "errors", *_HOME])

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 import torch.distributed as dist
+from torch._C._distributed_c10d import FileStore
 
 from holdfast.order import Contiguous, HashBased, Partition, RoundRobin
 from holdfast.sources import ArraySource
@@ -34,7 +35,7 @@ def partition_of(name: str) -> Partition:
 
 def train(folder: Path, life: int, rank: int, world: int, batch: int, partition: str, workers: int) -> None:
     """One rank of one life of the job: resume from the newest state file, train to the end or until killed."""
-    store = dist.FileStore(str(folder / f"store-{life}"), world)
+    store = FileStore(str(folder / f"store-{life}"), world)
     dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     dataset = StreamDataset(ArraySource({"index": np.arange(SAMPLES)}), name="a", seed=5)
     config = StreamingConfig(

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -44,7 +45,7 @@ def committed(folder: Path) -> list[list[int]]:
     return [steps[step] for step in sorted(steps)]
 
 
-def _read(path: Path) -> list[dict[str, int]]:
+def _read(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
 

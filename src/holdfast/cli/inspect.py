@@ -68,7 +68,44 @@ def _show_checkpoint(path: Path, as_json: bool, trusted: bool) -> None:
         console.print(f"[bold red]missing files:[/] {', '.join(missing)}")
 
 
-INSPECTORS: tuple[Inspector, ...] = (Inspector("checkpoint", _is_checkpoint, _show_checkpoint),)
+def _is_stream_state(path: Path) -> bool:
+    from holdfast.stream.inspect_state import is_state
+
+    return is_state(path)
+
+
+def _show_stream_state(path: Path, as_json: bool, trusted: bool) -> None:
+    from holdfast.stream.inspect_state import describe_state
+
+    told = describe_state(path)
+    if as_json:
+        typer.echo(json.dumps(told, indent=2))
+        return
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    ends = "without end" if told["epochs"] is None else f"of {told['epochs']} epochs"
+    console.print(
+        f"stream state saved {told['saved']}: next step {told['step']:,}, epoch {told['epoch']} ({ends}), "
+        f"position {told['position']:,}, seed {told['shuffle_seed']}, partition {told['partition']}"
+    )
+    sources = Table("source", "samples", "seen", "epoch", "place in it", title="sources")
+    for source in told["sources"]:
+        sources.add_row(*(str(source.get(name, "")) for name in ("name", "length", "samples", "epoch", "place")))
+    console.print(sources)
+    segments = Table("from step", "ranks", "global batch", "skips in force", title="segments")
+    for segment in told["segments"]:
+        segments.add_row(*map(str, segment.values()))
+    console.print(segments)
+    if told["samples_failed"]:
+        console.print(f"{len(told['samples_failed'])} samples failed and were left out")
+
+
+INSPECTORS: tuple[Inspector, ...] = (
+    Inspector("checkpoint", _is_checkpoint, _show_checkpoint),
+    Inspector("stream state", _is_stream_state, _show_stream_state),
+)
 
 
 def register(app: typer.Typer) -> None:
@@ -76,13 +113,13 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def inspect(
-        path: Annotated[Path, typer.Argument(help="A checkpoint's folder.", show_default=False)],
+        path: Annotated[Path, typer.Argument(help="A checkpoint's folder, or a stream state.", show_default=False)],
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
         trusted: bool = typer.Option(
             False, "--trusted", help="Unpickle metadata that names classes of its own: only for files you made."
         ),
     ) -> None:
-        """Show what a checkpoint holds: tensors, shapes, dtypes, bytes and files."""
+        """Show what a checkpoint holds (tensors, shapes, bytes, files), or where a stream stands."""
         if not path.exists():
             raise ConfigError("there is nothing at this path", path=str(path))
         for inspector in INSPECTORS:

@@ -10,7 +10,7 @@ import numpy as np
 from holdfast.errors import OrderError
 from holdfast.order import Schedule
 
-__all__ = ["SampleRef", "Seen", "samples_in", "when"]
+__all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -74,3 +74,14 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
     if not seen:
         cycle.ordinal_of(0, np.array([index]))  # raises the error that names the index and the length
     return seen
+
+
+def epochs_begun(schedule: Schedule, source: str, step: int) -> int:
+    """Return how many epochs of the source have begun at the start of the step (no more than there are)."""
+    order = schedule.order
+    number = order.number_of(source)
+    count = order.count(number, np.array([schedule.delivered_before(step)]))
+    begun = int(order.cycles[number].split(count)[0][0]) + 1
+    if schedule.epochs is not None and len(order.sources) == 1:
+        return min(begun, schedule.epochs)
+    return begun

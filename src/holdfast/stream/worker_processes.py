@@ -30,6 +30,8 @@ __all__ = ["ProcessEngine"]
 MOST_DEATHS = 3
 # How often a worker looks whether its parent is still there.
 WATCH_SECONDS = 1.0
+# How long a worker whose connection broke may take to be gone.
+DYING_SECONDS = 2.0
 
 
 class _Chunks(Dataset[Any]):
@@ -106,7 +108,8 @@ class ProcessEngine(Engine):
             batch_size=None,
             sampler=_Numbers(self._next, self._steps.chunks()),
             num_workers=self._workers,
-            prefetch_factor=self._prefetch,
+            # After a death one chunk a worker at a time, so that the chunk that kills can be told from its neighbours.
+            prefetch_factor=1 if self.restarted else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
@@ -117,6 +120,8 @@ class ProcessEngine(Engine):
 
     def next(self) -> tuple[Chunk, bool] | None:
         """Return the next chunk; replaces workers that have died and has their chunks computed again."""
+        if self._next == self._steps.chunks():
+            return None  # a worker that dies now is of no consequence
         while True:
             # torch keeps results that came out of turn in _task_info; one that holds data is ready.
             ready = len(getattr(self._iterator, "_task_info", {}).get(self._next - self._started_at, ())) == 2
@@ -125,8 +130,7 @@ class ProcessEngine(Engine):
             except StopIteration:
                 return None
             except Exception as error:
-                # Errors of reading come inside chunks; one raised here while a worker is dead is its death.
-                if "is killed by signal" not in str(error) and not _any_dead(self._iterator):
+                if not _tells_of_death(error, self._iterator):
                     raise
                 self._restart(error)
                 continue
@@ -192,6 +196,17 @@ class ProcessEngine(Engine):
 
 def _any_dead(iterator: Any) -> bool:
     return any(not process.is_alive() for process in iterator._workers)
+
+
+def _tells_of_death(error: Exception, iterator: Any) -> bool:
+    """Say whether an error of torch's iterator comes of a worker's death (errors of reading come inside chunks)."""
+    if isinstance(error, (OSError, EOFError)):
+        # A connection to a worker broke: it may be dying, and not be dead to the system for a moment yet.
+        for sentinel in connection.wait([process.sentinel for process in iterator._workers], timeout=DYING_SECONDS):
+            for process in iterator._workers:
+                if process.sentinel == sentinel:
+                    process.join(DYING_SECONDS)
+    return "is killed by signal" in str(error) or _any_dead(iterator)
 
 
 def _watch(iterator: Any, on: bool) -> None:

@@ -1,0 +1,46 @@
+"""`holdfast samples STATE --step N`: which samples a step read or will read, from the state file alone."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.errors import ConfigError
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def samples(
+        state: Annotated[Path, typer.Argument(help="A stream state's file, or a folder of them.", show_default=False)],
+        step: Annotated[int, typer.Option(help="The step: 0 is the first.", show_default=False)],
+        rank: Annotated[int | None, typer.Option(help="One rank only.", show_default=False)] = None,
+        as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    ) -> None:
+        """Show every sample of a step, past or future: source, epoch, index, position, rank and slot."""
+        # Imported here: arithmetic only, but NumPy takes its time, and `--help` should not.
+        from holdfast.stream.provenance import samples_in
+        from holdfast.stream.state_files import load_state
+
+        schedule = load_state(state).rebuild()
+        total = schedule.total_steps
+        if step < 0 or (total is not None and step >= total):
+            raise ConfigError("the stream has no such step", step=step, steps=total)
+        found = samples_in(schedule, step, rank)
+        if as_json:
+            typer.echo(json.dumps({"step": step, "samples": [asdict(ref) for ref in found]}))
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("rank", "slot", "source", "epoch", "index", "position", title=f"step {step}")
+        for ref in found:
+            table.add_row(*map(str, (ref.rank, ref.slot, ref.source, ref.epoch, ref.index, ref.position)))
+        Console().print(table)

@@ -1,0 +1,48 @@
+"""`holdfast when STATE SOURCE INDEX`: at which steps a sample was or will be read, from the state file alone."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def when(
+        state: Annotated[Path, typer.Argument(help="A stream state's file, or a folder of them.", show_default=False)],
+        source: Annotated[str, typer.Argument(help="The source's name.", show_default=False)],
+        index: Annotated[int, typer.Argument(help="The sample's number in it.", show_default=False)],
+        epochs: Annotated[
+            int | None, typer.Option(help="How many epochs; by default those begun and the next.", show_default=False)
+        ] = None,
+        as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
+    ) -> None:
+        """Show when a sample was or will be read: epoch, step, rank, slot and position."""
+        from holdfast.stream.provenance import epochs_begun
+        from holdfast.stream.provenance import when as find
+        from holdfast.stream.state_files import load_state
+
+        loaded = load_state(state)
+        schedule = loaded.rebuild()
+        seen = find(schedule, source, index, epochs=epochs or epochs_begun(schedule, source, loaded.step) + 1)
+        if as_json:
+            typer.echo(json.dumps({"source": source, "index": index, "seen": [entry._asdict() for entry in seen]}))
+            return
+        from rich.console import Console
+        from rich.table import Table
+
+        table = Table("epoch", "step", "rank", "slot", "position", "", title=f"{source} {index}")
+        for entry in seen:
+            if entry.step is None:
+                table.add_row(str(entry.epoch), "", "", "", str(entry.position), "skipped")
+                continue
+            told = "read" if entry.step < loaded.step else "to come"
+            table.add_row(*map(str, (entry.epoch, entry.step, entry.rank, entry.slot, entry.position, told)))
+        Console().print(table)

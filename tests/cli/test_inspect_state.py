@@ -1,0 +1,56 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.stream.jobs import dataset_of
+
+from holdfast.cli import main as cli
+from holdfast.order import Stratified
+from holdfast.stream import StreamingConfig, StreamingShardLoader
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.run(["inspect", *arguments])
+    out, err = capsys.readouterr()
+    return int(str(caught.value.code)), out, err
+
+
+def saved(folder: Path, **options: object) -> Path:
+    loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4, **options))  # type: ignore[arg-type]
+    iterator = iter(loader)
+    for _ in range(12):
+        next(iterator)
+    return loader.save(folder)
+
+
+def test_a_state_is_shown_with_its_sources_and_segments(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    for target in (path, tmp_path):
+        code, out, _ = run(capsys, str(target), "--json")
+        assert code == 0
+        told = json.loads(out)
+        assert (told["step"], told["epoch"], told["position"], told["partition"]) == (12, 1, 48, "round_robin")
+        assert told["sources"] == [{"name": "a", "length": 40, "samples": 48, "epoch": 1, "place": 8}]
+        assert told["segments"] == [{"from_step": 0, "world_size": 1, "global_batch_size": 4, "skips": 0}]
+    code, out, _ = run(capsys, str(path))
+    assert code == 0
+    assert "next step 12" in out
+
+
+def test_a_state_that_needs_labels_is_shown_without_them(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = saved(tmp_path, partition_strategy=Stratified(np.arange(40) % 2))
+    code, out, _ = run(capsys, str(path), "--json")
+    assert code == 0
+    assert json.loads(out)["sources"] == [{"name": "a", "length": 40}]
+
+
+def test_a_torn_state_exits_two_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    path = saved(tmp_path)
+    path.write_bytes(path.read_bytes()[:-20])
+    code, _, err = run(capsys, str(path))
+    assert code == 2
+    assert "torn" in err

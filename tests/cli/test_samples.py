@@ -1,0 +1,78 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.stream.jobs import dataset_of
+
+from holdfast.cli import main as cli
+from holdfast.stream import StreamingConfig, StreamingShardLoader
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        cli.run([*arguments])
+    out, err = capsys.readouterr()
+    return int(str(caught.value.code)), out, err
+
+
+@pytest.fixture
+def loader(tmp_path: Path) -> StreamingShardLoader:
+    """A run resumed at another size, skipped something, and saved beside."""
+    first = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4, epochs=2))
+    iterator = iter(first)
+    for _ in range(3):
+        next(iterator)
+    second = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(world_size=2, rank=0, batch_size=3, epochs=2))
+    second.load_state_dict(first.state_dict())
+    next(iter(second))
+    second.save(tmp_path)
+    return second
+
+
+@pytest.mark.parametrize("step", [0, 2, 3, 4, 9])
+def test_samples_of_any_step_come_from_the_state_file_alone(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, loader: StreamingShardLoader, step: int
+) -> None:
+    code, out, _ = run(capsys, "samples", str(tmp_path), "--step", str(step), "--json")
+    assert code == 0
+    told = json.loads(out)["samples"]
+    assert [(ref["source"], ref["index"], ref["rank"]) for ref in told] == [
+        (ref.source, ref.index, ref.rank) for ref in loader.samples_in(step)
+    ]
+
+
+def test_one_rank_may_be_asked_for_and_the_table_names_the_samples(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, loader: StreamingShardLoader
+) -> None:
+    code, out, _ = run(capsys, "samples", str(tmp_path), "--step", "4", "--rank", "1")
+    assert code == 0
+    for ref in loader.samples_in(4, rank=1):
+        assert f" {ref.index} " in out
+    assert "step 4" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--step", "99"), "no such step"),
+        (("--step", "-1"), "no such step"),
+        (("--step", "4", "--rank", "7"), "rank"),
+    ],
+)
+@pytest.mark.usefixtures("loader")
+def test_a_step_or_rank_that_is_not_there_exits_two_with_one_line(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    code, out, err = run(capsys, "samples", str(tmp_path), *arguments)
+    assert (code, out) == (2, "")
+    assert said in err
+    assert "Traceback" not in err
+
+
+def test_a_file_that_is_no_state_exits_two(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "x.json").write_text("{}")
+    code, _, err = run(capsys, "samples", str(tmp_path / "x.json"), "--step", "0")
+    assert code == 2
+    assert "not a holdfast stream state" in err
