@@ -16,7 +16,7 @@ from holdfast.debug.ingestion.detection import read_file
 from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
 from holdfast.debug.types import DetectionContext, DetectionResult, Finding
 
-__all__ = ["Case", "Outcome", "figures_of", "judge", "load_cases", "main", "print_outcomes"]
+__all__ = ["Case", "Outcome", "figures_of", "judge", "lab_figures", "load_cases", "main", "print_outcomes"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,22 +140,30 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
             )
 
 
-def main(folder: Path, *, half: str, as_json: bool) -> None:
+def lab_figures(folder: Path, half: str, *, show: bool = False) -> dict[str, float]:
     """Score one half with the rules and with the learned ranker."""
     cases = load_cases(folder, half)
-    engines = {"rules": AttributionEngine(method="rules"), "learned": AttributionEngine(method="learned")}
-    uncalibrated = AttributionEngine(method="rules", calibration=Calibration())
-    judged = {name: judge(cases, engine) for name, engine in engines.items()}
-    figures = {
-        f"{half}_{name}_{key}" if key.startswith("cause") else f"{half}_{key}": value
-        for name in ("learned", "rules")
-        for key, value in figures_of(judged[name]).items()
+    engines = {
+        "rules": AttributionEngine(method="rules"),
+        "learned": AttributionEngine(method="learned"),
+        "uncalibrated": AttributionEngine(method="rules", calibration=Calibration()),
     }
-    figures[f"{half}_rules_cause_ece_uncalibrated"] = figures_of(judge(cases, uncalibrated))["cause_ece"]
-    if not as_json:
+    judged = {name: judge(cases, engine) for name, engine in engines.items()}
+    if show:
         print_outcomes(judged["rules"])
         print()
-        for name, value in sorted(figures.items()):
-            print(f"{name:<36}{value:10.4f}")
+    figures = {f"{half}_{key}": value for key, value in figures_of(judged["rules"]).items()}
+    learned = figures_of(judged["learned"])
+    figures |= {f"{half}_learned_{key}": learned[key] for key in ("cause_top1", "cause_top3", "cause_ece")}
+    figures[f"{half}_cause_ece_uncalibrated"] = figures_of(judged["uncalibrated"])["cause_ece"]
+    return figures
+
+
+def main(folder: Path, *, half: str, as_json: bool) -> None:
+    """Print how the debugger does on one half."""
+    figures = lab_figures(folder, half, show=not as_json)
+    if as_json:
+        print(json.dumps({"figures": figures, "about": {"half": half}}))
         return
-    print(json.dumps({"figures": figures, "about": {"folder": str(folder.name), "half": half}}))
+    for name, value in sorted(figures.items()):
+        print(f"{name:<36}{value:10.4f}")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.detectors import (
     DataStarvationDetector,
@@ -23,7 +24,6 @@ from holdfast.debug.detectors import (
     TrainingServingSkewDetector,
 )
 from holdfast.debug.types import DetectionContext, Severity
-from tests.debug.detectors.series import falling_loss, found_by, signal
 
 
 @given(first=st.integers(0, 399))

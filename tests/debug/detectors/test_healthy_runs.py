@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.detectors import default_detectors
 from holdfast.debug.types import DetectionContext, Signal
-from tests.debug.detectors.series import falling_loss, found_by, signal
 
 
 def alarms(*signals: Signal, context: DetectionContext | None = None) -> list[str]:

@@ -98,9 +98,7 @@ def _number(value: object) -> float:
     return float(value) if isinstance(value, (int, float)) else 0.0
 
 
-def _when(
-    seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal], rates: list[Signal]
-) -> None:
+def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal], rates: list[Signal]) -> None:
     firsts = [detection.first_step for detection in detections if detection.first_step is not None]
     steps = [signal.steps for signal in losses if len(signal.steps)]
     if firsts and steps:

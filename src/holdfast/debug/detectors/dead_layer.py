@@ -23,7 +23,9 @@ def activation_statistic(signal: Signal) -> str | None:
 
 
 def _is_silent(signal: Signal) -> bool:
-    finite = signal.values[np.isfinite(signal.values)]
+    # A few thousand points spread over the run decide as well as a million.
+    values = signal.values[:: max(1, len(signal.values) // 4096)]
+    finite = values[np.isfinite(values)]
     return len(finite) > 0 and float(np.median(np.abs(finite))) == 0.0
 
 

@@ -74,7 +74,10 @@ def _rise(shape: Shape, coarse: bool, minimum_noises: float, minimum_lost: float
     best_at = int(np.argmin(level[:-tail])) if len(level) > tail else 0
     best, end = float(level[best_at]), shape.end
     rise = end - best
-    noise = max(shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1), abs(best) * 1e-4)
+    noise = max(
+        shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1),
+        1e-4 * max(abs(best), abs(end)),
+    )
     if rise <= minimum_noises * noise:
         return None
     # Progress counts from the worst level before the best: a log may begin after a warm restart or a first bad value.

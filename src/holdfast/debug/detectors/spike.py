@@ -78,7 +78,9 @@ class LossSpikeDetector(BaseDetector):
         head = shape.values[: max(8, shape.count // 7)]
         if shape.count < 30:
             return None
-        first = float(head[0])
+        # The loss of an untrained model is about the highest of a run; a first batch that happens to be easy is no
+        # reference.
+        first = max(float(head[0]), float(np.quantile(shape.values[len(head) :], 0.9)))
         if first <= 0 or float(shape.values.min()) <= 0:
             return None
         # Batches of a heavy-tailed loss differ by factors; a jump must beat the run's own factor between neighbours.

@@ -1,0 +1,153 @@
+"""How fast the debugger is: points a second through the detectors, memory against log size, cost of the online path.
+
+The peer is what people write by hand: a rolling mean and standard deviation with pandas and an alarm beyond six of
+them. It sees one thing where the detectors see fifteen; it is here for scale. Where the fault lab's runs are cached,
+their figures are published too (``python -m bench.faultlab generate`` makes them).
+"""
+
+from __future__ import annotations
+
+import time
+import tracemalloc
+from collections.abc import Callable
+
+import numpy as np
+from bench.common import alternate, arguments, publish
+
+from holdfast.debug import MLSystemsDebugger
+from holdfast.debug.detectors import default_detectors
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.online import OnlineDebugger
+from holdfast.debug.types import DetectionContext, Signal
+
+KINDS = (
+    ("loss", "loss"), ("eval_loss", "eval_loss"), ("grad_norm", "grad_norm"), ("lr", "lr"),
+    ("loss_scale", "loss_scale"), ("skipped", "skipped"), ("step_time", "step_time"), ("data_time", "data_time"), ("throughput", "throughput"),
+    ("weight_norm", "weight_norm"), ("update_norm", "update_norm"), ("accuracy", "metric"),
+)  # fmt: skip
+
+
+def make_signals(steps: int) -> list[Signal]:
+    """Twenty series of a healthy run."""
+    generator = np.random.default_rng(0)
+    places = np.arange(steps, dtype=np.float64)
+    descent = np.exp(-places / steps * 5)
+    names = [*KINDS, *((f"grad_norm/layer{n}", "grad_norm") for n in range(20 - len(KINDS)))]
+    signals = []
+    for name, kind in names:
+        if kind in ("loss", "eval_loss"):
+            values = 1.5 + 3 * descent + 0.05 * generator.standard_normal(steps)
+        elif kind == "metric":
+            values = 1 - descent + 0.01 * generator.standard_normal(steps)
+        elif kind == "loss_scale":
+            values = np.full(steps, 65536.0)
+        elif kind == "skipped":
+            values = np.zeros(steps)
+        else:
+            values = (0.05 if kind == "data_time" else 1.0) * np.exp(0.1 * generator.standard_normal(steps))
+        layer = name.split("/")[1] if "/" in name else None
+        signals.append(Signal(name, places, values, layer=layer, metadata={"kind": kind}))
+    return signals
+
+
+def rolling_alarms(signals: list[Signal]) -> int:
+    """The peer: rolling mean and deviation of every series."""
+    import pandas as pd
+
+    alarms = 0
+    for signal in signals:
+        series = pd.Series(signal.values)
+        rolling = series.rolling(200, min_periods=50)
+        alarms += int(((series - rolling.mean()).abs() > 6 * rolling.std()).sum())
+    return alarms
+
+
+def detect(signals: list[Signal]) -> int:
+    """Every detector over what it reads."""
+    found = 0
+    for detector in default_detectors():
+        own = [signal for signal in signals if signal.kind in detector.get_required_signals()]
+        found += len(detector.detect(own, DetectionContext()).detections)
+    return found
+
+
+def peak_bytes(call: Callable[[], object]) -> int:
+    """The largest amount of memory a call had allocated at once."""
+    tracemalloc.start()
+    call()
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    return peak
+
+
+def online_seconds(steps: int) -> tuple[float, float]:
+    """Wall and CPU seconds a step of feeding twenty signals, looks included."""
+    rows = [
+        dict(zip((s.name for s in signals), (float(s.values[n]) for s in signals), strict=True))
+        for signals in [make_signals(steps)]
+        for n in range(steps)
+    ]
+    online = OnlineDebugger()
+    wall, work = time.perf_counter(), time.process_time()
+    for step, row in enumerate(rows):
+        online.feed(step, row)
+    return (time.perf_counter() - wall) / steps, (time.process_time() - work) / steps
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    steps = 100_000 if options.quick else 1_000_000
+    rounds = 3 if options.quick else 5
+    signals = make_signals(steps)
+    points = float(sum(len(signal.values) for signal in signals))
+    assert detect(signals) == 0, "the benchmark's run is healthy"
+    debugger = MLSystemsDebugger(plugins=False)
+    log = RunLog("memory", "signals", tuple(signals))
+    sides: dict[str, Callable[[], object]] = {
+        "detectors": lambda: detect(signals),
+        "debugger": lambda: debugger.diagnose(log),
+    }
+    try:
+        import pandas as pd
+
+        peer = f"pandas {pd.__version__} rolling mean and deviation"
+        sides["rolling"] = lambda: rolling_alarms(signals)
+    except ImportError:
+        peer = "pandas is not installed: no peer measured"
+    seconds = alternate(sides, rounds)
+    work = time.process_time()
+    detect(signals)
+    work = time.process_time() - work
+    figures = {
+        "detector_points_per_second": points / seconds["detectors"],
+        "detector_points_per_cpu_second": points / work,
+        "million_steps_twenty_metrics_seconds": seconds["debugger"] * 1_000_000 / steps,
+    }
+    if "rolling" in seconds:
+        figures["rolling_points_per_second"] = points / seconds["rolling"]
+        figures["detectors_over_rolling"] = seconds["rolling"] / seconds["detectors"]
+    for size in (steps // 100, steps // 10, steps):
+        part = make_signals(size)
+        held = float(sum(signal.values.nbytes for signal in part))
+        figures[f"peak_bytes_per_input_byte_{size}_steps"] = peak_bytes(lambda part=part: detect(part)) / held  # type: ignore[misc]
+    costs = [online_seconds(2_000 if options.quick else 20_000) for _ in range(rounds)]
+    figures["online_microseconds_per_step"] = 1e6 * sorted(wall for wall, _ in costs)[len(costs) // 2]
+    figures["online_cpu_microseconds_per_step"] = 1e6 * sorted(work for _, work in costs)[len(costs) // 2]
+    about = {
+        "steps": steps,
+        "signals": 20,
+        "peer": peer,
+        "fault_lab": "not cached: run `python -m bench.faultlab generate`",
+    }
+    from bench.faultlab.generate import default_folder
+
+    if not options.quick and len(list(default_folder().glob("*/label.json"))) >= 400:
+        from bench.faultlab.score import lab_figures
+
+        figures |= lab_figures(default_folder(), "report")
+        about["fault_lab"] = "the reporting half: model families and data the rules never saw"
+    publish(figures, about, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()
