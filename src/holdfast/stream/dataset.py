@@ -8,20 +8,22 @@ samples; ``StreamingShardLoader`` reads the same order in batches, over ranks an
 
 from __future__ import annotations
 
-import sys
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
+from copy import copy
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConfigError, StateMismatchError
+from holdfast.errors import ConfigError, StateError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Order, Partition, Shuffle, SourceSpec
 from holdfast.order.mixture import Schedule
 from holdfast.order.shuffle import parse_shuffle
 from holdfast.sources import Columns, Source
+from holdfast.stream.share import check_share, share_of_process
 
 __all__ = ["DatasetInfo", "Leaf", "OrderedDataset", "Sample", "StreamDataset", "Transform", "TuneIterableDataset"]
 
@@ -35,16 +37,19 @@ READ_AT_ONCE = 64
 
 @dataclass(frozen=True, slots=True)
 class DatasetInfo:
-    """What a dataset is called, how many samples it has, its weight in its parent, and its children."""
+    """What a dataset is called, its weight in its parent, and its children.
+
+    ``length`` is how many samples it has, None where only reading it all would tell.
+    """
 
     name: str
-    length: int
+    length: int | None
     weight: float = 1.0
     children: tuple[DatasetInfo, ...] = ()
 
 
-class TuneIterableDataset(ABC):
-    """A named, endless, stateful dataset."""
+class TuneIterableDataset(IterableDataset[Sample]):
+    """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
 
     @property
     @abstractmethod
@@ -113,6 +118,7 @@ class OrderedDataset(TuneIterableDataset):
     _name: str
     _info: DatasetInfo
     _weights: Schedule
+    _children: Mapping[str, OrderedDataset] = {}
     _position: int = 0
 
     @property
@@ -140,42 +146,67 @@ class OrderedDataset(TuneIterableDataset):
         )
 
     def __iter__(self) -> Iterator[Sample]:
+        """Yield samples from where the state stands: all of them, or this process's share under torch's workers.
+
+        The processes' shares interleave, position by position. So a state of one process, taken when each has had as
+        many samples as the others, fits all of them, and any other number of processes too.
+        """
         # Imported here: the reader is written in terms of this module's Leaf.
         from holdfast.stream.reader import Reader
 
-        reader = Reader(self.leaves, self.order())
-        share, shares = _share_of_process()
+        order = self.order()
+        share = share_of_process()
+        check_share(share, sum(len(leaf.source) for leaf in self.leaves), what="samples", dataset=self._name)
+        reader = Reader(self.leaves, order)
         while True:
-            start = self._position
-            first = start + (share - start) % shares  # this process's next position: those ≡ share (mod shares)
-            positions = first + shares * np.arange(READ_AT_ONCE, dtype=np.int64)
+            positions = self._position + share.number + share.total * np.arange(READ_AT_ONCE, dtype=np.int64)
+            if order.length is not None:
+                positions = positions[positions < order.length]
+            if not positions.size:
+                return
             for position, sample in zip(positions.tolist(), reader.samples(positions), strict=True):
-                self._position = position + 1
+                following = self._position = position - share.number + share.total
+                if sample is None:  # the transform left it out
+                    continue
                 yield sample
-                if self._position != position + 1:  # a state was loaded in between
+                if self._position != following:  # a state was loaded in between
                     break
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the position, and how far each child is by then."""
+        """Return the position, and under ``children`` the state of each child by its name, nested as the children are.
+
+        A child that is a single source may be continued alone from its part of the state. A child that is a mixture
+        may not: within its parent its samples are dealt by the parent.
+        """
         order = self.order()
-        children = {}
-        for number, cycle in enumerate(order.cycles):
-            count = order.count(number, np.array([self._position]))
-            epoch, place = cycle.split(count)
-            children[cycle.name] = {"samples": int(count[0]), "epoch": int(epoch[0]), "place": int(place[0])}
-        return {"position": self._position, "fingerprint": order.fingerprint(), "children": children}
+        counts = {
+            spec.name: int(order.count(number, np.array([self._position]))[0])
+            for number, spec in enumerate(order.sources)
+        }
+        state = {"position": self._position, "epoch": order.epoch_of(self._position)}
+        return state | {"fingerprint": order.fingerprint(), "children": _states_of(self._children, counts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the state's position, after checking that it belongs to this very order."""
-        found = self.order().fingerprint()
-        if state_dict["fingerprint"] != found:
+        try:
+            position, expected = int(state_dict["position"]), state_dict["fingerprint"]
+            before = state_dict["children"]
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(
+                "this is not the state of a dataset on its own",
+                dataset=self._name,
+                hint="a mixture inside another has no state of its own: load the state of the outermost one",
+            ) from error
+        found = self.state_dict()
+        if expected != found["fingerprint"]:
             raise StateMismatchError(
                 "the state was made with other sources, weights or seeds",
-                dataset=self.dataset_name,
-                fingerprint=found,
-                expected=state_dict["fingerprint"],
+                dataset=self._name,
+                fingerprint=found["fingerprint"],
+                expected=expected,
+                children=_changes(before, found["children"]),
             )
-        self._position = int(state_dict["position"])
+        self._position = position
 
     def _read_column(self, column: str) -> np.ndarray[Any, Any]:
         leaf = self.leaves[0]
@@ -222,8 +253,7 @@ class StreamDataset(OrderedDataset):
         self.weight = weight
         self.mixture_seed = seed
         self.stop = stop
-        if metric_transform is not None:
-            metric_transform.set_dataset_name(name)
+        metric_transform = named_copy(metric_transform, name)
         self.leaves = (Leaf(name, source, seed, shuffle, transform, column_transform, metric_transform),)
         self.leaves[0].spec()
         self._weights = [(0, {name: 1.0})]
@@ -231,15 +261,39 @@ class StreamDataset(OrderedDataset):
         self._position = 0
 
 
-def _share_of_process() -> tuple[int, int]:
-    """Return this process's share of positions when a dataset is iterated under plain torch: rank × worker."""
-    share, shares = 0, 1
-    torch = sys.modules.get("torch")
-    if torch is None:
-        return share, shares
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        share, shares = torch.distributed.get_rank(), torch.distributed.get_world_size()
-    info = torch.utils.data.get_worker_info() if hasattr(torch, "utils") else None
-    if info is not None:
-        share, shares = share * info.num_workers + info.id, shares * info.num_workers
-    return share, shares
+def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform | None:
+    """Return the transform reporting under this name; a copy, as one transform may serve several datasets."""
+    if transform is None:
+        return None
+    own = copy(transform)
+    own.set_dataset_name(name)
+    return own
+
+
+def _states_of(children: Mapping[str, OrderedDataset], counts: Mapping[str, int]) -> dict[str, Any]:
+    states: dict[str, Any] = {}
+    for name, child in children.items():
+        position = sum(counts[leaf.name] for leaf in child.leaves)
+        if child._children:
+            states[name] = {"position": position, "children": _states_of(child._children, counts)}
+        else:
+            order = child.order()
+            own = {"position": position, "epoch": order.epoch_of(position), "fingerprint": order.fingerprint()}
+            states[name] = own | {"children": {}}
+    return states
+
+
+def _changes(before: Any, now: Mapping[str, Any]) -> dict[str, str]:
+    """Say of each child whether it is gone, new, or another than the state knew."""
+    if not isinstance(before, Mapping):
+        return {}
+    found = {name: "gone" for name in before if name not in now}
+    found |= {name: "new" for name in now if name not in before}
+    for name in before.keys() & now.keys():
+        if before[name].get("fingerprint") != now[name].get("fingerprint"):
+            found[name] = "other data, shuffle or seed"
+        found |= {
+            f"{name}/{inner}": text
+            for inner, text in _changes(before[name].get("children"), now[name]["children"]).items()
+        }
+    return found

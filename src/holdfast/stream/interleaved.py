@@ -37,11 +37,21 @@ class InterleavedDataset(OrderedDataset):
     ) -> None:
         if not datasets:
             raise MixtureError("a mixture needs at least one dataset", mixture=name)
+        for dataset in datasets:
+            if not isinstance(dataset, OrderedDataset):
+                raise MixtureError(
+                    "only datasets with random access can be mixed: the mixture computes which sample comes when",
+                    mixture=name,
+                    dataset=getattr(dataset, "dataset_name", type(dataset).__name__),
+                    hint="load it without streaming, as an HFIterableDataset",
+                )
+        _check_names(name, datasets)
         names = [dataset.dataset_name for dataset in datasets]
         if weights is None:
             weights = {dataset.dataset_name: dataset.weight for dataset in datasets}
         schedule = check_schedule(weights, names)
         self.children: dict[str, OrderedDataset] = {dataset.dataset_name: dataset for dataset in datasets}
+        self._children = self.children
         nested = {child: d.weight_schedule for child, d in self.children.items() if isinstance(d, InterleavedDataset)}
         self.leaves = tuple(leaf for dataset in datasets for leaf in dataset.leaves)
         self._name = name
@@ -55,5 +65,19 @@ class InterleavedDataset(OrderedDataset):
             DatasetInfo(d.info.name, d.info.length, float(first[child]), d.info.children)
             for child, d in self.children.items()
         )
-        self._info = DatasetInfo(name, sum(child.length for child in children), weight, children)
+        self._info = DatasetInfo(name, sum(len(leaf.source) for leaf in self.leaves), weight, children)
         self._position = 0
+
+
+def _check_names(mixture: str, datasets: Sequence[OrderedDataset]) -> None:
+    """Names are how samples, metrics and states are told apart, so each stands once in the whole tree."""
+    seen = {mixture}
+    waiting = [dataset.info for dataset in reversed(datasets)]
+    while waiting:
+        info = waiting.pop()
+        if info.name in seen:
+            raise MixtureError(
+                "two datasets of a mixture have the same name", source=info.name, hint="give each its own name="
+            )
+        seen.add(info.name)
+        waiting += reversed(info.children)

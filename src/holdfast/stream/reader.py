@@ -99,12 +99,12 @@ class Reader:
         self._measured = [(i, leaf.metric_transform) for i, leaf in enumerate(self._leaves) if leaf.metric_transform]
         self._wants_rng = [_has_parameter(leaf.transform, "rng") for leaf in self._leaves]
 
-    def samples(self, positions: Int64) -> list[Sample]:
-        """Return the single samples at the positions."""
-        failed: list[Failed] = []
-        return [
-            sample for sample in self._samples(positions, self._order.locate(positions), failed) if sample is not None
-        ]
+    def samples(self, positions: Int64) -> list[Sample | None]:
+        """Return the single samples at the positions, with their metrics; None where a transform left one out."""
+        located = self._order.locate(positions)
+        samples = self._samples(positions, located, [])
+        self._add_sample_metrics(samples, positions, np.arange(len(positions) + 1), located, None, [])
+        return samples
 
     def read(
         self, positions: Int64, offsets: Int64, located: Located | None = None, valid: NDArray[np.bool_] | None = None
@@ -202,7 +202,7 @@ class Reader:
     ) -> Chunk:
         failed: list[Failed] = []
         samples = self._samples(positions, located, failed)
-        self._add_sample_metrics(samples, located, valid, failed)
+        self._add_sample_metrics(samples, positions, offsets, located, valid, failed)
         batches = []
         collate = self._collate or stack_samples
         for number, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
@@ -223,24 +223,38 @@ class Reader:
     def _add_sample_metrics(
         self,
         samples: list[Sample | None],
+        positions: Int64,
+        offsets: Int64,
         located: Located,
         valid: NDArray[np.bool_] | None,
         failed: list[Failed],
     ) -> None:
-        """Put each sample's metrics under ``"metrics"``; repeats that fill a batch get none."""
+        """Put each sample's metrics under ``"metrics"``, and with each batch's first one what the datasets know of it.
+
+        Failures are told in the batch they happened in, so that a checkpoint between two batches counts none twice.
+        Repeats that fill a batch are not counted at all.
+        """
+        if not self._measured:
+            return
+        real = np.ones(len(positions), dtype=bool) if valid is None else valid
+        lost = np.isin(positions, [failure.position for failure in failed]) & real
+        for row, sample in enumerate(samples):
+            if sample is not None:  # all of them: a batch has the fields of its first sample
+                samples[row] = {**sample, "metrics": [*sample.get("metrics", ())]}
         for number, transform in self._measured:
-            name = self._leaves[number].name
-            lost = sum(failure.source == name for failure in failed)
-            for row in np.flatnonzero(located.source == number).tolist():
+            for row in np.flatnonzero((located.source == number) & real).tolist():
                 sample = samples[row]
-                if sample is None:
-                    continue
-                made: list[Any] = list(sample.get("metrics", ()))
-                if valid is None or valid[row]:
-                    made += transform.sample_metrics(sample)
-                    made.append(transform.dataset_metrics(num_epochs=int(located.epoch[row]), samples_failed=lost))
-                    lost = 0
-                samples[row] = {**sample, "metrics": made}
+                if sample is not None:
+                    sample["metrics"] += transform.sample_metrics(sample)
+        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+            carrier = next((sample for sample in samples[start:stop] if sample is not None), None)
+            if carrier is None:
+                continue
+            for number, transform in self._measured:
+                rows = start + np.flatnonzero((located.source[start:stop] == number) & real[start:stop])
+                if rows.size:
+                    epochs, failures = int(located.epoch[rows].max()), int(lost[rows].sum())
+                    carrier["metrics"].append(transform.dataset_metrics(num_epochs=epochs, samples_failed=failures))
 
     def _samples(self, positions: Int64, located: Located, failed: list[Failed]) -> list[Sample | None]:
         samples: list[Sample | None] = [None] * len(positions)
