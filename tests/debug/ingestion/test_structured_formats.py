@@ -370,7 +370,7 @@ def test_of_a_trainers_checkpoints_only_the_newest_state_is_read(tmp_path: Path)
 
 
 def test_a_compressed_log_is_read(tmp_path: Path) -> None:
-    path = tmp_path / "log.jsonl.gz"
+    path = tmp_path / "log.jsonl"  # Known by its content, not by its name.
     path.write_bytes(gzip.compress("".join(json.dumps({"step": n, "loss": 1.0 + n}) + "\n" for n in range(9)).encode()))
     assert len(named(read_file(path), "loss").values) == 9
 

@@ -224,3 +224,16 @@ def test_a_gradient_that_is_nan_throughout_is_a_value_and_not_a_filler() -> None
         for n in range(9)
     )
     assert "not_collected" not in named(read(text), "grad_norm").metadata
+
+
+def test_a_script_printed_before_the_log_does_not_hide_it(tmp_path: Path) -> None:
+    path = tmp_path / "run.txt"
+    source = "".join(f"    x_{n} = layer_{n}(x, weight={n}.5)  # step {n}: loss of layer\n" for n in range(1500))
+    path.write_text("import os\n" + source + "=" * 100 + "\n" + samples.MODDED_NANOGPT)
+    (log,) = LogIngestor().read(path)
+    assert log.format == "nanogpt"
+    assert named(log, "train_loss").steps.tolist() == list(range(1, 12))
+
+
+def test_text_in_memory_has_no_path_of_its_own() -> None:
+    assert read(samples.NANOGPT).path == "text"

@@ -71,20 +71,22 @@ class LogFile:
     def sample_lines(self) -> list[str]:
         """Lines from the beginning, the middle and the end: what recognition looks at."""
         lines = _split(self.head, len(self.head) < _SAMPLE)
-        if self.size > 2 * _SAMPLE and not self._compressed:
+        if self.size > _SAMPLE and not self.compressed:
+            # A script's source, or pages of warnings, may stand before the first line that counts.
             with self.path.open("rb") as stream:
-                for offset in (self.size // 2, self.size - _SAMPLE):
-                    stream.seek(max(offset, _SAMPLE))
+                for offset in sorted({max(self.size // 2, _SAMPLE), max(self.size - _SAMPLE, _SAMPLE)}):
+                    stream.seek(offset)
                     lines += _split(stream.read(_SAMPLE), False)[1:]
         return lines
 
     @cached_property
-    def _compressed(self) -> bool:
+    def compressed(self) -> bool:
+        """Whether the file is gzip, whatever it is called."""
         with self.path.open("rb") as stream:
             return stream.read(2) == b"\x1f\x8b"
 
     def _open(self) -> IO[bytes]:
-        if self._compressed:
+        if self.compressed:
             return cast(IO[bytes], gzip.open(self.path, "rb"))
         return self.path.open("rb")
 
@@ -116,7 +118,7 @@ class LogFile:
         """Every line, cut at ``longest`` characters; a carriage return ends a line too, as progress bars write them."""
         longest = self.limits.line_characters if longest is None else longest
         encoding = _encoding(self.head)
-        left = self.limits.document_bytes if self._compressed else self.limits.text_bytes
+        left = self.limits.document_bytes if self.compressed else self.limits.text_bytes
         pending = b""
         cut = False
         try:

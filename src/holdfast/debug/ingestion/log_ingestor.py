@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +66,7 @@ class LogIngestor(BaseIngestor):
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             path = Path(folder) / "text"
             path.write_text(source, encoding="utf-8", errors="replace")
-            return read_path(path, self.limits, self._formats)
+            return [replace(log, path="text") for log in read_path(path, self.limits, self._formats)]
 
 
 def _is_text(source: Any) -> bool:

@@ -50,7 +50,7 @@ def number(value: float | None) -> str:
         return "∞" if value > 0 else "-∞"
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
-    return f"{value:.4g}"
+    return f"{value:,.1f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
 
 
 def where(detection: Detection) -> str:

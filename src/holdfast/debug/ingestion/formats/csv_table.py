@@ -29,6 +29,7 @@ _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), 
 _DELIMITERS = (",", "\t", ";", "|")
 _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
+_WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _PAIR = re.compile(r"[:=]\s*[-+]?\d")  # "loss: 2.5" is a line of a log, not a name
 
@@ -76,7 +77,7 @@ class CsvFormat(LogFormat):
         try:
             if delimiter == _SPACES:
                 raise pa.ArrowInvalid("columns set apart by any number of spaces")
-            builder = columns_from_batches(self._batches(file, delimiter, skip, len(header)), file.limits)
+            builder = columns_from_batches(self._batches(file, delimiter, skip), file.limits)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             builder = self._slowly(file, header, delimiter, skip)
         columns, labels = builder.finish()
@@ -89,15 +90,18 @@ class CsvFormat(LogFormat):
             str(file.path), self.name, tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
         )
 
-    def _batches(self, file: LogFile, delimiter: str, skip: int, width: int) -> Iterator[pa.RecordBatch]:
-        source: Any = str(file.path) if not file.path.name.endswith(".gz") else io.BytesIO(file.read_bytes())
-        reader = arrow_csv.open_csv(
+    def _batches(self, file: LogFile, delimiter: str, skip: int) -> Iterator[pa.RecordBatch]:
+        source: Any = str(file.path) if not file.compressed else io.BytesIO(file.read_bytes())
+        # At once, on all cores, where it fits; as a stream, on one, where it might not.
+        whole = file.size <= _WHOLE
+        open_table = arrow_csv.read_csv if whole else arrow_csv.open_csv
+        table = open_table(
             source,
-            read_options=arrow_csv.ReadOptions(skip_rows=skip, block_size=8 << 20),
+            read_options=arrow_csv.ReadOptions(skip_rows=skip, block_size=(1 if whole else 8) << 20),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=lambda row: "skip"),
             convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True),
         )
-        yield from reader
+        yield from table.to_batches() if whole else table
 
     def _slowly(self, file: LogFile, header: list[str], delimiter: str, skip: int) -> ColumnBuilder:
         builder = ColumnBuilder(file.limits)

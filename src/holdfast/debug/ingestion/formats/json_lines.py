@@ -88,7 +88,7 @@ class JsonLinesFormat(LogFormat):
 
     def _quickly(self, file: LogFile) -> ColumnBuilder | None:
         """Read with pyarrow; None where the file is not regular enough for it."""
-        if b'"holdfast"' in file.head[:200] or file.path.suffix == ".gz":
+        if b'"holdfast"' in file.head[:200] or file.compressed:
             return None
         builder = ColumnBuilder(file.limits, restore=_restore)
         try:
