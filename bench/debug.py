@@ -21,10 +21,19 @@ from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.types import DetectionContext, Signal
 
 KINDS = (
-    ("loss", "loss"), ("eval_loss", "eval_loss"), ("grad_norm", "grad_norm"), ("lr", "lr"),
-    ("loss_scale", "loss_scale"), ("skipped", "skipped"), ("step_time", "step_time"), ("data_time", "data_time"), ("throughput", "throughput"),
-    ("weight_norm", "weight_norm"), ("update_norm", "update_norm"), ("accuracy", "metric"),
-)  # fmt: skip
+    ("loss", "loss"),
+    ("eval_loss", "eval_loss"),
+    ("grad_norm", "grad_norm"),
+    ("lr", "lr"),
+    ("loss_scale", "loss_scale"),
+    ("skipped", "skipped"),
+    ("step_time", "step_time"),
+    ("data_time", "data_time"),
+    ("throughput", "throughput"),
+    ("weight_norm", "weight_norm"),
+    ("update_norm", "update_norm"),
+    ("accuracy", "metric"),
+)
 
 
 def make_signals(steps: int) -> list[Signal]:

@@ -10,12 +10,21 @@ from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.types import RunReport, Verdict
 
 HEALTHY = [
-    "build_nanogpt_bigger.log.txt", "build_nanogpt_no_warmup.log.txt", "deepspeed_chat_rlhf_opt1.3b.log",
-    "deepspeed_chat_sft_opt1.3b_fp16_overflows.log", "events.out.tfevents.1740937367.camels_v140",
-    "hf_llama2_one_inf_gradnorm.trainer_state.json", "hf_stanford_alpaca.trainer_state.json", "lightning_lstm_v8.metrics.csv",
-    "llamafactory_qwen25_medical.trainer_log.jsonl", "megatron_gpt3_15b_nan_placeholders.golden.json",
-    "wandb_imdb_adam_lr3e-4.wandb", "wandb_nanogpt.wandb", "wordlm_gru_1layer_lr20.stdout.md", "wordlm_lstm_2layer_lr20.stdout.md",
-]  # fmt: skip
+    "build_nanogpt_bigger.log.txt",
+    "build_nanogpt_no_warmup.log.txt",
+    "deepspeed_chat_rlhf_opt1.3b.log",
+    "deepspeed_chat_sft_opt1.3b_fp16_overflows.log",
+    "events.out.tfevents.1740937367.camels_v140",
+    "hf_llama2_one_inf_gradnorm.trainer_state.json",
+    "hf_stanford_alpaca.trainer_state.json",
+    "lightning_lstm_v8.metrics.csv",
+    "llamafactory_qwen25_medical.trainer_log.jsonl",
+    "megatron_gpt3_15b_nan_placeholders.golden.json",
+    "wandb_imdb_adam_lr3e-4.wandb",
+    "wandb_nanogpt.wandb",
+    "wordlm_gru_1layer_lr20.stdout.md",
+    "wordlm_lstm_2layer_lr20.stdout.md",
+]
 
 # The failure each log is known for; a log known by two names may be called by either.
 BROKEN = {

@@ -97,9 +97,12 @@ def test_gradients_that_add_up_smoothly_point_at_zero_grad() -> None:
 def test_parameters_that_do_not_move_point_at_clipping() -> None:
     loss = np.log(10) + 0.02 * np.random.default_rng(0).standard_normal(300)
     (finding,) = explain(
-        signal("loss", loss), signal("grad_norm", 1 + 0.1 * loss), signal("lr", np.full(300, 1e-3)),
-        signal("update_norm", np.zeros(300)), signal("weight_norm", np.full(300, 12.0)),
-    )  # fmt: skip
+        signal("loss", loss),
+        signal("grad_norm", 1 + 0.1 * loss),
+        signal("lr", np.full(300, 1e-3)),
+        signal("update_norm", np.zeros(300)),
+        signal("weight_norm", np.full(300, 12.0)),
+    )
     assert finding.causes[0].cause == "clipping_zero"
 
 

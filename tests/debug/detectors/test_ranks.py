@@ -52,9 +52,15 @@ def test_only_steps_that_ranks_share_are_compared() -> None:
 
 def status(rank: int, group: str, ranks: tuple[int, ...], enqueued: int, completed: int) -> dict[str, Any]:
     return {
-        "type": "collective_status", "replica": rank, "group": group, "group_description": "default", "group_ranks": ranks,
-        "last_enqueued": enqueued, "last_started": -1, "last_completed": completed,
-    }  # fmt: skip
+        "type": "collective_status",
+        "replica": rank,
+        "group": group,
+        "group_description": "default",
+        "group_ranks": ranks,
+        "last_enqueued": enqueued,
+        "last_started": -1,
+        "last_completed": completed,
+    }
 
 
 def hung_ranks(*events: dict[str, Any]) -> list[int | None]:
@@ -74,9 +80,11 @@ def test_every_rank_that_never_entered_is_named_and_no_other(world: int, data: s
 def test_a_rank_stuck_behind_another_group_is_a_victim() -> None:
     # Rank 2 hangs. Rank 1 waits for it in group "b", and therefore never reaches group "a", where rank 0 waits.
     events = [
-        status(0, "a", (0, 1), 5, 4), status(1, "a", (0, 1), 4, 4),
-        status(1, "b", (1, 2), 8, 7), status(2, "b", (1, 2), 7, 7),
-    ]  # fmt: skip
+        status(0, "a", (0, 1), 5, 4),
+        status(1, "a", (0, 1), 4, 4),
+        status(1, "b", (1, 2), 8, 7),
+        status(2, "b", (1, 2), 7, 7),
+    ]
     assert hung_ranks(*events) == [2]
 
 
