@@ -237,3 +237,37 @@ def test_a_script_printed_before_the_log_does_not_hide_it(tmp_path: Path) -> Non
 
 def test_text_in_memory_has_no_path_of_its_own() -> None:
     assert read(samples.NANOGPT).path == "text"
+
+
+def megatron_line(step: int, *, loss: float | None, skipped: int = 0) -> str:
+    printed = "" if loss is None else f" lm loss: {loss:.6E} |"
+    return (
+        f" iteration {step:8d}/     100 | consumed samples: {step:12d} | elapsed time per iteration (ms): 812.4 "
+        f"| learning rate: 1.5E-04 | global batch size:    64 |{printed} loss scale: 1.0 "
+        f"| number of skipped iterations:   {skipped} | number of nan iterations:   0 |\n"
+    )
+
+
+def test_a_megatron_log_that_never_prints_a_loss_has_one_that_is_missing_throughout() -> None:
+    log = read("".join(megatron_line(step, loss=None) for step in range(1, 9)))
+    loss = named(log, "lm loss")
+    assert len(loss.values) == 0
+    assert loss.metadata["missing_steps"].tolist() == list(range(1, 9))
+    assert any("NaN" in note for note in log.notes)
+
+
+def test_steps_that_megatron_skipped_to_find_its_loss_scale_miss_nothing() -> None:
+    search = "".join(megatron_line(step, loss=None, skipped=1) for step in range(1, 9))
+    log = read(search + "".join(megatron_line(step, loss=9 - step / 10) for step in range(9, 30)))
+    assert "missing_steps" not in named(log, "lm loss").metadata
+
+
+def test_a_loss_of_zero_beside_a_gradient_of_nan_is_not_called_uncollected() -> None:
+    text = "".join(f"{{'loss': 0.0, 'grad_norm': nan, 'learning_rate': 1e-05, 'epoch': {n / 100}}}\n" for n in range(9))
+    assert "not_collected" not in named(read(text), "loss").metadata
+
+
+def test_prose_around_a_number_is_not_part_of_its_name() -> None:
+    line = "[Epoch 5 {0}/5000][Iteration {0}] Trained 400 records. Throughput is 225.6 records/second. Loss is {1}.\n"
+    log = read("".join(line.format(n, 0.7 - n / 100) for n in range(1, 12)))
+    assert [signal.name for signal in log.signals if signal.kind == "loss"] == ["Loss"]

@@ -78,6 +78,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(^|_)(nan|nans)(_|$)", "nan_count"),
         (r"(^|_)(inf|infs)(_|$)", "inf_count"),
         (r"(^|_)(skip(ped|s)?|overflows?)(_|$)", "skipped"),
+        (r"(^|_)total_(tokens|training|samples|steps|examples)(_|$)", ""),
         (r"^num(ber_of)?_zeros$|^zeros$|(^|_)(train|total|cumulative)_time$", ""),
         (r"(^|_)(param(eter)?|weight|data)_?hash(es)?(_|$)", "param_hash"),
         (r"(^|_)(avg_)?reader_cost(_|$)", "data_time"),

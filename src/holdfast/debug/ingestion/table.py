@@ -218,6 +218,11 @@ def _without_filler(steps: Floats, values: Floats) -> tuple[Floats, Floats]:
 
 def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
     losses = [draft for draft in drafts if draft.meaning.kind == "loss" and len(draft.values)]
+    # A loss of zero beside a gradient of NaN is how some trainers print a loss that is NaN.
+    lost_gradient = any(
+        draft.meaning.kind == "grad_norm" and len(draft.values) and bool(np.isnan(draft.values).any())
+        for draft in drafts
+    )
     finite_loss = any(float(np.isfinite(draft.values).mean()) > 0.5 for draft in losses)
     for draft in drafts:
         values, kind = draft.values, draft.meaning.kind
@@ -231,7 +236,7 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
             # A gradient that is NaN throughout is how a dead fp16 run looks: that is a value, never a filler.
             if finite_loss and len(values) > 1 and kind != "grad_norm":
                 draft.metadata["not_collected"] = "every value is NaN from the first row on, beside a finite loss"
-        elif values[0] == 0 and len(values) >= _FEWEST_ZEROS and not values.any():
+        elif values[0] == 0 and len(values) >= _FEWEST_ZEROS and not values.any() and not lost_gradient:
             unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)
             if kind in _NEVER_ALL_ZERO or unmeasured:
                 draft.metadata["not_collected"] = f"all {len(values)} values are exactly 0"

@@ -38,7 +38,7 @@ _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-lo
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
     rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)\s*"
-    rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s)\s*"
+    rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s+is\s|\s)\s*"
     rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
@@ -138,7 +138,7 @@ class _Reader(LineReader):
 
 def _trim(name: str) -> str:
     """Keep of a run of words the end that names the metric: ``finished with train loss`` → ``train loss``."""
-    words = name.split(" ")
+    words = name.split(". ")[-1].split(" ")
     for start in range(len(words)):
         tail = " ".join(words[start:])
         if plain(words[start]) in _NOISE or plain(words[start]) in (

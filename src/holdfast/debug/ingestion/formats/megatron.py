@@ -6,10 +6,16 @@ The loss is printed only when it is greater than zero, so a NaN loss shows as a 
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
+import numpy as np
+
+from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.numbers import to_number
 from holdfast.debug.ingestion.rows import RowCollector
+from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
+from holdfast.debug.types import Signal
 
 __all__ = ["MegatronFormat"]
 
@@ -45,6 +51,30 @@ def _fields(text: str, prefix: str) -> dict[str, float | None]:
     return fields
 
 
+def _printed_losses(log: RunLog) -> RunLog:
+    """Say at which steps the loss should have been printed and was not; steps skipped for the loss scale print none."""
+    skipped = next((signal for signal in log.signals if signal.kind == "skipped"), None)
+    idle = skipped.steps[skipped.values > 0] if skipped is not None else np.empty(0)
+    every = max((signal.steps for signal in log.signals if signal.kind == "step_time"), key=len, default=np.empty(0))
+    signals = []
+    for signal in log.signals:
+        missing = signal.metadata.get("missing_steps")
+        if missing is not None and len(idle):
+            kept = {name: value for name, value in signal.metadata.items() if name != "missing_steps"}
+            left = missing[~np.isin(missing, idle)]
+            signal = replace(signal, metadata={**kept, "missing_steps": left} if len(left) else kept)
+        signals.append(signal)
+    if not any(signal.kind == "loss" for signal in signals) and len(every):
+        lost = every[~np.isin(every, idle)]
+        if len(lost):
+            metadata = {"kind": "loss", "missing_steps": lost}
+            signals.append(Signal("lm loss", np.empty(0), np.empty(0), metadata=metadata))
+            return replace(log, signals=tuple(signals)).with_notes(
+                "no line prints a loss: Megatron leaves out one that is NaN"
+            )
+    return replace(log, signals=tuple(signals))
+
+
 class MegatronFormat(TextFormat):
     """Standard output of Megatron-LM and its descendants."""
 
@@ -52,6 +82,10 @@ class MegatronFormat(TextFormat):
     def name(self) -> str:
         """The format's name."""
         return "megatron"
+
+    def read(self, file: LogFile) -> RunLog:
+        """Read every line, then look for losses that were not printed."""
+        return _printed_losses(super().read(file))
 
     def reader(self, rows: RowCollector) -> LineReader:
         """A reader for one file."""
