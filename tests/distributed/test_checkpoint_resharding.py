@@ -14,11 +14,11 @@ ROOT = Path(__file__).resolve().parents[2]
 WORLD_SIZES = [1, 2, 3, 2, 1]
 
 
-def torchrun(ranks: int, *arguments: str) -> None:
+def torchrun(ranks: int, script: str, *arguments: str) -> None:
     result = subprocess.run(
         [
             sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            str(ROOT / "tests/distributed/checkpoint_worker.py"), *arguments,
+            str(ROOT / "tests/distributed" / script), *arguments,
         ],
         capture_output=True,
         text=True,
@@ -35,7 +35,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("resharding")
     reports = []
     for hop, ranks in enumerate(WORLD_SIZES):
-        torchrun(ranks, str(folder), "-" if hop == 0 else f"hop{hop - 1}", f"hop{hop}")
+        torchrun(ranks, "checkpoint_worker.py", str(folder), "-" if hop == 0 else f"hop{hop - 1}", f"hop{hop}")
         if hop:
             reports += [json.loads((folder / f"hop{hop}.{rank}.json").read_text()) for rank in range(ranks)]
     return reports
@@ -64,3 +64,10 @@ def test_row_resharding_reads_no_more_than_five_percent_beyond_its_rows(found: l
     for report in found:
         assert report["bytes_needed"] > 900_000
         assert report["bytes_read"] <= 1.05 * report["bytes_needed"]
+
+
+def test_a_shard_that_one_rank_finds_damaged_fails_on_every_rank_with_the_tensor_named(tmp_path: Path) -> None:
+    torchrun(2, "checkpoint_damaged_worker.py", str(tmp_path))
+    for rank in range(2):
+        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        assert found == {"failures": {"1": ["CorruptRecordError", "w", "__1_0.distcp"]}, "threads": []}

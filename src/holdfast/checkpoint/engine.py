@@ -92,8 +92,9 @@ class Engine:
                     raise self._error
                 if not self._events:
                     return
-                event = self._events.popleft()
-            yield event
+                events = list(self._events)
+                self._events.clear()
+            yield from events
 
     def _events_inline(self) -> Iterator[Any]:
         while self._jobs or self._events:

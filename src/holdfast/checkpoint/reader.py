@@ -36,6 +36,7 @@ __all__ = ["ParallelFileSystemReader"]
 
 DEFAULT_MEMORY_LIMIT = 256 << 20
 _INLINE_BYTES = 4 << 20
+_SMALL_CHUNK_BYTES = 16 << 10
 _MOST_WORKERS = 16
 
 
@@ -229,7 +230,8 @@ class ParallelFileSystemReader(StorageReader):
         def unfold(chunk: Chunk) -> tuple[bytearray, int]:
             expected = self._unfolded_bytes(chunk)
             budget.reserve(2 * expected)
-            most = max(2 * expected, expected + (64 << 20))
+            # Of a tensor the metadata tells the size; an object may well be a long list of zeros.
+            most = max(1 << 30, 1000 * chunk.length) if chunk.is_bytes else 2 * expected + (64 << 20)
             if processes is not None:
                 path = files.get(chunk.file).path
                 data = processes.unfold(
@@ -285,7 +287,8 @@ class ParallelFileSystemReader(StorageReader):
         if self._num_workers is not None:
             return self._num_workers
         transforms = any(chunk.transforms for chunk in chunks)
-        if total <= _INLINE_BYTES and inline and not transforms:
+        # Small tensors cost Python time, not disk time, and Python runs one thread at a time.
+        if total <= max(_INLINE_BYTES, len(chunks) * _SMALL_CHUNK_BYTES) and inline and not transforms:
             return 0
         cores = len(os.sched_getaffinity(0))
         # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
