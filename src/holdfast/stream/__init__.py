@@ -1,6 +1,6 @@
 """Datasets and the loader: batches as a pure function of their step.
 
-Read the modules in this order: ``dataset`` and ``interleaved`` (what is read), ``config`` (how), ``reader`` and
+Read the modules in this order: ``dataset``, ``interleaved``, ``hf`` and ``hf_streaming`` (what is read), ``config`` (how), ``reader`` and
 ``collate`` (from positions to batches), ``steps``, ``engines`` and ``worker_processes`` (reading ahead), ``loader``
 (all of it), ``state``, ``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which sample was where),
 ``extent`` (how much there is).
@@ -10,6 +10,8 @@ from __future__ import annotations
 
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.dataset import DatasetInfo, OrderedDataset, StreamDataset, TuneIterableDataset
+from holdfast.stream.hf import HFIterableDataset
+from holdfast.stream.hf_streaming import HFStreamingDataset
 from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.loader import StreamingShardLoader
 from holdfast.stream.provenance import SampleRef, Seen
@@ -20,6 +22,8 @@ from holdfast.stream.stats import StreamStats
 __all__ = [
     "CheckpointState",
     "DatasetInfo",
+    "HFIterableDataset",
+    "HFStreamingDataset",
     "InterleavedDataset",
     "OrderedDataset",
     "SampleRef",

@@ -2,6 +2,21 @@
 
 from __future__ import annotations
 
-from holdfast.testing.source_contract import check_source
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
-__all__ = ["check_source"]
+if TYPE_CHECKING:
+    from holdfast.testing.pipelines import CheckpointRun as CheckpointRun
+    from holdfast.testing.pipelines import assert_exact_resume as assert_exact_resume
+    from holdfast.testing.pipelines import run_training_loop_with_checkpoint as run_training_loop_with_checkpoint
+    from holdfast.testing.source_contract import check_source as check_source
+
+__all__ = ["CheckpointRun", "assert_exact_resume", "check_source", "run_training_loop_with_checkpoint"]
+
+
+def __getattr__(name: str) -> Any:
+    # Loaded on first use: checking a source needs no torch.
+    if name not in __all__:
+        raise AttributeError(f"module 'holdfast.testing' has no attribute {name!r}")
+    module = "source_contract" if name == "check_source" else "pipelines"
+    return getattr(import_module(f"holdfast.testing.{module}"), name)

@@ -1,0 +1,213 @@
+"""``HFIterableDataset``: Hugging Face datasets and data files, with the transforms of a fine-tuning recipe.
+
+Transforms run while samples are read, never by ``Dataset.map``: nothing is written to a cache, changing a transform
+costs nothing, and the state stays one position. The data must be random access; what can only be streamed is
+``HFStreamingDataset``'s.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypedDict
+
+from holdfast.errors import ConfigError, MissingDependencyError
+from holdfast.metrics import MetricTransform
+from holdfast.order import Shuffle
+from holdfast.sources import HFSource, JsonlSource, ParquetSource, Source
+from holdfast.stream.dataset import DatasetInfo, Leaf, OrderedDataset, Transform, named_copy
+from holdfast.stream.filtered import Filter, FilteredSource
+from holdfast.stream.transform_stages import in_stages
+
+if TYPE_CHECKING:
+    from collections.abc import Mapping
+
+    from typing_extensions import Self, Unpack
+
+    from holdfast.sources.files import Paths
+
+__all__ = ["HFIterableDataset", "HFOptions", "load_hf_dataset"]
+
+_JSON, _PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
+
+
+class HFOptions(TypedDict, total=False):
+    """The options every way of making an ``HFIterableDataset`` takes; see the class."""
+
+    seed: int
+    shuffle: Shuffle | str | None
+    message_transform: Transform | None
+    model_transform: Transform | None
+    output_transform: Transform | None
+    metric_transform: MetricTransform | None
+    filter_fn: Filter | None
+    weight: float
+    stop: str
+
+
+class HFIterableDataset(OrderedDataset):
+    """A random-access dataset with the four transforms of a fine-tuning recipe.
+
+    Args:
+        dataset: a map-style ``datasets.Dataset`` or a holdfast ``Source``. Columns come as stored: the dataset's own
+            format and transform are not applied.
+        name: the name under which its samples and metrics are counted.
+        message_transform: makes messages of a row.
+        model_transform: makes tokens of messages.
+        output_transform: makes what the training step wants of tokens.
+        metric_transform: makes metrics of the final sample; told this dataset's name.
+        filter_fn: says of a row, as stored, whether to keep it. It runs over all rows once, when the dataset is made.
+        shuffle: ``"full"``, ``"window"`` (uses the data's own shards), ``"none"`` or a ``WindowShuffle``.
+        seed: of its shuffles.
+        weight: its weight where it becomes part of a mixture that gives none.
+        stop: ``cycle_forever``, or ``first_exhausted`` to end after one pass.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str,
+        seed: int = 0,
+        shuffle: Shuffle | str | None = "full",
+        message_transform: Transform | None = None,
+        model_transform: Transform | None = None,
+        output_transform: Transform | None = None,
+        metric_transform: MetricTransform | None = None,
+        filter_fn: Filter | None = None,
+        weight: float = 1.0,
+        stop: str = "cycle_forever",
+    ) -> None:
+        if not name:
+            raise ConfigError("a dataset needs a name")
+        source = dataset if isinstance(dataset, Source) else _hf_source(dataset, name)
+        if filter_fn is not None:
+            source = FilteredSource(source, filter_fn, name=name)
+        self.message_transform = message_transform
+        self.model_transform = model_transform
+        self.output_transform = output_transform
+        self.metric_transform = named_copy(metric_transform, name)
+        self._name = name
+        self.weight = weight
+        self.mixture_seed = seed
+        self.stop = stop
+        transform = in_stages((message_transform, model_transform, output_transform))
+        self.leaves = (Leaf(name, source, seed, shuffle, transform, None, self.metric_transform),)
+        self.leaves[0].spec()
+        self._weights = [(0, {name: 1.0})]
+        self._info = DatasetInfo(name, len(source), weight)
+        self._position = 0
+
+    @classmethod
+    def from_dataset(cls, dataset: Any, *, name: str, **options: Unpack[HFOptions]) -> Self:
+        """Read a map-style ``datasets.Dataset`` that is loaded already."""
+        return cls(dataset, name=name, **options)
+
+    @classmethod
+    def from_json(
+        cls,
+        paths: Paths,
+        *,
+        name: str,
+        columns: list[str] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+        **options: Unpack[HFOptions],
+    ) -> Self:
+        """Read JSON-lines files: paths, globs, folders or URLs. They are indexed, not converted."""
+        return cls(JsonlSource(paths, columns=columns, fill_null=fill_null), name=name, **options)
+
+    @classmethod
+    def from_parquet(
+        cls,
+        paths: Paths,
+        *,
+        name: str,
+        columns: list[str] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+        **options: Unpack[HFOptions],
+    ) -> Self:
+        """Read Parquet files: paths, globs, folders or URLs. ``shuffle="window"`` decodes each row group once."""
+        return cls(ParquetSource(paths, columns=columns, fill_null=fill_null), name=name, **options)
+
+    @classmethod
+    def from_folder(cls, folder: str | os.PathLike[str], *, name: str, **options: Unpack[HFOptions]) -> Self:
+        """Read a folder of JSON-lines files, of Parquet files, or one that ``Dataset.save_to_disk`` wrote."""
+        path = Path(folder).expanduser()
+        if not path.is_dir():
+            raise ConfigError("there is no such folder", folder=str(path))
+        if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
+            return cls(_datasets().load_from_disk(str(path)), name=name, **options)
+        names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
+        kinds = {
+            kind: [str(path / entry) for entry in names if entry.endswith(kind)]
+            for kind in (_JSON, _PARQUET)
+            if any(entry.endswith(kind) for entry in names)
+        }
+        if len(kinds) != 1:
+            raise ConfigError(
+                "a folder must hold JSON-lines files or Parquet files, and not both",
+                folder=str(path),
+                files=names[:8],
+                hint="name the files: from_json([...]) or from_parquet([...])",
+            )
+        ((kind, files),) = kinds.items()
+        return cls(JsonlSource(files) if kind is _JSON else ParquetSource(files), name=name, **options)
+
+    @classmethod
+    def from_path(cls, path: str | os.PathLike[str], *, name: str, **options: Unpack[HFOptions]) -> Self:
+        """Read whatever the path is: a folder, JSON lines or Parquet, told by how it ends."""
+        text = os.fspath(path)
+        if text.endswith(_PARQUET):
+            return cls.from_parquet(text, name=name, **options)
+        if text.endswith(_JSON):
+            return cls.from_json(text, name=name, **options)
+        if Path(text).expanduser().is_dir():
+            return cls.from_folder(text, name=name, **options)
+        raise ConfigError(
+            "the path is no folder, and its end tells no format",
+            path=text,
+            known=[*_JSON, *_PARQUET],
+            hint="use from_json, from_parquet or from_load_dataset",
+        )
+
+    @classmethod
+    def from_load_dataset(
+        cls,
+        path: str,
+        *,
+        name: str,
+        load: Mapping[str, Any] | None = None,
+        **options: Unpack[HFOptions],
+    ) -> Self:
+        """Read what ``datasets.load_dataset`` loads.
+
+        Args:
+            path: its first argument.
+            name: the name under which samples and metrics are counted.
+            load: its other arguments, e.g. ``{"name": "main", "split": "train"}``.
+            **options: as for the class.
+        """
+        return cls(load_hf_dataset(path, load or {}), name=name, **options)
+
+
+def load_hf_dataset(path: str, load: Mapping[str, Any]) -> Any:
+    """Call ``datasets.load_dataset``."""
+    return _datasets().load_dataset(path, **load)
+
+
+def _hf_source(dataset: Any, name: str) -> Source:
+    if hasattr(dataset, "num_shards") and not hasattr(dataset, "data"):
+        raise ConfigError(
+            "a datasets.IterableDataset can only be streamed",
+            dataset=name,
+            hint="load it without streaming=True, or use HFStreamingDataset",
+        )
+    return HFSource(dataset)
+
+
+def _datasets() -> Any:
+    try:
+        import datasets
+    except ImportError as error:
+        raise MissingDependencyError("this needs the package 'datasets'", hint="pip install 'holdfast[hf]'") from error
+    return datasets

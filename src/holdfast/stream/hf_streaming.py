@@ -1,0 +1,296 @@
+"""``HFStreamingDataset``: a ``datasets.IterableDataset``, resumed exactly with shuffling on.
+
+Such data can be read forwards only, shard by shard. A shard is read in windows; a window's samples are delivered in an
+order computed from (seed, name, epoch, shard, window). To resume, the shard is opened where the window began and that
+one window is read again. Nothing of a shuffle buffer is kept, and nothing of one is lost.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Literal
+
+import numpy as np
+
+from holdfast.errors import (
+    ConfigError,
+    EmptyPartitionError,
+    HoldfastError,
+    StateError,
+    StateMismatchError,
+    TransformError,
+)
+from holdfast.metrics import MetricTransform
+from holdfast.order import derive_key
+from holdfast.stream.dataset import DatasetInfo, Sample, Transform, TuneIterableDataset, named_copy
+from holdfast.stream.filtered import Filter
+from holdfast.stream.hf import load_hf_dataset
+from holdfast.stream.shard_queue import ShardPart, ShardQueue, StreamIdentity
+from holdfast.stream.share import check_share, share_of_process
+from holdfast.stream.transform_stages import SeededStages, in_stages
+
+__all__ = ["HFStreamingDataset"]
+
+
+class HFStreamingDataset(TuneIterableDataset):
+    """A dataset over a ``datasets.IterableDataset``: endless, exact, dealt by whole shards.
+
+    Iterate it, or give it to a ``DataLoader``; each process (rank × worker) reads its own shards. Its state is its
+    process's own. ``merge_states`` makes of all processes' states one that any other number of processes can load.
+
+    Args:
+        dataset: the stream, as loaded: not shuffled, and not split by node, as both happen here.
+        name: the name under which its samples and metrics are counted.
+        seed: of the order of shards and of samples in their windows.
+        shuffle: whether to shuffle both.
+        window: how many samples are read and shuffled together; what resuming reads again, at most.
+        message_transform: makes messages of a row.
+        model_transform: makes tokens of messages.
+        output_transform: makes what the training step wants of tokens.
+        metric_transform: makes metrics of the final sample; told this dataset's name.
+        filter_fn: says of a row whether to keep it; asked while reading.
+        on_error: ``raise``, or ``skip`` to leave out a sample whose transform fails, counted in ``samples_failed``.
+    """
+
+    def __init__(
+        self,
+        dataset: Any,
+        *,
+        name: str,
+        seed: int = 0,
+        shuffle: bool = True,
+        window: int = 1024,
+        message_transform: Transform | None = None,
+        model_transform: Transform | None = None,
+        output_transform: Transform | None = None,
+        metric_transform: MetricTransform | None = None,
+        filter_fn: Filter | None = None,
+        on_error: Literal["raise", "skip"] = "raise",
+    ) -> None:
+        if not name:
+            raise ConfigError("a dataset needs a name")
+        if window < 1:
+            raise ConfigError("a window holds at least one sample", window=window)
+        if on_error not in ("raise", "skip"):
+            raise ConfigError("unknown on_error", on_error=on_error, known=["raise", "skip"])
+        self._dataset = dataset
+        self._name = name
+        self.message_transform = message_transform
+        self.model_transform = model_transform
+        self.output_transform = output_transform
+        self.metric_transform = named_copy(metric_transform, name)
+        self.filter_fn = filter_fn
+        self._on_error = on_error
+        self._transform = in_stages((message_transform, model_transform, output_transform))
+        self._info = DatasetInfo(name, None)
+        identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
+        self._queue = ShardQueue(identity)
+        self._jumps = 0
+        self._lost = 0  # samples left out since the last one delivered
+
+    @classmethod
+    def from_load_dataset(
+        cls, path: str, *, name: str, load: Mapping[str, Any] | None = None, **options: Any
+    ) -> HFStreamingDataset:
+        """Stream what ``datasets.load_dataset`` finds.
+
+        Args:
+            path: its first argument.
+            name: the name under which samples and metrics are counted.
+            load: its other arguments, e.g. ``{"name": "main", "split": "train"}``.
+            **options: as for the class.
+        """
+        return cls(load_hf_dataset(path, {**(load or {}), "streaming": True}), name=name, **options)
+
+    @property
+    def dataset_name(self) -> str:
+        """The name under which its samples and metrics are counted."""
+        return self._name
+
+    @property
+    def info(self) -> DatasetInfo:
+        """The name; how many samples there are is not known."""
+        return self._info
+
+    @property
+    def num_shards(self) -> int:
+        """How many shards there are: the most processes that can read it."""
+        return self._queue.identity.shards
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what is left to this process, as plain JSON."""
+        return self._queue.to_json()
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Go on from a state of the same process, or from one that ``merge_states`` made."""
+        queue = ShardQueue.from_json(state_dict)
+        if queue.identity != self._queue.identity:
+            raise StateMismatchError(
+                "the state was made with another name, seed, window or number of shards",
+                dataset=self._name,
+                found=str(self._queue.identity),
+                expected=str(queue.identity),
+            )
+        self._queue = queue
+        self._jumps += 1
+        self._lost = 0
+
+    @staticmethod
+    def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one state from those of all processes; load it in each process, of any number up to the shards.
+
+        What is left of every shard, the ones begun too, is dealt anew: no sample is lost and none comes twice.
+        """
+        return ShardQueue.merge([ShardQueue.from_json(state) for state in states]).to_json()
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield this process's samples from where its state stands."""
+        share = share_of_process()
+        check_share(share, self.num_shards, what="shards", dataset=self._name)
+        fruitless = False  # whether the epoch now ending has given nothing
+        while True:
+            self._queue = self._queue.dealt_to(share)
+            if not self._queue.parts:
+                if fruitless:
+                    raise EmptyPartitionError(
+                        "a whole epoch gave this process no sample",
+                        dataset=self._name,
+                        rank=share.number,
+                        world_size=share.total,
+                        hint="see what filter_fn and the transforms leave out",
+                    )
+                self._queue = self._queue.filled()
+                fruitless = True
+            jumps = self._jumps
+            for sample in self._shard(self._queue.parts[0]):
+                fruitless = False
+                yield sample
+                if self._jumps != jumps:  # a state was loaded in between
+                    break
+            else:
+                self._queue = self._queue.without_first()
+
+    def _shard(self, part: ShardPart) -> Iterator[Sample]:
+        for window in self._windows(part):
+            order = self._queue.identity.window_order(part.epoch, part.shard, window.part.window, len(window.rows))
+            for given in range(window.part.given, len(order)):
+                sample = self._made_or_lost(window.rows[order[given]], window.part, order[given])
+                if sample is None:
+                    continue
+                self._queue = self._queue.with_first(replace(window.part, given=given + 1))
+                if self.metric_transform is not None:
+                    about = self.metric_transform.dataset_metrics(num_epochs=part.epoch, samples_failed=self._lost)
+                    made = self.metric_transform.sample_metrics(sample)
+                    sample = {**sample, "metrics": [*sample.get("metrics", ()), *made, about]}
+                self._lost = 0
+                yield sample
+
+    def _windows(self, part: ShardPart) -> Iterator[_Window]:
+        """Read the shard's windows from the one where the part stands."""
+        size = self._queue.identity.window
+        shard = self._dataset.shard(num_shards=self.num_shards, index=part.shard)
+        if part.place is not None:
+            shard.load_state_dict(part.place)
+        place, number, given = part.place, part.window, part.given
+        try:
+            # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers once more.
+            for columns in shard.iter(batch_size=size):
+                yield _Window(replace(part, window=number, given=given, place=place), _rows(columns, self._name))
+                place, number, given = shard.state_dict(), number + 1, 0
+        except (KeyError, IndexError) as error:
+            if part.place is None:
+                raise
+            raise StateError(
+                f"the place in the shard cannot be opened: {error!r}",
+                dataset=self._name,
+                shard=part.shard,
+                hint="resume with the release of 'datasets' that made the state",
+            ) from error
+
+    def _made_or_lost(self, row: Sample, part: ShardPart, place: int) -> Sample | None:
+        try:
+            return self._made(row, part, place)
+        except TransformError:
+            if self._on_error == "raise":
+                raise
+            self._lost += 1
+            return None
+
+    def _made(self, row: Sample, part: ShardPart, place: int) -> Sample | None:
+        number = part.window * self._queue.identity.window + place
+        try:
+            if self.filter_fn is not None and not self.filter_fn(row):
+                return None
+            if self._transform is None:
+                return row
+            if not isinstance(self._transform, SeededStages):
+                return self._transform(row)
+            key = derive_key("transform", self._queue.identity.seed, self._name, part.epoch, part.shard, number)
+            words = np.frombuffer(key[:16], dtype="<u8")
+            return self._transform(row, rng=np.random.Generator(np.random.Philox(key=words)))
+        except HoldfastError:
+            raise
+        except Exception as cause:
+            raise TransformError(
+                f"the transform raised {cause!r}", source=self._name, shard=part.shard, index=number
+            ) from cause
+
+
+class _Window:
+    __slots__ = ("part", "rows")
+
+    def __init__(self, part: ShardPart, rows: list[Sample]) -> None:
+        self.part, self.rows = part, rows
+
+
+def _rows(columns: Any, name: str) -> list[Sample]:
+    if not isinstance(columns, Mapping):
+        raise ConfigError(
+            "the stream's format gives tables, not columns",
+            dataset=name,
+            format=type(columns).__name__,
+            hint="use with_format(None) or with_format('numpy')",
+        )
+    length = len(next(iter(columns.values()))) if columns else 0
+    return [{field: values[i] for field, values in columns.items()} for i in range(length)]
+
+
+def _count_shards(dataset: Any, name: str) -> int:
+    """Return the number of shards, or say why the stream cannot be resumed exactly."""
+    missing = [needed for needed in ("shard", "iter", "state_dict", "load_state_dict") if not hasattr(dataset, needed)]
+    if missing or hasattr(dataset, "data"):
+        raise ConfigError(
+            f"this needs a datasets.IterableDataset, not {type(dataset).__name__}",
+            dataset=name,
+            hint="random-access data is HFIterableDataset's",
+        )
+    if getattr(dataset, "_distributed", None) is not None:
+        raise ConfigError(
+            "the stream is split by node already, and its shards are dealt here",
+            dataset=name,
+            hint="give the whole stream, before split_dataset_by_node",
+        )
+    if _is_buffer_shuffled(getattr(dataset, "_ex_iterable", None)):
+        raise ConfigError(
+            "the stream was shuffled with a buffer, whose content no state keeps: it could not be resumed exactly",
+            dataset=name,
+            hint="give it unshuffled; shuffle=True and window= shuffle it here",
+        )
+    try:
+        return int(dataset.num_shards)
+    except Exception as error:
+        raise ConfigError(
+            "the stream does not say how many shards it has, so they cannot be dealt to processes",
+            dataset=name,
+            hint="make it of files, or with from_generator(gen_kwargs={'shards': [...]})",
+        ) from error
+
+
+def _is_buffer_shuffled(part: Any) -> bool:
+    if part is None:
+        return False
+    if type(part).__name__ == "BufferShuffledExamplesIterable":
+        return True
+    inner = [getattr(part, "ex_iterable", None), *(getattr(part, "ex_iterables", None) or ())]
+    return any(_is_buffer_shuffled(each) for each in inner)

@@ -1,0 +1,193 @@
+"""Which shards a process has still to read: the state of a stream that can only be read forwards.
+
+Every epoch the shards are permuted by key and dealt to the processes in turn. A process's state is the shards left to
+it, how far it is in the first, and the next epoch to deal. The states of all processes together say exactly which
+samples were delivered, so they merge into one list of what is left, which any number of processes can be dealt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import StateError, StateMismatchError, StateVersionError
+from holdfast.order import Permutation, derive_key
+from holdfast.stream.share import Share
+
+__all__ = ["ShardPart", "ShardQueue", "StreamIdentity"]
+
+STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class StreamIdentity:
+    """What decides the order of a stream; a state fits only the same."""
+
+    name: str
+    seed: int
+    shards: int
+    window: int
+    shuffled: bool
+
+    def shard_order(self, epoch: int) -> list[int]:
+        """Return the shards in the order they are dealt in an epoch."""
+        if not self.shuffled:
+            return list(range(self.shards))
+        order: list[int] = (
+            Permutation(self.shards, derive_key("shards", self.seed, self.name, epoch))
+            .forward(np.arange(self.shards))
+            .tolist()
+        )
+        return order
+
+    def window_order(self, epoch: int, shard: int, window: int, length: int) -> list[int]:
+        """Return the order in which the samples of a window are delivered."""
+        if not self.shuffled:
+            return list(range(length))
+        key = derive_key("window", self.seed, self.name, epoch, shard, window)
+        order: list[int] = Permutation(length, key).forward(np.arange(length)).tolist()
+        return order
+
+
+@dataclass(frozen=True, slots=True)
+class ShardPart:
+    """What is left of a shard in an epoch.
+
+    Attributes:
+        epoch: the epoch it belongs to.
+        shard: its number.
+        window: the window to read next (again, if it was delivered in part).
+        given: how many samples of that window were delivered.
+        place: where the window begins, in the reader's own terms; None for the start of the shard.
+    """
+
+    epoch: int
+    shard: int
+    window: int = 0
+    given: int = 0
+    place: Any = None
+
+
+@dataclass(frozen=True, slots=True)
+class ShardQueue:
+    """The shards left to one process; or to all together, when ``share`` is None."""
+
+    identity: StreamIdentity
+    share: Share | None = None
+    parts: tuple[ShardPart, ...] = ()
+    next_epoch: int = field(default=0)
+
+    def dealt_to(self, share: Share) -> ShardQueue:
+        """Return this queue for a process that is about to read from it."""
+        if self.share == share:
+            return self
+        if self.share is None:
+            return replace(self, share=share, parts=self.parts[share.number :: share.total])
+        raise StateMismatchError(
+            f"the state is of process {self.share.number} of {self.share.total}, and this is {share.number} of "
+            f"{share.total}",
+            dataset=self.identity.name,
+            rank=share.number,
+            world_size=share.total,
+            hint="to resume with other ranks or workers, load merge_states([every process's state]) in all of them",
+        )
+
+    def filled(self) -> ShardQueue:
+        """Return this queue with the next epoch dealt, if nothing was left in it."""
+        if self.parts:
+            return self
+        assert self.share is not None
+        parts = _fresh(self.identity, self.share, self.next_epoch)
+        return replace(self, parts=parts, next_epoch=self.next_epoch + 1)
+
+    def with_first(self, part: ShardPart) -> ShardQueue:
+        """Return this queue with its first part further along."""
+        return replace(self, parts=(part, *self.parts[1:]))
+
+    def without_first(self) -> ShardQueue:
+        """Return this queue with its first shard done."""
+        return replace(self, parts=self.parts[1:])
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the state as plain JSON."""
+        identity = self.identity
+        return {
+            "version": STATE_VERSION,
+            "name": identity.name,
+            "seed": identity.seed,
+            "shards": identity.shards,
+            "window": identity.window,
+            "shuffled": identity.shuffled,
+            "share": None if self.share is None else list(self.share),
+            "next_epoch": self.next_epoch,
+            "parts": [[part.epoch, part.shard, part.window, part.given, part.place] for part in self.parts],
+        }
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> ShardQueue:
+        """Read what ``to_json`` wrote."""
+        try:
+            if state["version"] > STATE_VERSION:
+                raise StateVersionError(
+                    "the state was made by a newer holdfast", version=state["version"], known=STATE_VERSION
+                )
+            identity = StreamIdentity(
+                state["name"], state["seed"], state["shards"], state["window"], bool(state["shuffled"])
+            )
+            share = None if state["share"] is None else Share(*map(int, state["share"]))
+            parts = tuple(ShardPart(int(e), int(s), int(w), int(g), place) for e, s, w, g, place in state["parts"])
+            return cls(identity, share, parts, int(state["next_epoch"]))
+        except (KeyError, TypeError, ValueError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"this is not the state of a streaming dataset: {error!r}") from error
+
+    @staticmethod
+    def merge(queues: Sequence[ShardQueue]) -> ShardQueue:
+        """Return what is left to all processes together, for any number of them."""
+        if not queues:
+            raise StateError("there is no state to merge")
+        identity, total = queues[0].identity, len(queues)
+        if total == 1 and queues[0].share is None:
+            return queues[0]
+        for queue in queues:
+            if queue.identity != identity:
+                raise StateMismatchError(
+                    "the states are of different streams", streams=[str(identity), str(queue.identity)]
+                )
+        shares = [queue.share for queue in queues]
+        wanted = {Share(number, total) for number in range(total)}
+        if set(shares) != wanted:
+            raise StateError(
+                "merging needs the state of every process that read the stream, each once",
+                found=[None if share is None else tuple(share) for share in shares],
+                hint="give one state for each rank (and worker)",
+            )
+        latest = max(queue.next_epoch for queue in queues)
+        left: list[ShardPart] = []
+        for queue in queues:
+            assert queue.share is not None
+            left += queue.parts
+            # Where another process has begun an epoch that this one has not, this one's deal of it is left too.
+            for epoch in range(queue.next_epoch, latest):
+                left += _fresh(identity, queue.share, epoch)
+        return ShardQueue(identity, None, tuple(_sorted(identity, left)), latest)
+
+
+def _fresh(identity: StreamIdentity, share: Share, epoch: int) -> tuple[ShardPart, ...]:
+    dealt = identity.shard_order(epoch)[share.number :: share.total]
+    return tuple(ShardPart(epoch, shard) for shard in dealt)
+
+
+def _sorted(identity: StreamIdentity, parts: Iterable[ShardPart]) -> list[ShardPart]:
+    places: dict[int, dict[int, int]] = {}
+
+    def place(part: ShardPart) -> tuple[int, int]:
+        if part.epoch not in places:
+            places[part.epoch] = {shard: i for i, shard in enumerate(identity.shard_order(part.epoch))}
+        return part.epoch, places[part.epoch][part.shard]
+
+    return sorted(parts, key=place)
