@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from multiprocessing import connection
@@ -19,7 +20,7 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from holdfast.errors import WorkerDiedError
-from holdfast.stream.engines import Engine, interpreter_ends
+from holdfast.stream.engines import Engine
 from holdfast.stream.provenance import samples_in
 from holdfast.stream.reader import Chunk
 from holdfast.stream.steps import StepReader
@@ -183,12 +184,18 @@ class ProcessEngine(Engine):
     def close(self) -> None:
         """End the worker processes."""
         iterator, self._iterator = self._iterator, None
-        if iterator is None or interpreter_ends():
+        if iterator is None or _interpreter_ends():
             return
         if _any_dead(iterator):
             _discard(iterator)
         else:
             iterator._shutdown_workers()
+
+
+def _interpreter_ends(ends: Callable[[], bool] = sys.is_finalizing) -> bool:
+    # Bound as a default, because a module's globals are among the first things the ending interpreter clears. The
+    # workers have ended by then: multiprocessing sees to its own at exit.
+    return ends()
 
 
 # What follows leans on the inside of torch's iterator over worker processes, and is all that does.
