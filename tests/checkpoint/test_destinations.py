@@ -136,6 +136,15 @@ def test_inference_tensors_are_filled_inside_and_outside_inference_mode(tmp_path
     assert_same({key: value.clone().contiguous() for key, value in state.items()}, stored)
 
 
+def test_ordinary_tensors_are_filled_inside_inference_mode(tmp_path: Path) -> None:
+    stored = {"weight": random_bits(300, 400), "small": random_bits(4, 3), "bent": random_bits(400, 300)}
+    folder = save(stored, tmp_path / "c")
+    state = {"weight": torch.zeros(300, 400), "small": torch.zeros(4, 3), "bent": torch.zeros(300, 400).t()}
+    with torch.inference_mode():
+        load(state, ParallelFileSystemReader(folder))
+    assert_same({key: value.contiguous() for key, value in state.items()}, stored)
+
+
 class Elsewhere(torch.Tensor):
     """A tensor that says which thread copied into it; stands for one that lives on an accelerator."""
 

@@ -70,7 +70,7 @@ def test_every_plan_of_boxes_reads_what_torchs_reader_reads(
     ours = [destination(box[2], STORED[box[0]].dtype, kind) for box, kind in plan]
     stock = [destination(box[2], STORED[box[0]].dtype, kind) for box, kind in plan]
     run_plan(FileSystemReader(folder), items, stock)
-    reader = ParallelFileSystemReader(folder, verify=verify, num_workers=workers, memory_limit=100_000)
+    reader = ParallelFileSystemReader(folder, verify=verify, num_workers=workers, memory_limit=99_999)
     run_plan(reader, items, ours)
     assert [raw_bytes(tensor) for tensor in ours] == [raw_bytes(tensor) for tensor in stock]
     assert reader.report is not None
@@ -171,3 +171,30 @@ def test_the_leaves_of_any_box_cover_each_of_its_elements_once(
             part.copy_(torch.arange(first, first + count).as_strided(leaf.lengths, strides))
     assert torch.equal(seen, box)
     assert [leaf.offset for leaf in leaves] == sorted(leaf.offset for leaf in leaves)
+
+
+overlaps = st.lists(
+    st.tuples(st.sampled_from(["vector", "matrix"]), st.integers(0, 200), st.integers(1, 40), st.integers(0, 60)),
+    min_size=2,
+    max_size=10,
+)
+
+
+@given(plan=overlaps, workers=st.sampled_from([None, 1, 4]))
+def test_destinations_that_overlap_in_any_way_end_as_torchs_reader_leaves_them(
+    folder: Path, plan: list[tuple[str, int, int, int]], workers: int | None
+) -> None:
+    items, results = [], []
+    for name, start, length, _ in plan:
+        lengths = (length,) if name == "vector" else (min(length, 211 - start) or 1, 3)
+        box_start = (start,) if name == "vector" else (min(start, 210), start % 300)
+        items.append(read_box(name, box_start, lengths))
+    for reader in (FileSystemReader(folder), ParallelFileSystemReader(folder, num_workers=workers)):
+        shared = torch.zeros(300)
+        targets = [
+            shared[place : place + item.lengths.numel()].view(item.lengths)
+            for item, (_, _, _, place) in zip(items, plan, strict=True)
+        ]
+        run_plan(reader, items, targets)
+        results.append(raw_bytes(shared))
+    assert results[0] == results[1]
