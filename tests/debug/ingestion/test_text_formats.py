@@ -271,3 +271,32 @@ def test_prose_around_a_number_is_not_part_of_its_name() -> None:
     line = "[Epoch 5 {0}/5000][Iteration {0}] Trained 400 records. Throughput is 225.6 records/second. Loss is {1}.\n"
     log = read("".join(line.format(n, 0.7 - n / 100) for n in range(1, 12)))
     assert [signal.name for signal in log.signals if signal.kind == "loss"] == ["Loss"]
+
+
+def test_a_dict_on_the_same_line_as_the_progress_bar_takes_its_step_from_it() -> None:
+    text = "".join(
+        f"  {n}%|█         | {n * 5}/50 [00:{n:02d}<01:40,  1.0s/it]{{'loss': {3 - n / 10:.4f}, 'epoch': {n / 10}}}\n"
+        for n in range(1, 11)
+    )
+    assert named(read(text), "loss").steps.tolist() == [5.0 * n for n in range(1, 11)]
+
+
+def test_a_list_of_one_rate_is_a_rate() -> None:
+    assert read("Namespace(arch='transformer', lr=[0.0005], fp16=True)\n" + samples.FAIRSEQ).config["lr"] == 0.0005
+
+
+@pytest.mark.parametrize("encoding", ["utf-8-sig", "utf-16", "utf-16-le-bom"])
+def test_logs_redirected_on_windows_are_read(tmp_path: Path, encoding: str) -> None:
+    path = tmp_path / "train.log"
+    text = samples.NANOGPT.replace("\n", "\r\n")
+    data = b"\xff\xfe" + text.encode("utf-16-le") if encoding == "utf-16-le-bom" else text.encode(encoding)
+    path.write_bytes(data)
+    (log,) = LogIngestor().read(path)
+    assert log.format == "nanogpt"
+    assert len(named(log, "loss").values) == 12
+
+
+def test_json_after_a_logger_prefix_is_read_as_text() -> None:
+    lines = (f'2024-01-01 10:00:00 INFO:root:{{"step": {n}, "loss": {3 - n / 10}, "lr": 0.1}}\n' for n in range(1, 12))
+    log = read("".join(lines))
+    assert named(log, "loss").steps.tolist() == [float(n) for n in range(1, 12)]

@@ -38,6 +38,8 @@ _PAIR = re.compile(r"^\s*[\"']?([A-Za-z_][\w\-./ ]{0,40}?)[\"']?\s*[:=]\s*[\"']?
 def parse_value(text: str) -> Any:
     """The number, truth value or word that a setting's text stands for."""
     text = text.strip().strip("'\"")
+    if text.startswith("[") and text.endswith("]") and "," not in text:
+        text = text[1:-1].strip()  # A list of one, as fairseq prints its rates.
     number = number_of(text)
     if number is not None and "," not in text:
         return int(number) if text.lstrip("+-").isdigit() else number

@@ -118,6 +118,10 @@ class LogFile:
         """Every line, cut at ``longest`` characters; a carriage return ends a line too, as progress bars write them."""
         longest = self.limits.line_characters if longest is None else longest
         encoding = _encoding(self.head)
+        if encoding == "utf-16":  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
+            yield from (line[:longest] for line in self.read_text().replace("\r", "\n").split("\n"))
+            return
+        first = True
         left = self.limits.document_bytes if self.compressed else self.limits.text_bytes
         pending = b""
         cut = False
@@ -128,6 +132,8 @@ class LogFile:
                     if not block:
                         break
                     left -= len(block)
+                    if first:
+                        block, first = block.removeprefix(b"\xef\xbb\xbf"), False
                     pieces = (pending + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
                     pending = pieces.pop()
                     for piece in pieces:

@@ -15,6 +15,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Signal
+from holdfast.errors import UnreadableLogError
 
 __all__ = ["LogIngestor"]
 
@@ -66,7 +67,10 @@ class LogIngestor(BaseIngestor):
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             path = Path(folder) / "text"
             path.write_text(source, encoding="utf-8", errors="replace")
-            return [replace(log, path="text") for log in read_path(path, self.limits, self._formats)]
+            try:
+                return [replace(log, path="text") for log in read_path(path, self.limits, self._formats)]
+            except UnreadableLogError as error:
+                raise UnreadableLogError(error.message, hint=error.hint) from error
 
 
 def _is_text(source: Any) -> bool:

@@ -96,6 +96,8 @@ def _groups(data: Mapping[str, Any]) -> dict[str, tuple[str, tuple[int, ...]]]:
     groups: dict[str, tuple[str, tuple[int, ...]]] = {}
     config = data.get("pg_config")
     for name, entry in config.items() if isinstance(config, dict) else ():
+        if isinstance(entry, (list, tuple)):
+            entry = {"ranks": entry}  # Before version 2 a group was its ranks and nothing else.
         if not isinstance(entry, dict):
             continue
         ranks = entry.get("ranks", ())

@@ -23,9 +23,9 @@ _PREFIX = re.compile(
     r"^\s*(?:\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
     r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__)+"
 )
-_EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
+_EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(\x22\x27]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
 _STEP = re.compile(
-    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch)\b[\s:=#\[(]*(\d[\d,]*)"
+    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch)\b[\s:=#\[(\x22\x27]*(\d[\d,]*)"
     r"\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
@@ -37,7 +37,7 @@ _INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
-    rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)\s*"
+    rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)[\"']?\s*"
     rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s+is\s|\s)\s*"
     rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )

@@ -30,6 +30,12 @@ class _Reader(LineReader):
 
     def feed(self, line: str) -> bool:
         found = False
+        bar = _BAR.search(line)
+        if bar:
+            now, total = float(bar.group(1)), float(bar.group(2))
+            if total >= self._total:  # The evaluation has a bar of its own, with another total.
+                self._total, self._bar = total, now
+                self.step = now
         for text in _DICT.findall(line) if "{" in line and "'" in line else ():
             fields: dict[str, float | None] = {name: to_number(value) for name, value in _PAIR.findall(text)}
             if "epoch" not in fields or len(fields) < 2 or not _SIGNS & set(fields):
@@ -39,12 +45,6 @@ class _Reader(LineReader):
             if "train_runtime" in fields:
                 continue  # The summary of the whole run, not a point of it.
             self._records.append((fields, epoch, self._bar))
-        bar = None if found else _BAR.search(line)
-        if bar:
-            now, total = float(bar.group(1)), float(bar.group(2))
-            if total >= self._total:  # The evaluation has a bar of its own, with another total.
-                self._total, self._bar = total, now
-                self.step = now
         return found
 
     def close(self) -> None:
