@@ -1,9 +1,9 @@
 """Datasets and the loader: batches as a pure function of their step.
 
-Read the modules in this order: ``dataset``, ``interleaved``, ``hf`` and ``hf_streaming`` (what is read), ``config`` (how), ``reader`` and
-``collate`` (from positions to batches), ``steps``, ``engines`` and ``worker_processes`` (reading ahead), ``loader``
-(all of it), ``state``, ``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which sample was where),
-``extent`` (how much there is).
+Read the modules in this order: ``dataset``, ``interleaved``, ``hf`` and ``hf_streaming`` (what is read), ``config``
+(how), ``reader`` and ``collate`` (from positions to batches), ``steps``, ``engines`` and ``worker_processes`` (reading
+ahead), ``loader`` (all of it), ``state``, ``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which
+sample was where), ``extent`` (how much there is).
 """
 
 from __future__ import annotations

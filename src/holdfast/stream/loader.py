@@ -53,7 +53,8 @@ class StreamingShardLoader:
             raise ConfigError(
                 "the loader reads datasets whose order is computed",
                 dataset=type(dataset).__name__,
-                hint="wrap a source in StreamDataset, or mix datasets with InterleavedDataset",
+                hint="wrap a source in StreamDataset, or load without streaming as HFIterableDataset; "
+                "what can only be streamed goes to torch's DataLoader, or torchdata's StatefulDataLoader",
             )
         self.dataset = dataset
         self.config = (config or StreamingConfig()).resolved()

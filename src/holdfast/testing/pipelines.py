@@ -9,7 +9,6 @@ from __future__ import annotations
 import copy
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -191,9 +190,9 @@ def _run(pipeline: Pipeline, steps: int) -> tuple[list[Any], Any, Mapping[str, A
         # Read while the loader is in the middle of its work, as a training loop would.
         loader_state = copy.deepcopy(loader.state_dict())
     finally:
-        if hasattr(iterator, "close"):
-            with closing(iterator):
-                pass
+        close = getattr(iterator, "close", None)  # a generator's: ends what it reads ahead
+        if close is not None:
+            close()
     if aggregator is None:
         return batches, None, loader_state, {}
     return batches, aggregator.get_metrics(), loader_state, aggregator.state_dict()
