@@ -176,6 +176,13 @@ def test_inspect_lists_tensors_objects_and_files(folder: Path, capsys: pytest.Ca
     assert summary["bytes"] == 400_000 * 4 + 3000 * 4 + 4
 
 
+def test_inspect_shows_long_and_odd_names_whole(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    name = "decoder." * 12 + "[bold]weight"
+    folder = save({name: torch.zeros(2)}, tmp_path / "c")
+    assert command("inspect", str(folder)) == 0
+    assert name in capsys.readouterr().out
+
+
 def test_inspect_says_what_it_can_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("x")
     assert command("inspect", str(tmp_path / "x")) == 2

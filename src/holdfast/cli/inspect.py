@@ -18,6 +18,8 @@ from holdfast.errors import ConfigError
 
 __all__ = ["INSPECTORS", "Inspector", "register"]
 
+_PIPE_WIDTH = 250
+
 
 class Inspector(NamedTuple):
     """One kind of thing that can be inspected."""
@@ -44,19 +46,22 @@ def _show_checkpoint(path: Path, as_json: bool, trusted: bool) -> None:
         typer.echo(json.dumps({**dataclasses.asdict(summary), "bytes": summary.bytes}, indent=2))
         return
     from rich.console import Console
+    from rich.markup import escape
     from rich.table import Table
 
     console = Console()
-    table = Table("tensor", "dtype", "shape", title=f"{summary.path} ({summary.layout})")
+    if not console.is_terminal:
+        console = Console(width=_PIPE_WIDTH)  # whoever reads the pipe wants whole names
+    table = Table("tensor", "dtype", "shape", title=escape(f"{summary.path} ({summary.layout})"))
     table.add_column("bytes", justify="right")
     table.add_column("parts", justify="right")
     table.add_column("files")
     for tensor in summary.tensors:
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
         files = tensor.files[0] if len(tensor.files) == 1 else f"{len(tensor.files)} files"
-        table.add_row(tensor.name, tensor.dtype, shape, f"{tensor.bytes:,}", str(tensor.chunks), files)
+        table.add_row(escape(tensor.name), tensor.dtype, shape, f"{tensor.bytes:,}", str(tensor.chunks), files)
     for name in summary.objects:
-        table.add_row(name, "object", "", "", "", "")
+        table.add_row(escape(name), "object", "", "", "", "")
     console.print(table)
     missing = [name for name, size in summary.files if size is None]
     on_disk = sum(size or 0 for _, size in summary.files)
@@ -65,7 +70,7 @@ def _show_checkpoint(path: Path, as_json: bool, trusted: bool) -> None:
         f"{len(summary.files)} files, {on_disk:,} bytes on disk"
     )
     if missing:
-        console.print(f"[bold red]missing files:[/] {', '.join(missing)}")
+        console.print(f"[bold red]missing files:[/] {escape(', '.join(missing))}")
 
 
 def _is_stream_state(path: Path) -> bool:
