@@ -139,3 +139,35 @@ def test_ranks_that_take_turns_being_slow_are_healthy() -> None:
         signal(f"step_time/rank{r}", 1 + 0.3 * generator.random(200), kind="step_time", replica=r) for r in range(4)
     ]
     assert alarms(*times) == []
+
+
+def test_the_loss_of_an_agent_may_rise_as_its_reward_does() -> None:
+    generator = np.random.default_rng(7)
+    loss = np.linspace(0.1, 3.0, 500) + 0.05 * generator.standard_normal(500)
+    reward = np.linspace(-200, 150, 500) + 10 * generator.standard_normal(500)
+    assert alarms(signal("loss", loss), signal("reward", reward)) == []
+
+
+@given(seed=st.integers(0, 10_000), count=st.integers(50, 6000))
+def test_a_flat_but_very_noisy_fine_tuning_of_a_diffusion_model_is_healthy(seed: int, count: int) -> None:
+    loss = 0.1 * np.exp(0.8 * np.random.default_rng(seed).standard_normal(count))
+    assert alarms(signal("loss", loss)) == []
+
+
+@given(
+    seed=st.integers(0, 10_000), share=st.floats(0.03, 0.3), noise=st.floats(0.01, 0.15), count=st.integers(30, 3000)
+)
+def test_fine_tuning_that_improves_by_a_few_per_cent_is_healthy(
+    seed: int, share: float, noise: float, count: int
+) -> None:
+    generator = np.random.default_rng(seed)
+    loss = 1.3 * (1 - share * np.linspace(0, 1, count)) * np.exp(noise * generator.standard_normal(count) / 3)
+    assert alarms(signal("loss", loss)) == []
+
+
+@given(seed=st.integers(0, 10_000), cuts=st.lists(st.integers(50, 950), min_size=1, max_size=4))
+def test_restarts_that_repeat_some_steps_are_healthy(seed: int, cuts: list[int]) -> None:
+    loss = falling_loss(1000, seed=seed)
+    for cut in cuts:
+        loss = np.concatenate((loss[:cut], loss[max(0, cut - 20) :]))
+    assert alarms(signal("loss", loss)) == []

@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.rise import Rise, lasting_rise
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, training_losses
+from holdfast.debug.detectors.select import evaluation_losses, of_kind, reward_holds, training_losses
 from holdfast.debug.detectors.statistics import Shape, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -41,12 +41,14 @@ class DivergentTrainingDetector(BaseDetector):
         return "divergence"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses, on training data and held-out data; learning rates, to see what a lower one sets free."""
-        return frozenset(("loss", "eval_loss", "perplexity", "lr"))
+        """Losses, on training data and held-out data; learning rates, to see what a lower one sets free; rewards."""
+        return frozenset(("loss", "eval_loss", "perplexity", "lr", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss; evaluation counts alone only where there is no training loss."""
         found: list[Detection] = []
+        if reward_holds(signals):
+            return DetectionResult(self.name)
         losses = training_losses(signals)
         for signal in losses:
             shape = shape_of(signal)

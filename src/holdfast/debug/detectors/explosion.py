@@ -9,7 +9,13 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, total_gradient_norms, training_losses
+from holdfast.debug.detectors.select import (
+    evaluation_losses,
+    of_kind,
+    reward_holds,
+    total_gradient_norms,
+    training_losses,
+)
 from holdfast.debug.detectors.statistics import robust_spread, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -17,8 +23,8 @@ __all__ = ["GradientExplosionDetector"]
 
 # No loss in any unit means anything beyond this: its square no longer fits in single precision.
 MEANINGLESS_LOSS = 1e18
-# A median gradient norm this large with nothing learnt is out of all proportion, whatever the model.
-HUGE_NORM = 1e3
+# A median gradient norm this large, with bursts a hundred times larger and nothing learnt, is out of all proportion.
+HUGE_NORM = 1e4
 _OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
 
 
@@ -51,17 +57,17 @@ class GradientExplosionDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Gradient norms of the whole model and of layers, losses, and activations at the first steps."""
-        return frozenset(("grad_norm", "loss", "eval_loss", "activation"))
+        return frozenset(("grad_norm", "loss", "eval_loss", "activation", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness."""
-        found = [detection for signal in training_losses(signals) if (detection := self._loss(signal)) is not None]
+        agent = reward_holds(signals)
+        found = [seen for loss in training_losses(signals) if (seen := self._loss(loss, agent)) is not None]
         if not found:
-            found = [d for signal in evaluation_losses(signals) if (d := self._held_out(signal, signals)) is not None][
-                :1
-            ]
-        hurt = _hurt_loss(signals)
-        useless = _stopped_falling(signals)
+            held_out = evaluation_losses(signals)
+            found = [seen for loss in held_out if (seen := self._held_out(loss, signals)) is not None][:1]
+        hurt = None if agent else _hurt_loss(signals)
+        useless = not agent and _stopped_falling(signals)
         for signal in total_gradient_norms(signals):
             detection = self._live(signal) if context.live else None
             detection = detection or self._norm(signal, hurt, useless)
@@ -98,7 +104,7 @@ class GradientExplosionDetector(BaseDetector):
         )
         return replace(found, layer=layer)
 
-    def _loss(self, signal: Signal) -> Detection | None:
+    def _loss(self, signal: Signal, agent: bool) -> Detection | None:
         shape = shape_of(signal)
         if shape is None or shape.is_signed or shape.count < 2:
             return None
@@ -118,8 +124,10 @@ class GradientExplosionDetector(BaseDetector):
                 {"peak": peak, "end": end},
                 "stuck",
             )
-        if peak > self.loss_growth * first and np.count_nonzero(values > 0.1 * peak) >= 1 and len(values) >= 6:
-            over = values > self.loss_growth * first
+        # An agent's loss has no fixed scale: it grows with the rewards.
+        growth = self.loss_growth * (100.0 if agent else 1.0) * float(np.exp(min(3.0 * shape.factor_noise(), 20.0)))
+        if peak > growth * first and np.count_nonzero(values > 0.1 * peak) >= 1 and len(values) >= 6:
+            over = values > growth * first
             # One wild batch is a spike; an explosion lasts or is beyond all measure.
             if np.count_nonzero(over) >= 3 or peak > 1e4 * first:
                 back = end < 3 * first
@@ -179,7 +187,12 @@ class GradientExplosionDetector(BaseDetector):
         values, steps = signal.values[finite], signal.steps[finite]
         if len(values) < 6 or (hurt is None and not useless):
             return None
-        if hurt is None and float(np.median(values)) > HUGE_NORM and len(values) >= 20:
+        if (
+            hurt is None
+            and float(np.median(values)) > HUGE_NORM
+            and values.max() > 100 * np.median(values)
+            and len(values) >= 20
+        ):
             return _detection(
                 signal,
                 float(steps[0]),

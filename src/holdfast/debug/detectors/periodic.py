@@ -53,7 +53,10 @@ def _detrended(values: Array) -> Array:
 
 def _strongest_lag(values: Array) -> tuple[int | None, float]:
     """The lag at which the series most resembles itself, and how much, from its autocorrelation."""
-    centred = values - values.mean()
+    # Two wild points would otherwise make a period of the distance between them.
+    reach = 3.0 * robust_spread(values)
+    clipped = np.clip(values, -reach, reach)
+    centred = clipped - clipped.mean()
     power = float(np.dot(centred, centred))
     if power <= 0:
         return None, 0.0

@@ -20,7 +20,7 @@ _CLASS_COUNTS = (2, 10, 100, 1000, 50257)
 # On a live run there is time: wait until nobody could still be warming up.
 LIVE_SPAN = 2000.0
 # A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
-MOST_IMPROVEMENT = 0.15
+MOST_IMPROVEMENT = 0.04
 # Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
 _SQUARED = (0.25, 1.0)
 
@@ -91,15 +91,21 @@ def _stalled_from_the_start(
     guess = _guessed(shape)
     # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
     error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
-    allowed = max(guess_improvement if guess else minimum_improvement, 2.0 * error)
+    at_most = improvement + 2.0 * error
+    stuck = improvement <= minimum_improvement and at_most <= MOST_IMPROVEMENT
     if _flat_since_early(shape, error):
         # A first drop of a few per cent and nothing ever after is the bias of the last layer finding its place.
-        allowed = max(allowed, 0.08 if held_out_flat else 0.04)
-    if improvement > allowed or shape.end > 1.5 * head:
+        stuck = stuck or improvement <= (0.08 if held_out_flat else 0.04)
+    if held_out_flat:
+        stuck = stuck or (improvement <= max(minimum_improvement, 2.0 * error) and at_most <= 0.25)
+    elif guess is None and float(np.median(shape.noise)) > 0.15 * head:
+        # A loss whose batches differ this much (diffusion, small batches) is flat to the eye in healthy runs too.
+        return None
+    if not (stuck or (guess is not None and improvement <= guess_improvement)) or shape.end > 1.5 * head:
         return None
     # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
     begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1])
-    if not begins or (improvement + 2.0 * error > MOST_IMPROVEMENT and not held_out_flat):
+    if not begins:
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
@@ -107,7 +113,7 @@ def _stalled_from_the_start(
 def _flat_since_early(shape: Shape, error: float) -> bool:
     """Whether four fifths of the log, from the second to the last, show no progress at all."""
     fifths = [float(np.median(part)) for part in np.array_split(shape.level, 5)] if len(shape.level) >= 10 else []
-    return bool(fifths) and abs(fifths[1] - fifths[4]) <= max(0.007, 1.5 * error) * fifths[1]
+    return bool(fifths) and abs(fifths[1] - fifths[4]) + 2.0 * error * fifths[1] <= 0.015 * fifths[1]
 
 
 def _guessed(shape: Shape) -> str | None:

@@ -78,7 +78,7 @@ def _rise(shape: Shape, coarse: bool, minimum_noises: float, minimum_lost: float
         shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1),
         1e-4 * max(abs(best), abs(end)),
     )
-    if rise <= minimum_noises * noise:
+    if rise <= minimum_noises * noise or not _beyond_factors(shape, best, end, minimum_noises):
         return None
     # Progress counts from the worst level before the best: a log may begin after a warm restart or a first bad value.
     start = float(np.max(level[: best_at + 1]))
@@ -109,6 +109,13 @@ def _rise(shape: Shape, coarse: bool, minimum_noises: float, minimum_lost: float
     )
 
 
+def _beyond_factors(shape: Shape, before: float, after: float, minimum_noises: float) -> bool:
+    """Whether two levels differ by more than the factors between neighbouring points explain."""
+    if before <= 0 or after <= 0:
+        return True
+    return float(np.log(after / before)) > minimum_noises * shape.factor_noise() * 1.25 / float(np.sqrt(shape.width))
+
+
 def _first_step(shape: Shape, block: int, half: float) -> float:
     begin = max(0, (block - 1) * shape.width)
     hits = np.flatnonzero(shape.values[begin : (block + 1) * shape.width] > half)
@@ -132,6 +139,8 @@ def find_hump(signal: Signal, *, minimum_noises: float, minimum_height: float) -
     noise = max(shape.level_noise_near(before_at, top), 1e-4 * abs(before))
     height = peak - before
     if before <= 0 or height < max(minimum_noises * noise, minimum_height * before, 2 * MINIMUM_GIVEN_UP * gained):
+        return None
+    if not _beyond_factors(shape, before, peak, minimum_noises):
         return None
     half = before + 0.5 * height
     high = np.flatnonzero(level > half)
@@ -164,6 +173,7 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
     # A wiggle at the bottom of a long descent is none, however large it is beside what is left of the loss.
     gained = np.maximum(np.maximum.accumulate(shape.level) - shape.level, 0.0)
     bar = np.maximum(bar, MINIMUM_GIVEN_UP * shape.at_points(gained))
+    bar = np.maximum(bar, np.abs(level) * np.expm1(min(3.5 * shape.factor_noise(), 50.0)))
     runs = longest_runs(residual > bar, at_least=1)
     found: list[Rise] = []
     for first, last in _join(runs.first, runs.last, gap=max(2, minimum_points - 1)):

@@ -20,6 +20,7 @@ __all__ = [
     "layered",
     "of_kind",
     "per_replica",
+    "reward_holds",
     "serving",
     "total_gradient_norms",
     "training_losses",
@@ -91,6 +92,17 @@ def total_gradient_norms(signals: Sequence[Signal]) -> list[Signal]:
         for signal in of_kind(signals, "grad_norm")
         if signal.layer is None and bool(np.any(signal.values != 0.0))
     ]
+
+
+def reward_holds(signals: Sequence[Signal]) -> bool:
+    """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
+    for signal in of_kind(signals, "reward"):
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) >= 3:
+            third = max(1, len(values) // 3)
+            before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+            return after >= before - 0.1 * abs(before)
+    return False
 
 
 def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:

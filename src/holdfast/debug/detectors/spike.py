@@ -11,7 +11,7 @@ from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.divergence import is_still_recovering
 from holdfast.debug.detectors.periodic import periodic_swing
 from holdfast.debug.detectors.rise import Rise, find_bursts, find_hump, lasting_rise
-from holdfast.debug.detectors.select import of_kind, total_gradient_norms, training_losses
+from holdfast.debug.detectors.select import of_kind, reward_holds, total_gradient_norms, training_losses
 from holdfast.debug.detectors.statistics import Shape, noise_of, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -39,12 +39,14 @@ class LossSpikeDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Losses; gradient norms to confirm a jump of a single point; learning rates, whose cycles are no fault."""
-        return frozenset(("loss", "grad_norm", "perplexity", "lr"))
+        return frozenset(("loss", "grad_norm", "perplexity", "lr", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss."""
         found: list[Detection] = []
         norms = total_gradient_norms(signals)
+        if reward_holds(signals):
+            return DetectionResult(self.name)
         for signal in training_losses(signals):
             shape = shape_of(signal)
             if shape is None or shape.is_signed:

@@ -78,6 +78,11 @@ class Shape:
         """The noise of the *levels* there: a median of many points is steadier than each of them."""
         return self.noise_near(*blocks) * 1.25 / float(np.sqrt(self.width))
 
+    def factor_noise(self) -> float:
+        """The noise of the series' logarithm: by what factor neighbours differ. 0 for a series that is not positive."""
+        sample = self.values[:: max(1, self.count // 4096)]
+        return noise_of(np.log(sample)) if float(sample.min()) > 0 else 0.0
+
     def at_points(self, per_block: Array) -> Array:
         """A number a block, repeated for every point."""
         return np.repeat(per_block, self.width)[: self.count]
