@@ -38,8 +38,9 @@ class Engine:
         self._running = 0
         self._error: BaseException | None = None
         self._closed = False
-        self._changed = threading.Condition()
-        self._job_ready = threading.Condition(self._changed._lock)  # type: ignore[attr-defined]
+        lock = threading.Lock()
+        self._changed = threading.Condition(lock)  # for the caller: an event, an error, or the end
+        self._job_ready = threading.Condition(lock)  # for the workers
         self._threads = [
             threading.Thread(target=self._work, name=f"holdfast-checkpoint-{number}", daemon=True)
             for number in range(workers)
