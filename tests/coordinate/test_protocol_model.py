@@ -203,7 +203,7 @@ TestProtocol.settings = settings(max_examples=200, stateful_step_count=40, deadl
 
 @pytest.mark.soak
 def test_the_protocol_holds_under_many_more_interleavings() -> None:
-    run_state_machine_as_test(  # type: ignore[no-untyped-call]
+    run_state_machine_as_test(
         Protocol, settings=settings(max_examples=5000, stateful_step_count=120, deadline=None)
     )
 
@@ -228,4 +228,4 @@ def test_the_model_finds_a_protocol_without_fencing() -> None:
     # Only generated, not shrunk: the test of the test need not be pretty, only quick.
     quick = settings(max_examples=200, stateful_step_count=40, deadline=None, phases=(Phase.generate,), database=None)
     with pytest.raises(AssertionError):
-        run_state_machine_as_test(Unfenced, settings=quick)  # type: ignore[no-untyped-call]
+        run_state_machine_as_test(Unfenced, settings=quick)

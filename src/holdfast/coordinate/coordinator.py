@@ -78,7 +78,7 @@ class StreamCoordinator:
         self.ttl = ttl
         self.replication = replication
         self.balance_interval = balance_interval
-        self._client = StoreClient(store, prefix=prefix, timeout=ttl / 2)
+        self._client = StoreClient(store, prefix=prefix, timeout=0.9 * ttl)
         self._beating: StoreClient | None = None
         self._board = HealthBoard(self._client, ttl=ttl)
         self._records: dict[int, WorkerRecord] = {}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
+from time import monotonic
 from typing import TYPE_CHECKING, Any
 
 from holdfast.errors import ConfigError, CoordinatorLost
@@ -22,6 +23,9 @@ __all__ = ["LARGEST_VALUE", "StoreClient"]
 
 # A TCPStore server drops the connection for good above 8 MiB.
 LARGEST_VALUE = 4 << 20
+
+# Torch retries a connection that is not taken up for seconds: slow to connect to does not mean lost.
+CONNECT_TIMEOUT = 30.0
 
 # No record of ours equals it: asking a store to replace it by itself reads a key without waiting and changes nothing.
 _NOTHING = b"\x00nothing"
@@ -54,7 +58,7 @@ class StoreClient:
 
     def clone(self, prefix: str = "") -> StoreClient:
         """Return a client with a connection of its own (where the store has connections) below the same prefix."""
-        plain = self._call(self._plain.clone)  # type: ignore[attr-defined]
+        plain = self._call(self._plain.clone, max(self._timeout, CONNECT_TIMEOUT))  # type: ignore[attr-defined]
         return StoreClient(plain, prefix=f"{self._prefix}/{prefix}" if prefix else self._prefix, timeout=self._timeout)
 
     def below(self, prefix: str) -> _Below:
@@ -118,7 +122,8 @@ class StoreClient:
 
     # --- the thread ------------------------------------------------------------------------------------------------
 
-    def _call(self, function: Callable[[], Any]) -> Any:
+    def _call(self, function: Callable[[], Any], timeout: float | None = None) -> Any:
+        timeout = self._timeout if timeout is None else timeout
         if self._lost is not None:
             raise self._lost
         answer = _Answer()
@@ -128,8 +133,11 @@ class StoreClient:
                 self._thread.start()
             self.operations += 1
             self._requests.put((function, answer))
-        if not answer.ready.acquire(timeout=self._timeout):
-            raise self._give_up("the store did not answer in time", None)
+        began = monotonic()
+        while not answer.ready.acquire(timeout=timeout):
+            if monotonic() - began < 1.5 * timeout:
+                raise self._give_up("the store did not answer in time", None)
+            began = monotonic()  # this process itself was paused: the answer may well be here
         if answer.error is not None:
             raise self._give_up(f"the store failed: {_first_line(answer.error)}", answer.error)
         return answer.value

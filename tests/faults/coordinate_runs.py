@@ -1,0 +1,154 @@
+"""Runs a leased job in real processes under a schedule of faults, and counts what was committed."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+import os
+import random
+import signal
+import time
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from tests.faults.coordinate_worker import Job, connect, coordinator_for, host_store, lease_and_commit, reader_for
+
+DEADLINE = 120.0
+
+# Children are forked from one process that has torch loaded already: starting a worker takes milliseconds.
+context: Any = multiprocessing.get_context("forkserver")
+context.set_forkserver_preload(["tests.faults.coordinate_worker"])
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that happens to a worker once ``after`` chunks are committed."""
+
+    after: int
+    kind: str  # kill, pause, join, slow, kill_all_but_one
+    worker: int = 0
+
+
+@dataclass(slots=True)
+class Outcome:
+    """What was counted after a run."""
+
+    faults: list[Fault]
+    chunks: int
+    committed: list[int] = field(default_factory=list)
+    payloads: dict[int, str] = field(default_factory=dict)
+    accounts: Counter[int] = field(default_factory=Counter)
+    unknown_commits: list[tuple[int, int, int]] = field(default_factory=list)
+    refused: int = 0
+    taken_over: int = 0
+    exit_codes: list[int | None] = field(default_factory=list)
+
+
+def draw_faults(generator: random.Random, workers: int, chunks: int) -> list[Fault]:
+    """Draw a schedule in which at least one worker is left in the end."""
+    faults = [Fault(0, "slow", generator.randrange(workers))] if generator.random() < 0.3 else []
+    if generator.random() < 0.15:
+        return [*faults, Fault(generator.randrange(1, chunks), "kill_all_but_one", generator.randrange(workers))]
+    spared = generator.randrange(workers)
+    for _ in range(generator.randint(1, 4)):
+        kind = generator.choice(["kill", "kill", "pause", "pause", "join"])
+        worker = generator.randrange(workers)
+        if kind == "kill" and worker == spared:
+            kind = "pause"
+        faults.append(Fault(generator.randrange(chunks * 3 // 4), kind, worker))
+    return sorted(faults, key=lambda fault: fault.after)
+
+
+class Host:
+    """The process that holds the store."""
+
+    def __init__(self) -> None:
+        self.channel, theirs = context.Pipe()
+        self.process = context.Process(target=host_store, args=(theirs,), daemon=True)
+        self.process.start()
+        self.port: int = self.channel.recv()
+
+    def close(self) -> None:
+        if self.process.is_alive():
+            self.channel.send(None)
+            self.process.join(10)
+
+
+def start_worker(job: Job, rank: int | None, slowness: float = 1.0) -> Any:
+    process = context.Process(target=lease_and_commit, args=(job, rank, slowness), daemon=True)
+    process.start()
+    return process
+
+
+def wait_until(condition: Callable[[], bool], what: str) -> None:
+    end = time.monotonic() + DEADLINE
+    while not condition():
+        if time.monotonic() > end:
+            raise TimeoutError(what)
+        time.sleep(0.005)
+
+
+def run(folder: Path, faults: list[Fault], workers: int, **options: Any) -> Outcome:
+    """Run one schedule to its end."""
+    folder.mkdir(parents=True, exist_ok=True)
+    host = Host()
+    try:
+        job = replace(Job(str(folder), host.port, workers), **options)
+        watching = connect(job)
+        slow = {fault.worker for fault in faults if fault.kind == "slow"}
+        processes = [start_worker(job, rank, 4.0 if rank in slow else 1.0) for rank in range(workers)]
+        for fault in (fault for fault in faults if fault.kind != "slow"):
+            wait_until(
+                lambda fault=fault: watching.add("holdfast/lease/job/committed", 0) >= fault.after, f"never {fault}"
+            )
+            _inflict(fault, job, processes)
+        for process in processes:
+            process.join(DEADLINE)
+        return _count(job, faults, processes)
+    finally:
+        host.close()
+
+
+def _inflict(fault: Fault, job: Job, processes: list[Any]) -> None:
+    if fault.kind == "join":
+        processes.append(start_worker(job, None))
+        return
+    if fault.kind == "kill_all_but_one":
+        for number, process in enumerate(processes):
+            if number != fault.worker:
+                process.kill()
+        return
+    process = processes[fault.worker]
+    if not process.is_alive():
+        return
+    if fault.kind == "kill":
+        process.kill()
+    else:
+        os.kill(process.pid, signal.SIGSTOP)
+        time.sleep(1.8 * job.ttl)  # longer than the TTL: that is the fault
+        os.kill(process.pid, signal.SIGCONT)
+
+
+def _count(job: Job, faults: list[Fault], processes: list[Any]) -> Outcome:
+    outcome = Outcome(faults, job.chunks, exit_codes=[process.exitcode for process in processes])
+    with coordinator_for(job) as coordinator:
+        coordinator.register_worker(coordinator.join())
+        reader = reader_for(job, coordinator)
+        results = reader.results()
+    outcome.committed = [done.chunk for done in results]
+    outcome.payloads = {done.chunk: done.payload for done in results}
+    outcome.taken_over = sum(done.token > 1 for done in results)
+    for account in Path(job.folder).glob("worker-*.jsonl"):
+        for line in account.read_text().splitlines():
+            entry = json.loads(line)
+            if "refused" in entry:
+                outcome.refused += 1
+                continue
+            outcome.accounts[entry["chunk"]] += 1
+            _, pid, token, _ = outcome.payloads[entry["chunk"]].split(":")
+            if (int(pid), int(token)) != (entry["pid"], entry["token"]):
+                outcome.unknown_commits.append((entry["chunk"], entry["pid"], entry["token"]))
+    return outcome

@@ -1,0 +1,102 @@
+"""The processes of the fault runs: a host for the store, and workers that lease, work and commit."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from dataclasses import dataclass
+from datetime import timedelta
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch.distributed as dist
+
+from holdfast.coordinate import LeasedReader, StreamCoordinator
+from holdfast.errors import CoordinationError, CoordinatorLost, StaleLeaseError
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset
+
+LOST = 3
+REPLACED = 4
+
+
+@dataclass(frozen=True, slots=True)
+class Job:
+    """What a fault run is about, the same for all its processes."""
+
+    folder: str
+    port: int
+    world_size: int
+    ttl: float = 1.0
+    samples: int = 640
+    chunk_size: int = 8
+    batch_size: int = 4
+    seconds_a_sample: float = 0.002
+    replication: int = 1
+    host: str = "127.0.0.1"
+
+    @property
+    def chunks(self) -> int:
+        return -(-self.samples // self.chunk_size)
+
+
+def without_name_lookups() -> None:
+    """Keep torch's server from asking a name server for each client's name: a lost answer stalls it for seconds."""
+    os.environ["RES_OPTIONS"] = "attempts:0"
+
+
+def connect(job: Job) -> Any:
+    without_name_lookups()
+    return dist.TCPStore(job.host, job.port, is_master=False, timeout=timedelta(seconds=60))
+
+
+def dataset(job: Job) -> StreamDataset:
+    return StreamDataset(ArraySource({"value": np.arange(job.samples)}), name="data", seed=11)
+
+
+def coordinator_for(job: Job) -> StreamCoordinator:
+    return StreamCoordinator(
+        connect(job), job.world_size, heartbeat=job.ttl / 4, ttl=job.ttl, replication=job.replication
+    )
+
+
+def reader_for(job: Job, coordinator: StreamCoordinator) -> LeasedReader:
+    return coordinator.lease(dataset(job), batch_size=job.batch_size, chunk_size=job.chunk_size)
+
+
+def host_store(channel: Connection, address: str = "127.0.0.1") -> None:
+    """Hold the store until the test ends it."""
+    without_name_lookups()
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    channel.send(store.port)
+    channel.recv()
+
+
+def lease_and_commit(job: Job, rank: int | None, slowness: float = 1.0) -> None:
+    """Work until the job is done; every accepted commit is written down, by this process's own account."""
+    account = Path(job.folder) / f"worker-{rank}-{os.getpid()}.jsonl"
+    last_answer = time.monotonic()
+    try:
+        with coordinator_for(job) as coordinator, account.open("a", buffering=1) as file:
+            if rank is None:
+                rank = coordinator.join()
+            coordinator.register_worker(rank)
+            for chunk in reader_for(job, coordinator):
+                values = [value for batch in chunk for value in batch["value"].tolist()]
+                time.sleep(len(values) * job.seconds_a_sample * slowness)  # the work
+                last_answer = time.monotonic()
+                try:
+                    chunk.commit(f"{rank}:{os.getpid()}:{chunk.token}:{sum(values)}")
+                except StaleLeaseError:
+                    file.write(json.dumps({"refused": chunk.chunk, "token": chunk.token}) + "\n")
+                    continue
+                file.write(json.dumps({"chunk": chunk.chunk, "token": chunk.token, "pid": os.getpid()}) + "\n")
+    except CoordinatorLost as error:
+        waited = time.monotonic() - last_answer
+        (Path(job.folder) / f"lost-{os.getpid()}.json").write_text(json.dumps({"seconds": waited, "error": str(error)}))
+        os._exit(LOST)
+    except CoordinationError:
+        os._exit(REPLACED)

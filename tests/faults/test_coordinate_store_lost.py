@@ -1,0 +1,29 @@
+"""The store goes away under running workers: an error soon, never a hang, and nothing that was saved is lost."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+from pathlib import Path
+
+import pytest
+from tests.faults.coordinate_runs import DEADLINE, Host, connect, start_worker, wait_until
+from tests.faults.coordinate_worker import LOST, Job
+
+
+@pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])
+def test_workers_end_with_coordinator_lost_when_the_stores_host_is(fault: signal.Signals, tmp_path: Path) -> None:
+    host = Host()
+    job = Job(str(tmp_path), host.port, 2)
+    watching = connect(job)
+    workers = [start_worker(job, rank) for rank in range(2)]
+    wait_until(lambda: watching.add("holdfast/lease/job/committed", 0) >= 10, "ten commits")
+    os.kill(host.process.pid, fault)
+    for worker in workers:
+        worker.join(DEADLINE)
+    host.process.kill()
+    assert [worker.exitcode for worker in workers] == [LOST, LOST]
+    assert len(list(tmp_path.glob("lost-*.json"))) == 2
+    for account in tmp_path.glob("worker-*.jsonl"):
+        assert all("chunk" in json.loads(line) for line in account.read_text().splitlines())
