@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import stat
 from pathlib import Path
 
 from torch.distributed.checkpoint.metadata import Metadata
@@ -29,7 +30,7 @@ def _ranks(folder: Path) -> list[int]:
 
 def is_checkpoint(path: Path) -> bool:
     """Whether a path looks like a checkpoint's folder."""
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return False
     return os.path.lexists(path / _GLOBAL) or bool(_ranks(path)) or bool(safetensors.list_files(path))
 
@@ -40,8 +41,13 @@ def read_checkpoint_metadata(
     """Read the metadata of a checkpoint: torch's file, one rank's file, or the headers of safetensors files."""
     layer = layer or LocalFiles()
     name = ".metadata" if rank is None else f"__{rank}.metadata"
-    if not folder.is_dir():
-        raise UnusableCheckpointError("there is no such folder", folder=str(folder))
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise UnusableCheckpointError("this is not a folder", folder=str(folder))
+    except OSError as error:
+        raise UnusableCheckpointError(
+            f"the checkpoint's folder cannot be reached: {error.strerror}", folder=str(folder)
+        ) from error
     if not os.path.lexists(folder / name):
         if rank is None and safetensors.list_files(folder):
             return safetensors.read_metadata(folder, layer, trusted=trusted)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, NamedTuple
@@ -31,7 +32,7 @@ class Inspector(NamedTuple):
 
 
 def _is_checkpoint(path: Path) -> bool:
-    if not path.is_dir():
+    if not os.path.isdir(path):
         return False  # keeps torch out of the way for everything else
     from holdfast.checkpoint.metadata_files import is_checkpoint
 
@@ -125,7 +126,7 @@ def register(app: typer.Typer) -> None:
         ),
     ) -> None:
         """Show what a checkpoint holds (tensors, shapes, bytes, files), or where a stream stands."""
-        if not path.exists():
+        if not os.path.exists(path):
             raise ConfigError("there is nothing at this path", path=str(path))
         for inspector in INSPECTORS:
             if inspector.matches(path):
