@@ -172,3 +172,55 @@ def test_a_named_pipe_and_a_missing_path_are_refused_at_once(tmp_path: Path) -> 
     for path in (pipe, tmp_path / "missing"):
         with pytest.raises(UnreadableLogError):
             LogIngestor().ingest(path)
+
+
+NAMES = st.sampled_from(
+    ["step", "loss", "values", "log_history", "entries", "pg_config", "epoch", "history", "nan", "rank", "x"]
+)
+SCALARS = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5), st.just("nan"))
+DOCUMENTS = st.recursive(
+    SCALARS,
+    lambda inner: st.one_of(st.lists(inner, max_size=6), st.dictionaries(NAMES, inner, max_size=6)),
+    max_leaves=40,
+)
+
+
+@given(DOCUMENTS)
+def test_any_json_document_gives_a_report_or_the_typed_error(
+    tmp_path_factory: pytest.TempPathFactory, document: object
+) -> None:
+    path = tmp_path_factory.mktemp("junk") / "x.json"
+    path.write_text(json.dumps(document))
+    survives(path)
+
+
+@given(st.lists(st.dictionaries(NAMES, SCALARS, max_size=6), min_size=1, max_size=12))
+def test_any_json_lines_and_any_table_of_them_do_too(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[dict[str, object]]
+) -> None:
+    folder = tmp_path_factory.mktemp("junk")
+    (folder / "x.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    names = sorted({name for row in rows for name in row}) or ["step"]
+    lines = [",".join(names), *(",".join(str(row.get(name, "")) for name in names) for row in rows)]
+    (folder / "x.csv").write_text("\n".join(lines) + "\n", encoding="utf-8", errors="replace")
+    survives(folder / "x.jsonl")
+    survives(folder / "x.csv")
+
+
+PIECES = st.sampled_from(
+    [
+        "loss 1.0", "| epoch 1 |", "nan", "inf", "step 3/4", "iteration 5/ 6 |", "[step=1]", "1e999",
+        "    a=1", "lr: 0.1",
+        "{'loss': 1, 'epoch': 1}", "Epoch(train) [1][2/3]", "| a | 1 |", "OVERFLOW!", "\x1b[31m",
+        "Traceback (most recent call last):", "validation loss at iteration",
+    ]
+)  # fmt: skip
+
+
+@given(st.lists(PIECES, max_size=60), st.sampled_from([" ", "\n", " | ", "\r"]))
+def test_any_mixture_of_pieces_of_logs_does_too(
+    tmp_path_factory: pytest.TempPathFactory, pieces: list[str], glue: str
+) -> None:
+    path = tmp_path_factory.mktemp("junk") / "x.log"
+    path.write_text(glue.join(pieces))
+    survives(path)

@@ -137,3 +137,18 @@ def test_no_value_is_invented_and_none_that_counts_is_lost(records: list[dict[st
         found = [signal for signal in signals if signal.name == name]
         values = found[0].values[np.isfinite(found[0].values)] if found else np.empty(0)
         assert set(values.tolist()) <= set(finite)
+
+
+def test_a_frame_keeps_nan_that_was_measured_and_drops_nan_that_fills_gaps() -> None:
+    loss = [3 - n / 20 if n < 20 else math.nan for n in range(40)]
+    val = [2.0 if n % 5 == 0 else math.nan for n in range(40)]
+    frame = pd.DataFrame({"step": range(40), "loss": loss, "val_loss": val, "note": ["x"] * 40})
+    signals = {signal.name: signal for signal in MetricIngestor().ingest(frame)}
+    assert int(np.isnan(signals["loss"].values).sum()) == 20
+    assert signals["val_loss"].steps.tolist() == list(range(0, 40, 5))
+
+
+def test_absent_values_of_nullable_pandas_columns_are_absent() -> None:
+    frame = pd.DataFrame({"step": range(6), "loss": pd.array([3.0, 2.9, None, 2.7, 2.6, 2.5], dtype="Float64")})
+    (loss,) = MetricIngestor().ingest(frame)
+    assert loss.steps.tolist() == [0, 1, 3, 4, 5]

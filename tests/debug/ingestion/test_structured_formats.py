@@ -382,3 +382,14 @@ def test_what_is_no_log_is_refused_with_the_file_named(tmp_path: Path, content: 
     with pytest.raises(UnreadableLogError) as caught:
         LogIngestor().ingest(path)
     assert caught.value.where["file"] == str(path)
+
+
+def test_the_nameless_index_that_pandas_writes_is_no_metric(tmp_path: Path) -> None:
+    text = ",loss\n" + "".join(f"{n},{3 - n / 10}\n" for n in range(9))
+    log = read_file(write(tmp_path / "frame.csv", text))
+    assert [signal.name for signal in log.signals] == ["loss"]
+
+
+def test_a_list_of_numbers_is_named_by_its_file(tmp_path: Path) -> None:
+    log = read_file(write(tmp_path / "train_loss.json", json.dumps([3 - n / 10 for n in range(9)])))
+    assert [(signal.name, signal.kind, len(signal.values)) for signal in log.signals] == [("train_loss", "loss", 9)]

@@ -29,6 +29,7 @@ _SPLIT_NAMES = frozenset(("split", "phase", "mode", "stage", "dataset_split", "s
 _TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable"))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
 _MOST_GROUPS = 4096
+_INDEX = re.compile(r"^Unnamed: \d+$")
 _TAG_IN_FILE = re.compile(r"tag-(.+?)(?:\.csv)?$", re.IGNORECASE)
 
 
@@ -47,7 +48,8 @@ def read_columns(
 ) -> Reading:
     """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word a row, None where a row has none)."""
     reading = Reading()
-    columns = [column for column in columns if not column.name.endswith(("__MIN", "__MAX"))]
+    # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
+    columns = [c for c in columns if c.name and not c.name.endswith(("__MIN", "__MAX")) and not _INDEX.match(c.name)]
     columns = _from_long_form(columns, labels)
     step, epoch = _choose(columns, STEP_NAMES, count), _choose(columns, EPOCH_NAMES, count)
     if step is None and epoch is None:

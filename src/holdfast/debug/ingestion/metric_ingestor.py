@@ -117,10 +117,24 @@ def _frame(source: Any) -> pa.Table | None:
     module = type(source).__module__.split(".")[0]
     if module == "pandas" and hasattr(source, "columns"):
         frame = source.reset_index() if source.index.name else source
-        frame = frame.rename(columns=str)
-        return pa.Table.from_pandas(frame, preserve_index=False, safe=False) if len(frame.columns) else None
+        columns = {str(name): _pandas_column(frame[name]) for name in frame.columns}
+        return pa.table({name: column for name, column in columns.items() if column is not None}) if columns else None
     if module == "polars" and hasattr(source, "to_arrow"):
         return source.to_arrow()
+    return None
+
+
+def _pandas_column(series: Any) -> pa.Array | None:
+    """One column, with NaN kept as NaN: whether it fills gaps or was measured is decided later, from its pattern."""
+    if series.dtype.kind in "iuf":
+        if isinstance(series.dtype, np.dtype):
+            return pa.array(series.to_numpy(dtype=np.float64), from_pandas=False)
+        # pandas' own nullable types know absent from NaN.
+        return pa.array(series.to_numpy(dtype=np.float64, na_value=np.nan), from_pandas=True)
+    if series.dtype.kind == "O" or str(series.dtype) in ("string", "str", "category"):
+        absent = series.isna().tolist()
+        words = [None if gone else str(value) for value, gone in zip(series.tolist(), absent, strict=True)]
+        return pa.array(words, type=pa.string())
     return None
 
 

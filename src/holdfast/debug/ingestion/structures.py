@@ -49,7 +49,7 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) 
 
 
 def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
-    """Which structure it is: ``records``, ``columns``, ``series``, ``golden``, ``triples``, ``wrapped``, ``nested``."""
+    """Which structure it is: records, columns, series, golden, numbers, triples, wrapped, nested, or none."""
     if isinstance(data, Mapping):
         if not data:
             return None
@@ -71,6 +71,8 @@ def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
         first = data[:50]
         if sum(isinstance(item, Mapping) for item in first) * 2 > len(first):
             return "records"
+        if _is_numbers(data):
+            return "numbers"
         if all(isinstance(item, (list, tuple)) and len(item) == 3 and _is_numbers(item) for item in first):
             return "triples"
     return None
@@ -87,6 +89,9 @@ def read_structure(data: Any, limits: Limits, *, source_name: str = "") -> Readi
         return _golden_values(data, limits)
     if kind == "series":
         return _series(data)
+    if kind == "numbers":
+        numbers = [number_of(value) for value in data]
+        return read_columns(len(numbers), [Column(source_name or "loss", np.array(numbers, dtype=np.float64))], {})
     if kind == "triples":
         values = np.array([[number_of(cell) for cell in row] for row in data], dtype=np.float64)
         table = Table(repair_steps(values[:, 1]), [Column(source_name or "value", values[:, 2])])

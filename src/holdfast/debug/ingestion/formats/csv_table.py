@@ -146,7 +146,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
             any(_PAIR.search(name) for name in names)
             or numbers.mean() > 0.5
             or len(names) > _MOST_COLUMNS
-            or sum(bool(name) for name in names) < 2
+            or len(names) < 2
+            or not any(names)
         ):
             return None
         return names, delimiter, skip
