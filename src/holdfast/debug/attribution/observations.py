@@ -53,7 +53,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "updates_tiny": "the parameters hardly move",
     "updates_ignore_gradient": "the parameters move by far less than the learning rate and the gradients ask for",
     "updates_unknown": "no update sizes were logged",
-    "evaluation_frozen": "the held-out loss is the same to the last digit",
+    "evaluation_frozen": "the held-out loss does not move",
     "layers_silent": "most layers never get a gradient",
     "activations_dead": "a layer's activations are dead or saturated",
     "inputs_wide": "the inputs are far from unit scale",
@@ -118,7 +118,7 @@ def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[
     runaway = _facts(detections, Failure.DIVERGENCE)
     ruined = any(_number(f.get("lost")) >= 0.9 for f in runaway)
     seen["ends_ruined"] = float(ruined or any(d.failure in (Failure.NAN, Failure.INF) for d in detections))
-    seen["rate_released"] = float(any(f.get("shape") in ("held_up", "unstable") for f in runaway))
+    seen["rate_released"] = float(any(f.get("shape") == "held_up" for f in runaway))
     seen["at_guessing"] = float(any(f.get("guess") for f in _facts(detections, Failure.PLATEAU)))
 
 
@@ -184,17 +184,30 @@ def _parameters(seen: dict[str, float], signals: Sequence[Signal]) -> None:
         rates = of_kind(signals, "lr")
         asked = _median(rates[0].values) * size if rates else 0.0
         # What is left is at most weight decay: the gradients never reach the parameters.
-        seen["updates_ignore_gradient"] = float(asked > 0 and typical < 0.1 * asked)
+        norms = total_gradient_norms(signals)
+        pushed = _median(rates[0].values) * _median(norms[0].values) if rates and norms else 0.0
+        steady = rates and _is_steady(updates[0], rates[0])
+        ignored = asked > 0 and typical < 0.1 * asked and (typical < 0.5 * pushed or steady)
+        seen["updates_ignore_gradient"] = float(ignored)
         seen["updates_zero"] = float(typical == 0.0)
-        seen["updates_tiny"] = float(0.0 < typical < 1e-5 * max(size, 1e-12))
+        seen["updates_tiny"] = float(not ignored and 0.0 < typical < 1e-5 * max(size, 1e-12))
     elif weights and len(weights[0].values) > 5:
         values = weights[0].values[np.isfinite(weights[0].values)]
         seen["updates_zero"] = float(len(values) > 5 and np.ptp(values) == 0.0)
         seen["updates_tiny"] = float(0 < np.ptp(values) < 1e-5 * abs(values[0])) if len(values) else 0.0
     for signal in evaluation_losses(signals):
         values = signal.values[np.isfinite(signal.values)]
-        if len(values) >= 3 and np.ptp(values) <= 1e-7 * abs(float(values[0])):
+        if len(values) >= 3 and np.ptp(values) <= 1e-3 * abs(float(values[0])):
             seen["evaluation_frozen"] = 1.0
+
+
+def _is_steady(update: Signal, rate: Signal) -> bool:
+    """Whether updates follow the learning rate to the per cent, which noisy gradients never do."""
+    if len(update.values) < 8 or len(update.values) != len(rate.values):
+        return False
+    ratio = update.values / np.where(rate.values > 0, rate.values, np.nan)
+    ratio = ratio[np.isfinite(ratio)]
+    return len(ratio) >= 8 and float(np.median(np.abs(np.diff(ratio)))) < 0.005 * float(np.median(ratio))
 
 
 def _median(values: Array) -> float:

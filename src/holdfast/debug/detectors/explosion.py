@@ -169,6 +169,9 @@ class GradientExplosionDetector(BaseDetector):
         values, steps = signal.values[finite], signal.steps[finite]
         if not begins or len(values) == 0 or max(begins) <= 0 or values.max() < self.loss_growth * max(begins):
             return None
+        shapes = [shape for loss in training_losses(signals) if (shape := shape_of(loss)) is not None]
+        if any(shape.end < 0.5 * shape.start for shape in shapes) and values[-1] >= values.max() / 3:
+            return None  # the training loss fell and the held-out loss climbs to the end: learnt by heart, not exploded
         over = np.flatnonzero(values > self.loss_growth * max(begins))
         back = float(values[-1]) < 3 * max(begins)
         return _detection(

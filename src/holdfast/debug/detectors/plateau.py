@@ -97,7 +97,7 @@ def _stalled_from_the_start(
         # A first drop of a few per cent and nothing ever after is the bias of the last layer finding its place.
         stuck = stuck or improvement <= (0.08 if held_out_flat else 0.04)
     if held_out_flat:
-        stuck = stuck or (improvement <= max(minimum_improvement, 2.0 * error) and at_most <= 0.25)
+        stuck = stuck or improvement <= max(minimum_improvement, 2.0 * error)
     elif guess is None and float(np.median(shape.noise)) > 0.15 * head:
         # A loss whose batches differ this much (diffusion, small batches) is flat to the eye in healthy runs too.
         return None
@@ -144,7 +144,9 @@ def _is_flat(signal: Signal, minimum_improvement: float) -> bool:
     values = signal.values[np.isfinite(signal.values)]
     if len(values) < 6 or values[0] <= 0:
         return False
-    return float(np.median(values[-3:])) > (1 - minimum_improvement) * float(np.median(values[:3]))
+    third = max(1, len(values) // 3)
+    levels = [float(np.median(part)) for part in (values[:third], values[third:-third], values[-third:])]
+    return max(levels) - min(levels) <= minimum_improvement * levels[0]
 
 
 def _held_low(level: np.ndarray) -> float:

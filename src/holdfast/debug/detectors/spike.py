@@ -63,7 +63,10 @@ class LossSpikeDetector(BaseDetector):
             )
             # The first moments of a run are all over the place; only what rises above its own beginning counts there.
             settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
-            kept = [b for b in settled if b.points >= self.minimum_points or _stands_out(b) or _confirmed(b, norms)]
+            factor = shape.factor_noise()
+            kept = [
+                b for b in settled if b.points >= self.minimum_points or _stands_out(b, factor) or _confirmed(b, norms)
+            ]
             if not kept and (early := self._early(shape)) is not None:
                 kept = [early]
             hump = find_hump(signal, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height)
@@ -158,9 +161,10 @@ class LossSpikeDetector(BaseDetector):
         )
 
 
-def _stands_out(burst: Rise) -> bool:
+def _stands_out(burst: Rise, factor: float) -> bool:
     """One or two points far beyond every other high point of the run: averages over a bad stretch look like this."""
-    return burst.ratio > 1.6 and burst.standing > (3.0 if burst.points >= 2 else 4.0)
+    least = max(1.6, float(np.exp(min(5.5 * factor, 50.0))))
+    return burst.ratio > least and burst.standing > (3.0 if burst.points >= 2 else 4.0)
 
 
 def _swinging(signal: Signal, shape: Shape, period: float, swing: float) -> Detection:
