@@ -203,3 +203,44 @@ def test_the_state_does_not_grow_with_the_ranks() -> None:
         state = loader_of(dataset_of({"a": 1_000_000}), world_size=world, rank=0, batch_size=1).state_dict()
         sizes[world] = len(json.dumps(state))
     assert max(sizes.values()) - min(sizes.values()) < 32
+
+
+@pytest.mark.parametrize("partition", [RoundRobin(), Contiguous()])
+@pytest.mark.parametrize(("first", "then"), [(1, 3), (None, 2), (3, 1), (2, None)])
+def test_a_run_may_be_given_another_number_of_epochs_before_it_ends(
+    partition: Any, first: int | None, then: int | None
+) -> None:
+    loader = loader_of(dataset_of({"a": 30}), epochs=first, partition_strategy=partition)
+    before = take(loader, 5)
+    other = loader_of(dataset_of({"a": 30}), epochs=then, partition_strategy=partition)
+    other.load_state_dict(loader.state_dict())
+    whole = loader_of(dataset_of({"a": 30}), epochs=then, partition_strategy=partition)
+    if then is None:
+        assert before + take(other, 20) == take(whole, 25)
+        return
+    assert before + [batch["index"].tolist() for batch in other] == [batch["index"].tolist() for batch in whole]
+
+
+def test_epochs_that_would_lose_or_repeat_samples_are_refused() -> None:
+    ended = loader_of(dataset_of({"a": 30}), epochs=1)
+    list(ended)  # the last batch held two samples, where a longer stream would have read four
+    with pytest.raises(StateMismatchError, match="epochs"):
+        loader_of(dataset_of({"a": 30}), epochs=2).load_state_dict(ended.state_dict())
+    late = loader_of(dataset_of({"a": 30}), epochs=3)
+    take(late, 12)
+    with pytest.raises(StateMismatchError, match="passed the new end"):
+        loader_of(dataset_of({"a": 30}), epochs=1).load_state_dict(late.state_dict())
+    aligned = loader_of(dataset_of({"a": 30}), epochs=1, partition_strategy=Contiguous())
+    list(aligned)
+    more = loader_of(dataset_of({"a": 30}), epochs=2, partition_strategy=Contiguous())
+    more.load_state_dict(aligned.state_dict())
+    assert sorted(chain(*(batch["index"].tolist() for batch in more))) == list(range(30))
+
+
+def test_a_state_that_is_refused_leaves_the_loader_as_it_was() -> None:
+    loader = loader_of(dataset_of({"a": 30}))
+    take(loader, 3)
+    before = loader.state_dict()
+    with pytest.raises(StateMismatchError):
+        loader.load_state_dict(loader_of(dataset_of({"a": 31})).state_dict())
+    assert {**loader.state_dict(), "timestamp": 0} == {**before, "timestamp": 0}

@@ -15,7 +15,7 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import ConfigError, StreamError
+from holdfast.errors import ConfigError, StateMismatchError, StreamError
 from holdfast.order import Adaptive, Order, Schedule, Skips
 from holdfast.stream.adopt import adopt
 from holdfast.stream.config import StreamingConfig
@@ -403,12 +403,30 @@ class StreamingShardLoader:
         self._follow_topology()
         sources = {leaf.name: leaf.source for leaf in self.dataset.leaves}
         adopted = adopt(checkpoint, self.dataset.order(self.config.partition_strategy), sources, strict=strict)
+        schedule = self._ending_here(adopted.schedule, checkpoint)
         self._step = checkpoint.step
-        self._schedule = self._resized(adopted.schedule)
+        self._schedule = self._resized(schedule)
         self.changes = adopted.changes
         self._failed = [Failed(source, index, -1, "") for source, index in checkpoint.samples_failed]
         self._saved_at = self._step
         self._restart()
+
+    def _ending_here(self, schedule: Schedule, checkpoint: CheckpointState) -> Schedule:
+        """Return the schedule with this loader's own end: a run may be given more epochs than it began with."""
+        own = Schedule(schedule.order, schedule.segments, skips=schedule.skips, epochs=self.config.epochs)
+        if own.epochs == schedule.epochs:
+            return schedule
+        before, after = (each.delivered_before(checkpoint.step) for each in (schedule, own))
+        if before != after:
+            raise StateMismatchError(
+                "the stream cannot be given another number of epochs any more: it has passed the new end, or has ended "
+                "in a batch that was not full",
+                epochs=self.config.epochs,
+                expected=checkpoint.epochs,
+                position=before,
+                hint="keep the number of epochs it was made with, or go on from an earlier state",
+            )
+        return own
 
     def resume(self, path: str | Path | None = None, *, strict: bool = True) -> CheckpointState | None:
         """Go on from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""

@@ -96,8 +96,8 @@ class CheckpointState:
         if missing:
             raise StateError("the stream state lacks some fields", missing=missing)
         for name, allowed in _KINDS.items():
-            entry = value.get(name, _DEFAULTS.get(name))
-            if not isinstance(entry, allowed) or isinstance(entry, bool) or (name in _COUNTS and _below_zero(entry)):
+            entry: Any = value.get(name, _DEFAULTS.get(name))
+            if not isinstance(entry, allowed) or isinstance(entry, bool) or (name in _COUNTS and entry < 0):
                 raise StateError(
                     "a field of the stream state makes no sense", field=name, found=f"{entry!r}"[:80], hint=_DAMAGED
                 )
@@ -112,7 +112,3 @@ class CheckpointState:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the stream state is damaged: {error!r}", hint=_DAMAGED) from error
-
-
-def _below_zero(value: Any) -> bool:
-    return bool(value < 0)
