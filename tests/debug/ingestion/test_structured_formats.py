@@ -393,3 +393,19 @@ def test_the_nameless_index_that_pandas_writes_is_no_metric(tmp_path: Path) -> N
 def test_a_list_of_numbers_is_named_by_its_file(tmp_path: Path) -> None:
     log = read_file(write(tmp_path / "train_loss.json", json.dumps([3 - n / 10 for n in range(9)])))
     assert [(signal.name, signal.kind, len(signal.values)) for signal in log.signals] == [("train_loss", "loss", 9)]
+
+
+def test_ranks_of_one_data_parallel_group_stay_apart_and_shards_are_marked(tmp_path: Path) -> None:
+    for process in (101, 102):  # Two tensor-parallel ranks: the same data-parallel rank in both files.
+        records = [
+            {"var_name": name, "var_type": "torch.nn.Parameter", "process_id": process,
+             "meta_vars": {"step": step, "_DATA_PARALLEL_RANK": "0"},
+             "attributes": {"data": step + (process if name == "mlp" else 0), "tensor_model_parallel": name == "mlp"}}
+            for step in range(4)
+            for name in ("norm", "mlp")
+        ]  # fmt: skip
+        (tmp_path / f"trace_{process}.log").write_text("".join(json.dumps(r) + "\n" for r in records))
+    (log,) = read_path(tmp_path)
+    assert {(s.layer, s.replica, s.metadata["sharded"]) for s in log.signals} == {
+        ("norm", 0, False), ("norm", 1, False), ("mlp", 0, True), ("mlp", 1, True),
+    }  # fmt: skip
