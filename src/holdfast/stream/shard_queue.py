@@ -151,21 +151,23 @@ class ShardQueue:
         if not queues:
             raise StateError("there is no state to merge")
         identity, total = queues[0].identity, len(queues)
-        if total == 1 and queues[0].share is None:
-            return queues[0]
         for queue in queues:
             if queue.identity != identity:
                 raise StateMismatchError(
                     "the states are of different streams", streams=[str(identity), str(queue.identity)]
                 )
-        shares = [queue.share for queue in queues]
-        wanted = {Share(number, total) for number in range(total)}
-        if set(shares) != wanted:
+        if all(queue == queues[0] and queue.share is None for queue in queues):
+            return queues[0]  # nobody has read anything since
+        # A process that has read nothing does not know its share yet; it is one of those nobody else has.
+        shares = [queue.share for queue in queues if queue.share is not None]
+        unknown = [Share(number, total) for number in range(total) if Share(number, total) not in shares]
+        if len(shares) + len(unknown) != total or len(set(shares)) != len(shares):
             raise StateError(
                 "merging needs the state of every process that read the stream, each once",
-                found=[None if share is None else tuple(share) for share in shares],
+                found=[tuple(share) for share in shares],
                 hint="give one state for each rank (and worker)",
             )
+        queues = [queue if queue.share is not None else queue.dealt_to(unknown.pop()) for queue in queues]
         latest = max(queue.next_epoch for queue in queues)
         left: list[ShardPart] = []
         for queue in queues:
