@@ -97,7 +97,8 @@ class CheckpointState:
             raise StateError("the stream state lacks some fields", missing=missing)
         for name, allowed in _KINDS.items():
             entry: Any = value.get(name, _DEFAULTS.get(name))
-            if not isinstance(entry, allowed) or isinstance(entry, bool) or (name in _COUNTS and entry < 0):
+            sound = isinstance(entry, allowed) and not isinstance(entry, bool)
+            if not sound or (name in _COUNTS and value[name] < 0):
                 raise StateError(
                     "a field of the stream state makes no sense", field=name, found=f"{entry!r}"[:80], hint=_DAMAGED
                 )
