@@ -41,6 +41,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "rate_rose_before": "the learning rate rose shortly before",
     "rate_large": "the learning rate is large by any standard",
     "rate_small": "the learning rate is tiny by any standard",
+    "rate_ordinary": "the learning rate is in the range people use",
     "rate_unknown": "no learning rate was logged",
     "rate_released": "a cut of the learning rate set the loss free",
     "gradient_led": "the gradient norm rose before the loss did",
@@ -132,6 +133,7 @@ def _rates(seen: dict[str, float], detections: Sequence[Detection], signals: Seq
         peak = np.log10(float(values.max()))
         seen["rate_large"] = float(np.clip((peak + 1.5) / 1.5, 0.0, 1.0))
         seen["rate_small"] = float(np.clip((-6.0 - peak) / 1.5, 0.0, 1.0))
+        seen["rate_ordinary"] = float(-5.3 <= peak <= -1.0)
         seen["rate_peaks_at_start"] = float(values[0] >= 0.9 * values.max())
         seen["rate_warms_up"] = float(values[0] <= 0.6 * values[: max(3, len(values) // 3)].max())
         first = min((d.first_step for d in detections if d.first_step is not None), default=None)
@@ -186,7 +188,7 @@ def _parameters(seen: dict[str, float], signals: Sequence[Signal]) -> None:
         # What is left is at most weight decay: the gradients never reach the parameters.
         norms = total_gradient_norms(signals)
         pushed = _median(rates[0].values) * _median(norms[0].values) if rates and norms else 0.0
-        steady = rates and _is_steady(updates[0], rates[0])
+        steady = bool(rates) and _is_steady(updates[0], rates[0])
         ignored = asked > 0 and typical < 0.1 * asked and (typical < 0.5 * pushed or steady)
         seen["updates_ignore_gradient"] = float(ignored)
         seen["updates_zero"] = float(typical == 0.0)
