@@ -1,0 +1,96 @@
+"""The whole pipeline under torchrun with gloo: stopped and resumed, at any size, it reports the same bits."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from tests.distributed.pipeline_worker import AFTER, BEFORE, pipeline, train, write_data
+
+pytestmark = pytest.mark.distributed
+
+WORKER = Path(__file__).with_name("pipeline_worker.py")
+ROOT = WORKER.parents[2]
+RESIZED = ["2 to 3", "3 to 2"]
+Results = dict[str, list[dict[str, Any]]]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pipeline")
+    write_data(path)
+    return path
+
+
+@pytest.fixture(scope="module")
+def results(folder: Path) -> Results:
+    """For every scenario what each of its ranks saw, all from one launch."""
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*command, str(WORKER), str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    ranks = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(3)]
+    return {name: [rank[name] for rank in ranks if name in rank] for name in ranks[0]}
+
+
+@pytest.fixture(scope="module")
+def alone(folder: Path) -> tuple[list[list[int]], str]:
+    """What one process sees, step by step, and reports."""
+    loader, aggregator = pipeline(folder, 0, 1, workers=0)
+    seen = train(loader, aggregator, BEFORE + AFTER)
+    return seen, repr(aggregator.get_metrics())
+
+
+def by_step(ranks: list[dict[str, Any]]) -> list[list[int]]:
+    return [
+        sorted(sample for part in step for sample in part) for step in zip(*[r["seen"] for r in ranks], strict=True)
+    ]
+
+
+def test_the_report_covers_all_six_types_epochs_failures_and_what_is_no_number(alone: tuple[Any, str]) -> None:
+    for label in (
+        "'score_sum':",
+        "'score_mean':",
+        "'score_max':",
+        "'score_min':",
+        "'score_distribution_p50':",
+        "'score_distribution_recent_p50':",
+        "'score_categorical_count_count/language 3':",
+        "'score_sum_nan_count':",
+        "'num_epochs': 1",
+        "'chat': {",
+        "'code': {",
+        "'wiki': {",
+    ):
+        assert label in alone[1]
+    assert "'samples_failed': 0" in alone[1]  # chat has none,
+    assert alone[1].count("'samples_failed': 0") == 1  # the others do
+
+
+@pytest.mark.parametrize("size", ["2", "3"])
+def test_any_number_of_ranks_reads_the_same_samples_at_every_step_and_reports_the_bits_of_one_process(
+    results: Results, alone: tuple[list[list[int]], str], size: str
+) -> None:
+    # Each rank has also asserted there that it resumes exactly at its own size.
+    assert [rank["uninterrupted"] for rank in results[size]] == [alone[1]] * int(size)
+    assert by_step(results[size]) == [sorted(step) for step in alone[0]]
+
+
+@pytest.mark.parametrize("change", RESIZED)
+def test_a_run_resumed_on_another_number_of_ranks_goes_on_with_the_samples_that_were_next(
+    results: Results, alone: tuple[list[list[int]], str], change: str
+) -> None:
+    assert by_step(results[change]) == [sorted(step) for step in alone[0][BEFORE:]]
+
+
+@pytest.mark.parametrize("change", RESIZED)
+@pytest.mark.parametrize("way", ["run state", "rank states"])
+def test_and_its_final_metrics_are_those_of_the_uninterrupted_run_bit_for_bit(
+    results: Results, alone: tuple[Any, str], change: str, way: str
+) -> None:
+    assert {rank[way] for rank in results[change]} == {alone[1]}
