@@ -223,7 +223,9 @@ def test_classes_the_user_allows_load_without_trust(folder: Path) -> None:
     assert state["step"] == {1, 2}
 
 
-@pytest.mark.parametrize("name", ["../outside", "/etc/hostname", "a/../../outside", "", "nul\0l", "link", "dir/inside"])
+@pytest.mark.parametrize(
+    "name", ["../outside", "/etc/hostname", "a/../../outside", "", "nul\0l", "link", "link/", "./link", "dir/inside"]
+)
 def test_files_outside_the_folder_are_refused(folder: Path, name: str) -> None:
     metadata = metadata_of(folder)
     info = metadata.storage_data[MetadataIndex("weight", [0])]
