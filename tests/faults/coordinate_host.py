@@ -16,7 +16,7 @@ from holdfast.errors import CoordinationError, StaleLeaseError
 
 
 def hold_store(folder: Path, address: str) -> None:
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=60))  # type: ignore[attr-defined]
     (folder / "port.tmp").write_text(str(store.port))
     (folder / "port.tmp").rename(folder / "port")
     sys.stdin.read()

@@ -101,15 +101,17 @@ def run(folder: Path, faults: list[Fault], workers: int, **options: Any) -> Outc
         slow = {fault.worker for fault in faults if fault.kind == "slow"}
         processes = [start_worker(job, rank, 4.0 if rank in slow else 1.0) for rank in range(workers)]
         for fault in (fault for fault in faults if fault.kind != "slow"):
-            wait_until(
-                lambda fault=fault: watching.add("holdfast/lease/job/committed", 0) >= fault.after, f"never {fault}"
-            )
+            _wait_for_commits(watching, fault)
             _inflict(fault, job, processes)
         for process in processes:
             process.join(DEADLINE)
         return _count(job, faults, processes)
     finally:
         host.close()
+
+
+def _wait_for_commits(watching: Any, fault: Fault) -> None:
+    wait_until(lambda: bool(watching.add("holdfast/lease/job/committed", 0) >= fault.after), f"never {fault}")
 
 
 def _inflict(fault: Fault, job: Job, processes: list[Any]) -> None:

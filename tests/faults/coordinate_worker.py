@@ -50,7 +50,7 @@ def without_name_lookups() -> None:
 
 def connect(job: Job) -> Any:
     without_name_lookups()
-    return dist.TCPStore(job.host, job.port, is_master=False, timeout=timedelta(seconds=60))
+    return dist.TCPStore(job.host, job.port, is_master=False, timeout=timedelta(seconds=60))  # type: ignore[attr-defined]
 
 
 def dataset(job: Job) -> StreamDataset:
@@ -70,7 +70,7 @@ def reader_for(job: Job, coordinator: StreamCoordinator) -> LeasedReader:
 def host_store(channel: Connection, address: str = "127.0.0.1") -> None:
     """Hold the store until the test ends it."""
     without_name_lookups()
-    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))
+    store = dist.TCPStore(address, 0, is_master=True, wait_for_workers=False, timeout=timedelta(seconds=10))  # type: ignore[attr-defined]
     channel.send(store.port)
     channel.recv()
 

@@ -8,8 +8,8 @@ import signal
 from pathlib import Path
 
 import pytest
-from tests.faults.coordinate_runs import DEADLINE, Host, connect, start_worker, wait_until
-from tests.faults.coordinate_worker import LOST, Job
+from tests.faults.coordinate_runs import DEADLINE, Host, start_worker, wait_until
+from tests.faults.coordinate_worker import LOST, Job, connect
 
 
 @pytest.mark.parametrize("fault", [signal.SIGKILL, signal.SIGSTOP], ids=["killed", "stopped"])

@@ -1,0 +1,99 @@
+"""Under torchrun with its own TCPStore: a killed rank, a restarted group, a smaller group, and a slow rank."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import Counter
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.distributed.coordinate_trainer import GLOBAL_BATCH, SAMPLES, dataset
+
+pytestmark = pytest.mark.distributed
+
+SCRIPT = Path(__file__).with_name("coordinate_trainer.py")
+ROOT = SCRIPT.parents[2]
+
+
+def torchrun(folder: Path, ranks: int, **plan: Any) -> None:
+    file = folder / f"plan-{plan['name']}.json"
+    file.write_text(json.dumps({"folder": str(folder), **plan}))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    # torch's server looks up the name of every client; a lost answer of the name server would stall it for seconds.
+    environment = {**os.environ, "RES_OPTIONS": "attempts:0", "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(
+        [*command, "--max-restarts=2", "--monitor-interval=0.2", str(SCRIPT), str(file)],
+        cwd=ROOT,
+        env=environment,
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("trained")
+    torchrun(folder, 3, name="three", mode="train", kill=[1, 9], stop_at=20)
+    torchrun(folder, 2, name="two", mode="train", stop_at=None)
+    return folder
+
+
+def steps_of(folder: Path) -> dict[int, list[dict[str, Any]]]:
+    steps: dict[int, list[dict[str, Any]]] = {}
+    for file in sorted(folder.glob("step-*.json")):
+        steps.setdefault(int(file.name.split("-")[1]), []).append(json.loads(file.read_text()))
+    return steps
+
+
+def ends(folder: Path, name: str) -> list[dict[str, Any]]:
+    return [json.loads(file.read_text()) for file in sorted(folder.glob(f"end-{name}-*.json"))]
+
+
+def test_every_step_has_the_samples_of_the_uninterrupted_run(trained: Path) -> None:
+    steps = steps_of(trained)
+    assert sorted(steps) == list(range(SAMPLES // GLOBAL_BATCH))
+    order = dataset().order()
+    for step, ranks in steps.items():
+        expected = order.locate(np.arange(step * GLOBAL_BATCH, (step + 1) * GLOBAL_BATCH)).index.tolist()
+        assert sorted(value for rank in ranks for value in rank["values"]) == sorted(expected)
+
+
+def test_the_group_was_restarted_and_went_on_by_itself_from_the_last_committed_step(trained: Path) -> None:
+    assert [end["restarts"] for end in ends(trained, "three")] == ["1", "1", "1"]
+    assert [end["begun"] for end in ends(trained, "three")] == [8, 8, 8]  # it died in its ninth step
+
+
+def test_a_smaller_group_goes_on_where_the_larger_one_stopped(trained: Path) -> None:
+    assert [end["begun"] for end in ends(trained, "two")] == [20, 20]
+
+
+def test_every_rank_adopts_the_same_shares_at_the_same_step(trained: Path) -> None:
+    for name in ("three", "two"):
+        segments = [end["segments"] for end in ends(trained, name)]
+        assert all(other == segments[0] for other in segments)
+    assert any(shares is not None for _, _, _, shares, _ in ends(trained, "three")[0]["segments"])
+
+
+def test_the_slow_rank_ends_up_with_the_smallest_share(trained: Path) -> None:
+    last = steps_of(trained)[19]
+    shares = {entry["rank"]: entry["share"] for entry in last}
+    assert shares[2] < min(shares[0], shares[1])
+    assert sum(shares.values()) == pytest.approx(1.0)
+
+
+def test_a_leased_job_survives_a_killed_rank_and_torchruns_restart(tmp_path: Path) -> None:
+    torchrun(tmp_path, 3, name="leased", mode="lease", kill=[1, 4])
+    results = [json.loads(file.read_text()) for file in tmp_path.glob("results-*.json")]
+    assert len(results) == 3
+    assert all([chunk for chunk, _ in found] == list(range(SAMPLES // 8)) for found in results)
+    told = Counter(line for file in tmp_path.glob("leased-*.jsonl") for line in file.read_text().splitlines())
+    assert max(told.values()) == 1
+    assert {payload[1] for _, payload in results[0]} == {"0", "1"}  # commits of both lives stand side by side
