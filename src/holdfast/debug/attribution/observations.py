@@ -154,9 +154,10 @@ def _gradients(seen: dict[str, float], detections: Sequence[Detection], signals:
         logs = np.log(values)
         wobble = float(np.median(np.abs(np.diff(logs))))
         span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
-        seen["gradient_smooth"] = float(span > 0.3 and wobble < 0.15 * span)
         eighth = max(2, len(values) // 8)
         growth = float(np.median(logs[-3 * eighth :]) - np.median(logs[:eighth]))
+        # A running sum changes little from step to step, and does not fade.
+        seen["gradient_smooth"] = float(span > 0.3 and wobble < 0.15 * span and growth > -0.2)
         seen["gradient_grows"] = float(np.clip(growth / np.log(10.0), 0.0, 1.0))
         seen["gradient_fades"] = float(np.clip(-growth / np.log(10.0), 0.0, 1.0))
         usual = float(np.median(values))

@@ -279,7 +279,10 @@ def _hurt_loss(signals: Sequence[Signal]) -> float | None:
         step = float(signal.steps[int(np.argmax(broken))]) if broken.any() else None
         if shape is not None and not shape.is_signed and len(shape.level) > 3:
             lowest = np.minimum.accumulate(shape.level)
-            worse = (shape.level > 2.0 * lowest) & (shape.level - lowest > 8.0 * shape.noise)
+            # Twice of next to nothing is still next to nothing: a fair part of the progress must be given up.
+            gained = np.maximum.accumulate(shape.level) - lowest
+            climb = shape.level - lowest
+            worse = (shape.level > 2.0 * lowest) & (climb > 8.0 * shape.noise) & (climb > 0.1 * gained)
             if worse.any():
                 at = shape.step_of_block(int(np.argmax(worse)))
                 step = at if step is None else min(step, at)

@@ -20,7 +20,7 @@ _CLASS_COUNTS = (2, 10, 100, 1000, 50257)
 # On a live run there is time: wait until nobody could still be warming up.
 LIVE_SPAN = 2000.0
 # A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
-MOST_IMPROVEMENT = 0.04
+MOST_IMPROVEMENT = 0.06
 # Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
 _SQUARED = (0.25, 1.0)
 
