@@ -78,6 +78,8 @@ if TYPE_CHECKING:
     from holdfast.sources import TokenFileSource as TokenFileSource
     from holdfast.stream import CheckpointState as CheckpointState
     from holdfast.stream import DatasetInfo as DatasetInfo
+    from holdfast.stream import HFIterableDataset as HFIterableDataset
+    from holdfast.stream import HFStreamingDataset as HFStreamingDataset
     from holdfast.stream import InterleavedDataset as InterleavedDataset
     from holdfast.stream import OrderedDataset as OrderedDataset
     from holdfast.stream import SampleRef as SampleRef
@@ -155,6 +157,8 @@ _HOME: dict[str, str] = {
     "TokenFileSource": "holdfast.sources",
     "CheckpointState": "holdfast.stream",
     "DatasetInfo": "holdfast.stream",
+    "HFIterableDataset": "holdfast.stream",
+    "HFStreamingDataset": "holdfast.stream",
     "InterleavedDataset": "holdfast.stream",
     "OrderedDataset": "holdfast.stream",
     "SampleRef": "holdfast.stream",

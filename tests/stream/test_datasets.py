@@ -248,6 +248,10 @@ def fails_on_multiples_of_7(sample: dict[str, Any]) -> dict[str, Any]:
     return sample
 
 
+def aggregator_failures(aggregator: MetricsAggregator) -> Any:
+    return aggregator.get_metrics()["wiki"]["samples_failed"]
+
+
 def test_samples_that_fail_are_counted_once_wherever_the_run_is_checkpointed() -> None:
     def make() -> StreamingShardLoader:
         dataset = StreamDataset(
@@ -265,9 +269,11 @@ def test_samples_that_fail_are_counted_once_wherever_the_run_is_checkpointed() -
         for batch in islice(first, before):
             aggregator.update(batch["metrics"])
         again.load_state_dict(first.state_dict())
+        assert len(first.samples_failed) == first.get_stats().samples_failed == aggregator_failures(aggregator)
         for batch in islice(again, 14 - before):
             aggregator.update(batch["metrics"])
         assert aggregator.get_metrics() == whole
+        assert sorted(again.samples_failed) == [("wiki", index) for index in range(0, 70, 7)]
 
 
 def test_a_batch_whose_first_sample_has_no_metrics_keeps_those_of_the_others() -> None:

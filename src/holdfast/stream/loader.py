@@ -224,6 +224,8 @@ class StreamingShardLoader:
             if device is not None:
                 batch = {name: _moved(value, device) for name, value in batch.items()}
             self._step += 1
+            if chunk.failed:
+                self._count_failures(chunk, number)
             stats.samples_loaded += samples
             if hit:
                 stats.prefetch_hits += 1
@@ -356,9 +358,12 @@ class StreamingShardLoader:
         stats.remote_samples += chunk.remote_samples
         stats.bytes_read += chunk.bytes_read
         stats.workers_restarted += restarted
-        if chunk.failed:
-            stats.samples_failed += len(chunk.failed)
-            self._failed += chunk.failed[: FAILURES_KEPT - len(self._failed)]
+
+    def _count_failures(self, chunk: Chunk, number: int) -> None:
+        """Count a batch's failures when it is delivered: those read ahead are read again after a resume."""
+        failed = [failure for failure in chunk.failed if failure.batch == number]
+        self._stats.samples_failed += len(failed)
+        self._failed += failed[: FAILURES_KEPT - len(self._failed)]
 
     # --- state -----------------------------------------------------------------------------------------------------
 

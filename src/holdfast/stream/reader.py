@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -31,12 +31,13 @@ Collate = Callable[[list[Sample]], dict[str, Any]]
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """A sample that could not be read or transformed, left out under ``on_error="skip"``."""
+    """A sample that could not be read or transformed, left out under ``on_error="skip"``; ``batch`` is its chunk's."""
 
     source: str
     index: int
     position: int
     error: str
+    batch: int = -1
 
 
 class Failure(NamedTuple):
@@ -218,7 +219,7 @@ class Reader:
             if valid is not None:
                 batch["__valid__"] = to_tensors({"v": valid[[i for i, _ in chosen]]})["v"]
             batches.append(batch)
-        return Chunk(offsets, batches=batches, failed=failed)
+        return Chunk(offsets, batches=batches, failed=_by_batch(failed, positions, offsets, valid))
 
     def _add_sample_metrics(
         self,
@@ -321,6 +322,17 @@ class Reader:
                     parts += transform.dataset_metrics(num_epochs=epochs).columns
             made.append(MetricBatch(tuple(parts)))
         return made
+
+
+def _by_batch(failed: list[Failed], positions: Int64, offsets: Int64, valid: NDArray[np.bool_] | None) -> list[Failed]:
+    """Say which batch each failure belongs to; repeats that fill a batch are no failures of their own."""
+    if not failed:
+        return []
+    real = np.arange(len(positions)) if valid is None else np.flatnonzero(valid)
+    rows = dict(zip(positions[real].tolist(), real.tolist(), strict=True))
+    found = {failure.position: failure for failure in failed if failure.position in rows}
+    numbers = np.searchsorted(offsets, [rows[position] for position in found], side="right") - 1
+    return [replace(failure, batch=int(batch)) for failure, batch in zip(found.values(), numbers, strict=True)]
 
 
 def _has_parameter(function: Any, name: str) -> bool:
