@@ -21,7 +21,9 @@ ROUNDS = 7
 def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     """Load with both readers in turn, compare, then damage a copy and load that."""
     import torch
-    import torch.distributed.checkpoint as dcp
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.filesystem import FileSystemReader
+    from torch.distributed.checkpoint.state_dict_loader import load as load_checkpoint
 
     from holdfast.checkpoint import ParallelFileSystemReader
     from holdfast.cli.demo.trainer import CharacterModel, training_state
@@ -38,12 +40,12 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         began = time.perf_counter()
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it loads in one process, which is meant
-            dcp.load(state, storage_reader=reader, no_dist=True)
+            load_checkpoint(state, storage_reader=reader, no_dist=True)
         return time.perf_counter() - began, state
 
     stock_seconds, fast_seconds = [], []
     for _ in range(ROUNDS):
-        seconds, stock = load(dcp.FileSystemReader(path))
+        seconds, stock = load(FileSystemReader(path))
         stock_seconds.append(seconds)
         seconds, fast = load(ParallelFileSystemReader(path))
         fast_seconds.append(seconds)
@@ -60,11 +62,11 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         byte = file.read(1)
         file.seek(-1, 1)
         file.write(bytes([byte[0] ^ 1]))
-    load(dcp.FileSystemReader(damaged))
+    load(FileSystemReader(damaged))
     caught = ""
     try:
         load(ParallelFileSystemReader(damaged))
-    except (CorruptRecordError, dcp.CheckpointException) as error:
+    except (CorruptRecordError, CheckpointException) as error:
         caught = _first_line(error)
     say("one bit flipped on the disk: torch's reader loads it without a word;")
     say(f"holdfast: {caught or 'missed it'}")
@@ -74,7 +76,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     ]
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     failures = getattr(error, "failures", None)
     if failures:
         error = next(iter(failures.values()))[0]

@@ -60,7 +60,7 @@ def _train_too_hot(folder: Path, log: Path) -> None:
             scores = model(batch["tokens"])
             loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch["targets"].flatten())
             optimizer.zero_grad()
-            loss.backward()
+            torch.autograd.backward(loss)
             norm = nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
             optimizer.step()
             record = {"step": loader.step, "loss": loss.item(), "grad_norm": norm.item()}

@@ -13,8 +13,9 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.distributed.checkpoint as dcp
 from torch import nn
+from torch.distributed.checkpoint.state_dict_loader import load
+from torch.distributed.checkpoint.state_dict_saver import save
 from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.checkpoint import ParallelFileSystemReader
@@ -85,7 +86,7 @@ def main() -> None:
     saved = sorted(checkpoints.glob("step-*/.metadata"))
     if saved:
         state = training_state(model, optimizer, "")
-        dcp.load(state, storage_reader=ParallelFileSystemReader(saved[-1].parent))
+        load(state, storage_reader=ParallelFileSystemReader(saved[-1].parent))
         model.load_state_dict(state["model"])
         record = json.loads(state["record"])
         loader.load_state_dict(record["stream"])
@@ -97,7 +98,7 @@ def main() -> None:
         scores = wrapped(batch["tokens"])
         loss = nn.functional.cross_entropy(scores.flatten(0, 1), batch["targets"].flatten())
         optimizer.zero_grad()
-        loss.backward()
+        torch.autograd.backward(loss)
         optimizer.step()
         metrics.update(batch["metrics"])
         seen = [(ref.position, ref.source, ref.index) for ref in loader.samples_in(step, rank)]
@@ -105,9 +106,7 @@ def main() -> None:
         trace.flush()
         if loader.step % options.save_every == 0 or loader.step == options.steps:
             record_text = json.dumps({"stream": loader.state_dict(), "metrics": metrics.run_state_dict()})
-            dcp.save(
-                training_state(model, optimizer, record_text), checkpoint_id=checkpoints / f"step-{loader.step:05d}"
-            )
+            save(training_state(model, optimizer, record_text), checkpoint_id=checkpoints / f"step-{loader.step:05d}")
         if loader.step >= options.steps:
             break
     mean = loss.detach().clone()
