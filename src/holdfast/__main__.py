@@ -1,0 +1,6 @@
+"""`python -m holdfast` is the `holdfast` command."""
+
+from holdfast.cli.main import run
+
+if __name__ == "__main__":
+    run()

@@ -1,0 +1,54 @@
+"""A worker of the demo's last stage: leases chunks of the corpus, counts their bytes, commits the counts.
+
+Run by the demo as ``python -m holdfast.cli.demo.leaser FOLDER PORT RANK WORLD``.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from datetime import timedelta
+from pathlib import Path
+
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # public, though not in its __all__
+
+from holdfast.cli.demo.corpus import build_mixture
+from holdfast.coordinate import LeasedChunk, LeasedReader, StreamCoordinator
+
+__all__ = ["TTL", "main", "open_reader"]
+
+TTL = 1.0
+BATCH = 16
+CHUNK = 160
+POSITIONS = range(16_000)
+
+
+def open_reader(folder: Path, port: int, rank: int, world: int) -> tuple[StreamCoordinator, LeasedReader]:
+    """Join the job over the store at the port."""
+    store = TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=30))
+    coordinator = StreamCoordinator(store, world, heartbeat=TTL / 4, ttl=TTL)
+    coordinator.register_worker(rank)
+    reader = coordinator.lease(
+        build_mixture(folder), rank=rank, batch_size=BATCH, chunk_size=CHUNK, positions=POSITIONS
+    )
+    return coordinator, reader
+
+
+def main() -> None:
+    """Work until every position is committed, by whomever."""
+    folder, port, rank, world = sys.argv[1:]
+    coordinator, reader = open_reader(Path(folder), int(port), int(rank), int(world))
+
+    def count(chunk: LeasedChunk) -> str:
+        time.sleep(0.02)  # some work, so that there is time to be killed in
+        letters = sum(int((batch["tokens"] == ord("e")).sum()) for batch in chunk)
+        return f"{rank}:{letters}:{len(chunk.positions)}"
+
+    with coordinator:
+        reader.process(count)
+        print(reader.chunks_taken_over, flush=True)
+        reader.close()
+
+
+if __name__ == "__main__":
+    main()
