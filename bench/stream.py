@@ -66,6 +66,8 @@ def report(
         figures[f"{workload}: {name}, samples/s"] = rate
     ours = found["holdfast"]
     measured = [peer for peer in peers if peer.name in found]
+    for peer in measured:
+        figures[f"{workload}: holdfast / {peer.name}"] = ours / found[peer.name]
     for kind, chosen in (("peer that resumes exactly", [p for p in measured if p.resumes_exactly]), ("peer", measured)):
         if chosen:
             fastest = max(chosen, key=lambda peer: found[peer.name])
@@ -85,7 +87,7 @@ def tokens_workload(folder: Path, quick: bool, figures: dict[str, float], about:
             yield tokens[order[start : start + BATCH]]
 
     def holdfast(threads: int) -> Begin:
-        config = StreamingConfig(batch_size=BATCH, epochs=1, prefetch_buffer_size=2048, prefetch_threads=threads)
+        config = StreamingConfig(batch_size=BATCH, epochs=1, prefetch_buffer_size=4096, prefetch_threads=threads)
         dataset = StreamDataset(ArraySource({"tokens": tokens}), name="tokens")
         return lambda: StreamingShardLoader(dataset, config)
 
@@ -93,9 +95,6 @@ def tokens_workload(folder: Path, quick: bool, figures: dict[str, float], about:
     sides |= build(peers, about, "tokens")
     found = rates(sides, rounds=5, seconds=0.2 if quick else 0.6)
     report("tokens", found, peers, figures, about)
-    for name in ("torchdata", "litdata", "grain", "mosaic", "datasets", "webdataset"):
-        if name in found:
-            figures[f"tokens: holdfast / {name}"] = found["holdfast"] / found[name]
     for name in ("holdfast", "holdfast, 2 threads"):
         figures[f"tokens: {name} / raw gather"] = found[name] / found["raw NumPy gather"]
 
@@ -154,7 +153,7 @@ def parquet_workload(folder: Path, quick: bool, figures: dict[str, float], about
     pyarrow.parquet.write_table(table, path, row_group_size=2_000)
     peers = parquet_peers(path, folder)
     dataset = StreamDataset(ParquetSource(str(path)), name="rows", shuffle="window")
-    config = StreamingConfig(batch_size=BATCH, prefetch_buffer_size=2048)
+    config = StreamingConfig(batch_size=BATCH, prefetch_buffer_size=4096)
     sides: dict[str, Begin] = {"holdfast": lambda: StreamingShardLoader(dataset, config)}
     sides |= build(peers, about, "parquet")
     report("parquet", rates(sides, rounds=5, seconds=0.2 if quick else 0.6), peers, figures, about)

@@ -2,7 +2,7 @@
 
 ``StepReader`` joins a schedule to a reader: chunk k of a run that begins at some step covers the next ``chunk_steps``
 steps after those of chunk k-1. Positions are computed in wide windows, because arithmetic over few of them at a time is
-dominated by the cost of calling NumPy; samples are read in smaller chunks, which stay in the processor's cache.
+dominated by the cost of calling NumPy; samples are read in chunks of a few batches, bounded by what may be read ahead.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["StepReader"]
 Int64 = NDArray[np.int64]
 
 WINDOW_SAMPLES = 8192
-CHUNK_SAMPLES = 512
+CHUNK_SAMPLES = 2048
 
 
 class _Window(NamedTuple):
