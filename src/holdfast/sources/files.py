@@ -10,7 +10,7 @@ from __future__ import annotations
 import mmap
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -148,10 +148,11 @@ class LocalFile(DataFile):
                 os.close(self._opened[0])
                 self._opened = None
 
-    def __del__(self) -> None:
+    def __del__(self, close: Callable[[int], None] = os.close) -> None:
+        # `close` is bound here: when the interpreter ends, the module's own names may be gone already.
         opened = getattr(self, "_opened", None)
         if opened is not None:
-            os.close(opened[0])
+            close(opened[0])
 
     def _open(self) -> tuple[int, NDArray[np.uint8]]:
         try:
