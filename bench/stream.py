@@ -87,7 +87,7 @@ def tokens_workload(folder: Path, quick: bool, figures: dict[str, float], about:
             yield tokens[order[start : start + BATCH]]
 
     def holdfast(threads: int) -> Begin:
-        config = StreamingConfig(batch_size=BATCH, epochs=1, prefetch_buffer_size=4096, prefetch_threads=threads)
+        config = StreamingConfig(batch_size=BATCH, prefetch_buffer_size=4096, prefetch_threads=threads)
         dataset = StreamDataset(ArraySource({"tokens": tokens}), name="tokens")
         return lambda: StreamingShardLoader(dataset, config)
 
