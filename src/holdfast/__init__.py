@@ -20,6 +20,11 @@ if TYPE_CHECKING:
     from holdfast.checkpoint import ParallelFileSystemReader as ParallelFileSystemReader
     from holdfast.checkpoint import VerifyReport as VerifyReport
     from holdfast.checkpoint import verify_checkpoint as verify_checkpoint
+    from holdfast.coordinate import LeasedChunk as LeasedChunk
+    from holdfast.coordinate import LeasedReader as LeasedReader
+    from holdfast.coordinate import StreamCoordinator as StreamCoordinator
+    from holdfast.coordinate import WorkerHealth as WorkerHealth
+    from holdfast.coordinate import WorkerStatus as WorkerStatus
     from holdfast.debug import AttributionEngine as AttributionEngine
     from holdfast.debug import BaseDetector as BaseDetector
     from holdfast.debug import BaseIngestor as BaseIngestor
@@ -170,6 +175,11 @@ _HOME: dict[str, str] = {
     "TuneIterableDataset": "holdfast.stream",
     "load_state": "holdfast.stream",
     "save_state": "holdfast.stream",
+    "LeasedChunk": "holdfast.coordinate",
+    "LeasedReader": "holdfast.coordinate",
+    "StreamCoordinator": "holdfast.coordinate",
+    "WorkerHealth": "holdfast.coordinate",
+    "WorkerStatus": "holdfast.coordinate",
 }
 
 __all__ = sorted(["__version__", "errors", *_HOME])

@@ -29,7 +29,7 @@ MOST_WORKERS = 4
 
 # Often enough to meet: "take_over" looks, waits and looks again, as a worker without work does.
 actions = st.sampled_from(
-    ["claim", "renew", "observe", "take_over", "take_over", "commit", "commit", "release", "finish"]
+    ["claim", "renew", "observe", "take_over", "take_over", "commit", "commit", "release", "finish", "mark"]
 )
 # (who, what, at which of its store operations it is interrupted, and by whom doing what, or dies)
 scripts = st.tuples(
@@ -91,6 +91,9 @@ class Worker:
                 self.commit(chunk, token)
         elif action == "release":
             table.release(now)
+        elif action == "mark":
+            table.read_mark()
+            table.move_mark(now)
         elif action == "finish" and table.is_finished():
             self.machine.check_finished()
 
@@ -174,6 +177,12 @@ class Protocol(RuleBasedStateMachine):
         if hasattr(self, "store") and int(self.store.values.get("committed", b"0")) >= self.chunks:
             self.check_finished()
 
+    @invariant()
+    def everything_below_the_mark_is_done(self) -> None:
+        if hasattr(self, "store"):
+            for chunk in range(int(self.store.values.get("low", b"0"))):
+                assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), Done)
+
     def check_finished(self) -> None:
         for chunk in range(self.chunks):
             assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), Done)
@@ -183,6 +192,7 @@ class Protocol(RuleBasedStateMachine):
         if not hasattr(self, "store"):
             return
         last = Worker(self, MOST_WORKERS, 0)
+        last.act("mark")
         for _ in range(self.chunks + 3):
             for lease in last.table.claim(last.clock, 1):
                 last.commit(lease.chunk, lease.token)
@@ -203,9 +213,7 @@ TestProtocol.settings = settings(max_examples=200, stateful_step_count=40, deadl
 
 @pytest.mark.soak
 def test_the_protocol_holds_under_many_more_interleavings() -> None:
-    run_state_machine_as_test(
-        Protocol, settings=settings(max_examples=5000, stateful_step_count=120, deadline=None)
-    )
+    run_state_machine_as_test(Protocol, settings=settings(max_examples=5000, stateful_step_count=120, deadline=None))
 
 
 class Careless(MemoryStore):

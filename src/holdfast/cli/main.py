@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 __all__ = ["COMMANDS", "build_app", "run"]
 
 # Module of this package -> in the order `holdfast --help` shows them.
-COMMANDS = ("debug", "demo", "verify", "inspect", "samples", "when", "feedback", "calibrate")
+COMMANDS = ("debug", "demo", "verify", "inspect", "samples", "when", "feedback", "calibrate", "simulate", "watch")
 
 EXIT_UNUSABLE = 2
 

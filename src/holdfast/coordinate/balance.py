@@ -8,6 +8,7 @@ the same record, nobody waits, and so every rank adopts the same shares at the s
 
 from __future__ import annotations
 
+import heapq
 import json
 from collections.abc import Sequence
 
@@ -25,19 +26,23 @@ def balanced_shares(throughputs: Sequence[float], global_batch_size: int) -> tup
     remain, each goes to the rank that would finish it first, which makes the slowest rank's time the least possible.
     """
     speed = np.asarray(throughputs, dtype=np.float64)
-    spare = global_batch_size - len(speed)
-    sizes = 1 + np.floor(spare * speed / speed.sum()).astype(np.int64)
+    sizes = np.maximum(1, np.floor(global_batch_size * speed / speed.sum())).astype(np.int64)
     left = int(global_batch_size - sizes.sum())
-    for _ in range(left):
-        sizes[int(np.argmin((sizes + 1) / speed))] += 1
-    # Taking one from the last and giving it to the first, while that helps, undoes what rounding down spoiled.
-    while True:
-        times = np.where(sizes > 1, sizes / speed, 0.0)
-        slow, quick = int(np.argmax(times)), int(np.argmin((sizes + 1) / speed))
-        if slow == quick or (sizes[quick] + 1) / speed[quick] >= times[slow]:
-            break
-        sizes[slow] -= 1
-        sizes[quick] += 1
+    if left >= 0:
+        soonest = [((size + 1) / fast, rank) for rank, (size, fast) in enumerate(zip(sizes, speed, strict=True))]
+        heapq.heapify(soonest)
+        for _ in range(left):
+            _, rank = soonest[0]
+            sizes[rank] += 1
+            heapq.heapreplace(soonest, ((sizes[rank] + 1) / speed[rank], rank))
+    else:  # many ranks too slow for even one sample got one all the same: those that finish last give it back
+        latest = [(-size / fast, rank) for rank, (size, fast) in enumerate(zip(sizes, speed, strict=True)) if size > 1]
+        heapq.heapify(latest)
+        for _ in range(-left):
+            _, rank = heapq.heappop(latest)
+            sizes[rank] -= 1
+            if sizes[rank] > 1:
+                heapq.heappush(latest, (-sizes[rank] / speed[rank], rank))
     return tuple((sizes / global_batch_size).tolist())
 
 

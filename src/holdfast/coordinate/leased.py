@@ -42,6 +42,24 @@ LOOK_AT = 64
 PATIENCE = 1.1
 
 
+def idle_pause(ttl: float, workers: int) -> float:
+    """Return how long an idle worker waits between looks: the more there are, the longer, so that the store copes."""
+    return min(ttl, max(ttl / 20, workers / 1000))
+
+
+def watched_chunks(low: int, stop: int, place: int, workers: int, replication: int) -> list[int]:
+    """Return the chunks in ``low … stop`` that the worker at this place among the living stands by for.
+
+    Chunk c is watched by the workers at places c, c+1, … c+replication (mod workers): one more than the replication, as
+    one of them may be the owner itself. Each worker so watches its part, however many workers there are.
+    """
+    found: list[int] = []
+    for offset in range(min(replication, workers - 1) + 1):
+        first = low + (place - offset - low) % workers
+        found += range(first, stop, workers)
+    return sorted(found)
+
+
 @dataclass(frozen=True, slots=True)
 class LeasedChunk:
     """A chunk under lease: iterate over its batches, then commit.
@@ -254,9 +272,13 @@ class LeasedReader:
                 if not self._idle:
                     self._idle = True
                     self._report()
+                self._table.read_mark()
+                if self.standby(self._table.low):
+                    self._table.move_mark(now)
                 self._table.observe(now, self._table.open_chunks(LOOK_AT))
+                self._table.publish_mark()
                 expiry = self._table.next_expiry()
-            pause = self._coordinator.ttl / 20
+            pause = idle_pause(self._coordinator.ttl, len(self._coordinator.live))
             if expiry is not None:
                 pause = min(pause, max(0.001, expiry - time.monotonic()))
             time.sleep(pause)
@@ -293,7 +315,6 @@ class LeasedReader:
         live = self._coordinator.live
         if self.rank not in live:
             return False
-        # One more than the replication: one of them may be the owner itself.
         return (live.index(self.rank) - chunk) % len(live) <= self._coordinator.replication
 
     def _patience(self, chunk: int) -> float:
@@ -304,10 +325,19 @@ class LeasedReader:
         with self._lock:
             now = time.monotonic()
             self._table.renew(now)
-            # Chunks are drawn in order, so those below the lowest open one are settled; the list stays short.
-            drawn = self._table.drawn()
-            watched = [c for c in self._table.open_chunks(16 * LOOK_AT) if c < drawn and self.standby(c)]
-            self._table.observe(now, watched[: 4 * LOOK_AT])
+            self._table.read_mark()
+            if self.standby(self._table.low):
+                self._table.move_mark(now)
+            live = self._coordinator.live
+            if self.rank in live:
+                mine = watched_chunks(
+                    self._table.low,
+                    self._table.drawn(),
+                    live.index(self.rank),
+                    len(live),
+                    self._coordinator.replication,
+                )
+                self._table.observe(now, mine)
 
     def _report(self) -> None:
         self._coordinator.report(

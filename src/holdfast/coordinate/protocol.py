@@ -10,7 +10,8 @@ to try.
 
 A worker that dies between drawing a ticket and creating the record leaves a hole; observers take a hole over like a
 lease. The count of commits may fall behind (a worker dies between the two operations) but never runs ahead, so "all
-done" is certain when it says so, and otherwise found by reading the records.
+done" is certain when it says so, and otherwise found by reading the records. A shared mark says below which number
+everything is done, so that nobody reads old records again; it only ever states facts, so a stale one does no harm.
 
 This module is pure: the store is five operations and the time is an argument, so the same code runs on torch's stores,
 under the model checker and in the simulator.
@@ -135,7 +136,8 @@ class LeaseTable:
         self._held: dict[int, _Held] = {}
         self._sightings: dict[int, _Sighting] = {}
         self._done: set[int] = set()
-        self._low = 0  # every chunk below is known to be done
+        self._low = 0  # every chunk below is known to be done …
+        self._mark = 0  # … and below this one, all workers know
         self._exhausted = False
         self._finished = self._to_do == 0
 
@@ -244,8 +246,9 @@ class LeaseTable:
         if known is not None and known.record == record:
             return
         if record is not None and isinstance(decode(chunk, record), Done):
-            self._done.add(chunk)
             self._sightings.pop(chunk, None)
+            if chunk >= self._low:
+                self._done.add(chunk)
         else:
             self._sightings[chunk] = _Sighting(record, now)
 
@@ -288,15 +291,14 @@ class LeaseTable:
 
     def is_done(self, chunk: int) -> bool:
         """Say whether the chunk is known to be committed."""
-        if chunk in self._done:
+        if chunk < self._low or chunk in self._done:
             return True
         index = bisect_right(self._before, chunk) - 1
         return index >= 0 and chunk < self._until[index]
 
     def open_chunks(self, limit: int, start: int = 0) -> list[int]:
         """Return up to ``limit`` chunks from ``start`` on that are not known to be done."""
-        while self._low < self.chunks and self.is_done(self._low):
-            self._low += 1
+        self._settle(self.chunks)
         found: list[int] = []
         for chunk in range(max(start, self._low), self.chunks):
             if not self.is_done(chunk):
@@ -304,6 +306,45 @@ class LeaseTable:
                 if len(found) == limit:
                     break
         return found
+
+    @property
+    def low(self) -> int:
+        """The chunk below which all are known to be done."""
+        return self._low
+
+    def read_mark(self) -> None:
+        """Learn from the others below which chunk all are done."""
+        found = self._store.get("low")
+        if found is None:
+            return
+        self._mark = max(self._mark, int(found))
+        if self._mark > self._low:
+            self._low = self._mark
+            self._done = {chunk for chunk in self._done if chunk >= self._low}
+            self._sightings = {chunk: seen for chunk, seen in self._sightings.items() if chunk >= self._low}
+
+    def move_mark(self, now: float) -> None:
+        """Read on from the mark as far as everything is done, and tell the others."""
+        drawn = self.drawn()
+        while self._low < drawn:
+            stop = min(self._low + READ_AT_ONCE, drawn)
+            self.observe(now, range(self._low, stop))
+            self._settle(stop)
+            if self._low < stop:
+                break
+        self.publish_mark()
+
+    def publish_mark(self) -> None:
+        """Tell the others how far this worker knows that everything is done, where they do not know it yet."""
+        self._settle(self.chunks)
+        if self._low > self._mark:
+            self._mark = self._low
+            self._store.set("low", str(self._mark).encode())
+
+    def _settle(self, stop: int) -> None:
+        while self._low < stop and self.is_done(self._low):
+            self._done.discard(self._low)
+            self._low += 1
 
     def is_finished(self) -> bool:
         """Say whether every chunk is committed: by the count, or because this worker has seen each record."""
@@ -325,7 +366,8 @@ class LeaseTable:
                 entry = None if record is None else decode(chunk, record)
                 if isinstance(entry, Done):
                     found.append(entry)
-                    self._done.add(chunk)
+                    if chunk >= self._low:
+                        self._done.add(chunk)
         return found
 
     def _is_before(self, chunk: int) -> bool:

@@ -1,0 +1,155 @@
+"""`holdfast simulate`: what failures, stragglers and coordination will cost at a given size."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import typer
+
+from holdfast.errors import ConfigError
+
+__all__ = ["plot_svg", "register"]
+
+BARS = " ▁▂▃▄▅▆▇█"
+WIDTH, HEIGHT = 720, 200
+Point = tuple[float, float]
+
+
+def _spark(values: Sequence[float], width: int = 60) -> str:
+    """Draw a series as one line of bars."""
+    if not values:
+        return ""
+    picked = [values[int(i * len(values) / width)] for i in range(min(width, len(values)))] or list(values)
+    top = max(picked) or 1.0
+    return "".join(BARS[round((len(BARS) - 1) * max(0.0, value) / top)] for value in picked)
+
+
+def plot_svg(plots: Sequence[tuple[str, Sequence[Point], str, str]]) -> str:
+    """Draw series of (x, y) below each other as one SVG document.
+
+    Args:
+        plots: for each its title, its points, and what x and y are.
+    """
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 100}" height="{len(plots) * (HEIGHT + 80)}" '
+        'font-family="sans-serif" font-size="12">'
+    ]
+    for number, (title, points, x_name, y_name) in enumerate(plots):
+        top = number * (HEIGHT + 80) + 30
+        right = max((x for x, _ in points), default=1.0) or 1.0
+        high = max((y for _, y in points), default=1.0) or 1.0
+        line = " ".join(f"{70 + WIDTH * x / right:.1f},{top + HEIGHT - HEIGHT * y / high:.1f}" for x, y in points)
+        parts += [
+            f'<text x="70" y="{top - 10}" font-size="14">{title}</text>',
+            f'<rect x="70" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>',
+            f'<polyline points="{line}" fill="none" stroke="#0a6" stroke-width="1.5"/>',
+            f'<text x="65" y="{top + 10}" text-anchor="end">{high:,.4g}</text>',
+            f'<text x="65" y="{top + HEIGHT}" text-anchor="end">0</text>',
+            f'<text x="{70 + WIDTH}" y="{top + HEIGHT + 16}" text-anchor="end">{right:,.4g} {x_name}</text>',
+            f'<text x="70" y="{top + HEIGHT + 16}">{y_name}</text>',
+        ]
+    return "\n".join([*parts, "</svg>"])
+
+
+def _series(results: dict[str, Any]) -> list[tuple[str, list[Point], str, str]]:
+    plots: list[tuple[str, list[Point], str, str]] = []
+    if "training" in results:
+        line = results["training"]["timeline"]
+        plots.append(("Training: ranks at work", [(hours, ranks) for hours, ranks, _ in line], "hours", "ranks"))
+        delivered = [(hours, float(samples)) for hours, _, samples in line]
+        plots.append(("Training: samples delivered", delivered, "hours", "samples"))
+    if "leases" in results:
+        line = results["leases"]["timeline"]
+        plots.append(("Leased: chunks committed", [(t, float(done)) for t, done, _ in line], "seconds", "chunks"))
+        rate = [(t, float(operations)) for t, _, operations in line]
+        plots.append(("Leased: store operations a second", rate, "seconds", "operations"))
+    return plots
+
+
+def _show(results: dict[str, Any]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+
+    console = Console()
+    for name, result in results.items():
+        table = Table(name, "")
+        table.columns[1].justify = "right"
+        for key, value in result.items():
+            if key != "timeline":
+                table.add_row(key.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
+        console.print(table)
+    for title, points, _, _ in _series(results):
+        console.print(f"{title}, up to {max((y for _, y in points), default=0):,.4g}")
+        console.print(_spark([y for _, y in points]), style="green", highlight=False)
+
+
+def _save(path: Path, results: dict[str, Any]) -> None:
+    svg = plot_svg(_series(results))
+    if path.suffix == ".html":
+        svg = f'<!doctype html><meta charset="utf-8"><title>holdfast simulate</title>\n{svg}\n'
+    elif path.suffix != ".svg":
+        raise ConfigError("the plot is written as .svg or .html", output=str(path))
+    path.write_text(svg, encoding="utf-8")
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def simulate(
+        ranks: int = typer.Option(1024, help="Data-parallel ranks, up to 100,000."),
+        mode: Annotated[Literal["training", "leased", "both"], typer.Option(help="Which way of reading.")] = "both",
+        ranks_per_node: int = typer.Option(8, help="Ranks that a failing node takes along."),
+        hours: float = typer.Option(24.0, help="How long the training run is."),
+        node_mtbf_hours: float = typer.Option(20_000.0, help="Mean time between failures of one node."),
+        step_seconds: float = typer.Option(10.0, help="Time of a step."),
+        checkpoint_steps: int = typer.Option(60, help="Steps between checkpoints."),
+        restart_seconds: float = typer.Option(300.0, help="From a failure to the next step."),
+        repair_hours: float = typer.Option(4.0, help="Until a failed node is back."),
+        stragglers: float = typer.Option(0.01, help="Fraction of ranks that are slow."),
+        slowdown: float = typer.Option(2.0, help="How many times slower they are."),
+        ttl: float = typer.Option(15.0, help="Seconds of silence until a lease may be taken over."),
+        heartbeat: float = typer.Option(5.0, help="Seconds between signs of life."),
+        chunks_per_rank: int = typer.Option(4, help="Work of the leased job."),
+        chunk_seconds: float = typer.Option(5.0, help="Time of a chunk."),
+        replication: int = typer.Option(1, help="Standbys a chunk."),
+        seed: int = typer.Option(0, help="Of the failures."),
+        output: Annotated[Path | None, typer.Option(help="Write the plot to this .svg or .html file.")] = None,
+        as_json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
+    ) -> None:
+        """Say what failures, stragglers and coordination cost at a given size, by the library's own code."""
+        from holdfast.coordinate.simulate import Scenario, simulate_leases, simulate_training
+
+        scenario = Scenario(
+            ranks=ranks,
+            ranks_per_node=ranks_per_node,
+            hours=hours,
+            node_mtbf_hours=node_mtbf_hours,
+            step_seconds=step_seconds,
+            checkpoint_steps=checkpoint_steps,
+            restart_seconds=restart_seconds,
+            repair_hours=repair_hours,
+            stragglers=stragglers,
+            slowdown=slowdown,
+            ttl=ttl,
+            heartbeat=heartbeat,
+            chunks_per_rank=chunks_per_rank,
+            chunk_seconds=chunk_seconds,
+            replication=replication,
+            seed=seed,
+        )
+        results: dict[str, Any] = {}
+        if mode != "leased":
+            results["training"] = asdict(simulate_training(scenario))
+        if mode != "training":
+            results["leases"] = asdict(simulate_leases(scenario))
+        if output is not None:
+            _save(output, results)
+        if as_json:
+            typer.echo(json.dumps({"scenario": asdict(scenario), **results}))
+        else:
+            _show(results)
