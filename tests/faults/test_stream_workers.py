@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import os
 import signal
 import subprocess
@@ -27,8 +28,7 @@ def loader_of(transform: Any = None, **options: Any) -> StreamingShardLoader:
 
 
 def workers() -> list[psutil.Process]:
-    children = psutil.Process().children()
-    return [child for child in children if "pt_data_worker" in child.name() or "python" in child.name()]
+    return [psutil.Process(child.pid) for child in multiprocessing.active_children()]
 
 
 def kill_one() -> None:
