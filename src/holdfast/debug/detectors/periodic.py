@@ -29,7 +29,8 @@ def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -
     skip = len(values) // 5
     values, steps = values[skip:], steps[skip:]
     lag, strength = _strongest_lag(_detrended(values))
-    if lag is None or strength < 0.6:
+    # Short series resemble themselves by chance.
+    if lag is None or strength < 0.6 + 1.5 / np.sqrt(len(values)):
         return None
     swing = 2.0 * robust_spread(_detrended(values)) / float(np.median(values))
     if swing < least:

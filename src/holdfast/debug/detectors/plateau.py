@@ -20,7 +20,7 @@ _CLASS_COUNTS = (2, 10, 100, 1000, 50257)
 # On a live run there is time: wait until nobody could still be warming up.
 LIVE_SPAN = 2000.0
 # A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
-MOST_IMPROVEMENT = 0.06
+MOST_IMPROVEMENT = 0.025
 # Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
 _SQUARED = (0.25, 1.0)
 
@@ -91,7 +91,7 @@ def _stalled_from_the_start(
     guess = _guessed(shape)
     # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
     error = float(np.median(shape.noise)) * 1.25 * np.sqrt(2.0 / max(1.0, shape.count / 5)) / head
-    at_most = improvement + 2.0 * error
+    at_most = max(improvement + 2.0 * error, _most_decline(shape, head))
     stuck = improvement <= minimum_improvement and at_most <= MOST_IMPROVEMENT
     if _flat_since_early(shape, error):
         # A first drop of a few per cent and nothing ever after is the bias of the last layer finding its place.
@@ -108,6 +108,15 @@ def _stalled_from_the_start(
     if not begins:
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+
+def _most_decline(shape: Shape, head: float) -> float:
+    """The largest decline over the log, as a share of its start, that a straight line through it leaves possible."""
+    places = np.linspace(-0.5, 0.5, len(shape.level))
+    slope = float(np.dot(places, shape.level) / np.dot(places, places))
+    # The error of a line's whole fall, through as many points as there are.
+    error = float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))
+    return (2.0 * error - slope) / head
 
 
 def _flat_since_early(shape: Shape, error: float) -> bool:
