@@ -154,7 +154,9 @@ def main() -> None:
         from bench.faultlab.score import lab_figures
 
         figures |= lab_figures(default_folder(), "report")
-        about["fault_lab"] = "the reporting half: model families and data the rules never saw"
+        about["fault_lab"] = (
+            "the reporting half: other model families and other data than rules, thresholds and tables were fitted on"
+        )
     publish(figures, about, as_json=options.json)
 
 
