@@ -146,6 +146,16 @@ def _with_labels(sample: dict[str, Any]) -> dict[str, Any]:
     return {"tokens": sample["tokens"], "labels": sample["tokens"]}
 
 
+def test_nested_messages_arrive_as_python_objects_from_json_and_from_a_dataset(tmp_path: Path) -> None:
+    rows = [{"messages": [{"role": "user", "content": f"question {i}"}] * (i % 3 + 1)} for i in range(9)]
+    lines = write_json(tmp_path / "nested.jsonl", rows)
+    for dataset in (
+        HFIterableDataset.from_json(lines, name="chat", shuffle="none"),
+        HFIterableDataset.from_dataset(datasets.Dataset.from_list(rows), name="chat", shuffle="none"),
+    ):
+        assert [{"messages": list(sample["messages"])} for sample in islice(dataset, 9)] == rows
+
+
 def noisy(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
     return {"id": sample["id"], "noise": float(rng.random())}
 

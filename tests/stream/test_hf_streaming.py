@@ -343,3 +343,18 @@ def test_load_dataset_is_asked_to_stream(tmp_path: Path) -> None:
     assert reader.num_shards == 1
     assert reader.info.length is None
     assert sorted(ids(islice(reader, LENGTHS[0]))) == list(range(LENGTHS[0]))
+
+
+def test_every_epoch_shard_window_and_seed_is_shuffled_differently() -> None:
+    identity = StreamIdentity("web", 3, 64, 32, True)
+    other = StreamIdentity("web", 4, 64, 32, True)
+    assert len({tuple(stream.shard_order(epoch)) for stream in (identity, other) for epoch in range(3)}) == 6
+    orders = {
+        tuple(stream.window_order(epoch, shard, window, 32))
+        for stream in (identity, other)
+        for epoch in range(3)
+        for shard in range(3)
+        for window in range(3)
+    }
+    assert len(orders) == 54
+    assert all(sorted(order) == list(range(32)) for order in orders)
