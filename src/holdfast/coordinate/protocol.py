@@ -100,10 +100,15 @@ def decode(chunk: int, record: bytes) -> Lease | Done:
 
 @dataclass(slots=True)
 class _Sighting:
-    """What an observer last saw of a chunk, and when it first saw just that."""
+    """What an observer last saw of a chunk, when it first saw just that, and whose it was."""
 
     record: bytes | None
     since: float
+    lease: Lease | None
+
+    @property
+    def released(self) -> bool:
+        return self.lease is not None and not self.lease.owner
 
 
 @dataclass(slots=True)
@@ -245,12 +250,13 @@ class LeaseTable:
         known = self._sightings.get(chunk)
         if known is not None and known.record == record:
             return
-        if record is not None and isinstance(decode(chunk, record), Done):
+        entry = None if record is None else decode(chunk, record)
+        if isinstance(entry, Done):
             self._sightings.pop(chunk, None)
             if chunk >= self._low:
                 self._done.add(chunk)
         else:
-            self._sightings[chunk] = _Sighting(record, now)
+            self._sightings[chunk] = _Sighting(record, now, entry)
 
     def expired(self, now: float, patience: Callable[[int], float] | None = None) -> list[int]:
         """Return the observed chunks that may be taken over now, lowest first.
@@ -262,7 +268,7 @@ class LeaseTable:
         return sorted(
             chunk
             for chunk, seen in self._sightings.items()
-            if self._released(chunk, seen) or now - seen.since >= self.ttl * (patience(chunk) if patience else 1.0)
+            if seen.released or now - seen.since >= self.ttl * (patience(chunk) if patience else 1.0)
         )
 
     def next_expiry(self) -> float | None:
@@ -274,18 +280,12 @@ class LeaseTable:
         seen = self._sightings.get(chunk)
         if seen is None or self.is_done(chunk):
             return None
-        token = 1
-        if seen.record is not None:
-            token = decode(chunk, seen.record).token + 1
-        lease = Lease(chunk, self.owner, token)
+        token = 0 if seen.lease is None else seen.lease.token
+        lease = Lease(chunk, self.owner, token + 1)
         if not self._swap(chunk, seen.record or b"", lease.encode(), now):
             return None
         self._held[chunk] = _Held(lease, now)
         return lease
-
-    @staticmethod
-    def _released(chunk: int, seen: _Sighting) -> bool:
-        return seen.record is not None and decode(chunk, seen.record).owner == ""
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
