@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
+import datasets
 import numpy as np
 import torch.distributed as dist
 
@@ -28,6 +30,7 @@ from holdfast.metrics import (
 from holdfast.sources import ArraySource
 from holdfast.stream import (
     HFIterableDataset,
+    HFStreamingDataset,
     InterleavedDataset,
     StreamDataset,
     StreamingConfig,
@@ -70,16 +73,19 @@ def write_data(folder: Path) -> None:
     (folder / "chat.jsonl").write_text("\n".join(lines) + "\n")
 
 
+def chat_of(folder: Path) -> HFIterableDataset:
+    return HFIterableDataset.from_json(
+        folder / "chat.jsonl", name="chat", seed=3, model_transform=tokenize, metric_transform=AllTypes()
+    )
+
+
 def mixture(folder: Path) -> InterleavedDataset:
     def array(first: int, length: int) -> ArraySource:
         return ArraySource({"id": np.arange(first, first + length), "tokens": np.ones((length, 4), dtype=np.int64)})
 
     wiki = StreamDataset(array(0, 67), name="wiki", seed=1, transform=label, metric_transform=AllTypes())
     code = StreamDataset(array(1000, 29), name="code", seed=2, transform=label, metric_transform=AllTypes())
-    chat = HFIterableDataset.from_json(
-        folder / "chat.jsonl", name="chat", seed=3, model_transform=tokenize, metric_transform=AllTypes()
-    )
-    inner = InterleavedDataset([code, chat], {"code": 0.4, "chat": 0.6}, seed=4, name="inner")
+    inner = InterleavedDataset([code, chat_of(folder)], {"code": 0.4, "chat": 0.6}, seed=4, name="inner")
     return InterleavedDataset([wiki, inner], {"wiki": 0.55, "inner": 0.45}, seed=5, name="mix")
 
 
@@ -139,6 +145,27 @@ def resume_elsewhere(folder: Path, before: int, rank: int, world_size: int, grou
     return results
 
 
+def rows_of(shards: list[int]) -> Iterator[dict[str, Any]]:
+    for shard in shards:
+        yield from ({"id": 100 * shard + i} for i in range(10 + shard))
+
+
+def streamed() -> HFStreamingDataset:
+    """Seven shards of unequal length that can only be read forwards."""
+    stream = datasets.IterableDataset.from_generator(rows_of, gen_kwargs={"shards": list(range(7))})
+    return HFStreamingDataset(stream, name="web", seed=6, window=4)
+
+
+def iterate_alone(folder: Path, rank: int) -> dict[str, Any]:
+    """Iterate datasets without a loader: each rank takes a share of its own, found by itself."""
+    stream, ordered = streamed(), chat_of(folder)
+    # Ranks stop at different places of their shards; those of the ordered dataset stay in step.
+    streamed_ids = [sample["id"] for sample in islice(stream, 11 + 2 * rank)]
+    ordered_ids = [sample["id"] for sample in islice(ordered, 10)]
+    states = {"streamed": stream.state_dict(), "ordered": ordered.state_dict()}
+    return {"streamed": streamed_ids, "ordered": ordered_ids, "states": states}
+
+
 def main() -> None:
     """Run every scenario as one of three ranks, and leave what it saw in the folder."""
     folder = Path(sys.argv[1])
@@ -154,6 +181,7 @@ def main() -> None:
         if rank < after:
             results[f"{before} to {after}"] = resume_elsewhere(folder, before, rank, after, groups[after])
         dist.barrier()
+    results["alone"] = iterate_alone(folder, rank)
     (folder / f"result-{rank}.json").write_text(json.dumps(results))
     dist.destroy_process_group()
 

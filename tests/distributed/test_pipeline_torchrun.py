@@ -5,11 +5,14 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.pipeline_worker import AFTER, BEFORE, pipeline, train, write_data
+from tests.distributed.pipeline_worker import AFTER, BEFORE, chat_of, pipeline, rows_of, streamed, train, write_data
+
+from holdfast.stream import HFStreamingDataset
 
 pytestmark = pytest.mark.distributed
 
@@ -94,3 +97,25 @@ def test_and_its_final_metrics_are_those_of_the_uninterrupted_run_bit_for_bit(
     results: Results, alone: tuple[Any, str], change: str, way: str
 ) -> None:
     assert {rank[way] for rank in results[change]} == {alone[1]}
+
+
+def test_ranks_that_iterate_a_dataset_themselves_share_it_and_any_ones_state_continues_it(
+    results: Results, folder: Path
+) -> None:
+    taken = [sample for rank in results["alone"] for sample in rank["ordered"]]
+    following = chat_of(folder)
+    following.load_state_dict(results["alone"][1]["states"]["ordered"])
+    expected = [sample["id"] for sample in islice(chat_of(folder), 60)]
+    assert sorted(taken) == sorted(expected[:30])
+    assert [sample["id"] for sample in islice(following, 30)] == expected[30:]
+
+
+def test_ranks_that_stream_share_the_shards_and_one_process_completes_the_epoch_from_their_merged_states(
+    results: Results,
+) -> None:
+    taken = [sample for rank in results["alone"] for sample in rank["streamed"]]
+    everything = [row["id"] for row in rows_of(list(range(7)))]
+    rest = streamed()
+    rest.load_state_dict(HFStreamingDataset.merge_states([rank["states"]["streamed"] for rank in results["alone"]]))
+    taken += [sample["id"] for sample in islice(rest, len(everything) - len(taken))]
+    assert sorted(taken) == everything
