@@ -213,6 +213,11 @@ def test_a_transform_that_returns_none_leaves_the_sample_out_and_the_state_stays
     assert indices(islice(again, 17)) == whole[13:]
 
 
+def test_a_transform_that_leaves_out_everything_raises_instead_of_reading_for_ever() -> None:
+    with pytest.raises(EmptyPartitionError, match="whole pass"):
+        next(iter(StreamDataset(numbers(20), name="a", transform=lambda _: None)))
+
+
 def figures(batches: Iterator[Any]) -> dict[str, Any]:
     aggregator = MetricsAggregator()
     for batch in batches:

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConfigError, StateError, StateMismatchError
+from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Order, Partition, Shuffle, SourceSpec
 from holdfast.order.mixture import Schedule
@@ -120,6 +120,7 @@ class OrderedDataset(TuneIterableDataset):
     _weights: Schedule
     _children: Mapping[str, OrderedDataset] = {}
     _position: int = 0
+    _own: tuple[Order, str] | None = None
 
     @property
     def dataset_name(self) -> str:
@@ -154,10 +155,12 @@ class OrderedDataset(TuneIterableDataset):
         # Imported here: the reader is written in terms of this module's Leaf.
         from holdfast.stream.reader import Reader
 
-        order = self.order()
+        order, _ = self._own_order()
         share = share_of_process()
-        check_share(share, sum(len(leaf.source) for leaf in self.leaves), what="samples", dataset=self._name)
+        samples = sum(len(leaf.source) for leaf in self.leaves)
+        check_share(share, samples, what="samples", dataset=self._name)
         reader = Reader(self.leaves, order)
+        passed_over = 0
         while True:
             positions = self._position + share.number + share.total * np.arange(READ_AT_ONCE, dtype=np.int64)
             if order.length is not None:
@@ -167,10 +170,21 @@ class OrderedDataset(TuneIterableDataset):
             for position, sample in zip(positions.tolist(), reader.samples(positions), strict=True):
                 following = self._position = position - share.number + share.total
                 if sample is None:  # the transform left it out
+                    passed_over += 1
                     continue
+                passed_over = 0
                 yield sample
                 if self._position != following:  # a state was loaded in between
                     break
+            if passed_over > samples:
+                raise EmptyPartitionError(
+                    "the transforms left out every sample of a whole pass",
+                    dataset=self._name,
+                    rank=share.number,
+                    world_size=share.total,
+                    samples=samples,
+                    hint="see why they return None",
+                )
 
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and under ``children`` the state of each child by its name, nested as the children are.
@@ -178,13 +192,13 @@ class OrderedDataset(TuneIterableDataset):
         A child that is a single source may be continued alone from its part of the state. A child that is a mixture
         may not: within its parent its samples are dealt by the parent.
         """
-        order = self.order()
+        order, fingerprint = self._own_order()
         counts = {
             spec.name: int(order.count(number, np.array([self._position]))[0])
             for number, spec in enumerate(order.sources)
         }
         state = {"position": self._position, "epoch": order.epoch_of(self._position)}
-        return state | {"fingerprint": order.fingerprint(), "children": _states_of(self._children, counts)}
+        return state | {"fingerprint": fingerprint, "children": _states_of(self._children, counts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the state's position, after checking that it belongs to this very order."""
@@ -207,6 +221,13 @@ class OrderedDataset(TuneIterableDataset):
                 children=_changes(before, found["children"]),
             )
         self._position = position
+
+    def _own_order(self) -> tuple[Order, str]:
+        """Return the order without a partition and its fingerprint; kept, as a state may be asked for every batch."""
+        if self._own is None:
+            order = self.order()
+            self._own = order, order.fingerprint()
+        return self._own
 
     def _read_column(self, column: str) -> np.ndarray[Any, Any]:
         leaf = self.leaves[0]
@@ -277,8 +298,8 @@ def _states_of(children: Mapping[str, OrderedDataset], counts: Mapping[str, int]
         if child._children:
             states[name] = {"position": position, "children": _states_of(child._children, counts)}
         else:
-            order = child.order()
-            own = {"position": position, "epoch": order.epoch_of(position), "fingerprint": order.fingerprint()}
+            order, fingerprint = child._own_order()
+            own = {"position": position, "epoch": order.epoch_of(position), "fingerprint": fingerprint}
             states[name] = own | {"children": {}}
     return states
 
