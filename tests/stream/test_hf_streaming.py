@@ -190,6 +190,20 @@ def test_a_stateful_data_loader_with_workers_resumes_exactly_with_its_metrics() 
     assert_exact_resume(pipeline, [3, 10, 24], 12)
 
 
+@pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 asks torch for it
+@pytest.mark.parametrize("workers", [0, 1])
+def test_the_states_of_a_stateful_data_loaders_workers_merge_for_another_number_of_them(workers: int) -> None:
+    stateful = pytest.importorskip("torchdata.stateful_dataloader")
+    loader = stateful.StatefulDataLoader(dataset(), batch_size=3, num_workers=2, collate_fn=as_list)
+    seen = [i for batch in islice(loader, 11) for i in ids(batch)]
+    snapshots = loader.state_dict()["_snapshot"]["_worker_snapshots"].values()
+    again = dataset()
+    again.load_state_dict(HFStreamingDataset.merge_states([worker["dataset_state"] for worker in snapshots]))
+    resumed = stateful.StatefulDataLoader(again, batch_size=1, num_workers=workers, collate_fn=as_list)
+    seen += [i for batch in islice(resumed, TOTAL - len(seen)) for i in ids(batch)]
+    assert sorted(seen) == list(range(TOTAL))
+
+
 def test_a_state_of_another_process_is_refused_until_merged() -> None:
     _, state = run(Share(0, 2), None, 10)
     _, other = run(Share(1, 2), None, 10)
