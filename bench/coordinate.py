@@ -1,4 +1,4 @@
-"""What coordination costs: store operations, heartbeat CPU, takeover time, leased against static reading, adaptive shares.
+"""What coordination costs: store operations, CPU, takeover time, leased against static reading, adaptive shares.
 
 Real processes over a TCPStore on this machine. Work is simulated by waiting, so that the figures are about coordination
 and not about how many cores this machine has.
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 
-# torch's server asks a name server for every client's name; a lost answer stalls it for seconds.
+# Set before torch loads: its server asks a name server for every client's name, and a lost answer stalls it.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 import multiprocessing
@@ -20,8 +20,8 @@ from typing import Any
 
 import numpy as np
 import torch.distributed as dist
-from common import arguments, publish
 
+from common import arguments, publish
 from holdfast.coordinate import StreamCoordinator
 from holdfast.errors import StaleLeaseError
 from holdfast.order import Adaptive
@@ -90,7 +90,7 @@ def synchronous(
             partition_strategy=Adaptive(rebalance_threshold=0.1),
             dynamic_balancing=adaptive,
         )
-        coord.heartbeat = 0.1
+        coord.heartbeat = 0.05
         loader = StreamingShardLoader(dataset(samples), config).with_coordinator(coord)
         slow = 4 if rank == WORLD - 1 else 1
         gate.wait()
@@ -139,6 +139,7 @@ class Bench:
         self.runs = 0
 
     def together(self, target: Any, *options: Any, workers: int = WORLD) -> list[tuple[int, float, float]]:
+        """Run one process a rank, let them begin together, and return (rank, seconds, operations) of each."""
         self.runs += 1
         gate, out = self.context.Barrier(workers), self.context.Queue()
         processes = [
@@ -153,6 +154,7 @@ class Bench:
         return sorted(results)
 
     def heartbeat(self, seconds: float) -> tuple[float, float]:
+        """Return an idle worker's share of a CPU, and its store operations a second."""
         self.runs += 1
         gate, out = self.context.Barrier(1), self.context.Queue()
         process = self.context.Process(target=beating, args=(self.port, f"run{self.runs}", seconds, gate, out))
@@ -181,6 +183,7 @@ class Bench:
         return waited
 
     def close(self) -> None:
+        """End the store's host."""
         self.channel.send(None)
         self.host.join()
 
@@ -197,7 +200,7 @@ def main() -> None:
         ratios.append(max(seconds for _, seconds, _ in one) / max(seconds for _, seconds, _ in other))
         operations.append(statistics.mean(count / seconds for _, seconds, count in other))
     epochs: dict[bool, list[float]] = {True: [], False: []}
-    length = 6400 if options.quick else 12800
+    length, delay = (25_600, 0.00025) if options.quick else (38_400, 0.0005)
     for _ in range(rounds):
         for adaptive, times in epochs.items():
             times.append(max(seconds for _, seconds, _ in bench.together(synchronous, adaptive, length, delay)))

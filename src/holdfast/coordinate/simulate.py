@@ -123,17 +123,16 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
     end = 3600 * scenario.hours
     failures, repairs = _draw_failures(scenario, generator, end)
     now, step, saved, delivered = 0.0, 0, 0, 0
-    down = 0
+    broken, world = 0, scenario.ranks
     cost.timeline.append((0.0, scenario.ranks, 0))
     for at, is_failure in heapq.merge(((t, True) for t in failures), ((t, False) for t in repairs)):
         if at >= end:
             break
-        world = scenario.ranks - down
         seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
         made = max(0, int((at - now) / seconds))
         step += made
         now = max(now, at)
-        down += scenario.ranks_per_node if is_failure else -scenario.ranks_per_node
+        broken += 1 if is_failure else -1
         if is_failure:
             committed = max(saved, step - step % scenario.checkpoint_steps)
             redone = step - committed
@@ -142,21 +141,21 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
             cost.hours_lost_to_redone_steps += redone * seconds / 3600
             step = committed
         saved = step  # a planned change saves first; after a failure this is where the run goes on
-        down = min(down, scenario.ranks - 1)
-        schedule = schedule.resized(step, world_size=scenario.ranks - down)
+        world = max(1, scenario.ranks - broken * scenario.ranks_per_node)
+        schedule = schedule.resized(step, world_size=world)
         cost.resizes += 1
         now += scenario.restart_seconds
         cost.hours_lost_to_restarts += scenario.restart_seconds / 3600
         delivered = schedule.delivered_before(step)
-        cost.timeline.append((now / 3600, scenario.ranks - down, delivered))
-    seconds = scenario.step_seconds * scenario.ranks / (scenario.ranks - down) * cost.step_slowdown_adaptive
+        cost.timeline.append((now / 3600, world, delivered))
+    seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
     step += max(0, int((end - now) / seconds))
     cost.steps = step
     cost.samples = schedule.delivered_before(step)
     cost.samples_reread = cost.steps_redone * total
     cost.positions_lost = step * total - cost.samples
     cost.useful_fraction = step * scenario.step_seconds * cost.step_slowdown_adaptive / end
-    cost.timeline.append((scenario.hours, scenario.ranks - down, cost.samples))
+    cost.timeline.append((scenario.hours, world, cost.samples))
     cost.state_bytes = len(json.dumps({"order": order.to_json(), **schedule.to_json()}, separators=(",", ":")))
     return cost
 
