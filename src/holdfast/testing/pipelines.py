@@ -18,6 +18,9 @@ import torch
 __all__ = ["CheckpointRun", "Pipeline", "assert_exact_resume", "run_training_loop_with_checkpoint"]
 
 
+_ENDED = object()
+
+
 class StatefulLoader(Protocol):
     """What the checks need of a loader: batches, and a state."""
 
@@ -102,7 +105,7 @@ def run_training_loop_with_checkpoint(
     first, _, loader_state, metrics_state = _run(create_pipeline_fn(), steps_before)
     for step, (one, other) in enumerate(zip(truth, first, strict=False)):
         found = first_difference(one, other)
-        assert found is None, f"the pipeline does not repeat itself, even without a checkpoint: step {step}, {found}"
+        _require(found is None, f"the pipeline does not repeat itself, even without a checkpoint: step {step}, {found}")
     loader, aggregator = (create_resumed_fn or create_pipeline_fn)()
     loader.load_state_dict(_through_checkpoint(loader_state))
     if aggregator is not None:
@@ -135,9 +138,9 @@ def assert_exact_resume(
         )
         for step, (one, other) in enumerate(zip(run.ground_truth_batches, run.resumed_batches, strict=True), before):
             found = first_difference(one, other)
-            assert found is None, f"resumed after {before} steps, step {step} differs: {found}"
+            _require(found is None, f"resumed after {before} steps, step {step} differs: {found}")
         found = first_difference(run.ground_truth_metrics, run.resumed_metrics)
-        assert found is None, f"resumed after {before} steps, the metrics differ: {found}"
+        _require(found is None, f"resumed after {before} steps, the metrics differ: {found}")
 
 
 def first_difference(one: Any, other: Any, path: str = "") -> str | None:
@@ -155,6 +158,11 @@ def first_difference(one: Any, other: Any, path: str = "") -> str | None:
     else:
         return None if _same(one, other) else f"{path or 'value'} is {one!r}, and {other!r} after resuming"
     return next(filter(None, (first_difference(a, b, f"{path}[{key!r}]") for key, a, b in pairs)), None)
+
+
+def _require(holds: bool, message: str) -> None:
+    if not holds:  # no assert statement: these checks hold under `python -O` too
+        raise AssertionError(message)
 
 
 def _same(one: Any, other: Any) -> bool:
@@ -180,9 +188,9 @@ def _run(pipeline: Pipeline, steps: int) -> tuple[list[Any], Any, Mapping[str, A
     iterator = iter(loader)
     try:
         for _ in range(steps):
-            batch = next(iterator, None)
-            assert batch is not None, f"the loader ended after {len(batches)} steps; {steps} were asked for"
-            if aggregator is not None and "metrics" in batch:
+            batch: Any = next(iterator, _ENDED)
+            _require(batch is not _ENDED, f"the loader ended after {len(batches)} steps; {steps} were asked for")
+            if aggregator is not None and isinstance(batch, Mapping) and "metrics" in batch:
                 aggregator.update(batch["metrics"])
             if isinstance(batch, Mapping):
                 batch = {field: value for field, value in batch.items() if field != "metrics"}
