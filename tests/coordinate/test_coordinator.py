@@ -128,7 +128,7 @@ def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -
 
 def test_something_that_is_no_store_is_refused() -> None:
     with pytest.raises(ConfigError, match="store"):
-        StreamCoordinator({}, 1)
+        StreamCoordinator({}, 1)  # type: ignore[arg-type]
 
 
 def test_a_value_too_large_for_a_store_is_refused_before_it_breaks_the_connection(store: Any) -> None:
