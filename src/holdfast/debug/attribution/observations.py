@@ -42,6 +42,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "rate_large": "the learning rate is large by any standard",
     "rate_small": "the learning rate is tiny by any standard",
     "rate_ordinary": "the learning rate is in the range people use",
+    "rate_jumped": "the learning rate jumped manyfold just before",
     "rate_unknown": "no learning rate was logged",
     "rate_released": "a cut of the learning rate set the loss free",
     "gradient_led": "the gradient norm rose before the loss did",
@@ -142,6 +143,10 @@ def _rates(seen: dict[str, float], detections: Sequence[Detection], signals: Seq
             before = rate.values[(rate.steps >= first - span) & (rate.steps <= first)]
             if len(before) >= 2 and before.min() > 0:
                 seen["rate_rose_before"] = float(before[-1] >= 1.5 * before[0])
+                # A step up within one logged point; a warm-up rises as steeply only from its very first points.
+                held = rate.values[rate.steps <= first][:3]
+                steep = before[1:] >= 2.5 * before[:-1]
+                seen["rate_jumped"] = float(bool(steep.any()) and len(held) == 3 and held[2] <= 1.5 * held[0])
 
 
 def _gradients(seen: dict[str, float], detections: Sequence[Detection], signals: Sequence[Signal]) -> None:
