@@ -54,7 +54,7 @@ class StreamingConfig:
     epochs: int | None = None
     per_epoch: bool = False
     last_batch: LastBatch | None = None
-    prefetch_buffer_size: int = 256
+    prefetch_buffer_size: int = 512
     prefetch_threads: int = 1
     num_workers: int = 0
     multiprocessing_context: str | None = None
