@@ -10,6 +10,7 @@ import signal
 import time
 from collections import Counter
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -128,7 +129,8 @@ def _inflict(fault: Fault, job: Job, processes: list[Any]) -> None:
         return
     if fault.kind == "kill":
         process.kill()
-    else:
+        return
+    with suppress(ProcessLookupError):  # it may end by itself at this very moment
         os.kill(process.pid, signal.SIGSTOP)
         time.sleep(1.8 * job.ttl)  # longer than the TTL: that is the fault
         os.kill(process.pid, signal.SIGCONT)

@@ -260,7 +260,7 @@ class StreamCoordinator:
         with self._lock:
             record = self._own(rank)
             speed = self._speed[rank]
-            if speed.measured:  # the user measures the work itself; only the waiting for data is added
+            if speed.measured:  # the training loop measures its own work, which says more than the time between batches
                 self._records[rank] = replace(record, step=step, share=share)
                 return
             speed.add_wall(samples, seconds)
