@@ -129,7 +129,6 @@ class StreamCoordinator:
             if int(found) >= int(wanted):
                 break
             before = found
-        self._world = max(int(wanted), int(found))
 
     def update_worker_health(self, rank: int, samples: int, throughput: float) -> None:
         """Say how many samples a worker of this process has processed, and how fast; sent with the next heartbeat."""
@@ -256,7 +255,11 @@ class StreamCoordinator:
         return None
 
     def delivered(self, rank: int, *, step: int, samples: int, seconds: float, share: float) -> None:
-        """Count a batch that the loader handed out and took ``seconds`` to be worked on; called by the loader."""
+        """Count a batch that the loader handed out and took ``seconds`` to be worked on; called by the loader.
+
+        Raises ``CoordinatorLost`` if the store is gone.
+        """
+        self._check()
         with self._lock:
             record = self._own(rank)
             speed = self._speed[rank]
@@ -367,8 +370,12 @@ class StreamCoordinator:
             record = replace(self._records[rank], sequence=self._records[rank].sequence + 1)
             self._records[rank] = record
             before, raw = self._written[rank], record.encode()
-            # Written under the lock: a worker that registers again in this process waits for the answer.
-            if client.compare_set(f"worker/{rank}", before, raw) != raw:
+        # Not under the lock: a store that does not answer must not hold up the training loop.
+        accepted = client.compare_set(f"worker/{rank}", before, raw) == raw
+        with self._lock:
+            if self._written[rank] != before:
+                return  # registered anew by this very process in between
+            if not accepted:
                 raise CoordinationError(
                     "another process has registered this rank",
                     rank=rank,

@@ -234,14 +234,14 @@ class StreamingShardLoader:
                 hit = True  # the rest of the chunk is here now
             began = time.perf_counter()
             yield {name: value[0] for name, value in batch.items()} if single else batch
-            if self._coordinator is not None:
-                seconds = time.perf_counter() - began
-                self._coordinator.delivered(
-                    self.rank, step=self._step, samples=samples, seconds=seconds, share=self.share
-                )
+            seconds = time.perf_counter() - began
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
             if self.config.checkpoint_interval is not None:
                 self._save_if_due()
+            if self._coordinator is not None:
+                self._coordinator.delivered(
+                    self.rank, step=self._step, samples=samples, seconds=seconds, share=self.share
+                )
             if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
                 return
         _raise_failure(chunk)
