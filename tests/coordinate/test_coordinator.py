@@ -86,6 +86,13 @@ def test_a_rebalance_is_due_only_where_speeds_stray_from_shares(store: Any) -> N
         assert coordinator.rebalance_if_needed()
 
 
+def test_a_leased_job_runs_over_every_kind_of_store(coordinator: StreamCoordinator) -> None:
+    coordinator.register_worker(0)
+    reader = coordinator.lease(dataset(), batch_size=8, chunk_size=16)
+    assert reader.process(lambda chunk: str(chunk.token)) == 20
+    assert [done.payload for done in reader.results()] == ["1"] * 20
+
+
 def test_two_jobs_in_one_store_do_not_see_each_other(store: Any) -> None:
     with StreamCoordinator(store, 1, prefix="a") as first, StreamCoordinator(store, 1, prefix="b") as second:
         first.register_worker(0)

@@ -162,3 +162,25 @@ def test_idle_workers_together_never_ask_more_than_a_thousand_times_a_second_or_
 ) -> None:
     pause = idle_pause(ttl, workers)
     assert pause == ttl or workers / pause <= 1000 + 1e-6
+
+
+def test_a_fast_worker_takes_many_chunks_at_a_time_and_a_slow_one_takes_one(coordinator: StreamCoordinator) -> None:
+    def wanted(name: str, samples_a_second: int) -> int:
+        reader = coordinator.lease(dataset(8000), name=name, batch_size=4, chunk_size=8, chunk_seconds=1.0)
+        reader._speed.add(samples_a_second, 1.0)
+        return reader._chunks_at_once()
+
+    assert wanted("slow", 4) == 1
+    assert wanted("medium", 80) == 10
+    assert wanted("fast", 8000) == 32
+
+
+def test_fewer_chunks_are_taken_at_a_time_as_the_end_comes_near(coordinator: StreamCoordinator) -> None:
+    reader = lease(coordinator)
+    reader._speed.add(80_000, 1.0)
+    taken = []
+    while fresh := reader._table.claim(0.0, reader._chunks_at_once()):
+        taken.append(len(fresh))
+    assert sum(taken) == 13
+    assert taken == sorted(taken, reverse=True)
+    assert taken[-1] == 1
