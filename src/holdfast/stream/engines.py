@@ -13,6 +13,7 @@ from collections import deque
 from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
+from time import perf_counter
 from typing import Any, NamedTuple
 
 import torch
@@ -37,8 +38,15 @@ class Engine(ABC):
         """Stop reading and let every thread and process go."""
 
 
+# A chunk that takes less than this to read is not worth a hand-off to a loop that is waiting for it: two threads that
+# pass the interpreter's lock to and fro get less done than one. Any training step is far longer.
+CHEAP_SECONDS = 1e-3
+# How many times longer than reading a chunk the loop must take with one before it counts as busy elsewhere.
+BUSY_RATIO = 4.0
+
+
 class ThreadEngine(Engine):
-    """Reads chunks in a few threads of this process.
+    """Reads chunks in a few threads of this process, or, where that is faster, in the one that asks for them.
 
     Args:
         steps: what to read.
@@ -51,6 +59,9 @@ class ThreadEngine(Engine):
         # Plain queues rather than futures: a hand-off costs a microsecond or two instead of tens.
         self._asked: SimpleQueue[_Task | None] = SimpleQueue()
         self._pending: deque[_Task] = deque()
+        self._steps = steps
+        self._pin = pin_memory
+        self._returned = perf_counter()
         self._total = steps.chunks()
         self._submitted = 0
         self._ahead = max(ahead, threads)
@@ -77,15 +88,23 @@ class ThreadEngine(Engine):
             task.result.put(task.result.get())
 
     def next(self) -> tuple[Chunk, bool] | None:
-        """Return the oldest chunk, waiting for it if need be."""
-        if not self._pending:
+        """Return the oldest chunk, waiting for it, or reading it here, if need be."""
+        away = perf_counter() - self._returned
+        if self._pending:
+            task = self._pending.popleft()
+            hit = not task.result.empty()
+            found = task.result.get()
+            if isinstance(found, BaseException):
+                raise found
+        elif self._total is not None and self._submitted >= self._total:
             return None
-        task = self._pending.popleft()
-        hit = not task.result.empty()
-        found = task.result.get()
-        if isinstance(found, BaseException):
-            raise found
-        self._fill()
+        else:
+            hit = False
+            found = _read(self._steps, self._submitted, self._pin)
+            self._submitted += 1
+        if found.seconds >= CHEAP_SECONDS or away >= BUSY_RATIO * found.seconds:
+            self._fill()
+        self._returned = perf_counter()
         return found, hit
 
     def close(self) -> None:
@@ -101,13 +120,17 @@ class _Task(NamedTuple):
     result: SimpleQueue[Chunk | BaseException]
 
 
+def _read(steps: StepReader, number: int, pin_memory: bool) -> Chunk:
+    chunk = steps.read(number)
+    if pin_memory and chunk.columns is not None:
+        chunk.columns = {name: _pinned(column) for name, column in chunk.columns.items()}
+    return chunk
+
+
 def _serve(steps: StepReader, asked: SimpleQueue[_Task | None], pin_memory: bool) -> None:
     while (task := asked.get()) is not None:
         try:
-            chunk = steps.read(task.number)
-            if pin_memory and chunk.columns is not None:
-                chunk.columns = {name: _pinned(column) for name, column in chunk.columns.items()}
-            task.result.put(chunk)
+            task.result.put(_read(steps, task.number, pin_memory))
         except BaseException as error:  # whoever waits for the chunk must hear of it
             task.result.put(error)
         del task  # the last chunk must not be kept alive while waiting for the next
