@@ -32,6 +32,8 @@ __all__ = ["Done", "KeyValue", "Lease", "LeaseTable", "decode"]
 # How many records an observer asks for in one operation.
 READ_AT_ONCE = 256
 
+_DONE = b'["done",'
+
 
 class KeyValue(Protocol):
     """The little that the protocol needs of a store; every operation is atomic."""
@@ -250,13 +252,13 @@ class LeaseTable:
         known = self._sightings.get(chunk)
         if known is not None and known.record == record:
             return
-        entry = None if record is None else decode(chunk, record)
-        if isinstance(entry, Done):
+        if record is not None and record.startswith(_DONE):  # most of what is ever read: not worth decoding
             self._sightings.pop(chunk, None)
             if chunk >= self._low:
                 self._done.add(chunk)
-        else:
-            self._sightings[chunk] = _Sighting(record, now, entry)
+            return
+        entry = None if record is None else decode(chunk, record)
+        self._sightings[chunk] = _Sighting(record, now, entry if isinstance(entry, Lease) else None)
 
     def expired(self, now: float, patience: Callable[[int], float] | None = None) -> list[int]:
         """Return the observed chunks that may be taken over now, lowest first.
