@@ -22,6 +22,8 @@ from holdfast.errors import ConfigError
 __all__ = ["Calibration", "expected_calibration_error", "fit_table"]
 
 Table = tuple[tuple[float, float], ...]
+# No table of about a hundred labelled stories can vouch for more than this, however clear a case looks.
+SUREST = 0.99
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +78,8 @@ def _checked(points: Sequence[Sequence[float]]) -> Table:
 
 
 def _look_up(table: Table, raw: float) -> float:
-    return float(np.interp(raw, [point[0] for point in table], [point[1] for point in table]))
+    share = float(np.interp(raw, [point[0] for point in table], [point[1] for point in table]))
+    return min(share, SUREST)
 
 
 def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, prior: float = 2.0) -> Table:
