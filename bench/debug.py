@@ -7,13 +7,15 @@ their figures are published too (``python -m bench.faultlab generate`` makes the
 
 from __future__ import annotations
 
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
-from bench.common import alternate, arguments, publish
 
+from common import alternate, arguments, publish
 from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.detectors import default_detectors
 from holdfast.debug.ingestion.run_log import RunLog
@@ -148,6 +150,8 @@ def main() -> None:
         "peer": peer,
         "fault_lab": "not cached: run `python -m bench.faultlab generate`",
     }
+    # The fault lab is a package run as `python -m bench.faultlab`: its imports begin at the project's root.
+    sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from bench.faultlab.generate import default_folder
 
     if not options.quick and len(list(default_folder().glob("*/label.json"))) >= 400:
