@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 import threading
 import warnings
@@ -43,7 +44,10 @@ def main(folder: Path) -> None:
         }
     left = [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast")]
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps({"failures": found, "threads": left}))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
+    os._exit(0)
 
 
 if __name__ == "__main__":

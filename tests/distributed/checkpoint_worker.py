@@ -7,6 +7,7 @@ reader against ours, and save ``FOLDER/SAVE``. Each rank writes what it found to
 from __future__ import annotations
 
 import json
+import os
 import sys
 import warnings
 from pathlib import Path
@@ -107,7 +108,10 @@ def main(folder: Path, load_from: str, save_to: str) -> None:
         found["bytes_read"], found["bytes_needed"] = reader.report.bytes_read, reader.report.bytes_needed
     save(state, storage_writer=FileSystemWriter(folder / save_to, sync_files=False))
     (folder / f"{save_to}.{dist.get_rank()}.json").write_text(json.dumps(found))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
+    os._exit(0)
 
 
 if __name__ == "__main__":

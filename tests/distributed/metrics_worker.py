@@ -8,6 +8,7 @@ and reads it through a DataLoader with two worker processes.
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -136,7 +137,10 @@ def main() -> None:
     rank, world_size = dist.get_rank(), dist.get_world_size()
     results = run_plan(plan, early, rank, world_size)
     Path(plan["folder"], f"result-{plan['name']}-{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
+    os._exit(0)
 
 
 if __name__ == "__main__":

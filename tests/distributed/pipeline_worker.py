@@ -8,6 +8,7 @@ their own within the three, so that one launch can stop at two ranks and resume 
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Iterator, Mapping
 from itertools import islice
@@ -183,7 +184,10 @@ def main() -> None:
         dist.barrier()
     results["alone"] = iterate_alone(folder, rank)
     (folder / f"result-{rank}.json").write_text(json.dumps(results))
-    dist.destroy_process_group()
+    dist.barrier()
+    sys.stdout.flush()
+    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
+    os._exit(0)
 
 
 if __name__ == "__main__":

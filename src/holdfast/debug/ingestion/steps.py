@@ -89,7 +89,8 @@ def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:
         start = float(steps[end])
         offset += top if start >= stride * 0.5 else max(top, top - start) + stride
         offsets[end:following] = offset
-    return steps + offsets
+    # Adding a large offset rounds small steps away; that must not take the counter back.
+    return np.maximum.accumulate(steps + offsets)
 
 
 def _drop_superseded(steps: Floats, drops: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Mapping[str, Any]]]:

@@ -50,7 +50,8 @@ def draw(signal: Signal, bad: Sequence[tuple[float, float]], *, width: int = 760
     if not finite.any():
         return _opening(signal, width, 60) + _all_lost(signal, width) + "</svg>" if len(values) else ""
     shown = np.clip(values[finite], -1e300, 1e300)  # Room for the margins: the axis itself must not overflow.
-    logarithmic = bool(shown.min() > 0 and shown.max() / max(float(shown.min()), 1e-300) > 50)
+    lowest, highest = float(shown.min()), float(shown.max())
+    logarithmic = lowest > 0 and highest > 50 * lowest
     heights = np.log10(shown) if logarithmic else shown
     bottom, top = _room(float(heights.min()), float(heights.max()))
     frame = _Frame(width, height, float(steps[placed].min()), float(steps[placed].max()), bottom, top)
