@@ -7,10 +7,18 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-# Property tests decide on counts, never on time; a noisy machine must not fail them.
-settings.register_profile("default", deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+# Property tests decide on counts, never on time; a noisy machine must not fail them. Everyday runs try the same ones
+# every time, so that a red run is about the change at hand; soak runs try many new ones.
+settings.register_profile(
+    "default", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+)
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
-settings.load_profile("default")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Choose how hard hypothesis tries: ``make soak`` selects by the marker ``soak``."""
+    settings.load_profile("soak" if config.getoption("markexpr") == "soak" else "default")
+
 
 ROOT = Path(__file__).resolve().parent.parent
 
