@@ -7,8 +7,10 @@ not stored, so that N may be a billion. A peer that has to hold a permutation of
 
 from __future__ import annotations
 
+import gc
 import json
 import statistics
+import threading
 import time
 import warnings
 from collections.abc import Callable
@@ -65,6 +67,7 @@ class Case:
     def __init__(self, length: int) -> None:
         self.length = length
         self.middle = length // BATCH // 2
+        self.running: Any = None  # kept until the clock has stopped: taking a loader apart is not resuming
 
     def state(self) -> tuple[Any, list[int]]:
         """The state half way, and the batch that comes next in the run that was not interrupted."""
@@ -99,7 +102,8 @@ class Holdfast(Case):
 
         def first() -> list[int]:
             loader.load_state_dict(state)
-            found: list[int] = next(iter(loader))["index"].tolist()
+            self.running = iter(loader)
+            found: list[int] = next(self.running)["index"].tolist()
             return found
 
         return first
@@ -129,7 +133,8 @@ class Torchdata(Case):
 
         def first() -> list[int]:
             loader.load_state_dict(state)
-            found: list[int] = next(iter(loader)).tolist()
+            self.running = iter(loader)
+            found: list[int] = next(self.running).tolist()
             return found
 
         return first
@@ -160,9 +165,17 @@ class Grain(Case):
 
         def first() -> list[int]:
             iterator.set_state(state)
+            self.running = iterator
             return [int(value) for value in next(iterator)]
 
         return first
+
+
+def settle(threads: int) -> None:
+    """Wait, a second at most, until no more threads run than before."""
+    deadline = time.monotonic() + 1.0
+    while threading.active_count() > threads and time.monotonic() < deadline:
+        time.sleep(0.005)
 
 
 def state_sizes() -> dict[str, float]:
@@ -203,10 +216,15 @@ def main() -> None:
             for name, (case, state, expected) in ready.items():
                 if taken[name] and taken[name][0] > 2.0:
                     continue  # once is enough of seconds
-                first = case.resume(state)
+                threads = threading.active_count()
+                first: Any = case.resume(state)
                 start = time.perf_counter()
                 found = first()
                 taken[name].append(time.perf_counter() - start)
+                # What one side reads ahead in its threads must not run beside the next one's turn.
+                first = case.running = None
+                gc.collect()
+                settle(threads)
                 if found != expected:
                     about["wrong batches"] += 1
                     about[f"{name} at {size}"] = "resumed with a WRONG batch"

@@ -325,7 +325,7 @@ class StreamingShardLoader:
         engine = self._ready[2]
         if isinstance(engine, ThreadEngine):
             steps = self._step_reader(self._step, None)
-            engine.ready(-(-samples // (steps.chunk_steps * steps.size)))
+            engine.ready(1 + -(-samples // (steps.chunk_steps * steps.size)))
 
     def reset(self) -> None:
         """Go back to the start of the stream, keeping its topology; skips and past segments are forgotten."""

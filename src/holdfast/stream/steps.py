@@ -25,6 +25,7 @@ Int64 = NDArray[np.int64]
 
 WINDOW_SAMPLES = 8192
 CHUNK_SAMPLES = 2048
+FIRST_STEP = -1  # the number of the window that holds the first step alone
 
 
 class _Window(NamedTuple):
@@ -84,12 +85,15 @@ class StepReader:
 
     def chunks(self) -> int | None:
         """Return how many chunks there are; None for no end."""
-        return None if self.stop is None else -(-max(0, self.stop - self.start) // self.chunk_steps)
+        if self.stop is None:
+            return None
+        steps = max(0, self.stop - self.start)
+        return min(steps, 1) + -(-max(0, steps - 1) // self.chunk_steps)
 
     def steps_of(self, chunk: int) -> range:
-        """Return the steps that a chunk covers."""
-        first = self.start + chunk * self.chunk_steps
-        last = first + self.chunk_steps
+        """Return the steps that a chunk covers; the first is one step, so that a run that starts does not wait."""
+        first = self.start + (1 + (chunk - 1) * self.chunk_steps if chunk else 0)
+        last = first + (self.chunk_steps if chunk else 1)
         return range(first, last if self.stop is None else min(last, self.stop))
 
     def read(self, chunk: int) -> Chunk:
@@ -101,7 +105,7 @@ class StepReader:
             return self._until_failure(chunk, count, error)
 
     def _read(self, chunk: int, begin: int, end: int) -> Chunk:
-        number, part = divmod(chunk, self._window_chunks)
+        number, part = divmod(chunk - 1, self._window_chunks) if chunk else (FIRST_STEP, 0)
         window = self._window(number)
         first = part * self.chunk_steps
         offsets = window.offsets[first + begin : first + end + 1]
@@ -133,8 +137,8 @@ class StepReader:
         return result
 
     def _compute_window(self, number: int) -> _Window:
-        steps = self.chunk_steps * self._window_chunks
-        first = self.start + number * steps
+        steps = 1 if number == FIRST_STEP else self.chunk_steps * self._window_chunks
+        first = self.start if number == FIRST_STEP else self.start + 1 + number * steps
         stop = first + steps if self.stop is None else min(first + steps, self.stop)
         positions, offsets = self.schedule.window(first, stop, self.rank)
         valid = None
