@@ -7,7 +7,7 @@ import os
 import pickle
 import random
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from multiprocessing import resource_tracker
 from pathlib import Path
 from typing import Any
@@ -77,15 +77,20 @@ def flip(path: Path, offset: int, bits: int) -> None:
         os.close(descriptor)
 
 
-def test_each_of_a_thousand_flipped_bytes_in_payloads_is_detected_and_named(folder: Path) -> None:
+def a_thousand_flips(folder: Path) -> Iterator[tuple[str, Path, int, int]]:
+    """The tensor, file, offset and bits of a thousand damaged payload bytes, the same ones every time."""
     chance = random.Random(5)
     places = payloads(folder)
+    for _ in range(1000):
+        fqn, path, start, length = chance.choice(places)
+        yield fqn, path, start + chance.randrange(length), chance.randrange(1, 256)
+
+
+def test_each_of_a_thousand_flipped_bytes_in_payloads_is_detected_and_named(folder: Path) -> None:
     reader = ParallelFileSystemReader(folder)
     detected = 0
     with nothing_left_behind():
-        for _ in range(1000):
-            fqn, path, start, length = chance.choice(places)
-            offset, bits = start + chance.randrange(length), chance.randrange(1, 256)
+        for fqn, path, offset, bits in a_thousand_flips(folder):
             flip(path, offset, bits)
             with pytest.raises(CorruptRecordError) as caught:
                 load_directly(reader)
@@ -99,14 +104,10 @@ def test_each_of_a_thousand_flipped_bytes_in_payloads_is_detected_and_named(fold
 
 
 def test_torchs_own_reader_detects_none_of_them(folder: Path) -> None:
-    chance = random.Random(6)
-    places = payloads(folder)
-    for _ in range(30):
-        _, path, start, length = chance.choice(places)
-        offset = start + chance.randrange(length)
-        flip(path, offset, 1)
-        load(empty_state(), FileSystemReader(folder))
-        flip(path, offset, 1)
+    for _, path, offset, bits in a_thousand_flips(folder):
+        flip(path, offset, bits)
+        load(empty_state(), FileSystemReader(folder))  # would raise if it noticed
+        flip(path, offset, bits)
 
 
 def test_a_flipped_byte_anywhere_in_a_file_never_loads_a_wrong_tensor(folder: Path) -> None:
