@@ -7,6 +7,7 @@ import multiprocessing
 import os
 import random
 import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -39,6 +40,7 @@ class Outcome:
 
     faults: list[Fault]
     chunks: int
+    inflicted: Counter[str] = field(default_factory=Counter)
     committed: list[int] = field(default_factory=list)
     payloads: dict[int, str] = field(default_factory=dict)
     accounts: Counter[int] = field(default_factory=Counter)
@@ -101,12 +103,13 @@ def run(folder: Path, faults: list[Fault], workers: int, **options: Any) -> Outc
         watching = connect(job)
         slow = {fault.worker for fault in faults if fault.kind == "slow"}
         processes = [start_worker(job, rank, 4.0 if rank in slow else 1.0) for rank in range(workers)]
+        inflicted = Counter(slow=len(slow))
         for fault in (fault for fault in faults if fault.kind != "slow"):
             _wait_for_commits(watching, fault)
-            _inflict(fault, job, processes)
+            _inflict(fault, job, processes, inflicted)
         for process in processes:
             process.join(DEADLINE)
-        return _count(job, faults, processes)
+        return _count(job, faults, processes, inflicted)
     finally:
         host.close()
 
@@ -115,13 +118,15 @@ def _wait_for_commits(watching: Any, fault: Fault) -> None:
     wait_until(lambda: bool(watching.add("holdfast/lease/job/committed", 0) >= fault.after), f"never {fault}")
 
 
-def _inflict(fault: Fault, job: Job, processes: list[Any]) -> None:
+def _inflict(fault: Fault, job: Job, processes: list[Any], inflicted: Counter[str]) -> None:
     if fault.kind == "join":
         processes.append(start_worker(job, None))
+        inflicted["join"] += 1
         return
     if fault.kind == "kill_all_but_one":
         for number, process in enumerate(processes):
             if number != fault.worker:
+                inflicted["kill"] += process.is_alive()
                 process.kill()
         return
     process = processes[fault.worker]
@@ -129,15 +134,25 @@ def _inflict(fault: Fault, job: Job, processes: list[Any]) -> None:
         return
     if fault.kind == "kill":
         process.kill()
+        inflicted["kill"] += 1
         return
     with suppress(ProcessLookupError):  # it may end by itself at this very moment
         os.kill(process.pid, signal.SIGSTOP)
-        time.sleep(1.8 * job.ttl)  # longer than the TTL: that is the fault
-        os.kill(process.pid, signal.SIGCONT)
+        inflicted["stop"] += 1
+        wake = threading.Timer(1.8 * job.ttl, _wake, (process, inflicted))  # longer than the TTL: that is the fault
+        wake.daemon = True
+        wake.start()
 
 
-def _count(job: Job, faults: list[Fault], processes: list[Any]) -> Outcome:
-    outcome = Outcome(faults, job.chunks, exit_codes=[process.exitcode for process in processes])
+def _wake(process: Any, inflicted: Counter[str]) -> None:
+    if process.is_alive():  # it may have been killed in its sleep
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGCONT)
+            inflicted["resume"] += 1
+
+
+def _count(job: Job, faults: list[Fault], processes: list[Any], inflicted: Counter[str]) -> Outcome:
+    outcome = Outcome(faults, job.chunks, inflicted, exit_codes=[process.exitcode for process in processes])
     with coordinator_for(job) as coordinator:
         coordinator.register_worker(coordinator.join())
         reader = reader_for(job, coordinator)

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import random
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
-from tests.faults.coordinate_runs import Fault, Outcome, draw_faults, run
-from tests.faults.coordinate_worker import REPLACED, Job, dataset
+from tests.faults.coordinate_runs import Fault, Outcome, run
+from tests.faults.coordinate_soak import problems, run_drawn, soak
+from tests.faults.coordinate_worker import REPLACED
 
 SCHEDULES = 14
 AT_ONCE = 5
@@ -24,12 +23,6 @@ NAMED = {
 }
 
 
-def run_drawn(folder: Path, seed: int) -> Outcome:
-    generator = random.Random(seed)
-    workers = generator.randint(2, 4)
-    return run(folder / str(seed), draw_faults(generator, workers, 80), workers, replication=generator.randint(0, 2))
-
-
 @pytest.fixture(scope="module")
 def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
     folder = tmp_path_factory.mktemp("schedules")
@@ -39,20 +32,9 @@ def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
         return {name: future.result() for name, future in futures.items()}
 
 
-def check(outcome: Outcome) -> None:
-    assert outcome.committed == list(range(outcome.chunks)), outcome.faults
-    assert max(outcome.accounts.values()) == 1, outcome.faults  # no worker was told yes for a chunk that another had
-    assert not outcome.unknown_commits, outcome.faults  # and every yes is the record in the store
-    job = Job("", 0, 1)
-    order = dataset(job).order()
-    for chunk, payload in outcome.payloads.items():
-        positions = np.arange(chunk * job.chunk_size, (chunk + 1) * job.chunk_size)
-        assert int(payload.split(":")[3]) == int(order.locate(positions).index.sum())
-
-
 @pytest.mark.parametrize("name", [*NAMED, *(f"drawn {seed}" for seed in range(SCHEDULES))])
 def test_every_position_is_committed_exactly_once(outcomes: dict[str, Outcome], name: str) -> None:
-    check(outcomes[name])
+    assert not problems(outcomes[name]), outcomes[name]
 
 
 def test_a_killed_workers_chunks_are_taken_over(outcomes: dict[str, Outcome]) -> None:
@@ -72,6 +54,6 @@ def test_survivors_end_by_themselves_when_the_job_is_done(outcomes: dict[str, Ou
 @pytest.mark.soak
 @pytest.mark.timeout(0)
 def test_a_thousand_more_schedules(tmp_path: Path) -> None:
-    with ThreadPoolExecutor(AT_ONCE) as pool:
-        for outcome in pool.map(lambda seed: run_drawn(tmp_path, seed), range(1000, 2000)):
-            check(outcome)
+    tally = soak(tmp_path, range(1000, 2000))
+    assert not tally.failures, tally.failures
+    assert min(tally.counts[fault] for fault in ("kill", "stop", "resume", "join", "commits refused")) > 0
