@@ -5,7 +5,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from tests.stream.jobs import dataset_of
+from tests.stream.jobs import dataset_of, numbers
 
 from holdfast.cli import main as cli
 from holdfast.order import Stratified
@@ -34,7 +34,9 @@ def test_a_state_is_shown_with_its_sources_and_segments(capsys: pytest.CaptureFi
         assert code == 0
         told = json.loads(out)
         assert (told["step"], told["epoch"], told["position"], told["partition"]) == (12, 1, 48, "round_robin")
-        assert told["sources"] == [{"name": "a", "length": 40, "samples": 48, "epoch": 1, "place": 8}]
+        (source,) = told["sources"]
+        assert source.pop("fingerprint") == numbers(40).fingerprint()
+        assert source == {"name": "a", "length": 40, "samples": 48, "epoch": 1, "place": 8}
         assert told["segments"] == [{"from_step": 0, "world_size": 1, "global_batch_size": 4, "skips": 0}]
     code, out, _ = run(capsys, str(path))
     assert code == 0
@@ -45,7 +47,7 @@ def test_a_state_that_needs_labels_is_shown_without_them(capsys: pytest.CaptureF
     path = saved(tmp_path, partition_strategy=Stratified(np.arange(40) % 2))
     code, out, _ = run(capsys, str(path), "--json")
     assert code == 0
-    assert json.loads(out)["sources"] == [{"name": "a", "length": 40}]
+    assert json.loads(out)["sources"] == [{"name": "a", "length": 40, "fingerprint": numbers(40).fingerprint()}]
 
 
 def test_a_torn_state_exits_two_and_says_so(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:

@@ -1,7 +1,7 @@
-"""`holdfast inspect PATH`: what a checkpoint (or another file of a run) holds, as a table.
+"""`holdfast inspect PATH`: what a checkpoint, a stream state or training data holds, as a table.
 
 What a path is decides who shows it: the first entry of ``INSPECTORS`` whose predicate says yes. Another kind of file is
-one more entry.
+one more entry. Only checkpoints need torch; states and data are looked at without it.
 """
 
 from __future__ import annotations
@@ -10,49 +10,66 @@ import dataclasses
 import json
 import os
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple
 
 import typer
 
 from holdfast.errors import ConfigError
 
-__all__ = ["INSPECTORS", "Inspector", "register"]
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
 
 _PIPE_WIDTH = 250
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What the user asked for: a path, glob or URL, and the options that go with some kinds of it."""
+
+    name: str
+    as_json: bool
+    trusted: bool
+    seq_len: int | None
+    dtype: str
+    header_bytes: int
+
+    @property
+    def path(self) -> Path:
+        """The name as a local path."""
+        return Path(self.name)
 
 
 class Inspector(NamedTuple):
     """One kind of thing that can be inspected."""
 
     kind: str
-    matches: Callable[[Path], bool]
-    show: Callable[[Path, bool, bool], None]
-    """Called with the path, whether to print JSON, and whether the user vouches for the content."""
+    matches: Callable[[Asked], bool]
+    show: Callable[[Asked], None]
 
 
-def _is_checkpoint(path: Path) -> bool:
-    if not os.path.isdir(path):
-        return False  # keeps torch out of the way for everything else
+def _is_checkpoint(asked: Asked) -> bool:
+    if not any(name.endswith((".metadata", ".safetensors")) for name in _names(asked.path)):
+        return False  # no checkpoint of any layout: keeps torch out of the way for everything else
     from holdfast.checkpoint.metadata_files import is_checkpoint
 
-    return is_checkpoint(path)
+    return is_checkpoint(asked.path)
 
 
-def _show_checkpoint(path: Path, as_json: bool, trusted: bool) -> None:
+def _show_checkpoint(asked: Asked) -> None:
     from holdfast.checkpoint import summarise_checkpoint
 
-    summary = summarise_checkpoint(path, trusted=trusted)
-    if as_json:
+    summary = summarise_checkpoint(asked.path, trusted=asked.trusted)
+    if asked.as_json:
         typer.echo(json.dumps({**dataclasses.asdict(summary), "bytes": summary.bytes}, indent=2))
         return
-    from rich.console import Console
     from rich.markup import escape
     from rich.table import Table
 
-    console = Console()
-    if not console.is_terminal:
-        console = Console(width=_PIPE_WIDTH)  # whoever reads the pipe wants whole names
+    console = _console()
     table = Table("tensor", "dtype", "shape", title=escape(f"{summary.path} ({summary.layout})"))
     table.add_column("bytes", justify="right")
     table.add_column("parts", justify="right")
@@ -74,31 +91,31 @@ def _show_checkpoint(path: Path, as_json: bool, trusted: bool) -> None:
         console.print(f"[bold red]missing files:[/] {escape(', '.join(missing))}")
 
 
-def _is_stream_state(path: Path) -> bool:
+def _is_stream_state(asked: Asked) -> bool:
     from holdfast.stream.inspect_state import is_state
 
-    return is_state(path)
+    return is_state(asked.path)
 
 
-def _show_stream_state(path: Path, as_json: bool, trusted: bool) -> None:
+def _show_stream_state(asked: Asked) -> None:
     from holdfast.stream.inspect_state import describe_state
 
-    told = describe_state(path)
-    if as_json:
+    told = describe_state(asked.path)
+    if asked.as_json:
         typer.echo(json.dumps(told, indent=2))
         return
-    from rich.console import Console
     from rich.table import Table
 
-    console = Console()
+    console = _console()
     ends = "without end" if told["epochs"] is None else f"of {told['epochs']} epochs"
     console.print(
         f"stream state saved {told['saved']}: next step {told['step']:,}, epoch {told['epoch']} ({ends}), "
         f"position {told['position']:,}, seed {told['shuffle_seed']}, partition {told['partition']}"
     )
-    sources = Table("source", "samples", "seen", "epoch", "place in it", title="sources")
+    sources = Table("source", "samples", "seen", "epoch", "place in it", "fingerprint", title="sources")
     for source in told["sources"]:
-        sources.add_row(*(str(source.get(name, "")) for name in ("name", "length", "samples", "epoch", "place")))
+        shown = ("name", "length", "samples", "epoch", "place", "fingerprint")
+        sources.add_row(*(str(source.get(name, "")) for name in shown))
     console.print(sources)
     segments = Table("from step", "ranks", "global batch", "skips in force", title="segments")
     for segment in told["segments"]:
@@ -108,9 +125,57 @@ def _show_stream_state(path: Path, as_json: bool, trusted: bool) -> None:
         console.print(f"{len(told['samples_failed'])} samples failed and were left out")
 
 
+def _is_data(asked: Asked) -> bool:
+    from holdfast.sources.describe import ENDINGS
+
+    if os.path.isdir(asked.name):
+        return any(name.endswith(ENDINGS) for name in _names(asked.path))
+    # What is not there may be a glob or a URL, or a typing error, which the search for files names.
+    return asked.name.endswith(ENDINGS) or "://" in asked.name or not os.path.exists(asked.name)
+
+
+def _show_data(asked: Asked) -> None:
+    from holdfast.sources.describe import TokenLayout, describe_data
+
+    layout = TokenLayout(length=asked.seq_len, dtype=asked.dtype, header_bytes=asked.header_bytes)
+    summary = describe_data(asked.name, tokens=layout)
+    if asked.as_json:
+        typer.echo(json.dumps(dataclasses.asdict(summary), indent=2))
+        return
+    from rich.markup import escape
+    from rich.table import Table
+
+    console = _console()
+    console.print(
+        f"{escape(summary.path)}: {summary.kind}, read by {summary.source}; {summary.samples:,} samples in "
+        f"{summary.shards:,} shards, {summary.files:,} files, {summary.bytes:,} bytes; "
+        f"fingerprint {summary.fingerprint}"
+    )
+    table = Table("column", "dtype", "row", title="columns")
+    for column in summary.columns:
+        row = "any length" if column.shape is None else " × ".join(map(str, column.shape)) or "scalar"
+        table.add_row(escape(column.name), column.dtype, row)
+    console.print(table)
+
+
+def _names(folder: Path) -> list[str]:
+    try:
+        return os.listdir(folder)
+    except OSError:  # no folder, or one that may not be looked into
+        return []
+
+
+def _console() -> Console:
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)  # whoever reads a pipe wants whole names
+
+
 INSPECTORS: tuple[Inspector, ...] = (
     Inspector("checkpoint", _is_checkpoint, _show_checkpoint),
     Inspector("stream state", _is_stream_state, _show_stream_state),
+    Inspector("data (.jsonl, .parquet, .tar, .bin)", _is_data, _show_data),
 )
 
 
@@ -119,22 +184,34 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def inspect(
-        path: Annotated[Path, typer.Argument(help="A checkpoint's folder, or a stream state.", show_default=False)],
+        path: Annotated[
+            str,
+            typer.Argument(
+                help="A checkpoint's folder, a stream state, or data: a file, folder, 'glob' or URL.",
+                show_default=False,
+            ),
+        ],
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
         trusted: bool = typer.Option(
             False, "--trusted", help="Unpickle metadata that names classes of its own: only for files you made."
         ),
+        seq_len: Annotated[
+            int | None, typer.Option(help="Token files: tokens in a sequence.", show_default=False)
+        ] = None,
+        dtype: Annotated[str, typer.Option(help="Token files: how a token is stored.")] = "uint16",
+        header_bytes: Annotated[int, typer.Option(help="Token files: bytes before the first token.")] = 0,
     ) -> None:
-        """Show what a checkpoint holds (tensors, shapes, bytes, files), or where a stream stands."""
-        if not os.path.exists(path):
-            raise ConfigError("there is nothing at this path", path=str(path))
+        """Show what a checkpoint or data holds, or where a stream stands."""
+        asked = Asked(
+            name=path, as_json=as_json, trusted=trusted, seq_len=seq_len, dtype=dtype, header_bytes=header_bytes
+        )
         for inspector in INSPECTORS:
-            if inspector.matches(path):
-                inspector.show(path, as_json, trusted)
+            if inspector.matches(asked):
+                inspector.show(asked)
                 return
         known = ", ".join(inspector.kind for inspector in INSPECTORS)
         raise ConfigError(
             "holdfast does not know what this is",
-            path=str(path),
+            path=path,
             hint=f"it can inspect: {known}; a checkpoint is a folder with a .metadata file or *.safetensors files",
         )

@@ -59,7 +59,10 @@ def _sources(state: CheckpointState) -> list[dict[str, Any]]:
         order = state.rebuild().order
     except HoldfastError:
         # Labels or keys are not part of a state; without them only the sources' own description is known.
-        return [{"name": source["name"], "length": source["length"]} for source in state.order["sources"]]
+        return [
+            {"name": source["name"], "length": source["length"], "fingerprint": state.sources.get(source["name"])}
+            for source in state.order["sources"]
+        ]
     found = []
     for number, cycle in enumerate(order.cycles):
         count = order.count(number, np.array([state.position]))
@@ -71,6 +74,7 @@ def _sources(state: CheckpointState) -> list[dict[str, Any]]:
                 "samples": int(count[0]),
                 "epoch": int(epoch[0]),
                 "place": int(place[0]),
+                "fingerprint": state.sources.get(cycle.name),
             }
         )
     return found
