@@ -175,7 +175,7 @@ class _Unpicklable(Exception):
 
 def test_a_loader_and_its_steps_survive_pickling() -> None:
     loader = loader_with(0)
-    steps = loader._step_reader(3, None)
+    steps = loader._delivery.step_reader(3, None)
     again = pickle.loads(pickle.dumps(steps))  # noqa: S301  # our own bytes
     assert torch.equal(again.read(1).batch(0)["index"], steps.read(1).batch(0)["index"])
     assert again.chunk_steps == steps.chunk_steps

@@ -82,8 +82,9 @@ class ThreadEngine(Engine):
             self._asked.put(task)
             self._submitted += 1
 
-    def ready(self, chunks: int) -> None:
-        """Wait until this many chunks are read (fewer where there are fewer)."""
+    def ready(self, samples: int) -> None:
+        """Wait until about this many samples are read (fewer where there are fewer)."""
+        chunks = 1 + -(-samples // (self._steps.chunk_steps * self._steps.size))
         for task in list(self._pending)[:chunks]:
             task.result.put(task.result.get())
 

@@ -78,6 +78,22 @@ class Chunk:
             batch["metrics"] = self.metrics[number]
         return batch
 
+    def raise_failure(self) -> None:
+        """Raise the error that ended the chunk early, if one did."""
+        if self.failure is None:
+            return
+        error, text = self.failure
+        if error.__cause__ is not None:
+            raise error
+        raise error from _ReaderTraceback(text)  # causes do not survive the way between processes
+
+
+class _ReaderTraceback(Exception):
+    """Shows the traceback of another process as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"
+
 
 class Reader:
     """Reads the samples at given positions.
