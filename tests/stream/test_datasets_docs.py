@@ -20,6 +20,8 @@ assert mix.state_dict()["children"]["skills"]["children"]["code"]["position"] ==
 assert chat.state_dict()["position"] == 0 and first["tokens"].shape[0] == 8
 assert len(set(before) | set(after)) == 100
 assert sorted(ids) == list(range(40))
+assert sum(i < 1000 for i in opening) == 256 and following == [int(s["id"]) for s in islice(corpus(), 1024, 1124)]
+assert resumed_batch == expected
 """,
     "testing.md": """
 assert "step 4 differs: ['x'] is 5, and 6 after resuming" in shown

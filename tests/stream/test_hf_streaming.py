@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Iterator
 from functools import partial
 from itertools import islice, takewhile
 from pathlib import Path
@@ -16,48 +15,23 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.stream.streams import LENGTHS, SHARDS, TOTAL, as_list, ids, rows, stream
+from tests.stream.streams import streamed as dataset
 from torch.utils.data import DataLoader
 
 from holdfast.errors import (
     ConfigError,
     EmptyPartitionError,
-    MixtureError,
     StateError,
     StateMismatchError,
     StateVersionError,
     TransformError,
 )
 from holdfast.metrics import MetricsAggregator, StandardMetricTransform, collate_with_metrics
-from holdfast.stream import HFStreamingDataset, InterleavedDataset, StreamingShardLoader
+from holdfast.stream import HFStreamingDataset, StreamingShardLoader
 from holdfast.stream.shard_queue import ShardQueue, StreamIdentity
 from holdfast.stream.share import Share
 from holdfast.testing import assert_exact_resume
-
-SHARDS = 5
-LENGTHS = [23, 7, 31, 16, 12]
-TOTAL = sum(LENGTHS)
-
-
-def rows(shards: list[int]) -> Iterator[dict[str, Any]]:
-    for shard in shards:
-        first = sum(LENGTHS[:shard])
-        yield from ({"id": first + i, "tokens": [1] * (i % 3 + 1)} for i in range(LENGTHS[shard]))
-
-
-def stream() -> Any:
-    return datasets.IterableDataset.from_generator(rows, gen_kwargs={"shards": list(range(SHARDS))})
-
-
-def dataset(**options: Any) -> HFStreamingDataset:
-    return HFStreamingDataset(stream(), **{"name": "web", "seed": 3, "window": 8, **options})
-
-
-def ids(samples: Any) -> list[int]:
-    return [int(sample["id"]) for sample in samples]
-
-
-def as_list(batch: list[Any]) -> list[Any]:
-    return batch
 
 
 def streams_of_every_kind(folder: Path) -> dict[str, Any]:
@@ -278,12 +252,9 @@ def test_streams_that_cannot_be_resumed_exactly_are_refused_with_a_reason() -> N
             dataset(**option)
 
 
-def test_the_loader_and_mixtures_refuse_a_stream_and_say_what_to_do() -> None:
+def test_the_loader_refuses_a_stream_and_says_what_to_do() -> None:
     with pytest.raises(ConfigError, match="DataLoader"):
         StreamingShardLoader(dataset())  # type: ignore[arg-type]
-    with pytest.raises(MixtureError, match="without streaming") as caught:
-        InterleavedDataset([dataset()])  # type: ignore[list-item]
-    assert caught.value.dataset == "web"
 
 
 def test_a_stream_of_which_nothing_is_left_raises_instead_of_reading_for_ever() -> None:

@@ -103,8 +103,8 @@ def test_a_weight_for_an_unknown_child_and_a_mixture_of_nothing_are_refused() ->
         InterleavedDataset([])
 
 
-def test_what_has_no_random_access_is_refused_by_name() -> None:
-    with pytest.raises(MixtureError, match="random access") as caught:
+def test_what_is_no_dataset_is_refused_by_name() -> None:
+    with pytest.raises(MixtureError, match="only datasets can be mixed") as caught:
         InterleavedDataset([child("a"), object()])  # type: ignore[list-item]
     assert caught.value.dataset == "object"
 

@@ -17,12 +17,13 @@ from typing import Any
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
+from holdfast.errors import ConfigError, EmptyPartitionError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Order, Partition, Shuffle, SourceSpec
 from holdfast.order.mixture import Schedule
 from holdfast.order.shuffle import parse_shuffle
 from holdfast.sources import Columns, Source
+from holdfast.stream.dataset_state import check_state
 from holdfast.stream.share import check_share, share_of_process
 
 __all__ = ["DatasetInfo", "Leaf", "OrderedDataset", "Sample", "StreamDataset", "Transform", "TuneIterableDataset"]
@@ -108,7 +109,8 @@ class Leaf:
 class OrderedDataset(TuneIterableDataset):
     """A dataset whose order is computed: leaves and the weights that mix them.
 
-    Sub-classes set the attributes below; they override nothing.
+    Sub-classes set the attributes below; they override nothing. A mixture some of whose children can be read forwards
+    only computes which child comes when, but not which sample: its ``_streamed`` then does the iterating.
     """
 
     leaves: tuple[Leaf, ...]
@@ -118,7 +120,8 @@ class OrderedDataset(TuneIterableDataset):
     _name: str
     _info: DatasetInfo
     _weights: Schedule
-    _children: Mapping[str, OrderedDataset] = {}
+    _children: Mapping[str, TuneIterableDataset] = {}
+    _streamed: TuneIterableDataset | None = None
     _position: int = 0
     _own: tuple[Order, str] | None = None
 
@@ -139,8 +142,18 @@ class OrderedDataset(TuneIterableDataset):
 
     def order(self, partition: Partition | None = None) -> Order:
         """Return the order of this dataset's samples under a partition."""
+        if self._streamed is not None:
+            raise ConfigError(
+                "this mixture has children that can be read forwards only, so no sample can be computed from its "
+                "position",
+                dataset=self._name,
+                hint="give it to torch's DataLoader or torchdata's StatefulDataLoader instead of StreamingShardLoader",
+            )
         if partition is not None:
             partition = partition.resolve(self._read_column)
+        return self._order(partition)
+
+    def _order(self, partition: Partition | None = None) -> Order:
         specs = [leaf.spec() for leaf in self.leaves]
         return Order(
             specs, weights=self._weights, seed=self.mixture_seed, name=self._name, partition=partition, stop=self.stop
@@ -152,6 +165,9 @@ class OrderedDataset(TuneIterableDataset):
         The processes' shares interleave, position by position. So a state of one process, taken when each has had as
         many samples as the others, fits all of them, and any other number of processes too.
         """
+        return iter(self._streamed) if self._streamed is not None else self._samples()
+
+    def _samples(self) -> Iterator[Sample]:
         # Imported here: the reader is written in terms of this module's Leaf.
         from holdfast.stream.reader import Reader
 
@@ -192,40 +208,27 @@ class OrderedDataset(TuneIterableDataset):
         A child that is a single source may be continued alone from its part of the state. A child that is a mixture
         may not: within its parent its samples are dealt by the parent.
         """
+        if self._streamed is not None:
+            return self._streamed.state_dict()
         order, fingerprint = self._own_order()
         counts = {
             spec.name: int(order.count(number, np.array([self._position]))[0])
             for number, spec in enumerate(order.sources)
         }
         state = {"position": self._position, "epoch": order.epoch_of(self._position)}
-        return state | {"fingerprint": fingerprint, "children": _states_of(self._children, counts)}
+        return state | {"fingerprint": fingerprint, "children": states_of(self._children, counts)}
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the state's position, after checking that it belongs to this very order."""
-        try:
-            position, expected = int(state_dict["position"]), state_dict["fingerprint"]
-            before = state_dict["children"]
-        except (KeyError, TypeError, ValueError) as error:
-            raise StateError(
-                "this is not the state of a dataset on its own",
-                dataset=self._name,
-                hint="a mixture inside another has no state of its own: load the state of the outermost one",
-            ) from error
-        found = self.state_dict()
-        if expected != found["fingerprint"]:
-            raise StateMismatchError(
-                "the state was made with other sources, weights or seeds",
-                dataset=self._name,
-                fingerprint=found["fingerprint"],
-                expected=expected,
-                children=_changes(before, found["children"]),
-            )
-        self._position = position
+        if self._streamed is not None:
+            self._streamed.load_state_dict(state_dict)
+            return
+        self._position = check_state(state_dict, self.state_dict(), dataset=self._name)
 
     def _own_order(self) -> tuple[Order, str]:
         """Return the order without a partition and its fingerprint; kept, as a state may be asked for every batch."""
         if self._own is None:
-            order = self.order()
+            order = self._order()
             self._own = order, order.fingerprint()
         return self._own
 
@@ -291,30 +294,29 @@ def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform 
     return own
 
 
-def _states_of(children: Mapping[str, OrderedDataset], counts: Mapping[str, int]) -> dict[str, Any]:
+def states_of(
+    children: Mapping[str, TuneIterableDataset],
+    counts: Mapping[str, int],
+    streams: Mapping[str, Mapping[str, Any]] | None = None,
+) -> dict[str, Any]:
+    """Return the states of a mixture's children by name, nested as they are.
+
+    Args:
+        children: the children.
+        counts: how many samples of each leaf stand before where the mixture stands.
+        streams: the states of those that can be read forwards only.
+    """
     states: dict[str, Any] = {}
     for name, child in children.items():
+        if not isinstance(child, OrderedDataset):
+            assert streams is not None
+            states[name] = streams[name]
+            continue
         position = sum(counts[leaf.name] for leaf in child.leaves)
         if child._children:
-            states[name] = {"position": position, "children": _states_of(child._children, counts)}
+            states[name] = {"position": position, "children": states_of(child._children, counts, streams)}
         else:
             order, fingerprint = child._own_order()
             own = {"position": position, "epoch": order.epoch_of(position), "fingerprint": fingerprint}
             states[name] = own | {"children": {}}
     return states
-
-
-def _changes(before: Any, now: Mapping[str, Any]) -> dict[str, str]:
-    """Say of each child whether it is gone, new, or another than the state knew."""
-    if not isinstance(before, Mapping):
-        return {}
-    found = {name: "gone" for name in before if name not in now}
-    found |= {name: "new" for name in now if name not in before}
-    for name in before.keys() & now.keys():
-        if before[name].get("fingerprint") != now[name].get("fingerprint"):
-            found[name] = "other data, shuffle or seed"
-        found |= {
-            f"{name}/{inner}": text
-            for inner, text in _changes(before[name].get("children"), now[name]["children"]).items()
-        }
-    return found

@@ -27,7 +27,7 @@ from holdfast.stream.dataset import DatasetInfo, Sample, Transform, TuneIterable
 from holdfast.stream.filtered import Filter
 from holdfast.stream.hf import load_hf_dataset
 from holdfast.stream.shard_queue import ShardPart, ShardQueue, StreamIdentity
-from holdfast.stream.share import check_share, share_of_process
+from holdfast.stream.share import Share, check_share, share_of_process
 from holdfast.stream.transform_stages import SeededStages, in_stages
 
 __all__ = ["HFStreamingDataset"]
@@ -36,8 +36,8 @@ __all__ = ["HFStreamingDataset"]
 class HFStreamingDataset(TuneIterableDataset):
     """A dataset over a ``datasets.IterableDataset``: endless, exact, dealt by whole shards.
 
-    Iterate it, or give it to a ``DataLoader``; each process (rank × worker) reads its own shards. Its state is its
-    process's own. ``merge_states`` makes of all processes' states one that any other number of processes can load.
+    Iterate it, mix it, or give it to a ``DataLoader``; each process (rank × worker) reads its own shards. Its state is
+    its process's own. ``merge_states`` makes of all processes' states one that any other number of processes can load.
 
     Args:
         dataset: the stream, as loaded: not shuffled, and not split by node, as both happen here.
@@ -51,6 +51,7 @@ class HFStreamingDataset(TuneIterableDataset):
         metric_transform: makes metrics of the final sample; told this dataset's name.
         filter_fn: says of a row whether to keep it; asked while reading.
         on_error: ``raise``, or ``skip`` to leave out a sample whose transform fails, counted in ``samples_failed``.
+        weight: its weight where it becomes part of a mixture that gives none.
     """
 
     def __init__(
@@ -67,6 +68,7 @@ class HFStreamingDataset(TuneIterableDataset):
         metric_transform: MetricTransform | None = None,
         filter_fn: Filter | None = None,
         on_error: Literal["raise", "skip"] = "raise",
+        weight: float = 1.0,
     ) -> None:
         if not name:
             raise ConfigError("a dataset needs a name")
@@ -83,7 +85,8 @@ class HFStreamingDataset(TuneIterableDataset):
         self.filter_fn = filter_fn
         self._on_error = on_error
         self._transform = in_stages((message_transform, model_transform, output_transform))
-        self._info = DatasetInfo(name, None)
+        self.weight = weight
+        self._info = DatasetInfo(name, None, weight)
         identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
         self._jumps = 0
@@ -148,6 +151,9 @@ class HFStreamingDataset(TuneIterableDataset):
         """Yield this process's samples from where its state stands."""
         share = share_of_process()
         check_share(share, self.num_shards, what="shards", dataset=self._name)
+        return self._samples(share)
+
+    def _samples(self, share: Share) -> Iterator[Sample]:
         fruitless = False  # whether the epoch now ending has given nothing
         while True:
             self._queue = self._queue.dealt_to(share)

@@ -15,7 +15,7 @@ import numpy as np
 
 from holdfast.errors import StateError, StateMismatchError, StateVersionError
 from holdfast.order import Permutation, derive_key
-from holdfast.stream.share import Share
+from holdfast.stream.share import Share, check_same_share, complete_shares
 
 __all__ = ["ShardPart", "ShardQueue", "StreamIdentity"]
 
@@ -82,18 +82,10 @@ class ShardQueue:
 
     def dealt_to(self, share: Share) -> ShardQueue:
         """Return this queue for a process that is about to read from it."""
-        if self.share == share:
-            return self
         if self.share is None:
             return replace(self, share=share, parts=self.parts[share.number :: share.total])
-        raise StateMismatchError(
-            f"the state is of process {self.share.number} of {self.share.total}, and this is {share.number} of "
-            f"{share.total}",
-            dataset=self.identity.name,
-            rank=share.number,
-            world_size=share.total,
-            hint="to resume with other ranks or workers, load merge_states([every process's state]) in all of them",
-        )
+        check_same_share(self.share, share, dataset=self.identity.name)
+        return self
 
     def filled(self) -> ShardQueue:
         """Return this queue with the next epoch dealt, if nothing was left in it."""
@@ -150,7 +142,7 @@ class ShardQueue:
         """Return what is left to all processes together, for any number of them."""
         if not queues:
             raise StateError("there is no state to merge")
-        identity, total = queues[0].identity, len(queues)
+        identity = queues[0].identity
         for queue in queues:
             if queue.identity != identity:
                 raise StateMismatchError(
@@ -158,16 +150,8 @@ class ShardQueue:
                 )
         if all(queue == queues[0] and queue.share is None for queue in queues):
             return queues[0]  # nobody has read anything since
-        # A process that has read nothing does not know its share yet; it is one of those nobody else has.
-        shares = [queue.share for queue in queues if queue.share is not None]
-        unknown = [Share(number, total) for number in range(total) if Share(number, total) not in shares]
-        if len(shares) + len(unknown) != total or len(set(shares)) != len(shares):
-            raise StateError(
-                "merging needs the state of every process that read the stream, each once",
-                found=[tuple(share) for share in shares],
-                hint="give one state for each rank (and worker)",
-            )
-        queues = [queue if queue.share is not None else queue.dealt_to(unknown.pop()) for queue in queues]
+        shares = complete_shares([queue.share for queue in queues])
+        queues = [queue.dealt_to(share) for queue, share in zip(queues, shares, strict=True)]
         latest = max(queue.next_epoch for queue in queues)
         left: list[ShardPart] = []
         for queue in queues:

@@ -6,14 +6,15 @@ iterated on its own, or handed to torch's ``DataLoader``, asks here, when iterat
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
 import torch.distributed
 from torch.utils.data import get_worker_info
 
-from holdfast.errors import EmptyPartitionError
+from holdfast.errors import EmptyPartitionError, StateError, StateMismatchError
 
-__all__ = ["Share", "check_share", "share_of_process"]
+__all__ = ["Share", "check_same_share", "check_share", "complete_shares", "share_of_process"]
 
 
 class Share(NamedTuple):
@@ -45,3 +46,32 @@ def check_share(share: Share, count: int, *, what: str, dataset: str) -> None:
             **{what: count},
             hint=f"use fewer ranks or workers, or more {what}",
         )
+
+
+def check_same_share(saved: Share, share: Share, *, dataset: str) -> None:
+    """Raise ``StateMismatchError`` where a process is about to go on from another one's state."""
+    if saved != share:
+        raise StateMismatchError(
+            f"the state is of process {saved.number} of {saved.total}, and this is {share.number} of {share.total}",
+            dataset=dataset,
+            rank=share.number,
+            world_size=share.total,
+            hint="to resume with other ranks or workers, load merge_states([every process's state]) in all of them",
+        )
+
+
+def complete_shares(shares: Sequence[Share | None]) -> list[Share]:
+    """Return every process's share, from those their states know, or say that a state is missing or there twice.
+
+    A process that has read nothing does not know its share yet; it is one of those nobody else has.
+    """
+    total = len(shares)
+    known = [share for share in shares if share is not None]
+    unknown = [Share(number, total) for number in range(total) if Share(number, total) not in known]
+    if len(known) + len(unknown) != total or len(set(known)) != len(known):
+        raise StateError(
+            "merging needs the state of every process that read the stream, each once",
+            found=[tuple(share) for share in known],
+            hint="give one state for each rank (and worker)",
+        )
+    return [share if share is not None else unknown.pop() for share in shares]

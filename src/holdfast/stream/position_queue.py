@@ -1,0 +1,109 @@
+"""Which positions of a mixture a process has still to read, where some of its children can be read forwards only.
+
+Positions are dealt to the processes in turn. As long as all go at one pace a single number says where they stand; when
+they stop at different places, what the slower ones leave behind is kept as a few arithmetic runs. So the states of all
+processes merge into one that any number of processes can be dealt: every position is read once, whoever reads it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import StateError
+from holdfast.stream.share import Share, check_same_share, complete_shares
+
+__all__ = ["PositionQueue", "Run"]
+
+Int64 = NDArray[np.int64]
+
+
+class Run(NamedTuple):
+    """Positions ``first``, ``first + step``, …: ``length`` of them."""
+
+    first: int
+    step: int
+    length: int
+
+    def dealt_to(self, share: Share) -> Run:
+        """Return every ``total``-th position of this run, from the process's own number on."""
+        number, total = share
+        return Run(self.first + number * self.step, self.step * total, -(-max(0, self.length - number) // total))
+
+
+@dataclass(frozen=True, slots=True)
+class PositionQueue:
+    """The positions left to one process; or to all together, when ``share`` is None.
+
+    Attributes:
+        share: the process, None before any has begun to read.
+        left: positions before ``position`` that are still to be read.
+        position: from here on all positions are dealt in turn.
+    """
+
+    share: Share | None = None
+    left: tuple[Run, ...] = ()
+    position: int = 0
+
+    def dealt_to(self, share: Share, *, dataset: str) -> PositionQueue:
+        """Return this queue for a process that is about to read from it."""
+        if self.share is None:
+            runs = (run.dealt_to(share) for run in self.left)
+            return replace(self, share=share, left=tuple(run for run in runs if run.length))
+        check_same_share(self.share, share, dataset=dataset)
+        return self
+
+    def upcoming(self, count: int) -> Int64:
+        """Return the next positions: so many, or fewer where a run ends."""
+        if self.left:
+            first, step, length = self.left[0]
+            return first + step * np.arange(min(count, length), dtype=np.int64)
+        assert self.share is not None
+        return self.position + self.share.number + self.share.total * np.arange(count, dtype=np.int64)
+
+    def past_one(self) -> PositionQueue:
+        """Return this queue without its next position."""
+        if self.left:
+            (first, step, length), *others = self.left
+            rest = (Run(first + step, step, length - 1),) if length > 1 else ()
+            return replace(self, left=(*rest, *others))
+        assert self.share is not None
+        return replace(self, position=self.position + self.share.total)
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the queue as plain JSON."""
+        share = None if self.share is None else list(self.share)
+        return {"share": share, "position": self.position, "left": [list(run) for run in self.left]}
+
+    @classmethod
+    def from_json(cls, state: Mapping[str, Any]) -> PositionQueue:
+        """Read what ``to_json`` wrote; a damaged value raises KeyError, TypeError or ValueError."""
+        share = None if state["share"] is None else Share(*map(int, state["share"]))
+        left = tuple(Run(*map(int, run)) for run in state["left"])
+        return cls(share, left, int(state["position"]))
+
+    @staticmethod
+    def merge(queues: Sequence[PositionQueue], *, dataset: str) -> PositionQueue:
+        """Return what is left to all processes together, for any number of them."""
+        if not queues:
+            raise StateError("there is no state to merge", dataset=dataset)
+        if all(queue == queues[0] and queue.share is None for queue in queues):
+            return queues[0]  # nobody has read anything since
+        shares = complete_shares([queue.share for queue in queues])
+        latest = max(queue.position for queue in queues)
+        left: list[Run] = []
+        for queue, (number, total) in zip(queues, shares, strict=True):
+            left += queue.dealt_to(Share(number, total), dataset=dataset).left
+            behind, rest = divmod(latest - queue.position, total)
+            if rest:
+                raise StateError(
+                    "the states are not of processes that began together",
+                    dataset=dataset,
+                    positions=[each.position for each in queues],
+                )
+            left.append(Run(queue.position + number, total, behind))
+        return PositionQueue(None, tuple(sorted(run for run in left if run.length)), latest)
