@@ -258,7 +258,7 @@ class Aligned(Walk):
         if self._order.layout is not None:
             offsets = root.rank(int(bounds[0]) + self._order.layout.offsets) - first
             lanes = rest.moved(offsets)
-        key = derive_key("deal", self._order.sources[0].seed, self._order.name, epoch, index)
+        key = derive_key("deal", self._order.sources[0].seed, self._order.name, epoch)
         return self._order.partition.deal(rest, sizes, lanes, key)
 
     def _newly_skipped(self, index: int, bounds: Int64, root: Kept) -> Int64:

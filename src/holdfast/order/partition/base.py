@@ -60,7 +60,8 @@ class Partition(ABC):
             rest: what is left.
             sizes: the ranks and their batch sizes.
             lanes: the bounds of the layout's lanes inside the rest.
-            key: this epoch's and stretch's own key, for partitions that shuffle a rank's hand.
+            key: this epoch's own key, for partitions that mix a rank's hand; the same however often the epoch is dealt
+                anew, so that a resize need not reorder what is left.
         """
 
     @abstractmethod

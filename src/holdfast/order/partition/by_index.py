@@ -18,7 +18,6 @@ from holdfast.order.deal import Deal, Rest, RunsDeal, ShuffledDeal
 from holdfast.order.keys import derive_key, scramble
 from holdfast.order.layout import Layout, PermutedLayout, RangeLayout, TableLayout
 from holdfast.order.partition.base import Partition, ReadColumn, proportional
-from holdfast.order.permutation import Permutation
 
 __all__ = ["HashBased", "RangeBased", "Stratified"]
 
@@ -224,20 +223,14 @@ class Stratified(Partition):
         return TableLayout(labels, classes)
 
     def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
-        """Deal class by class like cards, then shuffle each rank's hand."""
-        world = sizes.world_size
-        if sizes.even:
-            hands = [np.arange(rank, rest.n, world, dtype=np.int64) for rank in range(world)]
-        else:
-            pattern = _interleaved(sizes)[np.arange(rest.n) % sizes.total]
-            hands = [np.flatnonzero(pattern == rank) for rank in range(world)]
-        shuffled = [
-            hand[Permutation(len(hand), derive_key("hand", key, rank)).forward(np.arange(len(hand)))]
-            if len(hand)
-            else hand
-            for rank, hand in enumerate(hands)
-        ]
-        return ShuffledDeal(rest, sizes, shuffled)
+        """Deal class by class like cards; each rank then takes its hand in the epoch's one mixed order."""
+        numbers = np.arange(rest.n, dtype=np.int64)
+        owner = numbers % sizes.world_size if sizes.even else _interleaved(sizes)[numbers % sizes.total]
+        # A place's turn is a hash of the place alone, so that dealing what is left anew leaves its order as it was.
+        mixed = np.argsort(scramble(rest.forward(numbers).astype(np.uint64), key))
+        by_rank = mixed[np.argsort(owner[mixed], kind="stable")]
+        cuts = np.cumsum(np.bincount(owner, minlength=sizes.world_size))[:-1]
+        return ShuffledDeal(rest, sizes, np.split(by_rank, cuts))
 
     def to_json(self) -> dict[str, Any]:
         """Return the number of classes and a digest of the labels."""
