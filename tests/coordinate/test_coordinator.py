@@ -78,11 +78,11 @@ def test_a_rebalance_is_due_only_where_speeds_stray_from_shares(store: Any) -> N
         for rank in range(2):
             coordinator.register_worker(rank)
             coordinator.update_worker_health(rank, 100, 10.0)
-        coordinator._beat(coordinator._client, 0)
-        coordinator._beat(coordinator._client, 1)
+        coordinator._presence.beat(coordinator._client, 0)
+        coordinator._presence.beat(coordinator._client, 1)
         assert not coordinator.rebalance_if_needed()
         coordinator.update_worker_health(1, 100, 2.0)
-        coordinator._beat(coordinator._client, 1)
+        coordinator._presence.beat(coordinator._client, 1)
         assert coordinator.rebalance_if_needed()
 
 
@@ -104,7 +104,7 @@ def test_a_rank_registered_again_ends_the_process_that_had_it(store: Any) -> Non
         old.register_worker(0)
         new.register_worker(0)
         with pytest.raises(CoordinationError, match="another process has registered this rank"):
-            old._beat(old._client, 0)
+            old._presence.beat(old._client, 0)
 
 
 def test_a_closed_coordinator_says_so_and_leaves_no_thread(store: Any) -> None:
@@ -213,7 +213,7 @@ def test_a_loader_with_a_coordinator_adopts_agreed_shares_and_keeps_every_steps_
         for rank in range(world):
             values += next(iterators[rank])["value"].tolist()
             coordinators[rank].update_worker_health(rank, step, (3.0, 1.0)[rank])
-            coordinators[rank]._beat(coordinators[rank]._client, rank)
+            coordinators[rank]._presence.beat(coordinators[rank]._client, rank)
         assert sorted(values) == sorted(order.locate(np.arange(16 * step, 16 * step + 16)).index.tolist())
     assert [loader.share for loader in loaders] == [0.75, 0.25]
     assert loaders[0].schedule.to_json() == loaders[1].schedule.to_json()

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordinate import LeasedReader, StreamCoordinator
-from holdfast.coordinate.leased import idle_pause, watched_chunks
+from holdfast.coordinate.claims import idle_pause
+from holdfast.coordinate.living import watched_chunks, watches
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
@@ -153,6 +154,9 @@ def test_every_chunk_is_watched_by_one_worker_more_than_the_replication(
     watched = [watched_chunks(low, low + count, place, workers, replication) for place in range(workers)]
     for chunk in range(low, low + count):
         assert sum(chunk in mine for mine in watched) == min(replication + 1, workers)
+        assert [chunk in mine for mine in watched] == [
+            watches(place, chunk, workers, replication) for place in range(workers)
+        ]
     assert all(len(mine) == len(set(mine)) for mine in watched)
 
 
@@ -168,7 +172,7 @@ def test_a_fast_worker_takes_many_chunks_at_a_time_and_a_slow_one_takes_one(coor
     def wanted(name: str, samples_a_second: int) -> int:
         reader = coordinator.lease(dataset(8000), name=name, batch_size=4, chunk_size=8, chunk_seconds=1.0)
         reader._speed.add(samples_a_second, 1.0)
-        return reader._chunks_at_once()
+        return len(reader._claims.draw(0.0, int(reader._speed.rate * reader._seconds / reader.job.chunk_size)))
 
     assert wanted("slow", 4) == 1
     assert wanted("medium", 80) == 10
@@ -177,9 +181,8 @@ def test_a_fast_worker_takes_many_chunks_at_a_time_and_a_slow_one_takes_one(coor
 
 def test_fewer_chunks_are_taken_at_a_time_as_the_end_comes_near(coordinator: StreamCoordinator) -> None:
     reader = lease(coordinator)
-    reader._speed.add(80_000, 1.0)
     taken = []
-    while fresh := reader._table.claim(0.0, reader._chunks_at_once()):
+    while fresh := reader._claims.draw(0.0, 1000):
         taken.append(len(fresh))
     assert sum(taken) == 13
     assert taken == sorted(taken, reverse=True)

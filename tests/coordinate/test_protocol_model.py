@@ -21,7 +21,8 @@ from hypothesis.stateful import (
 )
 from tests.coordinate.memory import Crash, Interrupted, MemoryStore
 
-from holdfast.coordinate.protocol import Done, LeaseTable, decode
+from holdfast.coordinate.protocol import LeaseTable
+from holdfast.coordinate.records import Done, decode
 from holdfast.errors import StaleLeaseError
 
 TTL = 3.0

@@ -13,7 +13,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.coordinate.simulate import Scenario, simulate_leases, simulate_training
+from holdfast.coordinate.scenario import Scenario
+from holdfast.coordinate.simulate_leases import simulate_leases
+from holdfast.coordinate.simulate_training import simulate_training
 from holdfast.errors import ConfigError
 
 

@@ -24,6 +24,10 @@ DEADLINE = 120.0
 context: Any = multiprocessing.get_context("forkserver")
 context.set_forkserver_preload(["tests.faults.coordinate_worker"])
 
+# Starting a process also asks after all others, and an exit code can be read only once: schedules that run side by side
+# take turns.
+_asking = threading.Lock()
+
 
 @dataclass(frozen=True, slots=True)
 class Fault:
@@ -71,19 +75,34 @@ class Host:
     def __init__(self) -> None:
         self.channel, theirs = context.Pipe()
         self.process = context.Process(target=host_store, args=(theirs,), daemon=True)
-        self.process.start()
+        with _asking:
+            self.process.start()
         self.port: int = self.channel.recv()
 
     def close(self) -> None:
-        if self.process.is_alive():
+        if is_alive(self.process):
             self.channel.send(None)
-            self.process.join(10)
+            wait_for([self.process])
 
 
 def start_worker(job: Job, rank: int | None, slowness: float = 1.0) -> Any:
     process = context.Process(target=lease_and_commit, args=(job, rank, slowness), daemon=True)
-    process.start()
+    with _asking:
+        process.start()
     return process
+
+
+def is_alive(process: Any) -> bool:
+    with _asking:
+        return bool(process.is_alive())
+
+
+def wait_for(processes: list[Any]) -> list[int | None]:
+    """Return the exit codes of processes that end by themselves; None for one that does not."""
+    with suppress(TimeoutError):
+        wait_until(lambda: not any(map(is_alive, processes)), "processes that end")
+    with _asking:
+        return [process.exitcode for process in processes]
 
 
 def wait_until(condition: Callable[[], bool], what: str) -> None:
@@ -107,9 +126,8 @@ def run(folder: Path, faults: list[Fault], workers: int, **options: Any) -> Outc
         for fault in (fault for fault in faults if fault.kind != "slow"):
             _wait_for_commits(watching, fault)
             _inflict(fault, job, processes, inflicted)
-        for process in processes:
-            process.join(DEADLINE)
-        return _count(job, faults, processes, inflicted)
+        exit_codes = wait_for(processes)
+        return _count(job, faults, exit_codes, inflicted)
     finally:
         host.close()
 
@@ -126,11 +144,11 @@ def _inflict(fault: Fault, job: Job, processes: list[Any], inflicted: Counter[st
     if fault.kind == "kill_all_but_one":
         for number, process in enumerate(processes):
             if number != fault.worker:
-                inflicted["kill"] += process.is_alive()
+                inflicted["kill"] += is_alive(process)
                 process.kill()
         return
     process = processes[fault.worker]
-    if not process.is_alive():
+    if not is_alive(process):
         return
     if fault.kind == "kill":
         process.kill()
@@ -145,14 +163,14 @@ def _inflict(fault: Fault, job: Job, processes: list[Any], inflicted: Counter[st
 
 
 def _wake(process: Any, inflicted: Counter[str]) -> None:
-    if process.is_alive():  # it may have been killed in its sleep
+    if is_alive(process):  # it may have been killed in its sleep
         with suppress(ProcessLookupError):
             os.kill(process.pid, signal.SIGCONT)
             inflicted["resume"] += 1
 
 
-def _count(job: Job, faults: list[Fault], processes: list[Any], inflicted: Counter[str]) -> Outcome:
-    outcome = Outcome(faults, job.chunks, inflicted, exit_codes=[process.exitcode for process in processes])
+def _count(job: Job, faults: list[Fault], exit_codes: list[int | None], inflicted: Counter[str]) -> Outcome:
+    outcome = Outcome(faults, job.chunks, inflicted, exit_codes=exit_codes)
     with coordinator_for(job) as coordinator:
         coordinator.register_worker(coordinator.join())
         reader = reader_for(job, coordinator)

@@ -122,7 +122,9 @@ def register(app: typer.Typer) -> None:
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
     ) -> None:
         """Say what failures, stragglers and coordination cost at a given size, by the library's own code."""
-        from holdfast.coordinate.simulate import Scenario, simulate_leases, simulate_training
+        from holdfast.coordinate.scenario import Scenario
+        from holdfast.coordinate.simulate_leases import simulate_leases
+        from holdfast.coordinate.simulate_training import simulate_training
 
         scenario = Scenario(
             ranks=ranks,

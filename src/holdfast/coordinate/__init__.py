@@ -1,8 +1,10 @@
 """Health, takeover and rebalancing on torch's own store.
 
-Read the modules in this order: ``protocol`` (leases as compare-and-set records, pure), ``store`` (a torch store with
-deadlines), ``health`` (who is alive), ``balance`` and ``throughput`` (who gets how much), ``leased`` (reading by
-leases), ``coordinator`` (all of it), ``simulate`` (the same code under a simulated clock).
+Read the modules in this order. A chunk's life: ``records`` (what stands in the store), ``protocol`` (leases by
+compare-and-set, pure), ``progress`` (what is done), ``claims`` (what a worker does next). Who is alive: ``health``,
+``presence``, ``living``. The store itself, with deadlines: ``store``. Reading by leases: ``job``, ``standby``,
+``leased``. Shares of a step: ``throughput``, ``balance``. All of it together: ``coordinator``. The same code under a
+simulated clock: ``scenario``, ``simulate_leases``, ``simulate_training``.
 """
 
 from __future__ import annotations

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 import threading
 import time
-import uuid
 import weakref
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -18,8 +17,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from holdfast.coordinate.balance import agreed_shares, balanced_shares, propose_shares, stray
-from holdfast.coordinate.health import HealthBoard, WorkerHealth, WorkerRecord, WorkerStatus
+from holdfast.coordinate.health import HealthBoard, WorkerHealth, WorkerStatus
 from holdfast.coordinate.leased import LeasedReader
+from holdfast.coordinate.living import Living
+from holdfast.coordinate.presence import Presence
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
@@ -32,9 +33,6 @@ if TYPE_CHECKING:
 
 __all__ = ["StreamCoordinator"]
 
-# Up to this many workers an observer looks at all of them; beyond, at a few neighbours, so that its cost stays flat.
-WATCHED_AT_MOST = 64
-
 
 class StreamCoordinator:
     """Workers of one job, seen from one process.
@@ -44,7 +42,8 @@ class StreamCoordinator:
         world_size: how many workers are expected; more may join a leased job.
         heartbeat: seconds between signs of life.
         ttl: seconds of silence after which a worker has failed and its leases may be taken over.
-        replication: how many standby workers watch each leased chunk, to take it over first.
+        replication: how many standby workers watch each leased chunk, read its samples ahead while they have nothing
+            else to do, and take it over first.
         balance_interval: steps between decisions about shares.
         prefix: keeps several jobs in one store apart.
     """
@@ -78,14 +77,14 @@ class StreamCoordinator:
         self.ttl = ttl
         self.replication = replication
         self.balance_interval = balance_interval
-        self._client = StoreClient(store, prefix=prefix, timeout=0.9 * ttl)
+        # The store is asked at least once a heartbeat, so a store that is gone is noticed within the TTL.
+        self._client = StoreClient(store, prefix=prefix, timeout=ttl - heartbeat)
         self._beating: StoreClient | None = None
         self._board = HealthBoard(self._client, ttl=ttl)
-        self._records: dict[int, WorkerRecord] = {}
-        self._written: dict[int, bytes] = {}
+        self._presence = Presence(world_size)
         self._speed: dict[int, Throughput] = {}
         self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
-        self._live: tuple[int, ...] = ()
+        self._living = Living()
         self._batch_size: int | None = None
         self._threshold = Adaptive().rebalance_threshold
         self._shares: tuple[float, ...] | None = None
@@ -112,29 +111,14 @@ class StreamCoordinator:
         if rank < 0:
             raise ConfigError("a rank cannot be negative", rank=rank)
         self._check()
-        record = WorkerRecord(rank, uuid.uuid4().hex[:12], indices=len(indices))
-        raw, before = record.encode(), b""
-        while (found := self._client.compare_set(f"worker/{rank}", before, raw)) != raw:
-            before = found
-        self._grow_world(rank + 1)
-        with self._lock:
-            self._records[rank], self._written[rank] = record, raw
-            self._speed[rank] = Throughput()
+        self._presence.register(self._client, rank, indices=len(indices))
+        self._speed[rank] = Throughput()
         self._start()
-
-    def _grow_world(self, size: int) -> None:
-        before = b""
-        wanted = str(max(size, self.world_size)).encode()
-        while (found := self._client.compare_set("world", before, wanted)) != wanted:
-            if int(found) >= int(wanted):
-                break
-            before = found
 
     def update_worker_health(self, rank: int, samples: int, throughput: float) -> None:
         """Say how many samples a worker of this process has processed, and how fast; sent with the next heartbeat."""
         self._check()
-        with self._lock:
-            self._records[rank] = replace(self._own(rank), samples=int(samples), throughput=float(throughput))
+        self._presence.change(rank, samples=int(samples), throughput=float(throughput))
 
     def get_worker_health(self, rank: int) -> WorkerHealth:
         """Return what this process thinks of a worker, from its own clock and the worker's newest record."""
@@ -143,18 +127,17 @@ class StreamCoordinator:
         with self._lock:
             self._board.look([rank], now)
             health = self._board.health(rank, now)
-            own = self._records.get(rank)
-        if own is not None:
+        if rank in self._presence.ranks:
+            own = self._presence.record(rank)
             health = replace(health, samples_processed=own.samples, average_throughput=own.throughput)
         return health
 
     def workers(self) -> list[WorkerHealth]:
         """Return what this process thinks of every worker that has ever registered."""
         self._check()
-        world = self._client.get("world")
+        ranks = range(self._presence.world(self._client))
         now = time.monotonic()
         with self._lock:
-            ranks = range(int(world) if world else self.world_size)
             self._board.look(ranks, now)
             found = [self._board.health(rank, now) for rank in ranks]
         return [health for health in found if health.status is not WorkerStatus.UNKNOWN]
@@ -167,35 +150,13 @@ class StreamCoordinator:
             samples: how many samples the work is about.
             rank: whose work; by default that of the one worker registered here.
         """
-        with self._lock:
-            chosen = self._only_rank() if rank is None else rank
-            self._own(chosen)
+        chosen = self._presence.only_rank() if rank is None else rank
+        self._presence.record(chosen)
         began = time.perf_counter()
         yield
-        self._measured(chosen, samples, time.perf_counter() - began)
-
-    def _measured(self, rank: int, samples: int, seconds: float) -> None:
-        with self._lock:
-            speed = self._speed[rank]
-            speed.add(samples, seconds)
-            record = self._records[rank]
-            self._records[rank] = replace(record, throughput=speed.rate, samples=record.samples + samples)
-
-    def _own(self, rank: int) -> WorkerRecord:
-        record = self._records.get(rank)
-        if record is None:
-            raise CoordinationError(
-                "this process has not registered this worker",
-                rank=rank,
-                registered=sorted(self._records),
-                hint="call register_worker(rank) first",
-            )
-        return record
-
-    def _only_rank(self) -> int:
-        if len(self._records) != 1:
-            raise ConfigError("say which worker: several (or none) are registered here", ranks=sorted(self._records))
-        return next(iter(self._records))
+        speed = self._speed[chosen]
+        speed.add(samples, time.perf_counter() - began)
+        self._presence.change(chosen, throughput=speed.rate, samples=self._presence.record(chosen).samples + samples)
 
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
@@ -260,44 +221,33 @@ class StreamCoordinator:
         Raises ``CoordinatorLost`` if the store is gone.
         """
         self._check()
-        with self._lock:
-            record = self._own(rank)
-            speed = self._speed[rank]
-            if speed.measured:  # the training loop measures its own work, which says more than the time between batches
-                self._records[rank] = replace(record, step=step, share=share)
-                return
-            speed.add_wall(samples, seconds)
-            self._records[rank] = replace(
-                record, step=step, share=share, samples=record.samples + samples, throughput=speed.rate
-            )
+        record, speed = self._presence.record(rank), self._speed[rank]
+        if speed.measured:  # the training loop measures its own work, which says more than the time between batches
+            self._presence.change(rank, step=step, share=share)
+            return
+        speed.add_wall(samples, seconds)
+        self._presence.change(rank, step=step, share=share, samples=record.samples + samples, throughput=speed.rate)
 
     # --- leased reading --------------------------------------------------------------------------------------------
 
     def lease(self, dataset: OrderedDataset, *, rank: int | None = None, **options: Any) -> LeasedReader:
         """Return a reader that leases chunks of a dataset's positions; see ``LeasedReader`` for the options."""
         self._check()
-        with self._lock:
-            chosen = self._only_rank() if rank is None else rank
-            record = self._own(chosen)
-        reader = LeasedReader(self, dataset, rank=chosen, owner=record.owner, client=self._client.clone(), **options)
+        chosen = self._presence.only_rank() if rank is None else rank
+        owner = self._presence.record(chosen).owner
+        reader = LeasedReader(self, dataset, rank=chosen, owner=owner, client=self._client.clone(), **options)
         self._readers.add(reader)
         return reader
 
     @property
-    def live(self) -> tuple[int, ...]:
-        """The ranks that this process believes to be alive, in order; renewed at every heartbeat."""
-        return self._live
+    def living(self) -> Living:
+        """Who is alive, as far as this process can tell; renewed at every heartbeat."""
+        return self._living
 
     def report(self, rank: int, *, samples: int, throughput: float, leases: int, idle: bool) -> None:
         """Note what a leased reader is doing, for the next heartbeat; called by the reader."""
-        with self._lock:
-            self._records[rank] = replace(
-                self._own(rank),
-                samples=samples,
-                throughput=throughput,
-                leases=leases,
-                state="idle" if idle else "working",
-            )
+        state = "idle" if idle else "working"
+        self._presence.change(rank, samples=samples, throughput=throughput, leases=leases, state=state)
 
     # --- the background --------------------------------------------------------------------------------------------
 
@@ -316,9 +266,7 @@ class StreamCoordinator:
             for reader in list(self._readers):
                 reader.close()
             if self._failure is None:
-                for rank, record in self._records.items():
-                    gone = replace(record, sequence=record.sequence + 1, state="left", leases=0)
-                    self._client.compare_set(f"worker/{rank}", self._written[rank], gone.encode())
+                self._presence.leave(self._client)
         self._client.close()
         if self._beating is not None:
             self._beating.close()
@@ -354,9 +302,9 @@ class StreamCoordinator:
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
                 due = time.monotonic() + self.heartbeat
-                for rank in list(self._records):
-                    self._beat(client, rank)
-                self._look_around(client, board)
+                for rank in self._presence.ranks:
+                    self._presence.beat(client, rank)
+                self._living = self._presence.look_around(client, board, time.monotonic())
                 for reader in list(self._readers):
                     reader.tick()
         except CoordinationError as error:
@@ -364,36 +312,3 @@ class StreamCoordinator:
         except Exception as error:  # a bug in here must not look like a healthy worker
             self._failure = CoordinatorLost(f"the heartbeat failed: {error!r}")
             self._failure.__cause__ = error
-
-    def _beat(self, client: StoreClient, rank: int) -> None:
-        with self._lock:
-            record = replace(self._records[rank], sequence=self._records[rank].sequence + 1)
-            self._records[rank] = record
-            before, raw = self._written[rank], record.encode()
-        # Not under the lock: a store that does not answer must not hold up the training loop.
-        accepted = client.compare_set(f"worker/{rank}", before, raw) == raw
-        with self._lock:
-            if self._written[rank] != before:
-                return  # registered anew by this very process in between
-            if not accepted:
-                raise CoordinationError(
-                    "another process has registered this rank",
-                    rank=rank,
-                    hint="this process was replaced while it was paused or cut off; let it end",
-                )
-            self._written[rank] = raw
-
-    def _look_around(self, client: StoreClient, board: HealthBoard) -> None:
-        found = client.get("world")
-        world = max(int(found) if found else 0, self.world_size)
-        now = time.monotonic()
-        if world <= WATCHED_AT_MOST:
-            ranks = list(range(world))
-        else:
-            own = next(iter(self._records), 0)
-            ranks = [(own + offset) % world for offset in range(-self.replication - 2, self.replication + 3)]
-        board.look(ranks, now)
-        if world <= WATCHED_AT_MOST:
-            self._live = tuple(r for r in ranks if board.record(r) is not None and not board.failed(r, now))
-        else:
-            self._live = tuple(r for r in range(world) if not board.failed(r, now))

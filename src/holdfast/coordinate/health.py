@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from statistics import median
 
-from holdfast.coordinate.protocol import KeyValue
+from holdfast.coordinate.records import KeyValue
 from holdfast.errors import CoordinationError
 
 __all__ = ["HealthBoard", "WorkerHealth", "WorkerRecord", "WorkerStatus"]

@@ -3,12 +3,12 @@
 For evaluation, preprocessing, rollouts and inference over a dataset, where ranks need not step together. A job is a
 range of positions cut into chunks of ``chunk_size``. A worker draws as many chunks at a time as it works off in
 ``chunk_seconds`` (so a slow one holds little), reads ahead within them and commits each under its fencing token.
-Workers join and leave at will; when the last fresh chunk is gone, idle workers look for leases that stand still.
+Workers join and leave at will; when the last fresh chunk is gone, idle workers look for leases that stand still, and
+read the samples of the chunks they stand by for, so that a takeover costs no reading.
 """
 
 from __future__ import annotations
 
-import json
 import threading
 import time
 from collections import deque
@@ -21,7 +21,10 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.coordinate.protocol import Done, Lease, LeaseTable
+from holdfast.coordinate.claims import READ_AHEAD, Claims
+from holdfast.coordinate.job import LeasedJob
+from holdfast.coordinate.records import Done, Lease
+from holdfast.coordinate.standby import Standby
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
@@ -32,32 +35,6 @@ if TYPE_CHECKING:
     from holdfast.stream import OrderedDataset
 
 __all__ = ["LeasedChunk", "LeasedReader"]
-
-STATE_VERSION = 1
-MOST_CHUNKS_AT_ONCE = 32
-READ_AHEAD = 2
-# How many open chunks an idle worker looks at in one go.
-LOOK_AT = 64
-# Standbys of a chunk take it over after one TTL; others give them a moment.
-PATIENCE = 1.1
-
-
-def idle_pause(ttl: float, workers: int) -> float:
-    """Return how long an idle worker waits between looks: the more there are, the longer, so that the store copes."""
-    return min(ttl, max(ttl / 20, workers / 1000))
-
-
-def watched_chunks(low: int, stop: int, place: int, workers: int, replication: int) -> list[int]:
-    """Return the chunks in ``low … stop`` that the worker at this place among the living stands by for.
-
-    Chunk c is watched by the workers at places c, c+1, … c+replication (mod workers): one more than the replication, as
-    one of them may be the owner itself. Each worker so watches its part, however many workers there are.
-    """
-    found: list[int] = []
-    for offset in range(min(replication, workers - 1) + 1):
-        first = low + (place - offset - low) % workers
-        found += range(first, stop, workers)
-    return sorted(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,6 +84,7 @@ class LeasedReader:
         chunk_size: samples a chunk; None for a sixteenth of a worker's part, at most 64 batches.
         chunk_seconds: how much work a worker takes at a time, in seconds; None for a tenth of the TTL.
         collate: makes a batch of a list of samples; None stacks.
+        standby_chunks: how many chunks of others an idle worker keeps in memory for a takeover; 0 for none.
         state: from ``state_dict()`` of the same job on an earlier store: what is finished is not done again.
     """
 
@@ -124,10 +102,15 @@ class LeasedReader:
         chunk_size: int | None = None,
         chunk_seconds: float | None = None,
         collate: Collate | None = None,
+        standby_chunks: int = 2,
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if batch_size < 1 or (chunk_size is not None and chunk_size < 1):
-            raise ConfigError("batch_size and chunk_size must be at least 1", batch_size=batch_size)
+        if batch_size < 1 or (chunk_size is not None and chunk_size < 1) or standby_chunks < 0:
+            raise ConfigError(
+                "batch_size and chunk_size must be at least 1, standby_chunks 0 or more",
+                batch_size=batch_size,
+                standby_chunks=standby_chunks,
+            )
         order = dataset.order()
         if positions is None:
             positions = range(order.epoch_length(0))
@@ -136,9 +119,9 @@ class LeasedReader:
         if chunk_size is None:
             part = len(positions) // (16 * coordinator.world_size)
             chunk_size = batch_size * max(1, min(64, part // batch_size))
-        self.positions = positions
+        self.job = LeasedJob(name, order.fingerprint(), positions, chunk_size)
+        """What is read, and in which chunks."""
         self.batch_size = batch_size
-        self.chunk_size = chunk_size
         self.rank = rank
         self.client = client
         self._coordinator = coordinator
@@ -153,63 +136,43 @@ class LeasedReader:
         """Leases that this worker lost before it could commit."""
         self.chunks_taken_over = 0
         """Leases that this worker took over from others."""
-        job = client.below(f"lease/{name}")
-        finished = self._agree_on_job(job, order.fingerprint(), name, state)
-        self._table = LeaseTable(
-            job, owner=owner, chunks=-(-len(positions) // chunk_size), ttl=coordinator.ttl, finished=finished
+        records = client.below(f"lease/{name}")
+        self._claims = Claims(
+            records,
+            owner=owner,
+            chunks=self.job.chunks,
+            ttl=coordinator.ttl,
+            rank=rank,
+            replication=coordinator.replication,
+            finished=self.job.agree(records, state),
         )
-
-    def _agree_on_job(
-        self, job: Any, fingerprint: str, name: str, state: Mapping[str, Any] | None
-    ) -> list[tuple[int, int]]:
-        """Write down what the job is, or check that the one written down is the same; return what was finished."""
-        self._job = {
-            "version": STATE_VERSION,
-            "order": fingerprint,
-            "positions": [self.positions.start, self.positions.stop],
-            "chunk_size": self.chunk_size,
-        }
-        finished = [] if state is None else [list(run) for run in state["finished"]]
-        if state is not None:
-            self._refuse_difference({key: state.get(key) for key in self._job}, name, "the state")
-        wanted = json.dumps({**self._job, "finished": finished}, sort_keys=True).encode()
-        found = json.loads(job.compare_set("job", b"", wanted))
-        self._refuse_difference({key: found.get(key) for key in self._job}, name, "the other workers' job")
-        return [(start, stop) for start, stop in found["finished"]]
-
-    def _refuse_difference(self, other: dict[str, Any], name: str, what: str) -> None:
-        different = [key for key, value in self._job.items() if other[key] != value]
-        if different:
-            raise CoordinationError(
-                f"this job is not that of {what}: {', '.join(different)} differ",
-                job=name,
-                here={key: self._job[key] for key in different},
-                there={key: other[key] for key in different},
-                hint="give every worker the same dataset, positions and chunk_size, or the job another name",
-            )
+        self._claims.living = coordinator.living
+        self._table = self._claims.table
+        self._standby = Standby(self._read_chunk, standby_chunks if coordinator.replication else 0)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[LeasedChunk]:
         """Yield leased chunks until every chunk of the job is committed, by whomever."""
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-lease")
-        waiting: deque[tuple[Lease, NDArray[np.int64], Future[Chunk]]] = deque()
+        waiting: deque[tuple[Lease, Future[Chunk]]] = deque()
         try:
             while True:
                 self._coordinator.check()
-                if len(waiting) < READ_AHEAD:
-                    for lease in self._acquire(bool(waiting)):
-                        positions = self._positions_of(lease.chunk)
-                        waiting.append((lease, positions, pool.submit(self._read, positions)))
+                while len(waiting) <= READ_AHEAD and (leases := self._acquire(pool, bool(waiting))):
+                    for lease in leases:
+                        content = self._standby.take(lease.chunk) or pool.submit(self._read_chunk, lease.chunk)
+                        waiting.append((lease, content))
                 if not waiting:
                     return
-                lease, positions, future = waiting.popleft()
-                content = future.result()
+                lease, content = waiting.popleft()
+                samples = content.result()
                 if self._holds(lease):
-                    yield LeasedChunk(lease.chunk, lease.token, positions, content, self)
+                    yield LeasedChunk(lease.chunk, lease.token, self.job.positions_of(lease.chunk), samples, self)
                 else:
                     self.chunks_lost += 1
         finally:
+            self._standby.clear()
             pool.shutdown(wait=True, cancel_futures=True)
             with suppress(CoordinationError), self._lock:
                 self._table.release(time.monotonic())
@@ -244,11 +207,8 @@ class LeasedReader:
             self._committed += len(chunk.positions)
             self._report()
 
-    def _positions_of(self, chunk: int) -> NDArray[np.int64]:
-        first = self.positions.start + chunk * self.chunk_size
-        return np.arange(first, min(first + self.chunk_size, self.positions.stop), dtype=np.int64)
-
-    def _read(self, positions: NDArray[np.int64]) -> Chunk:
+    def _read_chunk(self, chunk: int) -> Chunk:
+        positions = self.job.positions_of(chunk)
         offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
         return self._reader.read(positions, offsets)
 
@@ -256,31 +216,24 @@ class LeasedReader:
         with self._lock:
             return any(held.chunk == lease.chunk and held.token == lease.token for held in self._table.held)
 
-    def _acquire(self, has_work: bool) -> list[Lease]:
+    def _acquire(self, pool: ThreadPoolExecutor, has_work: bool) -> list[Lease]:
         """Return leases to work on: expired ones first, then fresh ones; waits only if there is no work at all."""
         while True:
             with self._lock:
                 now = time.monotonic()
-                taken = self._take_over(now)
-                if taken:
-                    return self._busy(taken)
-                fresh = self._table.claim(now, self._chunks_at_once())
-                if fresh:
-                    return self._busy(fresh)
+                wanted = int(self._speed.rate * self._seconds / self.job.chunk_size)
+                leases = self._claims.next_leases(now, wanted, ahead=has_work)
+                if leases:
+                    self.chunks_taken_over += sum(lease.token > 1 for lease in leases)
+                    return self._busy(leases)
                 if has_work or self._table.is_finished():
                     return []
                 if not self._idle:
                     self._idle = True
                     self._report()
-                self._table.read_mark()
-                if self.standby(self._table.low):
-                    self._table.move_mark(now)
-                self._table.observe(now, self._table.open_chunks(LOOK_AT))
-                self._table.publish_mark()
-                expiry = self._table.next_expiry()
-            pause = idle_pause(self._coordinator.ttl, len(self._coordinator.live))
-            if expiry is not None:
-                pause = min(pause, max(0.001, expiry - time.monotonic()))
+                self._claims.look(now)
+                self._standby.prefetch(pool, self._table.standing_by())
+                pause = self._claims.pause(time.monotonic())
             time.sleep(pause)
             self._coordinator.check()
 
@@ -291,53 +244,20 @@ class LeasedReader:
         self._report()
         return leases
 
-    def _take_over(self, now: float) -> list[Lease]:
-        for chunk in self._table.expired(now, self._patience):
-            lease = self._table.take_over(chunk, now)
-            if lease is not None:
-                self.chunks_taken_over += 1
-                return [lease]
-        return []
-
-    def _chunks_at_once(self) -> int:
-        """Return how many chunks this worker gets through in ``chunk_seconds``; fewer as the end comes near."""
-        wanted = int(self._speed.rate * self._seconds / self.chunk_size)
-        if wanted <= 1:
-            return 1
-        left = self._table.chunks - self._table.drawn()
-        fair = left // (2 * max(1, len(self._coordinator.live)))
-        return max(1, min(wanted, fair, MOST_CHUNKS_AT_ONCE))
-
-    # --- standing by -----------------------------------------------------------------------------------------------
+    @property
+    def chunks_prefetched(self) -> int:
+        """Chunks of others that this worker has read in its idle time, in case it must take them over."""
+        return self._standby.read
 
     def standby(self, chunk: int) -> bool:
         """Say whether this worker is one of those who watch the chunk and take it over first."""
-        live = self._coordinator.live
-        if self.rank not in live:
-            return False
-        return (live.index(self.rank) - chunk) % len(live) <= self._coordinator.replication
-
-    def _patience(self, chunk: int) -> float:
-        return 1.0 if self.standby(chunk) else PATIENCE
+        return self._claims.stands_by(chunk)
 
     def tick(self) -> None:
         """Renew this worker's leases and look at those it stands by for; called at every heartbeat."""
         with self._lock:
-            now = time.monotonic()
-            self._table.renew(now)
-            self._table.read_mark()
-            if self.standby(self._table.low):
-                self._table.move_mark(now)
-            live = self._coordinator.live
-            if self.rank in live:
-                mine = watched_chunks(
-                    self._table.low,
-                    self._table.drawn(),
-                    live.index(self.rank),
-                    len(live),
-                    self._coordinator.replication,
-                )
-                self._table.observe(now, mine)
+            self._claims.living = self._coordinator.living
+            self._claims.beat(time.monotonic())
 
     def _report(self) -> None:
         self._coordinator.report(
@@ -364,17 +284,12 @@ class LeasedReader:
         """Return what is finished, as plain JSON: a new store takes it as ``state=`` and goes on from there."""
         with self._lock:
             self._table.committed()
-            done = [chunk for chunk in range(self._table.chunks) if self._table.is_done(chunk)]
-        runs: list[list[int]] = []
-        for chunk in done:
-            if runs and runs[-1][1] == chunk:
-                runs[-1][1] = chunk + 1
-            else:
-                runs.append([chunk, chunk + 1])
-        return {**self._job, "finished": runs}
+            return self.job.state(self._table.done)
 
     def close(self) -> None:
         """Give back every lease held and end the connection."""
-        with self._lock:
-            self._table.release(time.monotonic())
-        self.client.close()
+        try:
+            with self._lock:
+                self._table.release(time.monotonic())
+        finally:
+            self.client.close()

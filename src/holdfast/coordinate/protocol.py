@@ -19,94 +19,31 @@ under the model checker and in the simulator.
 
 from __future__ import annotations
 
-import json
-from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
-from holdfast.errors import CoordinationError, StaleLeaseError
+from holdfast.coordinate.progress import Progress
+from holdfast.coordinate.records import DONE, Done, KeyValue, Lease, decode
+from holdfast.errors import StaleLeaseError
 
-__all__ = ["Done", "KeyValue", "Lease", "LeaseTable", "decode"]
+__all__ = ["LeaseTable"]
 
 # How many records an observer asks for in one operation.
 READ_AT_ONCE = 256
 
-_DONE = b'["done",'
-
-
-class KeyValue(Protocol):
-    """The little that the protocol needs of a store; every operation is atomic."""
-
-    def get(self, key: str) -> bytes | None:
-        """Return the value, or None where there is none; never waits for one."""
-
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of several keys."""
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write unconditionally."""
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is the expected one (or, for ``b""``, absent); return the value there is afterwards."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter that begins at 0; return its new value."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lease:
-    """The right to work on a chunk, while its record stands unchanged by others.
-
-    Attributes:
-        chunk: which piece of the job.
-        owner: who holds it; unique to one process's life.
-        token: the fencing token, one more at each takeover.
-        sequence: one more at each renewal.
-    """
-
-    chunk: int
-    owner: str
-    token: int = 1
-    sequence: int = 0
-
-    def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
-        return json.dumps(["leased", self.owner, self.token, self.sequence], separators=(",", ":")).encode()
-
-
-@dataclass(frozen=True, slots=True)
-class Done:
-    """A chunk's accepted commit: by whom, under which token, and what the worker left with it."""
-
-    chunk: int
-    owner: str
-    token: int
-    payload: str = ""
-
-    def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
-        return json.dumps(["done", self.owner, self.token, self.payload], separators=(",", ":")).encode()
-
-
-def decode(chunk: int, record: bytes) -> Lease | Done:
-    """Read a record back."""
-    try:
-        kind, owner, token, last = json.loads(record)
-    except (ValueError, TypeError) as error:
-        raise CoordinationError(
-            "a lease record in the store was not written by holdfast", chunk=chunk, record=record[:80]
-        ) from error
-    return Done(chunk, owner, token, last) if kind == "done" else Lease(chunk, owner, token, last)
-
 
 @dataclass(slots=True)
 class _Sighting:
-    """What an observer last saw of a chunk, when it first saw just that, and whose it was."""
+    """What an observer last saw of a chunk, when it first saw just that, and whose it was.
+
+    How many TTLs to wait is settled at that moment: an owner's death changes who stands by for what, and must not do so
+    for the very lease that it left.
+    """
 
     record: bytes | None
     since: float
     lease: Lease | None
+    patience: float
 
     @property
     def released(self) -> bool:
@@ -128,25 +65,31 @@ class LeaseTable:
         chunks: how many there are.
         ttl: seconds without progress after which a lease may be taken over.
         finished: chunks known to be done before the job began, as sorted disjoint ``(start, stop)`` runs.
+        patience: TTLs to wait for a chunk that is seen to change now; None for one.
     """
 
     def __init__(
-        self, store: KeyValue, *, owner: str, chunks: int, ttl: float, finished: Sequence[tuple[int, int]] = ()
+        self,
+        store: KeyValue,
+        *,
+        owner: str,
+        chunks: int,
+        ttl: float,
+        finished: Sequence[tuple[int, int]] = (),
+        patience: Callable[[int], float] | None = None,
     ) -> None:
         self._store = store
         self.owner = owner
         self.chunks = chunks
         self.ttl = ttl
-        self._before = [start for start, _ in finished]
-        self._until = [stop for _, stop in finished]
-        self._to_do = chunks - sum(stop - start for start, stop in finished)
+        self._patience = patience
+        self.done = Progress(chunks, finished)
+        """What this worker knows to be done."""
         self._held: dict[int, _Held] = {}
         self._sightings: dict[int, _Sighting] = {}
-        self._done: set[int] = set()
-        self._low = 0  # every chunk below is known to be done …
-        self._mark = 0  # … and below this one, all workers know
+        self._mark = 0  # below it all workers know that everything is done
         self._exhausted = False
-        self._finished = self._to_do == 0
+        self._finished = self.done.to_do == 0
 
     # --- claiming --------------------------------------------------------------------------------------------------
 
@@ -167,7 +110,7 @@ class LeaseTable:
             stop = self._store.add("tickets", count)
             self._exhausted = stop >= self.chunks
             for chunk in range(stop - count, min(stop, self.chunks)):
-                if not self.is_done(chunk):
+                if chunk not in self.done:
                     lease = Lease(chunk, self.owner)
                     if self._swap(chunk, b"", lease.encode(), now):
                         self._held[chunk] = _Held(lease, now)
@@ -218,8 +161,8 @@ class LeaseTable:
         done = Done(chunk, self.owner, token, payload)
         if not self._swap(chunk, held.lease.encode(), done.encode(), now):
             raise self._stale(chunk, token, "another worker has taken the chunk over")
-        self._done.add(chunk)
-        self._finished = self._store.add("committed", 1) >= self._to_do
+        self.done.add(chunk)
+        self._finished = self._store.add("committed", 1) >= self.done.to_do
         return done
 
     def release(self, now: float) -> None:
@@ -242,7 +185,7 @@ class LeaseTable:
 
     def observe(self, now: float, chunks: Iterable[int]) -> None:
         """Look at these chunks' records (those not known to be done) and remember since when each stands still."""
-        wanted = [chunk for chunk in chunks if not self.is_done(chunk) and chunk not in self._held]
+        wanted = [chunk for chunk in chunks if chunk not in self.done and chunk not in self._held]
         for first in range(0, len(wanted), READ_AT_ONCE):
             part = wanted[first : first + READ_AT_ONCE]
             for chunk, record in zip(part, self._store.get_many([self._key(chunk) for chunk in part]), strict=True):
@@ -252,35 +195,34 @@ class LeaseTable:
         known = self._sightings.get(chunk)
         if known is not None and known.record == record:
             return
-        if record is not None and record.startswith(_DONE):  # most of what is ever read: not worth decoding
+        if record is not None and record.startswith(DONE):
             self._sightings.pop(chunk, None)
-            if chunk >= self._low:
-                self._done.add(chunk)
+            self.done.add(chunk)
             return
         entry = None if record is None else decode(chunk, record)
-        self._sightings[chunk] = _Sighting(record, now, entry if isinstance(entry, Lease) else None)
+        patience = 1.0 if self._patience is None else self._patience(chunk)
+        self._sightings[chunk] = _Sighting(record, now, entry if isinstance(entry, Lease) else None, patience)
 
-    def expired(self, now: float, patience: Callable[[int], float] | None = None) -> list[int]:
-        """Return the observed chunks that may be taken over now, lowest first.
-
-        Args:
-            now: this observer's clock.
-            patience: TTLs to wait for each chunk; None for one. Standbys of a chunk wait less than others.
-        """
-        return sorted(
-            chunk
-            for chunk, seen in self._sightings.items()
-            if seen.released or now - seen.since >= self.ttl * (patience(chunk) if patience else 1.0)
-        )
+    def expired(self, now: float) -> list[int]:
+        """Return the observed chunks that may be taken over now, lowest first."""
+        return sorted(chunk for chunk, seen in self._sightings.items() if self._expiry(seen) <= now)
 
     def next_expiry(self) -> float | None:
-        """Return when, on this observer's clock, the first observed lease may expire."""
-        return min((seen.since + self.ttl for seen in self._sightings.values()), default=None)
+        """Return when, on this observer's clock, the first observed chunk may be taken over."""
+        return min(map(self._expiry, self._sightings.values()), default=None)
+
+    def standing_by(self) -> list[int]:
+        """Return the observed chunks that this worker is the first to take over, longest unchanged first."""
+        mine = [chunk for chunk, seen in self._sightings.items() if seen.patience <= 1.0]
+        return sorted(mine, key=lambda chunk: self._sightings[chunk].since)
+
+    def _expiry(self, seen: _Sighting) -> float:
+        return seen.since if seen.released else seen.since + self.ttl * seen.patience
 
     def take_over(self, chunk: int, now: float) -> Lease | None:
         """Replace an observed record by a lease of one's own with the next token; None if it changed meanwhile."""
         seen = self._sightings.get(chunk)
-        if seen is None or self.is_done(chunk):
+        if seen is None or chunk in self.done:
             return None
         token = 0 if seen.lease is None else seen.lease.token
         lease = Lease(chunk, self.owner, token + 1)
@@ -291,87 +233,53 @@ class LeaseTable:
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
-    def is_done(self, chunk: int) -> bool:
-        """Say whether the chunk is known to be committed."""
-        if chunk < self._low or chunk in self._done:
-            return True
-        index = bisect_right(self._before, chunk) - 1
-        return index >= 0 and chunk < self._until[index]
-
-    def open_chunks(self, limit: int, start: int = 0) -> list[int]:
-        """Return up to ``limit`` chunks from ``start`` on that are not known to be done."""
-        self._settle(self.chunks)
-        found: list[int] = []
-        for chunk in range(max(start, self._low), self.chunks):
-            if not self.is_done(chunk):
-                found.append(chunk)
-                if len(found) == limit:
-                    break
-        return found
-
-    @property
-    def low(self) -> int:
-        """The chunk below which all are known to be done."""
-        return self._low
-
     def read_mark(self) -> None:
         """Learn from the others below which chunk all are done."""
         found = self._store.get("low")
         if found is None:
             return
         self._mark = max(self._mark, int(found))
-        if self._mark > self._low:
-            self._low = self._mark
-            self._done = {chunk for chunk in self._done if chunk >= self._low}
-            self._sightings = {chunk: seen for chunk, seen in self._sightings.items() if chunk >= self._low}
+        if self.done.raise_low(self._mark):
+            self._sightings = {chunk: seen for chunk, seen in self._sightings.items() if chunk >= self._mark}
 
     def move_mark(self, now: float) -> None:
         """Read on from the mark as far as everything is done, and tell the others."""
         drawn = self.drawn()
-        while self._low < drawn:
-            stop = min(self._low + READ_AT_ONCE, drawn)
-            self.observe(now, range(self._low, stop))
-            self._settle(stop)
-            if self._low < stop:
+        while self.done.low < drawn:
+            stop = min(self.done.low + READ_AT_ONCE, drawn)
+            self.observe(now, range(self.done.low, stop))
+            self.done.settle(stop)
+            if self.done.low < stop:
                 break
         self.publish_mark()
 
     def publish_mark(self) -> None:
         """Tell the others how far this worker knows that everything is done, where they do not know it yet."""
-        self._settle(self.chunks)
-        if self._low > self._mark:
-            self._mark = self._low
+        self.done.settle()
+        if self.done.low > self._mark:
+            self._mark = self.done.low
             self._store.set("low", str(self._mark).encode())
-
-    def _settle(self, stop: int) -> None:
-        while self._low < stop and self.is_done(self._low):
-            self._done.discard(self._low)
-            self._low += 1
 
     def is_finished(self) -> bool:
         """Say whether every chunk is committed: by the count, or because this worker has seen each record."""
         if not self._finished:
-            self._finished = self._store.add("committed", 0) >= self._to_do
-        if not self._finished and self._exhausted and not self.open_chunks(1):
+            self._finished = self._store.add("committed", 0) >= self.done.to_do
+        if not self._finished and self._exhausted and not self.done.open_chunks(1):
             # The count fell behind because a worker died between commit and count: tell the others at once.
-            self._store.add("committed", self._to_do)
+            self._store.add("committed", self.done.to_do)
             self._finished = True
         return self._finished
 
     def committed(self) -> list[Done]:
         """Read every accepted commit of this job, in order of chunks (not those finished before it began)."""
         found: list[Done] = []
-        fresh = [chunk for chunk in range(self.drawn()) if not self._is_before(chunk)]
+        fresh = [chunk for chunk in range(self.drawn()) if not self.done.was_before(chunk)]
         for first in range(0, len(fresh), READ_AT_ONCE):
             part = fresh[first : first + READ_AT_ONCE]
             for chunk, record in zip(part, self._store.get_many([self._key(chunk) for chunk in part]), strict=True):
                 entry = None if record is None else decode(chunk, record)
                 if isinstance(entry, Done):
                     found.append(entry)
-                    if chunk >= self._low:
-                        self._done.add(chunk)
+                    self.done.add(chunk)
+                    self._sightings.pop(chunk, None)
         return found
-
-    def _is_before(self, chunk: int) -> bool:
-        index = bisect_right(self._before, chunk) - 1
-        return index >= 0 and chunk < self._until[index]

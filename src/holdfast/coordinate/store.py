@@ -58,6 +58,7 @@ class StoreClient:
 
     def clone(self, prefix: str = "") -> StoreClient:
         """Return a client with a connection of its own (where the store has connections) below the same prefix."""
+        self.get("")  # connecting may take long, finding out that the store is gone may not
         plain = self._call(self._plain.clone, max(self._timeout, CONNECT_TIMEOUT))  # type: ignore[attr-defined]
         return StoreClient(plain, prefix=f"{self._prefix}/{prefix}" if prefix else self._prefix, timeout=self._timeout)
 

@@ -1,0 +1,215 @@
+"""What will leased reading cost at 16,000 GPUs? Every rank's own heartbeats and leases, under a simulated clock.
+
+Each rank has what a real worker has (``Presence``, ``HealthBoard``, ``Claims``), over one store in memory that counts
+operations as the real client makes them. Nodes die at random and take their ranks along. Nothing sleeps; time is a
+number, and the work of a chunk is just that much of it.
+
+From an owner's death to the next owner's lease it takes at most: one TTL; one heartbeat, until a standby has seen the
+last renewal; and, where that standby is busy, the rest of its chunk.
+"""
+
+from __future__ import annotations
+
+import heapq
+import statistics
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.coordinate.claims import READ_AHEAD, Claims
+from holdfast.coordinate.health import HealthBoard
+from holdfast.coordinate.presence import Presence
+from holdfast.coordinate.records import Lease
+from holdfast.coordinate.scenario import Scenario
+from holdfast.errors import StaleLeaseError
+
+__all__ = ["CountedStore", "LeaseCost", "simulate_leases"]
+
+
+@dataclass(slots=True)
+class LeaseCost:
+    """What a leased run cost."""
+
+    chunks: int = 0
+    committed: int = 0
+    seconds: float = 0.0
+    ideal_seconds: float = 0.0
+    failures: int = 0
+    chunks_redone: int = 0
+    commits_refused: int = 0
+    operations: int = 0
+    operations_per_second: float = 0.0
+    operations_per_rank_and_second: float = 0.0
+    median_takeover_ttls: float = 0.0
+    longest_takeover_ttls: float = 0.0
+    store_bytes: int = 0
+    timeline: list[tuple[float, int, int]] = field(default_factory=list)
+    """(seconds, chunks committed, operations in that second) for every second."""
+
+
+class CountedStore:
+    """A store in memory that answers, and counts its operations, as a ``StoreClient`` over a torch store does."""
+
+    def __init__(self) -> None:
+        self.values: dict[str, bytes] = {}
+        self.operations = 0
+
+    def get(self, key: str) -> bytes | None:
+        """As the client."""
+        self.operations += 1
+        return self.values.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """As the client: a check and one read of all, or one read each where a key is missing."""
+        found = [self.values.get(key) for key in keys]
+        if len(keys) > 1:
+            self.operations += 2 if None not in found else 1 + len(keys)
+        else:
+            self.operations += len(keys)
+        return found
+
+    def set(self, key: str, value: bytes) -> None:
+        """As the client."""
+        self.operations += 1
+        self.values[key] = value
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """As the client."""
+        self.operations += 1
+        current = self.values.get(key)
+        if current == expected or (current is None and not expected):
+            self.values[key] = desired
+            return desired
+        return expected if current is None else current
+
+    def add(self, key: str, amount: int) -> int:
+        """As the client."""
+        self.operations += 1
+        total = int(self.values.get(key, b"0")) + amount
+        self.values[key] = str(total).encode()
+        return total
+
+
+def simulate_leases(scenario: Scenario, *, deaths: Sequence[tuple[float, int]] | None = None) -> LeaseCost:
+    """Run the leased mode: every rank beats, claims, works, renews, dies and takes over by the real code.
+
+    Args:
+        scenario: the job.
+        deaths: when (in seconds) which rank dies; None draws the failures of whole nodes at random.
+    """
+    return _LeaseRun(scenario, deaths).run()
+
+
+class _Rank:
+    """One worker: what a real one has, and the chunks it has leased but not yet begun."""
+
+    def __init__(self, rank: int, scenario: Scenario, store: CountedStore, speed: float) -> None:
+        self.rank = rank
+        self.seconds = scenario.chunk_seconds / speed
+        self.alive = True
+        self.waiting: deque[Lease] = deque()
+        self.presence = Presence(scenario.ranks)
+        self.presence.register(store, rank, owner=f"{rank:012x}")
+        self.board = HealthBoard(store, ttl=scenario.ttl)
+        self.claims = Claims(
+            store,
+            owner=f"{rank:012x}",
+            chunks=scenario.ranks * scenario.chunks_per_rank,
+            ttl=scenario.ttl,
+            rank=rank,
+            replication=scenario.replication,
+        )
+
+
+class _LeaseRun:
+    def __init__(self, scenario: Scenario, deaths: Sequence[tuple[float, int]] | None) -> None:
+        self.scenario = scenario
+        self.store = CountedStore()
+        self.cost = LeaseCost(chunks=scenario.ranks * scenario.chunks_per_rank)
+        self.generator = np.random.default_rng(scenario.seed)
+        slow = self.generator.random(scenario.ranks) < scenario.stragglers
+        self.speed: list[float] = np.where(slow, 1 / scenario.slowdown, 1.0).tolist()
+        self.ranks = [_Rank(rank, scenario, self.store, self.speed[rank]) for rank in range(scenario.ranks)]
+        self.deaths = self._draw_deaths() if deaths is None else deaths
+        self.died: dict[int, float] = {}  # chunk -> when its owner died
+        self.takeovers: list[float] = []
+        self.events: list[tuple[float, int, str, int, int]] = []
+        self.number = 0
+
+    def _draw_deaths(self) -> list[tuple[float, int]]:
+        scenario = self.scenario
+        moments = self.generator.exponential(3600 * scenario.node_mtbf_hours, scenario.nodes).tolist()
+        return [(moments[rank // scenario.ranks_per_node], rank) for rank in range(scenario.ranks)]
+
+    def _plan(self, at: float, what: str, rank: int, chunk: int = -1) -> None:
+        self.number += 1
+        heapq.heappush(self.events, (at, self.number, what, rank, chunk))
+
+    def run(self) -> LeaseCost:
+        scenario, cost = self.scenario, self.cost
+        for rank in range(scenario.ranks):
+            self._plan(float(self.generator.random()) * 0.5, "next", rank)
+            self._plan(float(self.generator.random()) * scenario.heartbeat, "beat", rank)
+        for at, rank in self.deaths:
+            self._plan(at, "die", rank)
+        cost.ideal_seconds = cost.chunks * scenario.chunk_seconds / sum(self.speed)
+        limit = 100 * (cost.ideal_seconds + scenario.ttl)
+        handlers = {"next": self._next, "beat": self._beat, "commit": self._commit, "die": self._die}
+        second, before = 0, 0
+        while self.events and cost.committed < cost.chunks:
+            now, _, what, rank, chunk = heapq.heappop(self.events)
+            if now > limit:
+                break
+            while now >= second + 1:
+                cost.timeline.append((float(second), cost.committed, self.store.operations - before))
+                second, before = second + 1, self.store.operations
+            cost.seconds = now
+            if self.ranks[rank].alive:
+                handlers[what](now, self.ranks[rank], chunk)
+        cost.timeline.append((cost.seconds, cost.committed, self.store.operations - before))
+        cost.operations = self.store.operations
+        cost.operations_per_second = cost.operations / max(cost.seconds, 1e-9)
+        cost.operations_per_rank_and_second = cost.operations_per_second / scenario.ranks
+        cost.chunks_redone = len(self.takeovers)
+        if self.takeovers:
+            cost.median_takeover_ttls = statistics.median(self.takeovers)
+            cost.longest_takeover_ttls = max(self.takeovers)
+        cost.store_bytes = sum(len(key) + len(value) for key, value in self.store.values.items())
+        return cost
+
+    def _next(self, now: float, worker: _Rank, _: int) -> None:
+        """Do as the reader does between two chunks."""
+        claims, waiting = worker.claims, worker.waiting
+        while len(waiting) <= READ_AHEAD and (leases := claims.next_leases(now, ahead=bool(waiting))):
+            waiting.extend(leases)
+            self.takeovers += [
+                (now - self.died.pop(lease.chunk)) / self.scenario.ttl for lease in leases if lease.chunk in self.died
+            ]
+        if waiting:
+            self._plan(now + worker.seconds, "commit", worker.rank, waiting.popleft().chunk)
+        elif not claims.table.is_finished():
+            claims.look(now)
+            self._plan(now + claims.pause(now), "next", worker.rank)
+
+    def _commit(self, now: float, worker: _Rank, chunk: int) -> None:
+        table = worker.claims.table
+        token = next((lease.token for lease in table.held if lease.chunk == chunk), 0)
+        try:
+            table.commit(chunk, token, now)
+            self.cost.committed += 1
+        except StaleLeaseError:
+            self.cost.commits_refused += 1
+        self._next(now, worker, -1)
+
+    def _beat(self, now: float, worker: _Rank, _: int) -> None:
+        worker.presence.beat(self.store, worker.rank)
+        worker.claims.living = worker.presence.look_around(self.store, worker.board, now)
+        worker.claims.beat(now)
+        self._plan(now + self.scenario.heartbeat, "beat", worker.rank)
+
+    def _die(self, now: float, worker: _Rank, _: int) -> None:
+        self.cost.failures += 1
+        worker.alive = False
+        self.died.update((lease.chunk, now) for lease in worker.claims.table.held)

@@ -1,0 +1,110 @@
+"""What will synchronous training cost at 16,000 GPUs? The real order, schedule and shares under a simulated clock.
+
+Nodes fail at random, the group restarts smaller from the last checkpoint and grows again when the node is back;
+stragglers slow everyone, or get smaller shares. Nothing sleeps; time is a number.
+"""
+
+from __future__ import annotations
+
+import heapq
+import json
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.coordinate.balance import balanced_shares
+from holdfast.coordinate.scenario import Scenario
+from holdfast.order import Adaptive, Order, Schedule, SourceSpec
+
+__all__ = ["TrainingCost", "simulate_training"]
+
+
+@dataclass(slots=True)
+class TrainingCost:
+    """What a synchronous run cost."""
+
+    failures: int = 0
+    resizes: int = 0
+    steps: int = 0
+    steps_redone: int = 0
+    samples: int = 0
+    samples_reread: int = 0
+    hours_lost_to_restarts: float = 0.0
+    hours_lost_to_redone_steps: float = 0.0
+    useful_fraction: float = 0.0
+    step_slowdown_even_shares: float = 1.0
+    step_slowdown_adaptive: float = 1.0
+    state_bytes: int = 0
+    positions_lost: int = 0
+    timeline: list[tuple[float, int, int]] = field(default_factory=list)
+    """(hours, ranks, samples delivered) at every change."""
+
+
+def simulate_training(scenario: Scenario) -> TrainingCost:
+    """Run the synchronous mode through its failures."""
+    generator = np.random.default_rng(scenario.seed)
+    cost = TrainingCost()
+    total = scenario.ranks * scenario.batch_size
+    order = Order([SourceSpec("data", 10**12, seed=scenario.seed)], partition=Adaptive())
+    schedule = Schedule.start(order, world_size=scenario.ranks, global_batch_size=total)
+    _compare_shares(scenario, total, cost)
+    end = 3600 * scenario.hours
+    failures, repairs = _draw_failures(scenario, generator, end)
+    now, step, saved, delivered = 0.0, 0, 0, 0
+    broken, world = 0, scenario.ranks
+    cost.timeline.append((0.0, scenario.ranks, 0))
+    for at, is_failure in heapq.merge(((t, True) for t in failures), ((t, False) for t in repairs)):
+        if at >= end:
+            break
+        seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
+        made = max(0, int((at - now) / seconds))
+        step += made
+        now = max(now, at)
+        broken += 1 if is_failure else -1
+        if is_failure:
+            committed = max(saved, step - step % scenario.checkpoint_steps)
+            redone = step - committed
+            cost.failures += 1
+            cost.steps_redone += redone
+            cost.hours_lost_to_redone_steps += redone * seconds / 3600
+            step = committed
+        saved = step  # a planned change saves first; after a failure this is where the run goes on
+        world = max(1, scenario.ranks - broken * scenario.ranks_per_node)
+        schedule = schedule.resized(step, world_size=world)
+        cost.resizes += 1
+        now += scenario.restart_seconds
+        cost.hours_lost_to_restarts += scenario.restart_seconds / 3600
+        delivered = schedule.delivered_before(step)
+        cost.timeline.append((now / 3600, world, delivered))
+    seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
+    step += max(0, int((end - now) / seconds))
+    cost.steps = step
+    cost.samples = schedule.delivered_before(step)
+    cost.samples_reread = cost.steps_redone * total
+    cost.positions_lost = step * total - cost.samples
+    cost.useful_fraction = step * scenario.step_seconds * cost.step_slowdown_adaptive / end
+    cost.timeline.append((scenario.hours, world, cost.samples))
+    cost.state_bytes = len(json.dumps({"order": order.to_json(), **schedule.to_json()}, separators=(",", ":")))
+    return cost
+
+
+def _draw_failures(scenario: Scenario, generator: np.random.Generator, end: float) -> tuple[list[float], list[float]]:
+    gap = 3600 * scenario.node_mtbf_hours / scenario.nodes
+    failures: list[float] = []
+    at = float(generator.exponential(gap))
+    while at < end:
+        failures.append(at)
+        at += float(generator.exponential(gap))
+    return failures, [moment + 3600 * scenario.repair_hours for moment in failures]
+
+
+def _compare_shares(scenario: Scenario, total: int, cost: TrainingCost) -> None:
+    """Find what stragglers do to a step with even shares and with shares in proportion to speed."""
+    slow = round(scenario.ranks * scenario.stragglers)
+    if not slow or scenario.slowdown == 1:
+        return
+    speed = np.ones(scenario.ranks)
+    speed[:slow] /= scenario.slowdown
+    shares = np.asarray(balanced_shares(speed.tolist(), total))
+    cost.step_slowdown_even_shares = scenario.slowdown
+    cost.step_slowdown_adaptive = float((shares * scenario.ranks / speed).max())
