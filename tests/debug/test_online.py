@@ -64,6 +64,15 @@ def test_the_window_is_bounded_and_still_remembers_the_beginning() -> None:
     assert list(kept.steps) == sorted(kept.steps)
 
 
+def test_the_older_half_of_the_window_is_spread_evenly_over_the_run() -> None:
+    online = OnlineDebugger(options=OnlineOptions(window=256))
+    feed_all(online, loss=falling_loss(20_000))
+    online.findings()
+    steps = np.array(online._series["loss"].steps)
+    older = steps[steps < 19_000]
+    assert np.diff(older).max() < 20 * 20_000 / 128
+
+
 def test_looks_become_rarer_when_they_cost_more() -> None:
     def looks(seconds_a_look: float) -> int:
         ticks = itertools.count(0.0, seconds_a_look)

@@ -150,6 +150,10 @@ class MLSystemsDebugger:
             )
         return [RunLog("memory", "metrics", tuple(self._metrics.ingest(source)))]
 
+    def has_own_ingestor(self, path: Path) -> bool:
+        """Whether an ingestor that was added, and none of holdfast's own, reads this path."""
+        return any(ingestor.can_ingest(path) >= _SURE for ingestor in self._ingestors)
+
     def diagnose(self, log: RunLog, *, live: bool = False) -> RunReport:
         """Run the detectors over one run and explain what they saw."""
         world_size = log.config.get("world_size")

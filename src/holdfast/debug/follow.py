@@ -1,67 +1,123 @@
-"""Follows logs that are still being written: looks again only when a file has changed, and says only what is new."""
+"""Follows logs that are still being written: reads what is new, and says what is new.
+
+A log of lines (text, JSON lines, CSV) is never read twice: each look takes the bytes written since the last one, and
+the detectors see a window of rows that is thinned towards the beginning of the run, so a look costs the same however
+long the run has been going. A file that only makes sense as a whole (``trainer_state.json``, ``.wandb``, event files)
+and a folder are read again when they change, and the news says so.
+
+The reading behind it is the one finished logs go through (gaps, placeholders, restarts, skipped steps and all): a
+finding while the log grows is one the finished log would give.
+"""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from holdfast.debug.debugger import MLSystemsDebugger
+from holdfast.debug.growing import GrowingLog
 from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, number, sure, where
-from holdfast.debug.types import DebugReport, RunReport, Verdict
+from holdfast.debug.types import DebugReport, Detection, Failure, Finding, RunReport, Verdict
+from holdfast.errors import UnreadableLogError
 
 __all__ = ["Follower"]
 
+_WINDOW = 4096
+# What has happened has happened, even when the window no longer shows it; a plateau or a divergence may pass.
+_HAPPENED = frozenset(
+    (Failure.NAN, Failure.INF, Failure.SPIKE, Failure.EXPLOSION, Failure.LOSS_SCALE_COLLAPSE, Failure.DESYNC)
+)
+
+_Key = tuple[str, str, str | None, int | None]
+
 
 class Follower:
-    """Remembers what was last seen of some paths."""
+    """Remembers what was last seen of some paths.
 
-    def __init__(self, debugger: MLSystemsDebugger, paths: Sequence[Path]) -> None:
+    Args:
+        debugger: reads and diagnoses.
+        paths: logs or folders; they need not exist yet.
+        window: rows of a log that are held in full; as many again stand for all that came before them.
+    """
+
+    def __init__(self, debugger: MLSystemsDebugger, paths: Sequence[Path], *, window: int = _WINDOW) -> None:
         self._debugger = debugger
-        self._paths = tuple(paths)
-        self._state: tuple[tuple[str, int, int], ...] | None = None
+        self._logs = tuple(GrowingLog(debugger, path, window) for path in paths)
+        self._runs: dict[Path, tuple[RunReport, ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
-        self._told: set[tuple[str, str, float | None, str | None, int | None]] = set()
+        self._happened: dict[_Key, Finding] = {}
+        self._told: dict[_Key, float] = {}
+        self._said: set[str] = set()
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far of the logs that are followed line by line."""
+        return sum(log.tail.bytes_read for log in self._logs)
 
     def look(self) -> DebugReport | None:
         """Diagnose what is there now; None where nothing has changed since the last look.
 
         Raises:
-            UnreadableLogError: there is no log yet.
+            UnreadableLogError: none of the paths holds a log yet.
         """
-        state = tuple(self._stat())
-        if state == self._state:
-            return None
-        self._state = state
-        runs = [self._debugger.diagnose(log, live=True) for path in self._paths for log in self._debugger.read(path)]
-        return DebugReport(tuple(runs))
+        changed = False
+        refused: UnreadableLogError | None = None
+        for growing in self._logs:
+            try:
+                logs = growing.look()
+            except UnreadableLogError as error:
+                refused = error
+                continue
+            if logs is not None:
+                changed = True
+                runs = [self._debugger.diagnose(log, live=True) for log in logs]
+                self._runs[growing.path] = tuple(self._remembering(run, thinned=growing.thinned) for run in runs)
+        if refused is not None and not self._runs:
+            raise refused
+        return DebugReport(tuple(run for runs in self._runs.values() for run in runs)) if changed else None
 
-    def _stat(self) -> Iterator[tuple[str, int, int]]:
-        for path in self._paths:
-            files = sorted(path.rglob("*"))[:5000] if path.is_dir() else [path]
-            for file in files:
-                if file.is_file():
-                    status = file.stat()
-                    yield str(file), status.st_size, status.st_mtime_ns
+    def _remembering(self, run: RunReport, *, thinned: bool) -> RunReport:
+        """The report, with what happened before and has since been thinned out of the window."""
+        now = {_key(run, finding.detection): finding for finding in run.findings}
+        past = [f for key, f in self._happened.items() if key[0] == run.path and key not in now] if thinned else []
+        self._happened |= {key: f for key, f in now.items() if f.detection.failure in _HAPPENED}
+        return replace(run, findings=(*run.findings, *past), verdict=Verdict.UNHEALTHY) if past else run
 
     def news(self, report: DebugReport) -> Iterator[str]:
-        """A line a run whose verdict has changed, and one a finding not told before."""
+        """How logs are read where that is worth knowing, verdicts that have changed, and findings not told before."""
+        for note in (note for log in self._logs for note in log.notes):
+            if note not in self._said:
+                self._said.add(note)
+                yield clean(note)
         for run in report.runs:
             if self._verdicts.get(run.path) is not run.verdict:
                 self._verdicts[run.path] = run.verdict
                 yield f"{clean(run.path)}: {VERDICTS[run.verdict]} at step {number(_last_step(run))}"
             for finding in run.findings:
-                detection = finding.detection
-                key = (run.path, detection.failure.value, detection.first_step, detection.layer, detection.replica)
-                if key in self._told:
-                    continue
-                self._told.add(key)
-                claim = clean(detection.evidence[0].claim) if detection.evidence else ""
-                yield (
-                    f"  {detection.severity.value}: {FAILURES[detection.failure]}, {where(detection)}"
-                    f" ({sure(detection.confidence)} sure): {claim}"
-                )
-                if finding.causes:
-                    yield f"    likely cause: {clean(finding.causes[0].remediation)}"
+                yield from self._tell(run, finding)
+
+    def _tell(self, run: RunReport, finding: Finding) -> Iterator[str]:
+        """One failure of one layer and rank is told once, and again when it comes back."""
+        detection = finding.detection
+        key = _key(run, detection)
+        first = -math.inf if detection.first_step is None else detection.first_step
+        told = self._told.get(key)
+        self._told[key] = max(-math.inf if told is None else told, detection.last_step or first)
+        if told is not None and first <= told:
+            return
+        claim = clean(detection.evidence[0].claim) if detection.evidence else ""
+        yield (
+            f"  {detection.severity.value}: {FAILURES[detection.failure]}, {where(detection)}"
+            f" ({sure(detection.confidence)} sure): {claim}"
+        )
+        if finding.causes:
+            yield f"    likely cause: {clean(finding.causes[0].remediation)}"
+
+
+def _key(run: RunReport, detection: Detection) -> _Key:
+    return run.path, detection.failure.value, detection.layer, detection.replica
 
 
 def _last_step(run: RunReport) -> float | None:

@@ -24,6 +24,7 @@ from holdfast.debug.detectors.explosion import GradientExplosionDetector
 from holdfast.debug.detectors.non_finite import NaNDetectionDetector
 from holdfast.debug.detectors.registry import default_detectors
 from holdfast.debug.ingestion.names import Meaning, meaning_of
+from holdfast.debug.thinning import spread
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Finding, Signal
 from holdfast.errors import ConfigError
 
@@ -76,10 +77,12 @@ class _Series:
         return Signal(self.name, steps, values, self.layer, self.replica, self.metadata)
 
     def thin(self) -> None:
-        """Keep every second point of the older half."""
+        """Keep half of the older half, evenly spread over all that came before."""
         half = len(self.values) // 2
-        self.steps = self.steps[:half:2] + self.steps[half:]
-        self.values = self.values[:half:2] + self.values[half:]
+        old = np.maximum.accumulate(np.array(self.steps[:half]))
+        kept = spread(old, half // 2).tolist()
+        self.steps = array("d", [self.steps[n] for n in kept]) + self.steps[half:]
+        self.values = array("d", [self.values[n] for n in kept]) + self.values[half:]
 
 
 @dataclass(slots=True)

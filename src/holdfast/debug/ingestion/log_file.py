@@ -14,7 +14,7 @@ from typing import IO, cast
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.errors import UnreadableLogError
 
-__all__ = ["LogFile", "clean_line"]
+__all__ = ["LineSplitter", "LogFile", "clean_line"]
 
 _SAMPLE = 1 << 16
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
@@ -25,6 +25,40 @@ def clean_line(line: str) -> str:
     if "\x1b" in line:
         line = _ANSI.sub("", line)
     return line
+
+
+class LineSplitter:
+    """Cuts a stream of bytes into lines, each of at most ``longest`` characters, and holds back the last, open one.
+
+    A carriage return ends a line too, as progress bars write them.
+    """
+
+    def __init__(self, longest: int) -> None:
+        self._longest = longest
+        self._pending = b""
+        self._first = True
+        self._cut = False
+
+    def split(self, block: bytes) -> Iterator[str]:
+        """The lines that this block ends."""
+        if self._first:
+            block, self._first = block.removeprefix(b"\xef\xbb\xbf"), False
+        pieces = (self._pending + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._pending = pieces.pop()
+        for piece in pieces:
+            if not self._cut:
+                yield piece[: self._longest].decode("utf-8", errors="replace")
+            self._cut = False
+        if len(self._pending) > self._longest:
+            if not self._cut:
+                yield self._pending[: self._longest].decode("utf-8", errors="replace")
+            self._pending, self._cut = b"", True
+
+    def rest(self) -> Iterator[str]:
+        """The last line, where the stream ended without a line break."""
+        if self._pending and not self._cut:
+            yield self._pending[: self._longest].decode("utf-8", errors="replace")
+        self._pending = b""
 
 
 @dataclass(eq=False)
@@ -85,6 +119,11 @@ class LogFile:
         with self.path.open("rb") as stream:
             return stream.read(2) == b"\x1f\x8b"
 
+    @property
+    def wide(self) -> bool:
+        """Whether it is UTF-16."""
+        return _encoding(self.head) == "utf-16"
+
     def _open(self) -> IO[bytes]:
         if self.compressed:
             return cast(IO[bytes], gzip.open(self.path, "rb"))
@@ -117,37 +156,19 @@ class LogFile:
     def lines(self, *, longest: int | None = None) -> Iterator[str]:
         """Every line, cut at ``longest`` characters; a carriage return ends a line too, as progress bars write them."""
         longest = self.limits.line_characters if longest is None else longest
-        encoding = _encoding(self.head)
-        if encoding == "utf-16":  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
+        if self.wide:  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
             yield from (line[:longest] for line in self.read_text().replace("\r", "\n").split("\n"))
             return
-        first = True
+        splitter = LineSplitter(longest)
         left = self.limits.document_bytes if self.compressed else self.limits.text_bytes
-        pending = b""
-        cut = False
         try:
             with self._open() as stream:
-                while left > 0:
-                    block = stream.read(min(1 << 20, left))
-                    if not block:
-                        break
+                while left > 0 and (block := stream.read(min(1 << 20, left))):
                     left -= len(block)
-                    if first:
-                        block, first = block.removeprefix(b"\xef\xbb\xbf"), False
-                    pieces = (pending + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
-                    pending = pieces.pop()
-                    for piece in pieces:
-                        if not cut:
-                            yield piece[:longest].decode(encoding, errors="replace")
-                        cut = False
-                    if len(pending) > longest:
-                        if not cut:
-                            yield pending[:longest].decode(encoding, errors="replace")
-                        pending, cut = b"", True
+                    yield from splitter.split(block)
         except (OSError, EOFError, zlib.error):
             pass  # A truncated or damaged archive: what came before the damage has been yielded.
-        if pending and not cut:
-            yield pending[:longest].decode(encoding, errors="replace")
+        yield from splitter.rest()
 
     def unreadable(self, what: str, *, hint: str | None = None) -> UnreadableLogError:
         """An error about this file."""

@@ -8,6 +8,7 @@ from typing import Any
 
 from holdfast.debug.base import BaseIngestor
 from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Signal
@@ -32,6 +33,10 @@ class LogFormat(BaseIngestor):
         Raises:
             UnreadableLogError: nothing in it could be read.
         """
+
+    def follow(self, file: LogFile) -> LineReading | None:
+        """A reading that can be fed line by line; None for a format that only makes sense as a whole."""
+        return None
 
     def can_ingest(self, source: Any) -> float:
         """Whether ``source`` is the path of a file in this format."""

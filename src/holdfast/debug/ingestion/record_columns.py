@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -13,24 +15,52 @@ from numpy.typing import NDArray
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
 from holdfast.debug.ingestion.table import Column
+from holdfast.debug.thinning import kept_rows
 
-__all__ = ["ColumnBuilder", "columns_from_batches"]
+__all__ = ["CONFIG_FIELDS", "ColumnBuilder", "columns_from_batches"]
+
+CONFIG_FIELDS = ("config", "hparams", "args", "params", "hyperparameters")
+"""Fields of a record that hold a run's settings, not its numbers."""
 
 _MOST_LABELS = 4096
+_MOST_SETTINGS = 16
+
+Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class _Piece:
+    """A stretch of one numeric column: its values, and the rows they and its placeholders stand in."""
+
+    start: int
+    values: Floats
+    rows: NDArray[np.int64] | None = None
+    blanks: NDArray[np.int64] | None = None
+
+    def places(self) -> NDArray[np.int64]:
+        return np.arange(self.start, self.start + len(self.values)) if self.rows is None else self.rows
 
 
 class ColumnBuilder:
-    """Collects records row by row, or column pieces batch by batch."""
+    """Collects records row by row, or column pieces batch by batch.
+
+    Args:
+        limits: how many rows and fields are kept.
+        restore: puts right what stands for something else in a batch, and says where a placeholder stood.
+    """
 
     def __init__(
-        self, limits: Limits, *, restore: Callable[[NDArray[np.float64]], NDArray[np.float64]] | None = None
+        self, limits: Limits, *, restore: Callable[[Floats], tuple[Floats, Mask | None]] | None = None
     ) -> None:
         self.limits = limits
         self._restore = restore
         self.count = 0
         self.notes: list[str] = []
+        self.settings: list[Mapping[str, Any]] = []
+        self._origins: list[int] = []
         self._cells: dict[str, tuple[list[int], list[Any]]] = {}
-        self._pieces: dict[str, list[tuple[int, NDArray[np.float64], NDArray[np.bool_] | None]]] = {}
+        self._pieces: dict[str, list[_Piece]] = {}
         self._words: dict[str, list[tuple[int, list[Any]]]] = {}
 
     def add_row(self, record: Mapping[str, Any]) -> None:
@@ -41,6 +71,7 @@ class ColumnBuilder:
             return
         row = self.count
         self.count += 1
+        self._origins.append(self._origins[-1] + 1 if row else 0)
         cells = self._cells
         for name, value in record.items():
             entry = cells.get(name)
@@ -51,11 +82,33 @@ class ColumnBuilder:
             entry[0].append(row)
             entry[1].append(value)
 
+    def thin(self, most: int) -> bool:
+        """Hold the older records more coarsely until no more than ``most`` are held; whether any went."""
+        before = self.count
+        while self.count > most:
+            odd = [
+                row
+                for rows, values in self._cells.values()
+                for row, value in zip(rows, values, strict=True)
+                if _not_finite(value)
+            ]
+            kept = kept_rows(self._origins, [rows for rows, _ in self._cells.values()], odd).tolist()
+            place = {row: number for number, row in enumerate(kept)}
+            self._origins = [self._origins[row] for row in kept]
+            self.count = len(kept)
+            for name, (rows, values) in self._cells.items():
+                pairs = [(place[row], value) for row, value in zip(rows, values, strict=True) if row in place]
+                self._cells[name] = ([row for row, _ in pairs], [value for _, value in pairs])
+        return self.count < before
+
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Add the columns of one Arrow batch."""
         start = self.count
         self.count += batch.num_rows
         for name, array in zip(batch.schema.names, batch.columns, strict=True):
+            if name in CONFIG_FIELDS and pa.types.is_struct(array.type):
+                self.settings += pc.drop_null(array)[:_MOST_SETTINGS].to_pylist()
+                continue
             self._add_array(name.strip(), array, start)
 
     def _add_array(self, name: str, array: Any, start: int) -> None:
@@ -74,44 +127,59 @@ class ColumnBuilder:
                 return
             dense = array.cast(pa.float64(), safe=False)
             values = np.asarray(dense if present is None else pc.drop_null(dense), dtype=np.float64)
+            rows = None if present is None else start + np.flatnonzero(present)
+            blanks = None
             if self._restore is not None:
-                values = self._restore(values)
-            self._pieces.setdefault(name, []).append((start, values, present))
-        elif pa.types.is_string(kind) or pa.types.is_large_string(kind):
+                values, blank = self._restore(values)
+                if blank is not None:
+                    rows = np.arange(start, start + len(values)) if rows is None else rows
+                    values, rows, blanks = values[~blank], rows[~blank], rows[blank]
+            self._pieces.setdefault(name, []).append(_Piece(start, values, rows, blanks))
+        elif pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_boolean(kind):
             self._words.setdefault(name, []).append((start, array.to_pylist()))
 
     def finish(self) -> tuple[list[Column], dict[str, NDArray[Any]]]:
         """The numeric columns, and the columns of words (None where a row has none)."""
         columns: list[Column] = []
         labels: dict[str, NDArray[Any]] = {}
+        for name, batches in self._words.items():
+            self._cells[name] = self._joined(batches, self._pieces.pop(name, []))
         for name, pieces in self._pieces.items():
             columns.append(self._numeric(name, pieces))
-        for name, batches in self._words.items():
-            rows: list[int] = []
-            values: list[Any] = []
-            for start, words in batches:
-                for offset, word in enumerate(words):
-                    if word is not None:
-                        rows.append(start + offset)
-                        values.append(word)
-            self._cells[name] = (rows, values)
         for name, (rows, values) in self._cells.items():
             column, words_of_rows = _from_cells(name, rows, values, self.count)
             if column is not None:
-                columns = [other for other in columns if other.name != name] + [column]
+                columns.append(column)
             if words_of_rows is not None:
                 labels[name] = words_of_rows
         return columns, labels
 
-    def _numeric(self, name: str, pieces: list[tuple[int, NDArray[np.float64], NDArray[np.bool_] | None]]) -> Column:
-        values = np.concatenate([values for _, values, _ in pieces]) if len(pieces) > 1 else pieces[0][1]
+    @staticmethod
+    def _joined(batches: list[tuple[int, list[Any]]], pieces: list[_Piece]) -> tuple[list[int], list[Any]]:
+        """The cells of a column that holds words in some batches and, it may be, numbers in others."""
+        cells = [
+            (start + offset, word) for start, words in batches for offset, word in enumerate(words) if word is not None
+        ]
+        for piece in pieces:
+            cells += zip(piece.places().tolist(), piece.values.tolist(), strict=True)
+            cells += ((row, None) for row in (piece.blanks.tolist() if piece.blanks is not None else ()))
+        if pieces:
+            cells.sort(key=lambda cell: cell[0])
+        return [row for row, _ in cells], [value for _, value in cells]
+
+    def _numeric(self, name: str, pieces: list[_Piece]) -> Column:
+        values = np.concatenate([piece.values for piece in pieces]) if len(pieces) > 1 else pieces[0].values
         if len(values) == self.count:
             return Column(name, values)
-        rows = [
-            np.arange(start, start + len(part)) if present is None else start + np.flatnonzero(present)
-            for start, part, present in pieces
-        ]
-        return Column(name, values, np.concatenate(rows))
+        blanks = [piece.blanks for piece in pieces if piece.blanks is not None]
+        rows = np.concatenate([piece.places() for piece in pieces])
+        return Column(name, values, rows, np.concatenate(blanks) if blanks else None)
+
+
+def _not_finite(value: Any) -> bool:
+    if isinstance(value, float):
+        return not math.isfinite(value)
+    return isinstance(value, str) and value[:4].lower().lstrip("+-") in ("nan", "inf", "infi")
 
 
 def columns_from_batches(batches: Iterable[pa.RecordBatch], limits: Limits) -> ColumnBuilder:
@@ -128,8 +196,8 @@ def columns_from_batches(batches: Iterable[pa.RecordBatch], limits: Limits) -> C
 def _from_cells(name: str, rows: list[int], values: list[Any], count: int) -> tuple[Column | None, NDArray[Any] | None]:
     """One column out of Python values: numbers, numbers as strings, placeholders, or words."""
     try:
-        # The common case: numbers only. NumPy refuses None and words.
-        if not any(isinstance(value, (str, bool)) for value in values):
+        # The common case: numbers only. NumPy would make NaN of None, and 1 of True.
+        if set(map(type, values)) <= {int, float}:
             plain_numbers = np.array(values, dtype=np.float64)
             if plain_numbers.ndim == 1:
                 return Column(name, plain_numbers, None if len(rows) == count else np.array(rows, dtype=np.int64)), None

@@ -14,6 +14,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import STEP_NAMES, Meaning, meaning_of, plain
 from holdfast.debug.ingestion.steps import repair_steps
 from holdfast.debug.ingestion.table import Column, Table
+from holdfast.debug.thinning import kept_rows
 from holdfast.debug.types import Signal
 
 __all__ = ["RowCollector", "number_of"]
@@ -45,6 +46,7 @@ class RowCollector:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
+        self._origins: list[int] = []
         self._steps: list[float] = []
         self._epochs: list[float] = []
         self._values: dict[str, list[float]] = {}
@@ -66,6 +68,7 @@ class RowCollector:
         if step is not None and self._steps and self._steps[-1] == step and not self._overlaps(fields, row - 1):
             row -= 1  # Several lines speak of the same step: one row.
         else:
+            self._origins.append(self._origins[-1] + 1 if row else 0)
             self._steps.append(math.nan if step is None else step)
             self._epochs.append(math.nan if epoch is None else epoch)
         self.has_epochs = self.has_epochs or epoch is not None
@@ -91,6 +94,29 @@ class RowCollector:
             if rows and rows[-1] == row:
                 return True
         return False
+
+    def thin(self, most: int) -> bool:
+        """Hold the older rows more coarsely until no more than ``most`` are held; whether any went."""
+        before = len(self._steps)
+        while len(self._steps) > most:
+            odd = [
+                row
+                for name, values in self._values.items()
+                for row, value in zip(self._rows[name], values, strict=True)
+                if not math.isfinite(value)
+            ]
+            kept = kept_rows(self._origins, list(self._rows.values()), odd).tolist()
+            place = {row: number for number, row in enumerate(kept)}
+            self._origins = [self._origins[row] for row in kept]
+            self._steps = [self._steps[row] for row in kept]
+            self._epochs = [self._epochs[row] for row in kept]
+            for name, rows in self._rows.items():
+                pairs = [(place[row], v) for row, v in zip(rows, self._values[name], strict=True) if row in place]
+                self._rows[name] = [row for row, _ in pairs]
+                self._values[name] = [value for _, value in pairs]
+            for name, rows in self._blanks.items():
+                self._blanks[name] = [place[row] for row in rows if row in place]
+        return len(self._steps) < before
 
     def _say_once(self, note: str) -> None:
         if note not in self.notes:

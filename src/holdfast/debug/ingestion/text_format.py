@@ -9,12 +9,14 @@ from __future__ import annotations
 import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
 
 from holdfast.debug.ingestion.config_text import config_from_line
 from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.rows import RowCollector
@@ -72,40 +74,78 @@ class TextFormat(LogFormat):
         """The certainty that follows from ``hits`` matching lines: one is a hint, a few are proof."""
         return 0.0 if hits == 0 else min(0.97, 0.8 + 0.04 * hits)
 
+    def follow(self, file: LogFile) -> LineReading:
+        """A reading of this file's lines."""
+        return _TextReading(self, file)
+
     def read(self, file: LogFile) -> RunLog:
         """Read every line once."""
-        rows = RowCollector(file.limits)
-        reader = self.reader(rows)
-        config: dict[str, Any] = {}
-        overflows: list[tuple[float | None, float | None, float | None]] = []
-        crash: dict[str, Any] | None = None
-        for number, raw in enumerate(file.lines()):
-            line = clean_line(raw)
-            if not line or line.isspace():
-                continue
-            if reader.feed(line):
-                crash = None  # It went on after a traceback: that was not what ended the run.
-                continue
-            if _OVERFLOW.search(line):
-                new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
-                overflows.append((reader.step, _to_float(new), _to_float(old)))
-            elif _TRACEBACK.match(line):
-                crash = {"type": "crash", "line": number + 1, "message": "a traceback"}
-            elif crash is not None and (error := _ERROR_LINE.match(line)):
-                crash["message"] = error.group(1)[:300]
-            elif len(config) < 2000:
-                config.update(config_from_line(line))
-        reader.close()
-        signals, notes, events = rows.finish(kinds=reader.kinds)
-        if not signals and not overflows:
-            raise file.unreadable(f"holds no line that reads as {self.name}")
-        points, overflow_events = _overflow_points(overflows)
+        reading = self.follow(file)
+        for line in file.lines():
+            reading.feed(line)
+        return reading.close()
+
+    def amend(self, log: RunLog, file: LogFile) -> RunLog:
+        """Put right what can only be seen once all lines have been read."""
+        return log
+
+
+class _TextReading(LineReading):
+    """The lines of one file, as its format's reader takes them, and what stands between them."""
+
+    def __init__(self, form: TextFormat, file: LogFile) -> None:
+        self._form = form
+        self._file = file
+        self._rows = RowCollector(file.limits)
+        self._reader = form.reader(self._rows)
+        self._config: dict[str, Any] = {}
+        self._overflows: list[tuple[float | None, float | None, float | None]] = []
+        self._crash: dict[str, Any] | None = None
+        self._number = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _TextReading:
+        twin = _TextReading(self._form, self._file)
+        for name, value in vars(self).items():
+            if name not in ("_form", "_file"):
+                setattr(twin, name, deepcopy(value, memo))
+        return twin
+
+    def feed(self, line: str) -> None:
+        self._number += 1
+        line = clean_line(line)
+        if not line or line.isspace():
+            return
+        if self._reader.feed(line):
+            self._crash = None  # It went on after a traceback: that was not what ended the run.
+        elif _OVERFLOW.search(line):
+            new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
+            self._overflows.append((self._reader.step, _to_float(new), _to_float(old)))
+        elif _TRACEBACK.match(line):
+            self._crash = {"type": "crash", "line": self._number, "message": "a traceback"}
+        elif self._crash is not None and (error := _ERROR_LINE.match(line)):
+            self._crash["message"] = error.group(1)[:300]
+        elif len(self._config) < 2000:
+            self._config.update(config_from_line(line))
+
+    def thin(self, most: int) -> bool:
+        if len(self._overflows) > most:
+            del self._overflows[: most // 2 : 2]
+        return self._rows.thin(most)
+
+    def close(self) -> RunLog:
+        self._reader.close()
+        signals, notes, events = self._rows.finish(kinds=self._reader.kinds)
+        if not signals and not self._overflows:
+            raise self._file.unreadable(f"holds no line that reads as {self._form.name}")
+        points, overflow_events = _overflow_points(self._overflows)
         signals = _with_scale(signals, points)
         events += overflow_events
-        if crash is not None:
-            events.append(crash)
-            notes.append(f"the log ends in an error: {crash['message']}")
-        return RunLog(str(file.path), self.name, tuple(signals), config, tuple(events), tuple(notes), self.confidence)
+        if self._crash is not None:
+            events.append(self._crash)
+            notes.append(f"the log ends in an error: {self._crash['message']}")
+        path, form = str(self._file.path), self._form
+        log = RunLog(path, form.name, tuple(signals), self._config, tuple(events), tuple(notes), form.confidence)
+        return form.amend(log, self._file)
 
 
 def _to_float(match: re.Match[str] | None) -> float | None:

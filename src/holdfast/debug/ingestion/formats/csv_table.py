@@ -9,6 +9,7 @@ import csv
 import io
 import re
 from collections.abc import Iterator
+from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
 from holdfast.debug.ingestion.columns import read_columns
+from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
@@ -68,27 +70,27 @@ class CsvFormat(LogFormat):
             return (0.45, 0.8, 0.95)[known]
         return (0.0, 0.64, 0.95)[known]
 
+    def follow(self, file: LogFile) -> LineReading | None:
+        """A reading of this file's rows."""
+        found = _header(file)
+        return None if found is None else _CsvReading(file, *found)
+
     def read(self, file: LogFile) -> RunLog:
         """Read the whole table."""
         found = _header(file)
         if found is None:
             raise file.unreadable("has no header row")
-        header, delimiter, skip = found
+        _, delimiter, skip = found
         try:
             if delimiter == _SPACES:
                 raise pa.ArrowInvalid("columns set apart by any number of spaces")
             builder = columns_from_batches(self._batches(file, delimiter, skip), file.limits)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
-            builder = self._slowly(file, header, delimiter, skip)
-        columns, labels = builder.finish()
-        reading = read_columns(builder.count, columns, labels, source_name=file.name)
-        if not reading.signals:
-            raise file.unreadable("is a table without a column of numbers")
-        notes = [*builder.notes, *reading.notes]
-        confidence = 0.95 if reading.has_step else 0.7
-        return RunLog(
-            str(file.path), self.name, tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
-        )
+            reading = _CsvReading(file, *found)
+            for line in file.lines(longest=file.limits.structured_line_characters):
+                reading.feed(line)
+            return reading.close()
+        return _CsvReading(file, *found, builder=builder).close()
 
     def _batches(self, file: LogFile, delimiter: str, skip: int) -> Iterator[pa.RecordBatch]:
         source: Any = str(file.path) if not file.compressed else io.BytesIO(file.read_bytes())
@@ -103,17 +105,44 @@ class CsvFormat(LogFormat):
         )
         yield from table.to_batches() if whole else table
 
-    def _slowly(self, file: LogFile, header: list[str], delimiter: str, skip: int) -> ColumnBuilder:
-        builder = ColumnBuilder(file.limits)
-        lines = file.lines(longest=file.limits.structured_line_characters)
-        for number, line in enumerate(lines):
-            if number <= skip or not line.strip():
-                continue
-            row = _cells(line, delimiter)
-            if row == header:
-                continue  # The header again, where a restarted run appended to the same file.
-            builder.add_row({name: cell for name, cell in zip(header, row, strict=False) if cell})
-        return builder
+
+class _CsvReading(LineReading):
+    """Rows under one header."""
+
+    def __init__(
+        self, file: LogFile, header: list[str], delimiter: str, skip: int, builder: ColumnBuilder | None = None
+    ) -> None:
+        self._file = file
+        self._header, self._delimiter, self._skip = header, delimiter, skip
+        self._builder = builder or ColumnBuilder(file.limits)
+        self._number = 0
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> _CsvReading:
+        builder = deepcopy(self._builder, memo)
+        return _CsvReading(self._file, self._header, self._delimiter, self._skip, builder)
+
+    def feed(self, line: str) -> None:
+        self._number += 1
+        if self._number <= self._skip + 1 or not line.strip():
+            return
+        row = _cells(line, self._delimiter)
+        if row == self._header:
+            return  # The header again, where a restarted run appended to the same file.
+        self._builder.add_row({name: cell for name, cell in zip(self._header, row, strict=False) if cell})
+
+    def thin(self, most: int) -> bool:
+        return self._builder.thin(most)
+
+    def close(self) -> RunLog:
+        columns, labels = self._builder.finish()
+        reading = read_columns(self._builder.count, columns, labels, source_name=self._file.name)
+        if not reading.signals:
+            raise self._file.unreadable("is a table without a column of numbers")
+        notes = [*self._builder.notes, *reading.notes]
+        confidence = 0.95 if reading.has_step else 0.7
+        return RunLog(
+            str(self._file.path), "csv", tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
+        )
 
 
 def _cells(line: str, delimiter: str) -> list[str]:

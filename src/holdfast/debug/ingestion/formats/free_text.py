@@ -173,9 +173,8 @@ class FreeTextFormat(TextFormat):
         """Never surer than a format with a grammar of its own."""
         return 0.0 if hits == 0 else min(0.5, 0.25 + 0.02 * hits)
 
-    def read(self, file: LogFile) -> RunLog:
-        """Read the pairs, drop words that came up once, and say how sure the reading is."""
-        log = super().read(file)
+    def amend(self, log: RunLog, file: LogFile) -> RunLog:
+        """Drop words that came up once, and say how sure the reading is."""
         most = max((len(signal.steps) for signal in log.signals), default=0)
         # A name seen once in a long log is prose, not a metric.
         signals = tuple(s for s in log.signals if len(s.steps) >= 2 or most < 4 or s.kind in ("loss", "eval_loss"))

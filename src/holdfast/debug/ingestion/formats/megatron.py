@@ -83,9 +83,9 @@ class MegatronFormat(TextFormat):
         """The format's name."""
         return "megatron"
 
-    def read(self, file: LogFile) -> RunLog:
-        """Read every line, then look for losses that were not printed."""
-        return _printed_losses(super().read(file))
+    def amend(self, log: RunLog, file: LogFile) -> RunLog:
+        """Look for losses that were not printed."""
+        return _printed_losses(log)
 
     def reader(self, rows: RowCollector) -> LineReader:
         """A reader for one file."""

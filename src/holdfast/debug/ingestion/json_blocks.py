@@ -1,0 +1,142 @@
+"""Large files of JSON lines, read in blocks on all cores.
+
+A block whose lines are alike is read as a table (:mod:`.uniform_lines`); any other by pyarrow's JSON reader, with
+``NaN`` and ``Infinity`` (which are not JSON, and which every framework writes) and ``null`` swapped for numbers no run
+holds, and swapped back after: a ``null`` is a placeholder, which is not the same as a field that is not there.
+"""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+from collections import deque
+from collections.abc import Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.json as arrow_json
+from numpy.typing import NDArray
+
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.record_columns import ColumnBuilder
+from holdfast.debug.ingestion.uniform_lines import NULL_STAND_IN, uniform_batch
+
+__all__ = ["json_object", "read_blocks"]
+
+_BLOCK = 2 << 20
+_STAND_INS = {
+    b"NaN": b"-1.2345678901234e308",
+    b"Infinity": b"1.5432109876543e308",
+    b"-Infinity": b"-1.5432109876543e308",
+    b"null": NULL_STAND_IN,
+}
+_MEANT = {float(number): float(word) for word, number in _STAND_INS.items() if word != b"null"}
+_NULL = float(NULL_STAND_IN)
+# What Python's float takes for a number and JSON does not.
+_BARE = re.compile(
+    r"(:\s*)([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s*[,}])", re.IGNORECASE | re.ASCII
+)
+
+
+def json_object(line: str) -> dict[str, Any] | None:
+    """The object on a line, numbers as scripts print them allowed (``nan``, ``1.``); None where there is none."""
+    text = line.strip()
+    if not text.startswith("{"):
+        return None
+    try:
+        record = json.loads(text)
+    except RecursionError:
+        return None
+    except ValueError:
+        try:
+            record = json.loads(_BARE.sub(_as_json, text))
+        except (ValueError, RecursionError):
+            return None
+    return record if isinstance(record, dict) else None
+
+
+def _as_json(match: re.Match[str]) -> str:
+    return match.group(1) + json.dumps(float(match.group(2)))
+
+
+def read_blocks(file: LogFile) -> ColumnBuilder | None:
+    """Every row of the file; None where it is not regular enough, and has to be read line by line."""
+    builder = ColumnBuilder(file.limits, restore=_restore)
+    workers = min(8, os.cpu_count() or 1)
+    with ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
+        pending: deque[Future[list[pa.RecordBatch]]] = deque()
+        try:
+            for block in _blocks(file):
+                pending.append(pool.submit(_parse, block))
+                if len(pending) > workers + 1:  # Blocks are held in memory: never more than the threads keep up with.
+                    _take(builder, pending)
+                if builder.count > file.limits.rows:
+                    builder.notes.append(f"only the first {builder.count:,} rows were read")
+                    break
+            else:
+                while pending:
+                    _take(builder, pending)
+        except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError):
+            for parsing in pending:
+                parsing.cancel()
+            return None
+    return builder
+
+
+def _take(builder: ColumnBuilder, pending: deque[Future[list[pa.RecordBatch]]]) -> None:
+    for batch in pending.popleft().result():
+        builder.add_batch(batch)
+
+
+def _parse(block: bytes) -> list[pa.RecordBatch]:
+    uniform = uniform_batch(block)
+    if uniform is not None:
+        return [uniform]
+    block = _swap(block)
+    options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
+    batches: list[pa.RecordBatch] = arrow_json.read_json(io.BytesIO(block), options).combine_chunks().to_batches()
+    return batches
+
+
+def _blocks(file: LogFile) -> Iterator[bytes]:
+    """The file in blocks of whole lines."""
+    pending = b""
+    first = True
+    with file.path.open("rb") as stream:
+        while block := stream.read(_BLOCK):
+            if first:
+                block, first = block.removeprefix(b"\xef\xbb\xbf"), False
+            block = pending + block
+            end = block.rfind(b"\n") + 1
+            pending = block[end:]
+            if len(pending) > file.limits.structured_line_characters:
+                raise ValueError("a line is too long")
+            if end:
+                yield block[:end]
+    if pending.strip():
+        if json_object(pending.decode("utf-8", errors="replace")) is None:
+            return  # A last line cut short by a crash: the rest stands.
+        yield pending + b"\n"
+
+
+def _swap(block: bytes) -> bytes:
+    for word, number in _STAND_INS.items():
+        if word in block:
+            for colon in (b": ", b":"):
+                block = block.replace(colon + word, colon + number)
+    return block
+
+
+def _restore(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
+    """Swap the stand-ins back; the second array says where a ``null`` stood."""
+    if not len(values) or max(values.max(initial=0.0), -values.min(initial=0.0)) < 1e308:
+        return values, None
+    values = values.copy()
+    for number, meant in _MEANT.items():
+        values[values == number] = meant
+    blank = values == _NULL
+    return values, blank if blank.any() else None
