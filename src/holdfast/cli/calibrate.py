@@ -1,17 +1,21 @@
-"""`holdfast calibrate LABELS`: refit thresholds and confidences on labelled runs, or compare two threshold sets."""
+"""`holdfast calibrate LABELS`: refit thresholds and confidences on labelled runs and recorded verdicts."""
 
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 if TYPE_CHECKING:
+    from holdfast.debug.attribution.calibration import Calibration
     from holdfast.debug.attribution.labelled import LabelledRun, Score
 
 __all__ = ["register"]
+
+Claims = list[tuple[float, bool]]
 
 
 def register(app: typer.Typer) -> None:
@@ -20,8 +24,8 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def calibrate(
         labels: Annotated[
-            Path, typer.Argument(help="JSON or JSON lines: path, failure (or null), cause.", show_default=False)
-        ],
+            Path | None, typer.Argument(help="JSON or JSON lines: path, failure (or null), cause.", show_default=False)
+        ] = None,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the fitted numbers here.")] = None,
         thresholds: Annotated[
             Path | None, typer.Option("--thresholds", help="Begin from these thresholds (set A).")
@@ -30,40 +34,87 @@ def register(app: typer.Typer) -> None:
             Path | None, typer.Option("--against", help="Compare with these thresholds (set B); fits nothing.")
         ] = None,
         feedback: Annotated[
-            Path | None, typer.Option("--feedback", help="Count verdicts recorded by `holdfast feedback` too.")
+            Path | None, typer.Option("--feedback", help="Fit on verdicts recorded by `holdfast feedback` too.")
+        ] = None,
+        calibration: Annotated[
+            Path | None,
+            typer.Option("--calibration", help="The tables the reports with these verdicts were made with."),
         ] = None,
         search: Annotated[
             bool, typer.Option("--search/--no-search", help="Look for better thresholds as well.")
         ] = True,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
-        """Refit confidences and thresholds from labelled runs, or compare two threshold sets on them.
+        """Refit confidences and thresholds from labelled runs and recorded verdicts, or compare two threshold sets.
 
-        Prints false positives and false negatives of every detector, before and after (or A and B). The fitted file
-        holds `thresholds` and `calibration`, which `holdfast.debug` takes as `default_detectors(thresholds)` and
-        `AttributionEngine(calibration=…)`.
+        Prints false positives and false negatives of every detector, before and after (or A and B). The fitted file is
+        what `holdfast debug --calibration FILE --thresholds FILE` takes.
         """
+        from holdfast.debug.attribution.calibration import Calibration
         from holdfast.debug.attribution.refit import refit
+        from holdfast.debug.fitted import Fitted, load_calibration, load_thresholds
+        from holdfast.errors import ConfigError
 
-        runs = _read_runs(labels)
-        start = _read_thresholds(thresholds)
+        if labels is None and (feedback is None or against is not None):
+            raise ConfigError("there is nothing to fit on", hint="pass LABELS, or --feedback FILE, or both")
+        start = {} if thresholds is None else load_thresholds(thresholds)
+        runs = [] if labels is None else _read_runs(labels)
         if against is not None:
-            scores = {"A": _score(runs, start), "B": _score(runs, _read_thresholds(against))}
-            _print(scores, {}, as_json=as_json)
+            _print({"A": _score(runs, start), "B": _score(runs, load_thresholds(against))}, {}, as_json=as_json)
             return
-        fitted = refit(runs, start=start, search=search)
-        raw, mapped = fitted.calibration_errors
-        body: dict[str, Any] = {
-            "version": 1,
-            "thresholds": fitted.thresholds,
-            "calibration": fitted.calibration.as_json(),
-            "calibration_error": {"before": raw, "after": mapped},
-        }
-        if feedback is not None:
-            body["feedback"] = _count_feedback(feedback)
+        base = Calibration.load() if calibration is None else load_calibration(calibration)
+        verdicts = [] if feedback is None else _read_feedback(feedback)
+        claims, cause_claims = _claims(verdicts, base)
+        scores: dict[str, Score] = {}
+        chosen = start
+        if runs:
+            fitted = refit(runs, start=start, search=search)
+            scores = {"before": fitted.before, "after": fitted.after}
+            chosen = fitted.thresholds
+            claims += fitted.after.claims
+            cause_claims += fitted.after.cause_claims
+        tables, errors = _fit(base, claims, cause_claims)
+        about = {"runs": len(runs), "claims": len(claims), "feedback": _count(verdicts), "calibration_error": errors}
+        body = Fitted(thresholds=chosen, calibration=tables, about=about).as_json()
         if output is not None:
-            output.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-        _print({"before": fitted.before, "after": fitted.after}, body, as_json=as_json)
+            try:
+                output.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
+            except OSError as error:
+                raise ConfigError(
+                    f"the fitted numbers cannot be written: {error.strerror}", hint="check --output", file=str(output)
+                ) from error
+        _print(scores, body, as_json=as_json)
+
+
+def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
+    """The tables, refitted where there are claims enough, and how far confidences were off before and after."""
+    from holdfast.debug.attribution.calibration import expected_calibration_error, fit_table
+    from holdfast.debug.attribution.refit import FEWEST_CLAIMS
+
+    tables = base
+    raw, right = [claim for claim, _ in claims], [hit for _, hit in claims]
+    if len(claims) >= FEWEST_CLAIMS:
+        tables = replace(tables, findings=fit_table(raw, right))
+    if len(cause_claims) >= FEWEST_CLAIMS:
+        table = fit_table([claim for claim, _ in cause_claims], [hit for _, hit in cause_claims])
+        tables = replace(tables, causes=table)
+    return tables, {
+        "before": expected_calibration_error([base.finding(claim) for claim in raw], right),
+        "after": expected_calibration_error([tables.finding(claim) for claim in raw], right),
+    }
+
+
+def _claims(verdicts: list[dict[str, Any]], base: Calibration) -> tuple[Claims, Claims]:
+    """What reports claimed, by raw confidence, and whether it was true; a missed failure was no claim."""
+    claims: Claims = []
+    causes: Claims = []
+    for entry in verdicts:
+        sure, cause_sure = entry.get("confidence"), entry.get("claimed_cause_confidence")
+        if entry["verdict"] != "missed" and isinstance(sure, (int, float)):
+            claims.append((base.raw_finding(float(sure)), entry["verdict"] == "true"))
+        if entry.get("cause") and isinstance(cause_sure, (int, float)):
+            causes.append((base.raw_cause(float(cause_sure)), entry["cause"] == entry.get("claimed_cause")))
+    return claims, causes
 
 
 def _read_runs(labels: Path) -> list[LabelledRun]:
@@ -83,21 +134,6 @@ def _read_runs(labels: Path) -> list[LabelledRun]:
     return runs
 
 
-def _read_thresholds(path: Path | None) -> dict[str, dict[str, float]]:
-    from holdfast.errors import ConfigError
-
-    if path is None:
-        return {}
-    try:
-        body = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise ConfigError(f"the thresholds cannot be read: {error}", file=str(path)) from error
-    chosen = body.get("thresholds", body) if isinstance(body, dict) else None
-    if not isinstance(chosen, dict) or not all(isinstance(options, dict) for options in chosen.values()):
-        raise ConfigError("not a set of thresholds", file=str(path), hint='write {"spike": {"minimum_noises": 12}}')
-    return chosen
-
-
 def _score(runs: list[LabelledRun], thresholds: dict[str, dict[str, float]]) -> Score:
     from holdfast.debug.attribution import AttributionEngine
     from holdfast.debug.attribution.labelled import score_runs
@@ -106,12 +142,16 @@ def _score(runs: list[LabelledRun], thresholds: dict[str, dict[str, float]]) -> 
     return score_runs(runs, default_detectors(thresholds), AttributionEngine())
 
 
-def _count_feedback(path: Path) -> dict[str, dict[str, int]]:
-    """True and false verdicts, and misses, by failure."""
+def _read_feedback(path: Path) -> list[dict[str, Any]]:
     from holdfast.cli.feedback import read_feedback
 
+    return read_feedback(path)
+
+
+def _count(verdicts: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
+    """True and false verdicts, and misses, by failure."""
     counts: dict[str, dict[str, int]] = {}
-    for entry in read_feedback(path):
+    for entry in verdicts:
         row = counts.setdefault(str(entry["failure"]), {"true": 0, "false": 0, "missed": 0})
         row[str(entry["verdict"])] += 1
     return counts
@@ -135,6 +175,19 @@ def _print(scores: dict[str, Score], body: dict[str, Any], *, as_json: bool) -> 
         typer.echo(json.dumps({"scores": shown, **body}))
         return
     names = list(scores)
+    if names:
+        _print_scores(scores, names)
+    for detector, options in body.get("thresholds", {}).items():
+        typer.echo(f"threshold  {detector}: " + ", ".join(f"{name} = {value:g}" for name, value in options.items()))
+    if body:
+        about, errors = body["about"], body["about"]["calibration_error"]
+        for failure, row in about["feedback"].items():
+            typer.echo(f"verdicts   {failure}: {row['true']} true, {row['false']} false, {row['missed']} missed")
+        title = f"calibration error of {about['claims']} findings"
+        typer.echo(f"{title}: {errors['before']:.3f} before, {errors['after']:.3f} after")
+
+
+def _print_scores(scores: dict[str, Score], names: list[str]) -> None:
     typer.echo(f"{'':<22}" + "".join(f"{name:>22}" for name in names))
     for title, key in (
         ("runs", "runs"),
@@ -148,8 +201,3 @@ def _print(scores: dict[str, Score], body: dict[str, Any], *, as_json: bool) -> 
         if any(row.true_positives or row.false_positives or row.false_negatives for row in rows):
             cells = [f"{r.true_positives} right {r.false_positives} false {r.false_negatives} missed" for r in rows]
             typer.echo(f"{detector:<22}" + "".join(f"{cell:>28}" for cell in cells))
-    for detector, options in body.get("thresholds", {}).items():
-        typer.echo(f"threshold  {detector}: " + ", ".join(f"{name} = {value:g}" for name, value in options.items()))
-    if body:
-        errors = body["calibration_error"]
-        typer.echo(f"calibration error of findings: {errors['before']:.3f} before, {errors['after']:.3f} after")

@@ -23,6 +23,7 @@ Examples:
   holdfast debug metrics.csv --fail-on critical          (exit code 1 stops a CI job)
   holdfast debug new.jsonl --compare last_good.jsonl
   holdfast debug train.log --watch                       (follows a growing log)
+  holdfast debug train.log --calibration fitted.json --thresholds fitted.json
 
 Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 unusable input.
 """
@@ -67,11 +68,17 @@ def register(app: typer.Typer) -> None:
         attribution: Annotated[
             Attribution, typer.Option("--attribution", help="How causes are ranked.")
         ] = Attribution.RULES,
+        calibration: Annotated[
+            Path | None, typer.Option("--calibration", help="Confidences fitted by `holdfast calibrate`.")
+        ] = None,
+        thresholds: Annotated[
+            Path | None, typer.Option("--thresholds", help="Thresholds fitted by `holdfast calibrate`, or your own.")
+        ] = None,
     ) -> None:
         """Read any training log and say whether the run is healthy: what failed, when, why, and what to do."""
         from holdfast.debug.debugger import MLSystemsDebugger
 
-        debugger = MLSystemsDebugger(attribution=attribution.value)
+        debugger = MLSystemsDebugger(attribution=attribution.value, calibration=calibration, thresholds=thresholds)
         if watch:
             raise typer.Exit(_watch(debugger, paths, fail_on, interval))
         report = _read(debugger, paths, compare)

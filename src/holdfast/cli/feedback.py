@@ -42,7 +42,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Record a true or false verdict on a finding (or a missed failure); without a report, sum the verdicts up.
 
-        `holdfast calibrate --feedback` counts them beside the labelled runs.
+        `holdfast calibrate --feedback` fits confidences on them.
         """
         if report is None:
             _summarise(store, as_json=as_json)
@@ -80,18 +80,20 @@ def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None
     if missed is not None:
         if missed not in {failure.value for failure in Failure}:
             raise DebugError("no such failure", failure=missed, hint=", ".join(failure.value for failure in Failure))
-        return {"path": path, "failure": missed, "verdict": "missed", "confidence": None, "claimed_cause": None}
+        return {"path": path, "failure": missed, "verdict": "missed", "confidence": None}
     findings = found["findings"]
     if finding > len(findings):
         raise DebugError("the run has no such finding", run=run, finding=finding, hint=f"it has {len(findings)}")
     chosen = findings[finding - 1]
     causes = chosen.get("causes") or [{}]
     return {
+        # Confidences as the report gave them: `holdfast calibrate` learns from them how often such claims hold.
         "path": path,
         "failure": chosen["failure"],
         "verdict": verdict.value if verdict is not None else "",
         "confidence": chosen.get("confidence"),
         "claimed_cause": causes[0].get("cause"),
+        "claimed_cause_confidence": causes[0].get("confidence"),
     }
 
 

@@ -6,15 +6,17 @@ Ingestion → routing → detectors (in parallel) → attribution → verdict. E
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
 from holdfast.debug.attribution import AttributionEngine
+from holdfast.debug.attribution.calibration import Calibration
 from holdfast.debug.base import BaseDetector, BaseIngestor, BaseSignalExtractor
 from holdfast.debug.compare import compare_runs
 from holdfast.debug.detectors import default_detectors
+from holdfast.debug.fitted import load_calibration, load_thresholds
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_ingestor import LogIngestor
 from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
@@ -39,6 +41,12 @@ class MLSystemsDebugger:
         limits: how much of a log is read.
         workers: threads over which the detectors of a run are spread.
         plugins: whether installed plug-ins (entry points of the group ``holdfast.debug``) are used.
+        calibration: tables fitted on your own runs: a file of ``holdfast calibrate``, or the tables themselves.
+        thresholds: other thresholds of the default detectors: a file of ``holdfast calibrate``, or detector → option →
+            value.
+
+    Raises:
+        ConfigError: a file is refused, an option does not exist, or two arguments contradict each other.
 
     Example:
         >>> report = MLSystemsDebugger().debug([{"step": n, "loss": 5.0 / (n + 1)} for n in range(200)])
@@ -54,16 +62,16 @@ class MLSystemsDebugger:
         limits: Limits | None = None,
         workers: int | None = None,
         plugins: bool = True,
+        calibration: Calibration | str | Path | None = None,
+        thresholds: Mapping[str, Mapping[str, float]] | str | Path | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._logs = LogIngestor(self._limits)
         self._metrics = MetricIngestor(limits=self._limits)
         self._ingestors: list[BaseIngestor] = []
         self._extractors: list[BaseSignalExtractor] = []
-        self._detectors: list[BaseDetector] = list(default_detectors() if detectors is None else detectors)
-        self._engine = (
-            attribution if isinstance(attribution, AttributionEngine) else AttributionEngine(method=attribution)
-        )
+        self._detectors = _detectors(detectors, thresholds)
+        self._engine = _engine(attribution, calibration)
         self._workers = workers or min(8, os.cpu_count() or 1)
         self._notes: list[str] = []
         self._router: Router | None = None
@@ -182,6 +190,28 @@ class MLSystemsDebugger:
                 outcomes = list(pool.map(lambda pair: _run(pair[0], pair[1], context), routed))
         results = [outcome for outcome in outcomes if isinstance(outcome, DetectionResult)]
         return results, [outcome for outcome in outcomes if isinstance(outcome, str)]
+
+
+def _detectors(
+    detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]] | str | Path | None
+) -> list[BaseDetector]:
+    if isinstance(thresholds, (str, Path)):
+        thresholds = load_thresholds(Path(thresholds))
+    if detectors is None:
+        return list(default_detectors(thresholds))
+    if thresholds:
+        raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
+    return list(detectors)
+
+
+def _engine(attribution: str | AttributionEngine, calibration: Calibration | str | Path | None) -> AttributionEngine:
+    if isinstance(calibration, (str, Path)):
+        calibration = load_calibration(Path(calibration))
+    if not isinstance(attribution, AttributionEngine):
+        return AttributionEngine(method=attribution, calibration=calibration)
+    if calibration is not None:
+        raise ConfigError("an engine of your own has its own calibration", hint="pass an engine or a calibration")
+    return attribution
 
 
 def _run(detector: BaseDetector, signals: tuple[Signal, ...], context: DetectionContext) -> DetectionResult | str:

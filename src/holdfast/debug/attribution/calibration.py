@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import itertools
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
@@ -59,13 +59,29 @@ class Calibration:
                 text = resources.files(__package__).joinpath("calibration.json").read_text("utf-8")
             else:
                 text = path.read_text(encoding="utf-8")
-            body = json.loads(text)
-            tables = [_checked(body[name]) for name in ("findings", "causes", "learned")]
+            return cls.from_json(json.loads(text))
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(
                 f"not a calibration table: {error}", file=str(path), hint="make one with `holdfast calibrate`"
             ) from error
+
+    @classmethod
+    def from_json(cls, body: Mapping[str, Any]) -> Calibration:
+        """The tables out of what :meth:`as_json` gave.
+
+        Raises:
+            KeyError, TypeError, ValueError: it holds no such tables.
+        """
+        tables = [_checked(body[name]) for name in ("findings", "causes", "learned")]
         return cls(findings=tables[0], causes=tables[1], learned=tables[2])
+
+    def raw_finding(self, confidence: float) -> float:
+        """The raw confidence behind a finding's calibrated one: the middle of those that give it, or come nearest."""
+        return _look_back(self.findings, confidence)
+
+    def raw_cause(self, confidence: float, *, method: str = "rules") -> float:
+        """The raw share behind a cause's calibrated confidence."""
+        return _look_back(self.learned if method == "learned" else self.causes, confidence)
 
 
 def _checked(points: Sequence[Sequence[float]]) -> Table:
@@ -80,6 +96,12 @@ def _checked(points: Sequence[Sequence[float]]) -> Table:
 def _look_up(table: Table, raw: float) -> float:
     share = float(np.interp(raw, [point[0] for point in table], [point[1] for point in table]))
     return min(share, SUREST)
+
+
+def _look_back(table: Table, share: float) -> float:
+    raw = np.linspace(0.0, 1.0, 1001)
+    gaps = np.abs(np.array([_look_up(table, value) for value in raw.tolist()]) - share)
+    return float(raw[gaps <= gaps.min() + 1e-9].mean())
 
 
 def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, prior: float = 2.0) -> Table:
