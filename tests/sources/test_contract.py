@@ -155,6 +155,45 @@ class ClosesForGood(Squares):
         return super().read(indices)
 
 
+class FailsOnceClosed(ClosesForGood):
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        if self.closed:
+            raise ValueError("I/O operation on closed file")
+        return super().read(indices)
+
+
+class FailsOnNothing(Squares):
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        lowest = indices.min()  # which an empty array does not have
+        return {"x": check_indices(indices, len(self), source="fails") + 0 * lowest}
+
+
+class Changing(Squares):
+    """Gives noise that no two reads share."""
+
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        rows = check_indices(indices, len(self), source="changing")
+        return {"x": rows + np.random.default_rng().integers(10**9)}
+
+
+class WrongAloneInTheMiddle(Squares):
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        rows = check_indices(indices, len(self), source="wrong")
+        return {"x": rows + 1 if len(rows) == 1 and 100 < int(rows[0]) < 900 else rows.copy()}
+
+
+class WrongAtTheEndOfAShard(Squares):
+    """Loses its place where one shard ends, when a read goes backwards over it."""
+
+    def shards(self) -> list[int]:
+        return [333, 667]
+
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        found = check_indices(indices, len(self), source="wrong").copy()
+        found[np.flatnonzero((indices[:-1] == 333) & (indices[1:] == 332))] -= 1
+        return {"x": found}
+
+
 class Lists(Squares):
     def read(self, indices: NDArray[np.int64]) -> Any:
         return {"x": indices.tolist()}
@@ -182,7 +221,12 @@ class Short(Squares):
         (Unpicklable(), "picklable"),
         (Drifting(), "fingerprint"),
         (WrongShards(), "shards hold 900"),
-        (ClosesForGood(), "read after close"),
+        (ClosesForGood(), "open again when read: read\\(\\) raised AssertionError\\('read after close'"),
+        (FailsOnceClosed(), "open again when read: read\\(\\) raised ValueError"),
+        (FailsOnNothing(), "reading no samples must give every column, empty: read\\(\\) raised"),
+        (Changing(), "reading the same indices again"),
+        (WrongAloneInTheMiddle(), "neighbours"),
+        (WrongAtTheEndOfAShard(), "order of the indices"),
         (Lists(), "not an array or Ragged"),
         (Short(), "rows for"),
     ],
@@ -191,3 +235,33 @@ class Short(Squares):
 def test_a_source_that_breaks_a_rule_fails_by_the_name_of_that_rule(source: Source, rule: str) -> None:
     with pytest.raises(AssertionError, match=rule):
         check_source(source)
+
+
+class Shifted(Squares):
+    """Leaves out a sample, and gives another twice, always the same: no rule is broken."""
+
+    def read(self, indices: NDArray[np.int64]) -> Columns:
+        rows = check_indices(indices, len(self), source="shifted")
+        return super().read(np.where(rows == 500, 501, rows))
+
+
+def test_a_sample_left_out_or_given_twice_is_named_where_the_right_ones_are_known() -> None:
+    check_source(Shifted())
+    with pytest.raises(AssertionError, match=r"sample 500 is not the one it should be \(column 'x' differs\)"):
+        check_source(Shifted(), same_as=Squares())
+    check_source(Squares(), same_as=Squares())
+
+
+def test_a_source_of_another_length_or_with_other_columns_than_the_right_one_is_found() -> None:
+    class Shorter(Squares):
+        def __len__(self) -> int:
+            return 999
+
+    class Narrower(Squares):
+        def read(self, indices: NDArray[np.int64]) -> Columns:
+            return {"x": super().read(indices)["x"]}
+
+    with pytest.raises(AssertionError, match="has 1000 samples, and should have 999"):
+        check_source(Squares(), same_as=Shorter())
+    with pytest.raises(AssertionError, match=r"columns are \['x', 'square'\], and should be \['x'\]"):
+        check_source(Squares(), same_as=Narrower())

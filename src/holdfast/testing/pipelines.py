@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-import numpy as np
-import torch
+from holdfast.errors import ConfigError
+from holdfast.testing.differences import first_difference
 
 __all__ = ["CheckpointRun", "Pipeline", "assert_exact_resume", "run_training_loop_with_checkpoint"]
 
@@ -65,19 +65,33 @@ class CheckpointRun:
 
     Attributes:
         steps_before: where the checkpoint was taken.
+        batches_before: the batches up to there.
         ground_truth_batches: the batches from there on, of the run without a break.
         resumed_batches: the same of the resumed run.
         ground_truth_metrics: the figures at the end of the run without a break; None without an aggregator.
         resumed_metrics: the same of the resumed run.
         loader_state: the loader's state at the checkpoint.
+        telling: whether what comes after a checkpoint, batches or their metrics, differs from what comes at the start.
+            Where it does not, a pipeline that ignores its state and starts over looks right.
     """
 
     steps_before: int
+    batches_before: list[Any]
     ground_truth_batches: list[Any]
     resumed_batches: list[Any]
     ground_truth_metrics: Mapping[str, Any] | None
     resumed_metrics: Mapping[str, Any] | None
     loader_state: Mapping[str, Any]
+    telling: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Life:
+    batches: list[Any]
+    metrics: list[Any]
+    figures: Mapping[str, Any] | None
+    loader_state: Mapping[str, Any]
+    metrics_state: Mapping[str, Any]
 
 
 def run_training_loop_with_checkpoint(
@@ -99,19 +113,11 @@ def run_training_loop_with_checkpoint(
         create_resumed_fn: makes the pipeline that resumes, where it is to differ (other workers, say).
 
     Raises:
-        AssertionError: the loader gave fewer batches than asked for.
+        AssertionError: the pipeline gave fewer batches than asked for, does not repeat itself, or gave its aggregator
+            nothing.
+        ConfigError: there is nothing to run.
     """
-    truth, truth_figures, _, _ = _run(create_pipeline_fn(), steps_before + steps_after)
-    first, _, loader_state, metrics_state = _run(create_pipeline_fn(), steps_before)
-    for step, (one, other) in enumerate(zip(truth, first, strict=False)):
-        found = first_difference(one, other)
-        _require(found is None, f"the pipeline does not repeat itself, even without a checkpoint: step {step}, {found}")
-    loader, aggregator = (create_resumed_fn or create_pipeline_fn)()
-    loader.load_state_dict(_through_checkpoint(loader_state))
-    if aggregator is not None:
-        aggregator.load_state_dict(_through_checkpoint(metrics_state))
-    resumed, figures, _, _ = _run((loader, aggregator), steps_after)
-    return CheckpointRun(steps_before, truth[steps_before:], resumed, truth_figures, figures, loader_state)
+    return _run_with_checkpoints(create_pipeline_fn, create_resumed_fn, steps_before, [steps_after])
 
 
 def assert_exact_resume(
@@ -123,6 +129,9 @@ def assert_exact_resume(
 ) -> None:
     """Assert that a pipeline resumed from a checkpoint goes on exactly as if it had not stopped.
 
+    Half-way through ``steps_after`` it is stopped and resumed once more, as a run in real life is: a state taken from a
+    resumed pipeline must be as good as the first.
+
     Args:
         create_pipeline_fn: makes the pipeline anew: ``(loader, aggregator)``, the aggregator may be None.
         steps_before: batches before the checkpoint, or several such numbers to try each.
@@ -130,34 +139,86 @@ def assert_exact_resume(
         create_resumed_fn: makes the pipeline that resumes, where it is to differ.
 
     Raises:
-        AssertionError: names the first step and field, or figure, that differs.
+        AssertionError: names the first step and field, or figure, that differs; or says why the check could not fail.
+        ConfigError: there is nothing to check.
     """
-    for before in [steps_before] if isinstance(steps_before, int) else steps_before:
-        run = run_training_loop_with_checkpoint(
-            create_pipeline_fn, before, steps_after, create_resumed_fn=create_resumed_fn
-        )
-        for step, (one, other) in enumerate(zip(run.ground_truth_batches, run.resumed_batches, strict=True), before):
+    tried = [steps_before] if isinstance(steps_before, int) else list(steps_before)
+    if not tried:
+        raise ConfigError("no checkpoint to try", steps_before=tried)
+    telling = False
+    for before in tried:
+        half = steps_after // 2
+        lives = [half, steps_after - half] if half else [steps_after]
+        run = _run_with_checkpoints(create_pipeline_fn, create_resumed_fn, before, lives)
+        for place, (one, other) in enumerate(zip(run.ground_truth_batches, run.resumed_batches, strict=True)):
             found = first_difference(one, other)
-            _require(found is None, f"resumed after {before} steps, step {step} differs: {found}")
+            again = f" (and again after {before + half})" if half and place >= half else ""
+            where = f"resumed after {before} steps{again}, step {before + place} differs: {found}"
+            _require(found is None, where + _what_came_instead(run, place))
         found = first_difference(run.ground_truth_metrics, run.resumed_metrics)
         _require(found is None, f"resumed after {before} steps, the metrics differ: {found}")
+        telling = telling or run.telling
+    _require(
+        telling or not any(tried),
+        f"this check could not fail: a pipeline that ignores its state and starts over gives the same batches after "
+        f"{tried} steps; checkpoint in the middle of an epoch, shuffle, or use data that differs",
+    )
 
 
-def first_difference(one: Any, other: Any, path: str = "") -> str | None:
-    """Return where two nested values differ first, and how; None where they are the same, bit for bit (NaN is NaN)."""
-    if type(one) is not type(other):
-        return f"{path or 'value'} is a {type(one).__name__}, and a {type(other).__name__} after resuming"
-    if isinstance(one, Mapping):
-        if one.keys() != other.keys():
-            return f"{path or 'value'} has the fields {sorted(one)}, and {sorted(other)} after resuming"
-        pairs: Iterable[tuple[Any, Any, Any]] = ((key, one[key], other[key]) for key in one)
-    elif isinstance(one, Sequence) and not isinstance(one, (str, bytes)):
-        if len(one) != len(other):
-            return f"{path or 'value'} has {len(one)} items, and {len(other)} after resuming"
-        pairs = ((place, a, b) for place, (a, b) in enumerate(zip(one, other, strict=True)))
-    else:
-        return None if _same(one, other) else f"{path or 'value'} is {one!r}, and {other!r} after resuming"
-    return next(filter(None, (first_difference(a, b, f"{path}[{key!r}]") for key, a, b in pairs)), None)
+def _run_with_checkpoints(
+    create_first: Callable[[], Pipeline], create_resumed: Callable[[], Pipeline] | None, before: int, lives: list[int]
+) -> CheckpointRun:
+    """Run without a break; and again for ``before`` steps, then resumed for each of ``lives``."""
+    after = sum(lives)
+    if before < 0 or after < 1:
+        raise ConfigError(
+            "a check needs at least one step after the checkpoint", steps_before=before, steps_after=after
+        )
+    truth = _run(create_first(), before + after)
+    life = first = _run(create_first(), before)
+    for step, (one, other) in enumerate(zip(truth.batches, first.batches, strict=False)):
+        found = first_difference(one, other)
+        _require(found is None, f"the pipeline does not repeat itself, even without a checkpoint: step {step}, {found}")
+    resumed: list[Any] = []
+    for steps in lives:
+        loader, aggregator = (create_resumed or create_first)()
+        loader.load_state_dict(_through_checkpoint(life.loader_state))
+        if aggregator is not None:
+            aggregator.load_state_dict(_through_checkpoint(life.metrics_state))
+        life = _run((loader, aggregator), steps)
+        resumed += life.batches
+    _require(
+        truth.figures is None or any(metrics is not None for metrics in truth.metrics),
+        "no batch has 'metrics', so the aggregator was given nothing to compare; collate them, or return None for it",
+    )
+    starts = [before + sum(lives[:number]) for number in range(len(lives))]
+    telling = any(_differs_from_the_start(truth, at, steps) for at, steps in zip(starts, lives, strict=True))
+    return CheckpointRun(
+        steps_before=before,
+        batches_before=truth.batches[:before],
+        ground_truth_batches=truth.batches[before:],
+        resumed_batches=resumed,
+        ground_truth_metrics=truth.figures,
+        resumed_metrics=life.figures,
+        loader_state=first.loader_state,
+        telling=telling,
+    )
+
+
+def _differs_from_the_start(truth: _Life, at: int, steps: int) -> bool:
+    start, there = slice(steps), slice(at, at + steps)
+    if first_difference(truth.batches[start], truth.batches[there]) is not None:
+        return True
+    return truth.figures is not None and first_difference(truth.metrics[start], truth.metrics[there]) is not None
+
+
+def _what_came_instead(run: CheckpointRun, place: int) -> str:
+    """Say which step's batch came, where the run without a break has it: that tells how far the state was off."""
+    step = run.steps_before + place
+    for other, batch in enumerate([*run.batches_before, *run.ground_truth_batches]):
+        if other != step and first_difference(batch, run.resumed_batches[place]) is None:
+            return f"; it is the batch of step {other}, too far {'ahead' if other > step else 'back'}"
+    return ""
 
 
 def _require(holds: bool, message: str) -> None:
@@ -165,33 +226,20 @@ def _require(holds: bool, message: str) -> None:
         raise AssertionError(message)
 
 
-def _same(one: Any, other: Any) -> bool:
-    if isinstance(one, torch.Tensor):
-        one, other = one.detach().cpu(), other.detach().cpu()
-        if one.dtype != other.dtype or one.shape != other.shape:
-            return False
-        if one.is_floating_point() or one.is_complex():
-            return torch.allclose(one, other, rtol=0, atol=0, equal_nan=True)
-        return torch.equal(one, other)
-    if isinstance(one, (np.ndarray, np.generic)):
-        floating = one.dtype.kind in "fc"
-        return bool(one.dtype == other.dtype and np.array_equal(one, other, equal_nan=floating))
-    if isinstance(one, float):
-        return repr(one) == repr(other)  # tells -0.0 from 0.0, and takes NaN for NaN
-    return bool(one == other)
-
-
-def _run(pipeline: Pipeline, steps: int) -> tuple[list[Any], Any, Mapping[str, Any], Mapping[str, Any]]:
-    """Take so many batches; return them without their metrics, the figures, and both states."""
+def _run(pipeline: Pipeline, steps: int) -> _Life:
+    """Take so many batches, metrics apart, and both states."""
     loader, aggregator = pipeline
     batches: list[Any] = []
+    metrics: list[Any] = []
     iterator = iter(loader)
     try:
         for _ in range(steps):
             batch: Any = next(iterator, _ENDED)
             _require(batch is not _ENDED, f"the loader ended after {len(batches)} steps; {steps} were asked for")
-            if aggregator is not None and isinstance(batch, Mapping) and "metrics" in batch:
-                aggregator.update(batch["metrics"])
+            batch = copy.deepcopy(batch)  # a loader may fill the same memory again
+            metrics.append(batch.get("metrics") if isinstance(batch, Mapping) else None)
+            if aggregator is not None and metrics[-1] is not None:
+                aggregator.update(metrics[-1])
             if isinstance(batch, Mapping):
                 batch = {field: value for field, value in batch.items() if field != "metrics"}
             batches.append(batch)
@@ -202,8 +250,8 @@ def _run(pipeline: Pipeline, steps: int) -> tuple[list[Any], Any, Mapping[str, A
         if close is not None:
             close()
     if aggregator is None:
-        return batches, None, loader_state, {}
-    return batches, aggregator.get_metrics(), loader_state, aggregator.state_dict()
+        return _Life(batches, metrics, None, loader_state, {})
+    return _Life(batches, metrics, aggregator.get_metrics(), loader_state, aggregator.state_dict())
 
 
 def _through_checkpoint(state: Mapping[str, Any]) -> Mapping[str, Any]:

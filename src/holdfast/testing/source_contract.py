@@ -18,24 +18,32 @@ from holdfast.sources.base import Column, Columns, Source
 from holdfast.sources.ragged import Ragged
 
 _THREADS = 8
+_BOUNDARIES = 8  # of shards that are looked at: where samples are lost or repeated, if anywhere
+_ALONE = 8  # samples that are read alone
+_AT_ONCE = 1024  # samples read together when all are compared
 
 
-def check_source(source: Source, *, samples: int = 32) -> None:
+def check_source(source: Source, *, samples: int = 32, same_as: Source | None = None) -> None:
     """Prove that a source obeys the contract of `holdfast.sources.Source`.
+
+    No rule can tell whether a source leaves a sample out or gives one twice; for that, give one that is known to be
+    right.
 
     Args:
         source: the source; it must hold at least one sample.
-        samples: how many samples, spread over the source, each check reads.
+        samples: how many samples, spread over the source, each check reads; those around a few of its shards' ends too.
+        same_as: a source with the same samples (an `ArraySource` of what was written, say): every one is compared.
 
     Raises:
         AssertionError: a rule does not hold; the message says which and how to mend it.
     """
     length = len(source)
     _rule(isinstance(length, int) and length > 0, f"len() must be a positive int to be checked, got {length!r}")
-    rows = np.unique(np.linspace(0, length - 1, min(length, samples)).astype(np.int64))
-    first = source.read(rows.copy())
+    rows = _rows_to_read(source, samples)
+    first = _read(source, rows.copy(), "read() must read samples that are there")
     _check_columns(first, len(rows))
     expected = _take(first, np.arange(len(rows)))  # a copy: a source that hands out its own memory must not change it
+    _same(_read(source, rows.copy(), _AGAIN), expected, _AGAIN)
     _check_freshness(source, rows, expected)
     _check_order_and_repeats(source, rows, expected)
     _check_stability(source, rows, expected)
@@ -46,6 +54,21 @@ def check_source(source: Source, *, samples: int = 32) -> None:
     _check_fingerprint(source)
     _check_shards(source)
     _check_closing(source, rows, expected)
+    if same_as is not None:
+        _check_same_samples(source, same_as)
+
+
+_AGAIN = "reading the same indices again must give the same samples"
+
+
+def _rows_to_read(source: Source, samples: int) -> NDArray[np.int64]:
+    """Rows spread over the source, and the ones on both sides of where its shards meet."""
+    length = len(source)
+    spread = np.linspace(0, length - 1, min(length, samples)).astype(np.int64)
+    shards = source.shards()
+    ends = np.cumsum([length] if shards is None else shards)[:_BOUNDARIES]
+    beside = np.concatenate([ends - 1, ends])
+    return np.unique(np.concatenate([spread, beside[(beside >= 0) & (beside < length)]]).astype(np.int64))
 
 
 def _check_columns(columns: Columns, count: int) -> None:
@@ -63,28 +86,30 @@ def _check_columns(columns: Columns, count: int) -> None:
 
 def _check_freshness(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
     asked = rows.copy()
-    first = source.read(asked)
+    first = _read(source, asked, _AGAIN)
     _rule(bool((asked == rows).all()), "read() must not write to the indices it is given")
     for column in first.values():
         for array in _arrays(column):
             if array.dtype.kind in "iufb" and array.size:
                 array[...] = ~array if array.dtype.kind in "iub" else array + 1
-    _same(source.read(rows), expected, "writing to what read() returned must not change what it returns next")
+    rule = "writing to what read() returned must not change what it returns next"
+    _same(_read(source, rows, rule), expected, rule)
 
 
 def _check_order_and_repeats(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
-    backwards = np.arange(len(rows))[::-1]
-    _same(source.read(rows[backwards]), _take(expected, backwards), "rows must come in the order of the indices")
+    def check(places: NDArray[np.intp], rule: str) -> None:
+        _same(_read(source, rows[places], rule), _take(expected, places), rule)
+
+    check(np.arange(len(rows))[::-1], "rows must come in the order of the indices")
     mixed = np.random.default_rng(0).integers(0, len(rows), size=2 * len(rows))
-    _same(source.read(rows[mixed]), _take(expected, mixed), "an index given twice must be read twice")
-    for place in {0, len(rows) - 1}:
-        alone = np.array([place])
-        _same(source.read(rows[alone]), _take(expected, alone), "a sample must not depend on its neighbours")
+    check(mixed, "an index given twice must be read twice")
+    for place in np.unique(np.linspace(0, len(rows) - 1, _ALONE).astype(np.intp)):
+        check(np.array([place]), "a sample must not depend on its neighbours")
 
 
 def _check_stability(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
     for row in (rows[:1], rows[-1:]):
-        found = source.read(row)
+        found = _read(source, row, "a sample must be readable alone")
         _rule(list(found) == list(expected), "names and order of columns must not depend on the indices")
         for name, column in found.items():
             _rule(
@@ -114,7 +139,7 @@ def _raised_by(source: Source, index: int) -> Exception | None:
 
 
 def _check_empty(source: Source, expected: Columns) -> None:
-    columns = source.read(np.empty(0, dtype=np.int64))
+    columns = _read(source, np.empty(0, dtype=np.int64), "reading no samples must give every column, empty")
     _check_columns(columns, 0)
     _rule(list(columns) == list(expected), "reading no samples must still give every column")
     for name, column in columns.items():
@@ -122,9 +147,11 @@ def _check_empty(source: Source, expected: Columns) -> None:
 
 
 def _check_threads(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
+    rule = "read() must be safe to call from several threads"
+
     def read_shuffled(seed: int) -> None:
         order = np.random.default_rng(seed).permutation(len(rows))
-        _same(source.read(rows[order]), _take(expected, order), "read() must be safe to call from several threads")
+        _same(_read(source, rows[order], rule), _take(expected, order), rule)
 
     with ThreadPoolExecutor(_THREADS) as pool:
         for done in [pool.submit(read_shuffled, seed) for seed in range(4 * _THREADS)]:
@@ -137,7 +164,8 @@ def _check_pickling(source: Source, rows: NDArray[np.int64], expected: Columns) 
     except Exception as error:
         raise AssertionError(f"a source must be picklable, for worker processes: {error!r}") from error
     _rule(len(copy) == len(source), "a pickled copy must have the same length")
-    _same(copy.read(rows), expected, "a pickled copy must read the same")
+    rule = "a pickled copy must read the same"
+    _same(_read(copy, rows, rule), expected, rule)
     _rule(copy.fingerprint() == source.fingerprint(), "a pickled copy must have the same fingerprint")
     copy.close()
 
@@ -159,7 +187,26 @@ def _check_shards(source: Source) -> None:
 def _check_closing(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
     source.close()
     source.close()
-    _same(source.read(rows), expected, "a closed source must open again when read")
+    rule = "a closed source must open again when read"
+    _same(_read(source, rows, rule), expected, rule)
+
+
+def _check_same_samples(source: Source, same_as: Source) -> None:
+    _rule(len(source) == len(same_as), f"the source has {len(source)} samples, and should have {len(same_as)}")
+    for start in range(0, len(source), _AT_ONCE):
+        rows = np.arange(start, min(start + _AT_ONCE, len(source)), dtype=np.int64)
+        found, expected = _read(source, rows, "every sample must be readable"), same_as.read(rows)
+        _rule(list(found) == list(expected), f"columns are {list(found)}, and should be {list(expected)}")
+        for place in range(len(rows)):
+            one = np.array([place])
+            _same(_take(found, one), _take(expected, one), f"sample {start + place} is not the one it should be")
+
+
+def _read(source: Source, rows: NDArray[np.int64], rule: str) -> Columns:
+    try:
+        return source.read(rows)
+    except Exception as error:
+        raise AssertionError(f"{rule}: read() raised {error!r}") from error
 
 
 def _rule(holds: bool, message: str) -> None:
