@@ -14,7 +14,8 @@ from numpy.typing import NDArray
 from tests.metrics.strategies import finite_floats, floats
 
 from holdfast.errors import MetricError
-from holdfast.metrics.sketch import BUCKETS, QuantileSketch, _pack
+from holdfast.metrics.packing import pack
+from holdfast.metrics.sketch import BUCKETS, QuantileSketch
 
 Values = NDArray[np.float64]
 PERCENTS = (1, 5, 25, 50, 75, 95, 99)
@@ -198,7 +199,7 @@ def test_a_sketch_never_holds_more_than_its_buckets() -> None:
     everything = generator.integers(-(2**63), 2**63 - 1, 500_000).view(np.float64)
     sketch = QuantileSketch().add(everything[np.isfinite(everything)])
     assert len(sketch.keys) <= BUCKETS
-    assert len(sketch.octaves) == 4094
+    assert len(sketch.grid.octaves) == 4094
 
 
 # ---- states
@@ -226,7 +227,7 @@ def _foreign(payload: dict[str, Any]) -> None:
 
 def _too_few_counts(payload: dict[str, Any]) -> None:
     octaves, shifts, per_octave, steps, counts = ([4096], [0], [2], [5, 1], [1])
-    payload["buckets"] = _pack(*(np.array(column) for column in (octaves, shifts, per_octave, steps, counts)))
+    payload["buckets"] = pack(*(np.array(column) for column in (octaves, shifts, per_octave, steps, counts)))
 
 
 @pytest.mark.parametrize("damage", [_cut, _foreign, _too_few_counts])

@@ -13,6 +13,7 @@ summed by NumPy, and the rest goes round again until nothing is left: twice or t
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any, TypeAlias
 
 import numpy as np
@@ -29,11 +30,16 @@ SQUARE_SCALE = 2 * SUM_SCALE
 # 2 ** 13 products of 40 bits make at most 2 ** 53, the last integer up to which float64 is exact.
 _CHUNK = 1 << 13
 _LAYER_BITS = 20
-_MOST_LAYERS = 6
+# Real data needs three layers but for a few values near zero; those wait for one another.
+_FEW_LAYERS, _MOST_LAYERS = 3, 6
 _LARGE = 2.0**1000
 # Products of halves of values inside these are exact in float64; values outside are scaled by a power of two first.
-_SQUARE_LARGE = 2.0**480
-_SQUARE_SMALL = 2.0**-400
+_SQUARE_MOST_EXPONENT = 480
+_SQUARE_LEAST_EXPONENT = -400
+_SQUARE_LARGE = 2.0**_SQUARE_MOST_EXPONENT
+_SQUARE_SMALL = 2.0**_SQUARE_LEAST_EXPONENT
+# A few values tell nearly always that there is a rest.
+_PEEK = 64
 _SPLITTER = 2.0**27 + 1.0
 
 
@@ -45,11 +51,20 @@ def sum_floats(values: FloatArray) -> int:
 def sum_with_squares(values: FloatArray) -> tuple[int, int]:
     """The exact sums of finite ``values`` and of their squares, in units of 2 ** -1074 and 2 ** -2148."""
     total = squares = 0
+    left_over: list[FloatArray] = []
     for start in range(0, len(values), _CHUNK):
         chunk = values[start : start + _CHUNK]
-        chunk_total, chunk_squares = _sum_with_squares_of_layers(chunk) or (_sum_chunk(chunk), _sum_square_chunk(chunk))
-        total += chunk_total
-        squares += chunk_squares
+        layers = _layers(chunk)
+        if layers is None:
+            sums = _sum_chunk(chunk), _sum_square_chunk(chunk)
+        else:
+            sums = _sum_layers(layers)
+            left_over.append(layers.left_over)
+        total += sums[0]
+        squares += sums[1]
+    if any(map(len, left_over)):
+        sums = sum_with_squares(np.concatenate(left_over))
+        return total + sums[0], squares + sums[1]
     return total, squares
 
 
@@ -145,30 +160,59 @@ def _sum_chunk(values: FloatArray) -> int:
     return total
 
 
-def _sum_with_squares_of_layers(values: FloatArray) -> tuple[int, int] | None:
-    """Both sums of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few layers.
+@dataclass(frozen=True, slots=True)
+class _Layers:
+    """Values cut into layers of 20 bits on a common grid: value = sum of its layers.
 
-    The values are cut into layers of 20 bits on a common grid. Then every product of two layers is a small multiple of
-    the product of their grids, so that dot products are exact, and run at the speed of the BLAS.
+    Every product of two layers is a small multiple of the product of their grids, so that dot products are exact, and
+    run at the speed of the BLAS.
+
+    Args:
+        top: the first layer counts units of 2 ** (top - 20), the next of 2 ** (top - 40), and so on.
+        layers: the layers, highest first.
+        left_over: values that are in no layer, being few and much smaller than the rest.
     """
+
+    top: int
+    layers: list[FloatArray]
+    left_over: FloatArray
+
+
+def _layers(values: FloatArray) -> _Layers | None:
+    """The layers of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few."""
+    largest = _largest(values)
+    top = math.frexp(largest)[1]
     layers: list[FloatArray] = []
     rest = values
-    largest = _largest(rest)
-    while largest > 0.0:
-        if len(layers) == _MOST_LAYERS or not _SQUARE_SMALL <= largest < _SQUARE_LARGE:
+    while largest > 0.0 and (not layers or rest[:_PEEK].any() or rest.any()):
+        exponent = top - _LAYER_BITS * len(layers)  # no rest is above half a step of the layer before
+        if len(layers) == _MOST_LAYERS or not _SQUARE_LEAST_EXPONENT <= exponent <= _SQUARE_MOST_EXPONENT:
             return None
-        pivot = math.ldexp(1.0, math.frexp(largest)[1] + 53 - _LAYER_BITS)
+        if len(layers) == _FEW_LAYERS:
+            small = np.flatnonzero(rest != 0.0)
+            if len(small) <= len(values) // 4:
+                for layer in layers:
+                    layer[small] = 0.0
+                return _Layers(top, layers, values[small])
+        pivot = math.ldexp(1.0, exponent + 53 - _LAYER_BITS)
         high = rest + pivot
         high -= pivot
         layers.append(high)
         rest = rest - high
-        largest = _largest(rest)
+    return _Layers(top, layers, values[:0])
+
+
+def _sum_layers(cut: _Layers) -> tuple[int, int]:
+    """The exact sums of all layers' values, and of their squares."""
     total = squares = 0
-    for place, layer in enumerate(layers):
-        total += _scaled(float(layer.sum()))
-        squares += _scaled(float(layer @ layer))
-        squares += 2 * sum(_scaled(float(layer @ other)) for other in layers[:place])
-    return total, squares << SUM_SCALE
+    for place, layer in enumerate(cut.layers):
+        unit = cut.top - _LAYER_BITS * (place + 1)
+        total += int(math.ldexp(float(layer.sum()), -unit)) << (unit + SUM_SCALE)
+        for other, left in enumerate(cut.layers[: place + 1]):
+            unit_of_product = unit + cut.top - _LAYER_BITS * (other + 1)
+            product = int(math.ldexp(float(layer @ left), -unit_of_product)) << (unit_of_product + SQUARE_SCALE)
+            squares += product if other == place else 2 * product
+    return total, squares
 
 
 def _sum_square_chunk(values: FloatArray) -> int:

@@ -23,34 +23,41 @@ mass sits in a sliver of an octave that also holds more other distinct values th
 
 from __future__ import annotations
 
-import base64
-import binascii
-import struct
-import zlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, TypeAlias
+from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import MetricError
 from holdfast.metrics.exact_sum import FloatArray
-
-Integers: TypeAlias = NDArray[np.int64]
+from holdfast.metrics.grid import (
+    MANTISSA,
+    MANTISSA_BITS,
+    OCTAVES,
+    Grid,
+    Integers,
+    combine_sorted,
+    distinct_sorted,
+    ordered,
+    unordered,
+)
+from holdfast.metrics.packing import pack, unpack
 
 #: How many buckets a sketch may hold; every octave of float64 fits, so that the budget can always be kept.
 BUCKETS = 4096
 
-_MANTISSA_BITS = 52
-_MANTISSA = np.int64((1 << _MANTISSA_BITS) - 1)
-_OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, the two ends being NaN and infinity
-_HEADER = struct.Struct("<BI")
-_MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
+# From so many values on it pays to guess which octaves will be cut, and to count rather than sort their values.
+_GUESS_FROM = 1 << 13
+_GUESSED_BUCKETS = 1 << 14
 
 
 def _no_integers() -> Integers:
     return np.empty(0, dtype=np.int64)
+
+
+def _empty_grid() -> Grid:
+    return Grid(_no_integers(), _no_integers())
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -60,15 +67,13 @@ class QuantileSketch:
     Args:
         keys: the first float of each bucket as an ordered integer, ascending.
         counts: how many values fell into each bucket.
-        octaves: the octaves that hold values, ascending.
-        shifts: for each octave, how many low bits its buckets ignore.
+        grid: how finely each octave is cut.
         cap: how many buckets an octave may hold.
     """
 
     keys: Integers = field(default_factory=_no_integers)
     counts: Integers = field(default_factory=_no_integers)
-    octaves: Integers = field(default_factory=_no_integers)
-    shifts: Integers = field(default_factory=_no_integers)
+    grid: Grid = field(default_factory=_empty_grid)
     cap: int = BUCKETS
 
     @property
@@ -80,37 +85,24 @@ class QuantileSketch:
         """The sketch with finite ``values`` added, each ``counts`` times (once when None)."""
         if len(values) == 0:
             return self
-        if counts is None:
-            keys = np.sort(_ordered(values))  # NumPy sorts int64 with vector instructions; an argsort would not
-        else:
-            order = np.argsort(values)
-            keys, counts = _ordered(values[order]), counts[order]
-        # Cut the new values as this sketch is cut already: the merge would, and here they are in order.
-        octaves, per_octave = _run_lengths(keys >> _MANTISSA_BITS)
-        shifts = self._shifts_of(octaves)
-        if shifts.any():
-            each = np.repeat(shifts, per_octave)
-            keys = (keys >> each) << each
-        keys, counts = _run_lengths(keys) if counts is None else _combine(keys, counts, is_sorted=True)
-        return QuantileSketch.merge([self, QuantileSketch(keys, counts, octaves, shifts)])
+        keys = ordered(values)
+        if counts is None and len(keys) >= _GUESS_FROM and not self.grid.shifts.any():
+            return self._add_many(keys)
+        buckets, sums = self.grid.count((keys, counts), (self.keys, self.counts))
+        octaves = distinct_sorted(buckets >> MANTISSA_BITS)
+        return _canonical(buckets, sums, Grid(octaves, self.grid.shifts_of(octaves)), self.cap)
 
     @staticmethod
     def merge(parts: Sequence[QuantileSketch]) -> QuantileSketch:
         """The sketch of all the parts' values together."""
         filled = [part for part in parts if len(part.keys)]
-        if not filled:
-            return QuantileSketch()
-        if len(filled) == 1:
-            only = filled[0]
-            return _canonical(only.keys, only.counts, only.octaves, only.shifts, only.cap)
-        deepest = np.full(_OCTAVES, -1, dtype=np.int64)
-        for part in filled:
-            deepest[part.octaves] = np.maximum(deepest[part.octaves], part.shifts)
-        octaves = np.flatnonzero(np.roll(deepest, _OCTAVES // 2) >= 0) - _OCTAVES // 2
-        shifts = deepest[octaves]
-        keys = _coarsen(np.concatenate([part.keys for part in filled]), octaves, shifts)
-        keys, counts = _combine(keys, np.concatenate([part.counts for part in filled]))
-        return _canonical(keys, counts, octaves, shifts, min(part.cap for part in filled))
+        if len(filled) < 2:
+            return filled[0] if filled else QuantileSketch()
+        grid = Grid.merge([part.grid for part in filled])
+        keys, counts = grid.count(
+            (np.concatenate([part.keys for part in filled]), np.concatenate([part.counts for part in filled]))
+        )
+        return _canonical(keys, counts, grid, min(part.cap for part in filled))
 
     def quantile(self, percent: int) -> float:
         """The value of rank ⌈percent/100 · count⌉, exactly if its bucket was never cut; there must be a value."""
@@ -119,7 +111,7 @@ class QuantileSketch:
         start, width, share = int(self.keys[bucket]), 1 << shift, int(self.counts[bucket])
         # Spread the bucket's values evenly over its floats, in integers so that every machine agrees.
         key = start + ((2 * (rank - before) - 1) * width) // (2 * share)
-        return float(_unordered(np.array([key], dtype=np.int64))[0])
+        return float(unordered(np.array([key], dtype=np.int64))[0])
 
     def rank_error(self, percent: int) -> float:
         """A bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 where it is exact."""
@@ -128,28 +120,59 @@ class QuantileSketch:
 
     def serialize(self) -> dict[str, Any]:
         """A JSON-friendly form; equal sketches give equal text."""
-        starts = np.searchsorted(self.keys, self.octaves << _MANTISSA_BITS)
+        octaves, shifts = self.grid.octaves, self.grid.shifts
+        starts = np.searchsorted(self.keys, octaves << MANTISSA_BITS)
         per_octave = np.diff(np.append(starts, len(self.keys)))
         # Steps between neighbours: all ones where an octave is full, so that they deflate to almost nothing.
-        steps = (self.keys & _MANTISSA) >> np.repeat(self.shifts, per_octave)
+        steps = (self.keys & MANTISSA) >> np.repeat(shifts, per_octave)
         inner = np.ones(len(steps), dtype=bool)
         inner[starts] = False
         steps[inner] -= (np.append(0, steps[:-1]))[inner]
-        return {"cap": self.cap, "buckets": _pack(self.octaves + _OCTAVES, self.shifts, per_octave, steps, self.counts)}
+        return {"cap": self.cap, "buckets": pack(octaves + OCTAVES, shifts, per_octave, steps, self.counts)}
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> QuantileSketch:
         """The inverse of :meth:`serialize`."""
-        octaves, shifts, per_octave, steps, counts = _unpack(payload["buckets"], 5)
+        octaves, shifts, per_octave, steps, counts = unpack(payload["buckets"], 5)
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
         if not sizes_agree or int(per_octave.sum()) != len(steps) or (len(counts) and counts.min() < 1):
             raise MetricError("the state of a distribution is damaged: its columns do not fit together")
-        octaves = octaves - _OCTAVES
+        octaves = octaves - OCTAVES
         sums = np.cumsum(steps)  # may wrap around 64 bits; the differences below do not mind
         starts = np.cumsum(per_octave) - per_octave
         offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
-        keys = (np.repeat(octaves, per_octave) << _MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
-        return QuantileSketch(keys, counts, octaves, shifts, int(payload["cap"]))
+        keys = (np.repeat(octaves, per_octave) << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
+        return QuantileSketch(keys, counts, Grid(octaves, shifts), int(payload["cap"]))
+
+    def _add_many(self, keys: Integers) -> QuantileSketch:
+        """Add keys to a sketch of which nothing is cut yet, sorting only those of octaves that stay uncut.
+
+        Crowded octaves are counted cut by guess. An octave that still has more buckets than the cap has more distinct
+        values than the cap, and the rules cut it even coarser: the guess lost nothing. Where it has fewer, the guess
+        was wrong and its keys are counted again, as they are.
+        """
+        places = (keys >> MANTISSA_BITS) + OCTAVES // 2
+        sizes = np.bincount(places, minlength=OCTAVES)
+        octaves = np.flatnonzero(sizes) - OCTAVES // 2
+        crowded = sizes[octaves + OCTAVES // 2] >= len(keys) >> 7
+        bits = min(13, (_GUESSED_BUCKETS // max(1, int(crowded.sum()))).bit_length() - 1)
+        guess = Grid.merge([self.grid, Grid(octaves, np.where(crowded, MANTISSA_BITS - bits, 0))])
+        buckets, sums = guess.count((keys, None), (self.keys, self.counts))
+        starts = np.searchsorted(buckets, guess.octaves << MANTISSA_BITS)
+        sizes_now = np.diff(np.append(starts, len(buckets)))
+        cap = _cap(sizes_now, self.cap)
+        wrong = (guess.shifts > 0) & (sizes_now <= cap)
+        if wrong.any():
+            is_wrong = np.zeros(OCTAVES, dtype=bool)
+            is_wrong[guess.octaves[wrong]] = True  # a negative octave counts from the end
+            again = keys[is_wrong[keys >> MANTISSA_BITS]]
+            before = is_wrong[self.keys >> MANTISSA_BITS]
+            kept = ~np.repeat(wrong, sizes_now)
+            guess = Grid(guess.octaves, np.where(wrong, 0, guess.shifts))
+            buckets, sums = guess.count(
+                (again, None), (self.keys[before], self.counts[before]), (buckets[kept], sums[kept])
+            )
+        return _canonical(buckets, sums, guess, cap)
 
     def _locate(self, percent: int) -> tuple[int, int, int]:
         """The bucket of a quantile, how many values lie before it, and the quantile's rank (from 1)."""
@@ -159,107 +182,38 @@ class QuantileSketch:
         return bucket, int(ends[bucket] - self.counts[bucket]), rank
 
     def _shift_of(self, bucket: int) -> int:
-        return int(self._shifts_of(self.keys[bucket : bucket + 1] >> _MANTISSA_BITS)[0])
-
-    def _shifts_of(self, octaves: Integers) -> Integers:
-        if len(self.octaves) == 0:
-            return np.zeros_like(octaves)
-        places = np.minimum(np.searchsorted(self.octaves, octaves), len(self.octaves) - 1)
-        return np.where(self.octaves[places] == octaves, self.shifts[places], 0)
+        return int(self.grid.shifts_of(self.keys[bucket : bucket + 1] >> MANTISSA_BITS)[0])
 
 
-def _canonical(keys: Integers, counts: Integers, octaves: Integers, shifts: Integers, cap: int) -> QuantileSketch:
+def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> QuantileSketch:
     """Apply the two rules of the module to sorted distinct ``keys``."""
-    starts = np.searchsorted(keys, octaves << _MANTISSA_BITS)
+    starts = np.searchsorted(keys, grid.octaves << MANTISSA_BITS)
     buckets = np.diff(np.append(starts, len(keys)))
     # An octave that was ever cut had more distinct values than the cap of its time, hence more than any later one.
-    distinct = np.where(shifts > 0, BUCKETS, buckets)
-    while int(np.minimum(distinct, cap).sum()) > BUCKETS:
-        cap //= 2
+    distinct = np.where(grid.shifts > 0, BUCKETS, buckets)
+    cap = _cap(distinct, cap)
     crowded = np.flatnonzero(buckets > cap)
     if len(crowded) == 0:
-        return QuantileSketch(keys, counts, octaves, shifts, cap)
+        return QuantileSketch(keys, counts, grid, cap)
     # Neighbours fall together as soon as the shift reaches their highest differing bit. Leaving at most `cap` buckets
     # means leaving at most `cap - 1` such boundaries, so the cap-th highest of those bits is the smallest shift.
     boundaries = _bit_lengths(keys[1:] ^ keys[:-1])
-    shifts = shifts.copy()
+    shifts = grid.shifts.copy()
     for octave in crowded.tolist():
         inside = boundaries[starts[octave] : starts[octave] + buckets[octave] - 1]
         shifts[octave] = np.partition(inside, len(inside) - cap)[len(inside) - cap]
-    keys, counts = _combine(_coarsen(keys, octaves, shifts), counts, is_sorted=True)
-    return QuantileSketch(keys, counts, octaves, shifts, cap)
+    each = np.repeat(shifts, buckets)
+    keys, counts = combine_sorted((keys >> each) << each, counts)
+    return QuantileSketch(keys, counts, Grid(grid.octaves, shifts), cap)
 
 
-def _coarsen(keys: Integers, octaves: Integers, shifts: Integers) -> Integers:
-    if not shifts.any():
-        return keys
-    table = np.zeros(_OCTAVES, dtype=np.int64)  # negative octaves count from its end
-    table[octaves] = shifts
-    each = table[keys >> _MANTISSA_BITS]
-    coarse: Integers = (keys >> each) << each
-    return coarse
-
-
-def _combine(keys: Integers, counts: Integers, *, is_sorted: bool = False) -> tuple[Integers, Integers]:
-    """Distinct keys, ascending, with the sums of their counts."""
-    if is_sorted:
-        starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-        return keys[starts], np.add.reduceat(counts, starts)
-    # Sorting the keys alone is several times quicker than sorting them with their counts.
-    distinct = _distinct(np.sort(keys))
-    places = np.searchsorted(distinct, keys)
-    if int(counts.sum()) < 1 << 53:
-        return distinct, np.bincount(places, weights=counts, minlength=len(distinct)).astype(np.int64)
-    sums = np.zeros_like(distinct)
-    np.add.at(sums, places, counts)
-    return distinct, sums
-
-
-def _run_lengths(keys: Integers) -> tuple[Integers, Integers]:
-    starts = np.flatnonzero(np.concatenate(([True], keys[1:] != keys[:-1])))
-    return keys[starts], np.diff(np.append(starts, len(keys)))
-
-
-def _distinct(ascending: Integers) -> Integers:
-    return ascending[np.concatenate(([True], ascending[1:] != ascending[:-1]))]
-
-
-def _ordered(values: FloatArray) -> Integers:
-    """Integers that sort like the floats; 0.0 and -0.0 are one value."""
-    bits = (values + 0.0).view(np.int64)
-    return bits ^ ((bits >> 63) & _MAGNITUDE)
-
-
-def _unordered(keys: Integers) -> FloatArray:
-    return (keys ^ ((keys >> 63) & _MAGNITUDE)).view(np.float64)
+def _cap(distinct: Integers, cap: int) -> int:
+    """The largest cap, from ``cap`` down, for which octaves of so many distinct values keep the budget."""
+    while int(np.minimum(distinct, cap).sum()) > BUCKETS:
+        cap //= 2
+    return cap
 
 
 def _bit_lengths(values: Integers) -> Integers:
     # Only differences within an octave matter, and those are below 2^52: exact as floats.
     return np.frexp(np.abs(values).astype(np.float64))[1].astype(np.int64)
-
-
-def _pack(*columns: Integers) -> str:
-    """Base64 of the deflated bytes of non-negative columns: the lowest bytes of a column first, no empty high ones."""
-    pieces: list[bytes] = []
-    for column in columns:
-        width = (int(column.max(initial=0)).bit_length() + 7) // 8
-        planes = np.ascontiguousarray(column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T)
-        pieces += [_HEADER.pack(width, len(column)), planes.tobytes()]
-    return base64.b64encode(zlib.compress(b"".join(pieces), 6)).decode("ascii")
-
-
-def _unpack(text: str, count: int) -> list[Integers]:
-    columns: list[Integers] = []
-    try:
-        data, place = zlib.decompress(base64.b64decode(text)), 0
-        for _ in range(count):
-            width, length = _HEADER.unpack_from(data, place)
-            planes = np.frombuffer(data, dtype=np.uint8, count=width * length, offset=place + _HEADER.size)
-            cells = np.zeros((length, 8), dtype=np.uint8)
-            cells[:, :width] = planes.reshape(width, length).T
-            columns.append(cells.view("<i8").reshape(-1).astype(np.int64))
-            place += _HEADER.size + width * length
-    except (binascii.Error, zlib.error, struct.error, TypeError, ValueError) as error:
-        raise MetricError("the state of a distribution is damaged: its buckets cannot be read") from error
-    return columns

@@ -1,7 +1,8 @@
 """CATEGORICAL_COUNT: how often each category came, in bounded memory.
 
-Up to ``capacity`` categories every count is exact. A column with more (document ids by mistake, or a long tail of
-domains) must not eat the memory, so the counts then follow Misra and Gries: the count of the (capacity + 1)-th most
+Up to ``capacity`` categories (65,536: more than most vocabularies) every count is exact, and the same whatever the
+grouping. A column with more (document ids by mistake) must not eat the memory, so the counts then follow Misra and
+Gries: the count of the (capacity + 1)-th most
 frequent category is taken off all of them, those left with nothing are forgotten, and what was taken off is remembered
 as the error. Every category above that error survives, no count is ever too high, and none is too low by more than the
 error, which never exceeds the number of values over ``capacity + 1``, however the values were split. Totals stay exact.
@@ -24,6 +25,10 @@ from holdfast.metrics.handlers.base import MetricHandler, Scalar
 
 # A bad column's texts can be whole documents; a name keeps its first characters and a digest of the rest.
 _LONGEST_NAME = 128
+# So many references at the head of a column tell whether it repeats few of them.
+_HEAD = 512
+# Whole numbers within such a range are counted in a table.
+_TABLE = 1 << 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +57,7 @@ class CategoricalCountHandler(MetricHandler[Categories]):
 
     numeric: ClassVar[bool] = False
 
-    def __init__(self, *, top: int = 64, capacity: int = 1024) -> None:
+    def __init__(self, *, top: int = 64, capacity: int = 1 << 16) -> None:
         if not 1 <= top <= capacity:
             raise ConfigError("a categorical count reports at least one category and at most its capacity", top=top)
         self._top = top
@@ -64,17 +69,18 @@ class CategoricalCountHandler(MetricHandler[Categories]):
 
     def update(self, state: Categories, values: NDArray[Any]) -> Categories:
         """Count the values by their text."""
-        counted = _count(values)
-        counts = Counter(state.counts)
-        for value, count in counted:
-            counts[_name(value)] += count
+        counts = dict(state.counts)
+        for value, count in _count(values):
+            name = _name(value)
+            counts[name] = counts.get(name, 0) + count
         return self._bounded(counts, state.total + len(values), state.error)
 
     def merge(self, states: Sequence[Categories]) -> Categories:
         """Add counts, totals and errors, and bound the result."""
-        counts: Counter[str] = Counter()
-        for state in states:
-            counts.update(state.counts)
+        counts = dict(states[0].counts)
+        for state in states[1:]:
+            for name, count in state.counts.items():
+                counts[name] = counts.get(name, 0) + count
         return self._bounded(counts, sum(state.total for state in states), sum(state.error for state in states))
 
     def finalize(self, state: Categories) -> dict[str, Scalar]:
@@ -97,23 +103,60 @@ class CategoricalCountHandler(MetricHandler[Categories]):
         counts = {str(name): int(count) for name, count in payload["counts"].items()}
         return Categories(counts, int(payload["total"]), int(payload["error"]))
 
-    def _bounded(self, counts: Counter[str], total: int, error: int) -> Categories:
+    def _bounded(self, counts: dict[str, int], total: int, error: int) -> Categories:
         if len(counts) > self._capacity:
             cut = sorted(counts.values(), reverse=True)[self._capacity]
-            counts = Counter({name: count - cut for name, count in counts.items() if count > cut})
+            counts = {name: count - cut for name, count in counts.items() if count > cut}
             error += cut
-        return Categories(dict(counts), total, error)
+        return Categories(counts, total, error)
 
 
 def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
-    if values.dtype.kind in "OUS":
+    if values.dtype.kind not in "OUS":
+        return _count_numbers(values)
+    counted = _count_objects(values) if values.dtype.kind == "O" else None
+    if counted is None:
         listed = values.tolist()
         with suppress(TypeError):  # a list as a category cannot be a key
             counted = Counter(listed)
-            if all(type(value) is str for value in counted):
-                return counted.items()
-        # By their text, then: as keys 1, 1.0 and True would be one, whichever came first.
-        return Counter(map(str, listed)).items()
+    if counted is not None and all(type(value) is str for value in counted):
+        return counted.items()
+    # By their text, then: as keys 1, 1.0 and True would be one, whichever came first.
+    return Counter(map(str, values.tolist())).items()
+
+
+def _count_objects(values: NDArray[Any]) -> Counter[str] | None:
+    """The counts of a column of texts that are few objects over and over; None for any other column.
+
+    A column of categories mostly holds references to a handful of strings. Counting equal references, which are
+    integers, is ten times quicker than hashing every string.
+    """
+    references = np.frombuffer(np.ascontiguousarray(values), dtype=np.intp)
+    head, places = np.unique(references[:_HEAD], return_index=True)
+    if len(values) < _HEAD or len(head) > _HEAD // 8:
+        return None
+    distinct, counts = np.unique(references, return_counts=True)
+    if len(distinct) > _HEAD:
+        return None
+    first = dict(zip(head.tolist(), places.tolist(), strict=True))
+    counted: Counter[str] = Counter()
+    for reference, count in zip(distinct.tolist(), counts.tolist(), strict=True):
+        place = first.get(reference)
+        value = values[int(np.argmax(references == reference)) if place is None else place]
+        if type(value) is not str:
+            return None
+        counted[value] += count
+    return counted
+
+
+def _count_numbers(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
+    if values.dtype.kind in "iu" and len(values):
+        low, high = int(values.min()), int(values.max())
+        if high - low < _TABLE:
+            offsets = values.astype(np.int64) - low if values.dtype.kind == "i" else values - low
+            counts = np.bincount(offsets.astype(np.intp))
+            present = np.flatnonzero(counts)
+            return zip((present + low).tolist(), counts[present].tolist(), strict=True)
     distinct, counts = np.unique(values, return_counts=True)
     return zip(distinct.tolist(), counts.tolist(), strict=True)
 

@@ -1,0 +1,184 @@
+"""Float64 values on a grid of buckets: ordered integers, cut coarser octave by octave, counted without sorting.
+
+A **key** is a float as an integer that sorts like it. The top 12 bits of a key (sign and exponent) name its octave; an
+octave's **shift** says how many of the remaining 52 bits its buckets ignore. A :class:`Grid` is the shifts of the
+octaves that hold values.
+
+Counting is where the time goes, for every value passes here. An octave that was cut has few buckets, so each has a cell
+of a table and counting is one ``bincount``; only the values of octaves too fine for that are sorted.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeAlias
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.metrics.exact_sum import FloatArray
+
+Integers: TypeAlias = NDArray[np.int64]
+
+#: Keys, and how often each comes: once when None.
+Column: TypeAlias = tuple[Integers, Integers | None]
+
+MANTISSA_BITS = 52
+MANTISSA = np.int64((1 << MANTISSA_BITS) - 1)
+OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, the two ends being NaN and infinity
+
+_MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
+# An octave of at most so many buckets is counted in a table; of at most so few if the tables would grow large.
+_TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
+_LARGEST_TABLE = 1 << 18
+# Values a pass: their temporaries stay in the processor's cache.
+_CHUNK = 1 << 13
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Grid:
+    """How finely the floats of each octave are told apart.
+
+    Args:
+        octaves: the octaves that hold values, ascending.
+        shifts: for each octave, how many low bits its buckets ignore.
+    """
+
+    octaves: Integers
+    shifts: Integers
+
+    @staticmethod
+    def merge(grids: Sequence[Grid]) -> Grid:
+        """All octaves of all grids, each as coarse as in the coarsest of them."""
+        deepest = np.full(OCTAVES, -1, dtype=np.int64)
+        for grid in grids:
+            places = grid.octaves + OCTAVES // 2
+            deepest[places] = np.maximum(deepest[places], grid.shifts)
+        found = np.flatnonzero(deepest >= 0)
+        return Grid(found - OCTAVES // 2, deepest[found])
+
+    def shifts_of(self, octaves: Integers) -> Integers:
+        """The shifts of any octaves; 0 for one that holds no value yet."""
+        if len(self.octaves) == 0:
+            return np.zeros_like(octaves)
+        places = np.minimum(np.searchsorted(self.octaves, octaves), len(self.octaves) - 1)
+        return np.where(self.octaves[places] == octaves, self.shifts[places], 0)
+
+    def count(self, *columns: Column) -> tuple[Integers, Integers]:
+        """The buckets that the columns' keys fall into, ascending, and how many fall into each.
+
+        Args:
+            columns: keys in any order, with how often each comes. A key of an octave that the grid does not have is a
+                bucket of its own.
+        """
+        bits = MANTISSA_BITS - self.shifts
+        tabled = bits <= _TABLE_BITS
+        if int((1 << bits[tabled]).sum()) > _LARGEST_TABLE:
+            tabled = bits <= _SMALL_TABLE_BITS
+        if not tabled.any():
+            return _count_by_sorting([(self._cut(keys), counts) for keys, counts in columns])
+        octaves, shifts, bits = self.octaves[tabled], self.shifts[tabled], bits[tabled]
+        ends = 1 + np.cumsum(1 << bits)  # cell 0 takes the strays, which are in no table
+        starts = np.append(1, ends[:-1])
+        shift_of = np.full(OCTAVES, 63, dtype=np.int64)
+        start_of = np.zeros(OCTAVES, dtype=np.int64)  # a negative octave counts from the end, here and below
+        start_of[OCTAVES // 2 :] = 1  # for the keys of negative floats are -1 when all their bits are shifted out
+        shift_of[octaves] = shifts
+        start_of[octaves] = starts - (octaves << bits)
+        table = np.zeros(int(ends[-1]), dtype=np.int64)
+        strays = [_tabulate(table, column, shift_of, start_of) for column in columns]
+        cells = np.flatnonzero(table[1:]) + 1
+        per_octave = np.diff(np.append(np.searchsorted(cells, starts), len(cells)))
+        keys = (cells - np.repeat(start_of[octaves], per_octave)) << np.repeat(shifts, per_octave)
+        if not any(len(stray) for stray, _ in strays):
+            return keys, table[cells]
+        others, other_counts = _count_by_sorting([(self._cut(stray), counts) for stray, counts in strays])
+        places = np.searchsorted(keys, others)
+        return np.insert(keys, places, others), np.insert(table[cells], places, other_counts)
+
+    def _cut(self, keys: Integers) -> Integers:
+        if not self.shifts.any():
+            return keys
+        shift_of = np.zeros(OCTAVES, dtype=np.int64)
+        shift_of[self.octaves] = self.shifts
+        each = shift_of[keys >> MANTISSA_BITS]
+        cut: Integers = (keys >> each) << each
+        return cut
+
+
+def ordered(values: FloatArray) -> Integers:
+    """Integers that sort like the floats; 0.0 and -0.0 are one value."""
+    keys = np.empty(len(values), dtype=np.int64)
+    for begin in range(0, len(values), _CHUNK):
+        bits = (values[begin : begin + _CHUNK] + 0.0).view(np.int64)
+        flips = bits >> 63
+        flips &= _MAGNITUDE
+        np.bitwise_xor(bits, flips, out=keys[begin : begin + _CHUNK])
+    return keys
+
+
+def unordered(keys: Integers) -> FloatArray:
+    """The inverse of :func:`ordered`."""
+    return (keys ^ ((keys >> 63) & _MAGNITUDE)).view(np.float64)
+
+
+def combine_sorted(keys: Integers, counts: Integers) -> tuple[Integers, Integers]:
+    """Distinct keys of an ascending column, with the sums of their counts."""
+    if len(keys) == 0:
+        return keys, counts
+    starts = _run_starts(keys)
+    return keys[starts], np.add.reduceat(counts, starts)
+
+
+def distinct_sorted(ascending: Integers) -> Integers:
+    """The distinct values of an ascending column."""
+    return ascending[_run_starts(ascending)]
+
+
+def _tabulate(table: Integers, column: Column, shift_of: Integers, start_of: Integers) -> Column:
+    """Add a column to the table, and return that part of it which has no cell."""
+    keys, counts = column
+    # NumPy adds weights as float64, exactly up to 2^53; beyond that one by one.
+    exact = counts is None or int(counts.sum()) < 1 << 53
+    strays: list[Integers] = []
+    step = max(_CHUNK, len(table))
+    for begin in range(0, len(keys), step):
+        chunk = keys[begin : begin + step]
+        octaves = chunk >> MANTISSA_BITS
+        cells = chunk >> shift_of[octaves]
+        cells += start_of[octaves]
+        if counts is None:
+            table += np.bincount(cells, minlength=len(table))
+        elif not exact:
+            np.add.at(table, cells, counts[begin : begin + step])
+        else:
+            table += np.bincount(cells, counts[begin : begin + step], len(table)).astype(np.int64)
+        if table[0]:
+            strays.append(np.flatnonzero(cells == 0) + begin)
+            table[0] = 0
+    if not strays:
+        return keys[:0], None
+    places = np.concatenate(strays)
+    return keys[places], None if counts is None else counts[places]
+
+
+def _count_by_sorting(columns: Sequence[Column]) -> tuple[Integers, Integers]:
+    plain = [keys for keys, counts in columns if counts is None and len(keys)]
+    counted = [(keys, counts) for keys, counts in columns if counts is not None and len(keys)]
+    if plain:
+        ascending = np.sort(np.concatenate(plain))  # NumPy sorts int64 with vector instructions
+        starts = _run_starts(ascending)
+        counted.append((ascending[starts], np.diff(np.append(starts, len(ascending)))))
+    if len(counted) == 1 and plain:
+        return counted[0]
+    keys = np.concatenate([keys for keys, _ in counted])
+    order = np.argsort(keys)
+    return combine_sorted(keys[order], np.concatenate([counts for _, counts in counted])[order])
+
+
+def _run_starts(ascending: Integers) -> NDArray[np.intp]:
+    is_start = np.empty(len(ascending), dtype=bool)
+    is_start[:1] = True
+    np.not_equal(ascending[1:], ascending[:-1], out=is_start[1:])
+    return np.flatnonzero(is_start)

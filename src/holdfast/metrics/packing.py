@@ -1,0 +1,42 @@
+"""Columns of integers as short text: what a sketch's state is in JSON."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import struct
+import zlib
+
+import numpy as np
+
+from holdfast.errors import MetricError
+from holdfast.metrics.grid import Integers
+
+_HEADER = struct.Struct("<BI")
+
+
+def pack(*columns: Integers) -> str:
+    """Base64 of the deflated bytes of non-negative columns: the lowest bytes of a column first, no empty high ones."""
+    pieces: list[bytes] = []
+    for column in columns:
+        width = (int(column.max(initial=0)).bit_length() + 7) // 8
+        planes = np.ascontiguousarray(column.astype("<i8").view(np.uint8).reshape(-1, 8)[:, :width].T)
+        pieces += [_HEADER.pack(width, len(column)), planes.tobytes()]
+    return base64.b64encode(zlib.compress(b"".join(pieces), 6)).decode("ascii")
+
+
+def unpack(text: str, count: int) -> list[Integers]:
+    """The inverse of :func:`pack`, for ``count`` columns."""
+    columns: list[Integers] = []
+    try:
+        data, place = zlib.decompress(base64.b64decode(text)), 0
+        for _ in range(count):
+            width, length = _HEADER.unpack_from(data, place)
+            planes = np.frombuffer(data, dtype=np.uint8, count=width * length, offset=place + _HEADER.size)
+            cells = np.zeros((length, 8), dtype=np.uint8)
+            cells[:, :width] = planes.reshape(width, length).T
+            columns.append(cells.view("<i8").reshape(-1).astype(np.int64))
+            place += _HEADER.size + width * length
+    except (binascii.Error, zlib.error, struct.error, TypeError, ValueError) as error:
+        raise MetricError("the state of a distribution is damaged: its buckets cannot be read") from error
+    return columns
