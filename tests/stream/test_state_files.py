@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,7 @@ from tests.stream.jobs import dataset_of
 
 from holdfast.errors import ConfigError, StateFileError
 from holdfast.stream import StreamingConfig, StreamingShardLoader, load_state, save_state
+from holdfast.stream.state_files import state_files
 
 
 def saving_loader(folder: Path, **options: object) -> StreamingShardLoader:
@@ -37,6 +39,56 @@ def test_the_interval_counts_samples_of_all_ranks_and_only_rank_zero_writes(tmp_
     for rank in (1, 0):
         run(saving_loader(tmp_path, world_size=2, rank=rank, checkpoint_interval=16), 5)
         assert len(list(tmp_path.iterdir())) == (0 if rank else 2)
+
+
+def test_after_a_roll_back_what_is_saved_is_the_newest_and_the_abandoned_states_go(tmp_path: Path) -> None:
+    loader = saving_loader(tmp_path)
+    run(loader, 5)
+    good = loader.state_dict()
+    run(loader, 30)
+    abandoned = load_state(tmp_path)
+    for bad in (1, 2):
+        loader = saving_loader(tmp_path)
+        loader.load_state_dict(good)
+        loader.skip(samples={"a": [bad]})
+        run(loader, 3)  # one save
+        assert load_state(tmp_path).step == 7 < abandoned.step
+        assert load_state(tmp_path).skips == loader.state_dict()["skips"]
+        assert len(list(tmp_path.iterdir())) == 3
+    run(loader, 7)
+    assert [path.name for path in state_files(tmp_path)] == [f"state-{step:012d}.1.json" for step in (9, 11, 13)]
+
+
+def test_a_run_begun_anew_in_an_old_folder_resumes_from_its_own_states(tmp_path: Path) -> None:
+    run(saving_loader(tmp_path), 30)
+    run(saving_loader(tmp_path), 4)
+    assert load_state(tmp_path).step == 2
+
+
+@given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 4))
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_the_newest_file_is_always_the_one_saved_last(
+    tmp_path_factory: pytest.TempPathFactory, steps: list[int], keep: int
+) -> None:
+    folder = tmp_path_factory.mktemp("states")
+    state = StreamingShardLoader(dataset_of({"a": 40})).get_checkpoint()
+    for number, step in enumerate(steps):
+        path = save_state(folder, replace(state, step=step, timestamp=number), keep=keep)
+        assert state_files(folder)[-1] == path
+        assert load_state(folder).timestamp == number
+        assert len(list(folder.iterdir())) <= keep
+    kept = [load_state(path).timestamp for path in state_files(folder)]
+    assert kept == sorted(kept)
+
+
+def test_what_a_killed_save_left_behind_is_removed_by_a_later_one(tmp_path: Path) -> None:
+    state = StreamingShardLoader(dataset_of({"a": 40})).get_checkpoint()
+    left, other = (tmp_path / f".state-00000000000{step}.json.123.tmp" for step in (2, 3))
+    for path in (left, other):
+        path.touch()
+    save_state(tmp_path, replace(state, step=3))
+    assert not left.exists()
+    assert other.exists()  # another process may be saving the same step at this moment
 
 
 def test_resume_goes_on_from_the_newest_file_and_starts_afresh_where_there_is_none(tmp_path: Path) -> None:

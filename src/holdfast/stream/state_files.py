@@ -1,7 +1,9 @@
 """State files: written whole or not at all, the last few kept, and a damaged one never taken for a good one.
 
 Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to the disk and
-renamed into place.
+renamed into place. A file's name says where it stands: ``state-<step>.json``, and ``state-<step>.<branch>.json`` once a
+run was rolled back (or begun anew) in the same folder. The branch grows whenever a save finds files of later steps, so
+the newest file is always the one that was saved last, whatever the clocks say.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import os
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from holdfast.errors import StateFileError
 from holdfast.stream.state import CheckpointState
@@ -19,18 +21,19 @@ from holdfast.stream.state import CheckpointState
 __all__ = ["load_state", "save_state", "state_files"]
 
 FORMAT = "holdfast-stream-state"
-_NAME = re.compile(r"state-(\d{12,})\.json$")
+_NAME = re.compile(r"\.?state-(?P<step>\d{12,})(?:\.(?P<branch>\d+))?\.json(?:\.\d+\.tmp)?")
 # A state is a few kilobytes; shares of 100,000 ranks take about two megabytes. Nothing sane is larger than this.
 LARGEST = 256 << 20
 
 
 def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> Path:
-    """Save the state atomically as ``state-<step>.json`` in the folder, and remove all but the newest ``keep``."""
+    """Save the state atomically in the folder, as its newest, and remove all but the ``keep`` saved last."""
     directory = Path(folder)
     directory.mkdir(parents=True, exist_ok=True)
     body = json.dumps(state.to_json(), separators=(",", ":"))
     text = json.dumps({"format": FORMAT, "digest": _digest(body), "state": body})
-    target = directory / f"state-{state.step:012d}.json"
+    newest = _newest(state.step, directory)
+    target = directory / newest.name
     temporary = directory / f".{target.name}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -40,13 +43,17 @@ def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> 
     _sync_folder(directory)
     for old in state_files(directory)[:-keep]:
         old.unlink(missing_ok=True)
+    for left in directory.glob(".state-*.tmp"):
+        # Left by a process that was killed while it saved; one that saves this very step just now keeps its own.
+        place = _place_of(left)
+        if place is not None and place < newest:
+            left.unlink(missing_ok=True)
     return target
 
 
 def state_files(folder: str | Path) -> list[Path]:
-    """Return the state files of a folder, oldest step first."""
-    directory = Path(folder)
-    found = [(int(match[1]), path) for path in directory.glob("state-*.json") if (match := _NAME.search(path.name))]
+    """Return the state files of a folder, the one saved last at the end."""
+    found = [(place, path) for path in Path(folder).glob("state-*.json") if (place := _place_of(path)) is not None]
     return [path for _, path in sorted(found)]
 
 
@@ -79,6 +86,29 @@ def _refused(path: Path, message: str) -> StateFileError:
     earlier = siblings[: siblings.index(path)] if path in siblings else []
     hint = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one beside it"
     return StateFileError(message, file=str(path), previous=str(earlier[-1]) if earlier else None, hint=hint)
+
+
+class _Place(NamedTuple):
+    """Where a file stands among the others."""
+
+    branch: int
+    step: int
+
+    @property
+    def name(self) -> str:
+        return f"state-{self.step:012d}.{self.branch}.json" if self.branch else f"state-{self.step:012d}.json"
+
+
+def _place_of(path: Path) -> _Place | None:
+    match = _NAME.fullmatch(path.name)
+    return None if match is None else _Place(int(match["branch"] or 0), int(match["step"]))
+
+
+def _newest(step: int, directory: Path) -> _Place:
+    """Return the place at which a state of this step is the newest of the folder."""
+    files = state_files(directory)
+    last = _place_of(files[-1]) if files else None
+    return _Place(0 if last is None else last.branch + (last.step > step), step)
 
 
 def _digest(body: str) -> str:
