@@ -2,11 +2,14 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from tests.stream.jobs import dataset_of
 
 from holdfast.cli import main as cli
+from holdfast.order import Adaptive, HashBased, Partition, Stratified
 from holdfast.stream import StreamingConfig, StreamingShardLoader
 
 
@@ -76,3 +79,44 @@ def test_a_file_that_is_no_state_exits_two(capsys: pytest.CaptureFixture[str], t
     code, _, err = run(capsys, "samples", str(tmp_path / "x.json"), "--step", "0")
     assert code == 2
     assert "not a holdfast stream state" in err
+
+
+KEYS = np.arange(40) // 3
+LABELLED: list[tuple[Partition, Any]] = [
+    (Stratified(np.arange(40) % 3), np.arange(40) % 3),
+    (HashBased(8, key=KEYS), KEYS),
+    (HashBased(8, key=KEYS.astype(str)), KEYS.astype(str)),
+    (Adaptive(Stratified(np.arange(40) % 3)), np.arange(40) % 3),
+]
+
+
+@pytest.mark.parametrize(("partition", "labels"), LABELLED, ids=["stratified", "keys", "text keys", "adaptive"])
+def test_a_partition_by_labels_takes_them_from_a_file_that_the_state_recognises(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, partition: Partition, labels: Any
+) -> None:
+    config = StreamingConfig(world_size=2, rank=0, batch_size=4, partition_strategy=partition)
+    loader = StreamingShardLoader(dataset_of({"a": 40}), config)
+    state = str(loader.save(tmp_path))
+    right, wrong = str(tmp_path / "right.npy"), str(tmp_path / "wrong.npy")
+    np.save(right, labels)
+    np.save(wrong, labels[::-1])
+    code, out, _ = run(capsys, "samples", state, "--step", "2", "--labels", right, "--json")
+    assert code == 0
+    assert [ref["index"] for ref in json.loads(out)["samples"]] == [ref.index for ref in loader.samples_in(2)]
+    code, out, _ = run(capsys, "when", state, "a", "7", "--labels", right, "--json")
+    assert json.loads(out)["seen"] == [entry._asdict() for entry in loader.when("a", 7)]
+    for arguments, said in (((), "--labels"), (("--labels", wrong), "not the ones"), (("--labels", state), "np.save")):
+        code, out, err = run(capsys, "samples", state, "--step", "2", *arguments)
+        assert (code, out) == (2, "")
+        assert said in err
+        assert len(err.strip().splitlines()) == 1
+
+
+def test_labels_for_a_partition_that_needs_none_are_refused(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, loader: StreamingShardLoader
+) -> None:
+    np.save(tmp_path / "labels.npy", np.arange(40))
+    state, labels = str(loader.save(tmp_path)), str(tmp_path / "labels.npy")
+    code, _, err = run(capsys, "samples", state, "--step", "2", "--labels", labels)
+    assert code == 2
+    assert "round_robin" in err

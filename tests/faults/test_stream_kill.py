@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.faults.stream_job import EPOCHS, MOMENTS, PARTITIONS, SAMPLES
+from tests.faults.stream_job import EPOCHS, PARTITIONS, SAMPLES
 
 from holdfast.stream import load_state
 from holdfast.stream.provenance import samples_in
@@ -88,7 +88,7 @@ def check_jobs(folder: Path, jobs: range, launchers: int) -> None:
     print(f"saves cut short by a kill: {sum(life['torn'] for life in lives)}")
     assert moments["finished"] == len(jobs)
     assert set(partitions.values()) == set(PARTITIONS)
-    assert moments.keys() >= set(MOMENTS)
+    assert len(lives) - len(jobs) >= len(jobs), "hardly a job was ever killed"
 
 
 def test_ten_jobs_killed_at_random_moments_see_every_sample_exactly_once_per_epoch(tmp_path: Path) -> None:

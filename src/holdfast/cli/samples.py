@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 from holdfast.errors import ConfigError
 
 __all__ = ["register"]
@@ -22,6 +23,7 @@ def register(app: typer.Typer) -> None:
         state: Annotated[Path, typer.Argument(help="A stream state's file, or a folder of them.", show_default=False)],
         step: Annotated[int, typer.Option(help="The step: 0 is the first.", show_default=False)],
         rank: Annotated[int | None, typer.Option(help="One rank only.", show_default=False)] = None,
+        labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
         """Show every sample of a step, past or future: source, epoch, index, position, rank and slot."""
@@ -29,7 +31,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.stream.provenance import samples_in
         from holdfast.stream.state_files import load_state
 
-        schedule = load_state(state).rebuild()
+        schedule = stored_schedule(load_state(state), labels)
         total = schedule.total_steps
         if step < 0 or (total is not None and step >= total):
             raise ConfigError("the stream has no such step", step=step, steps=total)

@@ -8,6 +8,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
+
 __all__ = ["register"]
 
 
@@ -22,6 +24,7 @@ def register(app: typer.Typer) -> None:
         epochs: Annotated[
             int | None, typer.Option(help="How many epochs; by default those begun and the next.", show_default=False)
         ] = None,
+        labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
         """Show when a sample was or will be read: epoch, step, rank, slot and position."""
@@ -30,7 +33,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.stream.state_files import load_state
 
         loaded = load_state(state)
-        schedule = loaded.rebuild()
+        schedule = stored_schedule(loaded, labels)
         seen = find(schedule, source, index, epochs=epochs or epochs_begun(schedule, source, loaded.step) + 1)
         if as_json:
             typer.echo(json.dumps({"source": source, "index": index, "seen": [entry._asdict() for entry in seen]}))

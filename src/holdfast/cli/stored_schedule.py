@@ -1,0 +1,57 @@
+"""The schedule of a saved state, with the labels or keys its partition goes by where it goes by any.
+
+A state holds a digest of them and not the values, as there is one for each sample. The digest tells whether a file
+holds the right ones.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError, PartitionError
+
+if TYPE_CHECKING:
+    from holdfast.order import Partition, Schedule
+    from holdfast.stream.state import CheckpointState
+
+__all__ = ["LABELS_HELP", "stored_schedule"]
+
+LABELS_HELP = "A .npy file of every sample's label or key, for partitions that go by them."
+
+
+def stored_schedule(state: CheckpointState, labels: Path | None) -> Schedule:
+    """Return the schedule that a state describes."""
+    # Imported here, as all that takes time: `--help` should not.
+    from holdfast.order.partition import parse_partition
+
+    if labels is not None:
+        return state.rebuild(_with_labels(parse_partition(state.order["partition"]), labels))
+    try:
+        return state.rebuild()
+    except PartitionError as error:
+        raise PartitionError(
+            "the partition goes by labels or keys, and a state holds only their digest",
+            partition=state.order["partition"]["kind"],
+            hint="give them with --labels FILE.npy",
+        ) from error
+
+
+def _with_labels(partition: Partition, path: Path) -> Partition:
+    import numpy as np
+
+    from holdfast.order import Adaptive, HashBased, Stratified
+
+    if isinstance(partition, Adaptive):
+        return replace(partition, base=_with_labels(partition.base, path))
+    try:
+        values = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError) as error:
+        reason = str(error).splitlines()[0]
+        raise ConfigError(f"the labels cannot be read: {reason}", file=str(path), hint="np.save writes them") from error
+    if isinstance(partition, Stratified):
+        return replace(partition, labels=values)
+    if isinstance(partition, HashBased) and partition.digest is not None:
+        return replace(partition, key=values)
+    raise ConfigError("the state's partition goes by no labels or keys", partition=partition.to_json()["kind"])
