@@ -9,14 +9,22 @@ import sys
 from pathlib import Path
 from xml.etree import ElementTree
 
+import numpy as np
 import pytest
+import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.coordinate import StreamCoordinator
+from holdfast.coordinate.health import HealthBoard
+from holdfast.coordinate.presence import Presence
 from holdfast.coordinate.scenario import Scenario
-from holdfast.coordinate.simulate_leases import simulate_leases
+from holdfast.coordinate.simulate_leases import CountedStore, _LeaseRun, simulate_leases
 from holdfast.coordinate.simulate_training import simulate_training
+from holdfast.coordinate.store import StoreClient
 from holdfast.errors import ConfigError
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset
 
 
 @settings(max_examples=25)
@@ -57,6 +65,94 @@ def test_adaptive_shares_cost_less_than_even_ones_where_a_rank_is_slow() -> None
     cost = simulate_training(Scenario(ranks=64, batch_size=32, stragglers=0.1, slowdown=4.0))
     assert cost.step_slowdown_even_shares == 4.0
     assert cost.step_slowdown_adaptive < 1.2
+
+
+@settings(max_examples=30)
+@given(
+    st.lists(
+        st.tuples(
+            st.sampled_from(["get", "get_many", "set", "compare_set", "compare_set", "add"]),
+            st.lists(st.sampled_from("abc"), min_size=0, max_size=4),
+            st.sampled_from([b"", b"1", b"2"]),
+        ),
+        max_size=30,
+    )
+)
+def test_the_simulated_store_answers_and_counts_as_the_real_client_does(
+    script: list[tuple[str, list[str], bytes]],
+) -> None:
+    real, simulated = StoreClient(dist.HashStore(), prefix="p", timeout=10), CountedStore()  # type: ignore[attr-defined]
+    for operation, keys, value in script:
+        key = keys[0] if keys else "a"
+        arguments: dict[str, tuple[object, ...]] = {
+            "get": (key,),
+            "get_many": (keys,),
+            "set": (key, value or b"3"),
+            "compare_set": (key, value, b"2"),
+            "add": ("counter", len(keys)),
+        }
+        answers = [getattr(store, operation)(*arguments[operation]) for store in (real, simulated)]
+        assert answers[0] == answers[1], (operation, keys, value)
+        assert real.operations == simulated.operations
+    real.close()
+
+
+@pytest.mark.parametrize("world", [2, 5, 64])
+def test_a_simulated_heartbeat_makes_the_operations_of_a_real_one(world: int) -> None:
+    """A registered worker of a job with one chunk under lease: the same operations, by the same code."""
+    coordinator = StreamCoordinator(dist.HashStore(), world, heartbeat=7.0, ttl=3600.0)  # type: ignore[attr-defined]
+    others = Presence(world)
+    for rank in range(1, world):
+        others.register(coordinator._client, rank)
+    coordinator._start = lambda: None  # type: ignore[method-assign]  # the test beats, nobody else
+    coordinator.register_worker(0)
+    data = StreamDataset(ArraySource({"value": np.arange(8 * world)}), name="data", seed=3)
+    reader = coordinator.lease(data, batch_size=8, chunk_size=8)
+    iterator = iter(reader)
+    next(iterator)
+    beats = HealthBoard(coordinator._client, ttl=3600.0)
+    before = coordinator.operations
+    coordinator._presence.beat(coordinator._client, 0)
+    coordinator._living = coordinator._presence.look_around(coordinator._client, beats, 0.0)
+    reader.tick()
+    real = coordinator.operations - before
+    iterator.close()  # type: ignore[attr-defined]
+    coordinator.close()
+    scenario = Scenario(ranks=world, chunks_per_rank=1, stragglers=0.0)
+    run = _LeaseRun(scenario, deaths=[])
+    worker = run.ranks[0]
+    run._next(0.0, worker, -1)
+    before = run.store.operations
+    run._beat(0.0, worker, -1)
+    assert run.store.operations - before == real
+
+
+@settings(max_examples=20)
+@given(
+    st.integers(3, 150),
+    st.integers(0, 10**6),
+    st.floats(0.1, 0.5),
+    st.lists(st.tuples(st.floats(0, 60), st.integers(0, 149)), min_size=1, max_size=3),
+)
+def test_a_takeover_takes_one_ttl_one_heartbeat_and_the_rest_of_a_busy_standbys_chunk_at_most(
+    ranks: int, seed: int, fraction: float, deaths: list[tuple[float, int]]
+) -> None:
+    # As long as a standby of the chunk lives: with as many standbys as deaths one always does.
+    scenario = Scenario(
+        ranks=ranks, ttl=10.0, heartbeat=10 * fraction, chunk_seconds=4.0, stragglers=0.0, replication=3, seed=seed
+    )
+    cost = simulate_leases(scenario, deaths=[(at, rank) for at, rank in deaths if 0 < rank < ranks])
+    assert cost.committed == cost.chunks
+    assert cost.longest_takeover_ttls <= 1.0 + fraction + 0.4 + 0.01
+
+
+def test_a_takeover_takes_no_longer_at_sixteen_times_the_size() -> None:
+    def longest(ranks: int) -> float:
+        deaths = [(12.0, rank) for rank in range(0, ranks, ranks // 8)]
+        return simulate_leases(Scenario(ranks=ranks, stragglers=0.0), deaths=deaths).longest_takeover_ttls
+
+    assert 0.6 < longest(128) <= 1.7
+    assert 0.6 < longest(2048) <= 1.7
 
 
 def test_operations_a_rank_do_not_grow_with_the_number_of_ranks() -> None:

@@ -1,4 +1,7 @@
-"""A host of the split-brain run: the store's, or a worker's that rejoins over a new connection after it was cut off."""
+"""A host of the split-brain run: the store's, or a worker's that rejoins over a new connection after it was cut off.
+
+A third role reads back what stands in the store when all is over.
+"""
 
 from __future__ import annotations
 
@@ -46,10 +49,18 @@ def work(job: Job, rank: int) -> None:
                 file.write(json.dumps({"lost": str(error)[:200]}) + "\n")
 
 
+def print_commits(job: Job) -> None:
+    with coordinator_for(job) as coordinator:
+        coordinator.register_worker(coordinator.join())
+        print(json.dumps([[done.chunk, done.token, done.payload] for done in reader_for(job, coordinator).results()]))
+
+
 if __name__ == "__main__":
     without_name_lookups()
     role, plan = sys.argv[1], json.loads(sys.argv[2])
     if role == "store":
         hold_store(Path(plan["folder"]), plan["address"])
+    elif role == "commits":
+        print_commits(Job(**plan["job"]))
     else:
         work(Job(**plan["job"]), plan["rank"])

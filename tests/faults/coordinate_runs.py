@@ -73,11 +73,8 @@ class Host:
     """The process that holds the store."""
 
     def __init__(self) -> None:
-        self.channel, theirs = context.Pipe()
-        self.process = context.Process(target=host_store, args=(theirs,), daemon=True)
-        with _asking:
-            self.process.start()
-        self.port: int = self.channel.recv()
+        self.process, self.channel = start_talking(host_store)
+        self.port: int = hear(self.channel)
 
     def close(self) -> None:
         if is_alive(self.process):
@@ -85,11 +82,28 @@ class Host:
             wait_for([self.process])
 
 
-def start_worker(job: Job, rank: int | None, slowness: float = 1.0) -> Any:
-    process = context.Process(target=lease_and_commit, args=(job, rank, slowness), daemon=True)
+def start(target: Callable[..., None], *arguments: Any) -> Any:
+    process = context.Process(target=target, args=arguments, daemon=True)
     with _asking:
         process.start()
     return process
+
+
+def start_worker(job: Job, rank: int | None, slowness: float = 1.0) -> Any:
+    return start(lease_and_commit, job, rank, slowness)
+
+
+def start_talking(target: Callable[..., None], *arguments: Any) -> tuple[Any, Any]:
+    """Start a process that gets one end of a pipe as its last argument; return it and the other end."""
+    ours, theirs = context.Pipe()
+    return start(target, *arguments, theirs), ours
+
+
+def hear(channel: Any) -> Any:
+    """Return what a process says next; a process that says nothing is an error, not a hang."""
+    if not channel.poll(DEADLINE):
+        raise TimeoutError("a process that says something")
+    return channel.recv()
 
 
 def is_alive(process: Any) -> bool:

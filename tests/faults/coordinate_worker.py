@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -100,3 +102,46 @@ def lease_and_commit(job: Job, rank: int | None, slowness: float = 1.0) -> None:
         os._exit(LOST)
     except CoordinationError:
         os._exit(REPLACED)
+
+
+def commit_after_a_pause(job: Job, rank: int, how: str, channel: Connection) -> None:
+    """Lease a chunk, work on it, sleep past the TTL as a whole process, and try to commit it when awake again."""
+    with coordinator_for(job) as coordinator:
+        coordinator.register_worker(rank)
+        iterator = iter(reader_for(job, coordinator))
+        chunk = next(iterator)
+        channel.send((chunk.chunk, chunk.token, os.getpid()))
+        if how == "stopped":
+            os.kill(os.getpid(), signal.SIGSTOP)  # until the test sends SIGCONT
+        else:
+            # A call that keeps the interpreter's lock, as a long collection of garbage does: no thread of ours runs.
+            ctypes.PyDLL(None).usleep(int(2.5 * job.ttl * 1e6))
+        try:
+            chunk.commit("late")
+            channel.send("accepted")
+        except StaleLeaseError as error:
+            channel.send(f"refused: {error}")
+        iterator.close()  # type: ignore[attr-defined]
+        channel.recv()
+
+
+def stand_by(job: Job, rank: int, channel: Connection) -> None:
+    """Work as others do, and tell the test about every sample that is read and every chunk that is handed out."""
+    reads = 0
+
+    def counted(sample: dict[str, Any]) -> dict[str, Any]:
+        nonlocal reads
+        reads += 1
+        channel.send(("read", reads))
+        return sample
+
+    with coordinator_for(job) as coordinator:
+        coordinator.register_worker(rank)
+        data = StreamDataset(ArraySource({"value": np.arange(job.samples)}), name="data", seed=11, transform=counted)
+        reader = coordinator.lease(data, batch_size=job.batch_size, chunk_size=job.chunk_size)
+        for chunk in reader:
+            channel.send(("chunk", (chunk.chunk, chunk.token, reads)))
+            if rank == 0:
+                channel.recv()  # the owner: works until it is killed
+            chunk.commit()
+        channel.send(("end", (reader.chunks_taken_over, reader.chunks_prefetched, reads)))

@@ -6,15 +6,15 @@ import json
 import subprocess
 import sys
 import time
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from tests.faults.coordinate_runs import DEADLINE, wait_until
-from tests.faults.coordinate_worker import Job
+from tests.faults.coordinate_worker import Job, dataset
 from tests.faults.namespaces import Hosts, why_not
 
 SCRIPT = Path(__file__).with_name("coordinate_host.py")
@@ -34,7 +34,7 @@ def hosts() -> Iterator[Hosts]:
 
 def start(hosts: Hosts, number: int, role: str, plan: dict[str, Any]) -> subprocess.Popen[bytes]:
     command = hosts.command(number, [sys.executable, "-m", "tests.faults.coordinate_host", role, json.dumps(plan)])
-    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stderr=subprocess.DEVNULL)
+    return subprocess.Popen(command, cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL)
 
 
 def committed(folder: Path) -> list[dict[str, Any]]:
@@ -57,12 +57,20 @@ def test_a_host_cut_off_and_joined_again_never_commits_what_another_did(hosts: H
         hosts.heal(CUT_OFF)
         for process in processes[1:]:
             assert process.wait(DEADLINE) == 0
+        commits, _ = start(hosts, 0, "commits", plans[0]).communicate(timeout=DEADLINE)
+        records = {chunk: (token, payload.split(":")) for chunk, token, payload in json.loads(commits)}
+        assert list(records) == list(range(job.chunks))  # in the store itself: each position committed, once
+        order = dataset(job).order()
+        for chunk, (token, (_, _, named, total)) in records.items():
+            positions = np.arange(chunk * job.chunk_size, (chunk + 1) * job.chunk_size)
+            assert (int(named), int(total)) == (token, int(order.locate(positions).index.sum()))
         entries = committed(tmp_path)
         assert any("lost" in entry for entry in entries), "the worker never noticed that it was cut off"
-        told = Counter(entry["chunk"] for entry in entries if "chunk" in entry)
-        assert max(told.values()) == 1
-        # A commit whose answer was cut off may have counted without its worker knowing: never twice, never lost.
-        assert set(told) <= set(range(job.chunks))
+        told = [entry for entry in entries if "chunk" in entry]
+        for entry in told:  # every yes that a worker ever heard is the record in the store, and no chunk has two
+            assert (entry["token"], entry["pid"]) == (records[entry["chunk"]][0], int(records[entry["chunk"]][1][1]))
+        assert len({entry["chunk"] for entry in told}) == len(told)
+        # A commit whose answer was cut off counted without its worker knowing: one connection, so one at most.
         assert job.chunks - len(told) <= 1
     finally:
         for process in processes:

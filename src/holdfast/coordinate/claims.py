@@ -44,6 +44,7 @@ class Claims:
         ttl: seconds without progress after which a lease may be taken over.
         rank: which worker.
         replication: how many standbys watch each chunk.
+        living: who is believed to be alive.
         finished: chunks done before the job began, as sorted disjoint ``(start, stop)`` runs.
     """
 
@@ -56,12 +57,13 @@ class Claims:
         ttl: float,
         rank: int,
         replication: int,
+        living: Living,
         finished: Sequence[tuple[int, int]] = (),
     ) -> None:
         self.table = LeaseTable(
             store, owner=owner, chunks=chunks, ttl=ttl, finished=finished, patience=self._patience_for
         )
-        self.living = Living()
+        self.living = living
         """Who is believed to be alive; whoever sends the heartbeats keeps it up to date."""
         self._rank = rank
         self._replication = replication

@@ -84,7 +84,7 @@ class StreamCoordinator:
         self._presence = Presence(world_size)
         self._speed: dict[int, Throughput] = {}
         self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
-        self._living = Living()
+        self._living = Living(world_size)  # until the first look around, all that are expected
         self._batch_size: int | None = None
         self._threshold = Adaptive().rebalance_threshold
         self._shares: tuple[float, ...] | None = None

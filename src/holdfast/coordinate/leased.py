@@ -144,9 +144,9 @@ class LeasedReader:
             ttl=coordinator.ttl,
             rank=rank,
             replication=coordinator.replication,
+            living=coordinator.living,
             finished=self.job.agree(records, state),
         )
-        self._claims.living = coordinator.living
         self._table = self._claims.table
         self._standby = Standby(self._read_chunk, standby_chunks if coordinator.replication else 0)
 

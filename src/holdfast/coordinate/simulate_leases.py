@@ -20,6 +20,7 @@ import numpy as np
 
 from holdfast.coordinate.claims import READ_AHEAD, Claims
 from holdfast.coordinate.health import HealthBoard
+from holdfast.coordinate.living import Living
 from holdfast.coordinate.presence import Presence
 from holdfast.coordinate.records import Lease
 from holdfast.coordinate.scenario import Scenario
@@ -120,6 +121,7 @@ class _Rank:
             ttl=scenario.ttl,
             rank=rank,
             replication=scenario.replication,
+            living=Living(scenario.ranks),
         )
 
 
