@@ -60,6 +60,7 @@ KINDS: frozenset[str] = frozenset(
         "step_time",
         "throughput",
         "update_norm",
+        "weight_gain",
         "weight_norm",
     )
 )

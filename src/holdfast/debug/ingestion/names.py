@@ -43,6 +43,7 @@ EXACT: Mapping[str, str] = MappingProxyType(
         "skipped": "skipped",
         # speed
         "time": "step_time",
+        "time_train": "",  # Composer counts hours since the start.
         "dt": "step_time",
         "batch_time": "step_time",
         "iter_time": "step_time",
@@ -72,6 +73,20 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         # Things that contain the word of another kind, so they come first.
+        (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
+        (r"(^|_)fp16_scale$", "loss_scale"),
+        (r"(^|_)reward(s)?_(std|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),
+        (r"(^|_)rewards?_accurac(y|ies)(_|$)", "metric+"),
+        (r"(^|_)(throughput|device)_(hook_time|total_\w+|data_loading)$", ""),
+        (
+            r"^throughput_duration$|(^|_)timing_s_step$|(^|_)(s|sec|seconds)_(per_)?(it|iter|iteration|step|batch)$",
+            "step_time",
+        ),
+        (r"^time_fps$|(^|_)tokens?_(train_)?per_sec(ond)?(_|$)", "throughput"),
+        (r"^(l2|rms)_norm_grad(_|$)", "grad_norm"),
+        (r"^(l2|rms)_norm_(param|params|weight|weights)(_|$)", "weight_norm"),
+        (r"^(l2|rms)_norm_update(_|$)|(^|_)updates_norm(_|$)", "update_norm"),
+        (r"^(l2|rms)_norm(_|$)", ""),
         (r"(^|_)(loss_?scale|grad_?scale|scale_?factor|amp_scale|scaler_scale|cur_scale)(r|$|_)", "loss_scale"),
         (r"(^|_)(loss_)?(weight|coef|coeff|lambda|alpha|beta|mask)s?$", ""),
         (r"(^|_)(best|min|lowest|highest|patience|total_flos|early_stop|counter)(_|$)", ""),
@@ -102,8 +117,13 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "step_time",
         ),
         (r"(^|_)(mem|memory|vram|alloc|allocated|reserved|memallocated)(_|$)", "memory"),
-        (r"(^|_)(clip_?frac\w*|clip|cliprange|approx_kl|kl|kl_coef|explained_variance|entropy|entropy_bonus)$", ""),
+        (
+            r"(^|_)(clip_?frac\w*|clip|cliprange|approx_kl|kl|kl_coef|explained_variance|(?<!cross_)entropy|entropy_bonus)$",
+            "",
+        ),
         (r"(^|_)(update|delta)_?(to_weight_)?(norm|ratio|rms)(_|$)", "update_norm"),
+        (r"(^|_)weight_gain(_|$)", "weight_gain"),
+        (r"(^|_)(psi|ks_statistic|js_divergence)(_|$)", "distribution"),
         (
             r"(^|_)(param(eter)?s?|weights?|model)_?(l2_|l_2_|2_0_)?(norm|rms)(_|$)|(^|_)norm_(of_)?weights?$",
             "weight_norm",
@@ -119,11 +139,14 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (r"(^|_)(lr|learning_rate)(_|$)", "lr"),
         (r"(^|_)(perplexity|ppl)(_|$)", "perplexity"),
-        (r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|objective)$", "loss"),
+        (
+            r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|bits_per_(byte|char|token|dim)|objective)$",
+            "loss",
+        ),
         (r"(^|_)(reward|rewards|return|returns|rew)(_|$)", "reward"),
         (
-            r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*"
-            r"|map_?50\w*|iou|miou|m_io_u|bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
+            r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
+            r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
             r"|r_2|r2_score|correct|win_rate|success_rate|mcc|spearman\w*|pearson\w*|ndcg|hit\w*|mrr)(_|$)",
             "metric+",
         ),
@@ -182,10 +205,18 @@ _REPLICA = re.compile(
 )
 _LAYERED = re.compile(
     r"^(?P<head>(?:[\w.\- ]*?/)?(?:grad(?:ient)?s?[\w.]*?norms?|grad_[\d.]+_norm|gradients?|(?:weight|param)s?_norms?"
-    r"|update_(?:norm|ratio)s?|activations?(?:_\w+)?|nan_count|inf_count|dead_(?:frac|fraction|share)"
+    r"|weight_gain|(?:l2|rms)_norm/(?:grad|param|update)|update_(?:norm|ratio)s?|activations?(?:_\w+)?|nan_count|inf_count|dead_(?:frac|fraction|share)"
     r"|saturat(?:ion|ed)(?:_\w+)?))[/:](?P<layer>[\w.\-/]+)$",
     re.I,
 )
+# Of distances only those between features: the KL of reinforcement learning is between two policies.
+_DISTANCE = re.compile(
+    r"^(?:(?:drift|skew|serving|data|features?)[/_.])?(?P<statistic>psi|ks|kl|js)[/:](?P<feature>[\w.\- ]+)$", re.I
+)
+_NOT_FEATURES = frozenset(
+    ("mean", "avg", "max", "min", "std", "sum", "total", "loss", "ref", "coef", "coeff", "beta", "penalty", "target",
+     "policy", "reward", "value", "token", "tokens", "sequence", "step", "div", "divergence")
+)  # fmt: skip
 _NOT_LAYERS = frozenset(
     ("total", "global", "all", "mean", "max", "min", "train", "norm", "step", "clipped", "unclipped")
 )
@@ -219,6 +250,9 @@ def is_ambient(name: str) -> bool:
 @lru_cache(maxsize=65536)
 def meaning_of(name: str) -> Meaning:
     """Look a metric's name up in the table."""
+    distance = _distance_of(name[:512])
+    if distance is not None:
+        return distance
     replica: int | None = None
     rank = _REPLICA.search(name[:512])
     text = name[:512]
@@ -239,12 +273,21 @@ def meaning_of(name: str) -> Meaning:
     return Meaning(kind, layer, replica, base, MappingProxyType(metadata))
 
 
+def _distance_of(name: str) -> Meaning | None:
+    """A distance between two distributions, feature by feature: ``psi/age``."""
+    match = _DISTANCE.match(name)
+    if match is None or match["feature"].lower() in _NOT_FEATURES:
+        return None
+    metadata = {"statistic": match["statistic"].lower(), "feature": match["feature"]}
+    return Meaning("distribution", metadata=MappingProxyType(metadata))
+
+
 def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
     words = [part for part in word.split("_") if part]
     evaluation = any(part in EVALUATION_WORDS for part in words)
     metadata: dict[str, Any] = {"split": "eval"} if evaluation else {}
     stripped = "_".join(part for part in words if part not in EVALUATION_WORDS and part not in ("train", "training"))
-    kind = EXACT.get(word) or EXACT.get(stripped)
+    kind = EXACT[word] if word in EXACT else EXACT.get(stripped)
     if kind is None:
         kind = next((kind for pattern, kind in PATTERNS if pattern.search(word)), None)
     if not kind or is_ambient(word):
