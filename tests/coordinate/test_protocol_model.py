@@ -7,6 +7,7 @@ worker, others may act (each on a clock of its own that runs at its own rate), a
 from __future__ import annotations
 
 from collections import Counter
+from typing import ClassVar
 
 import pytest
 from hypothesis import Phase, settings
@@ -64,14 +65,17 @@ class Worker:
         self.fuse = None
         if self.interruption == "crash":
             self.alive = False
+            self.machine.explored["deaths between two operations"] += 1
             raise Crash
         if isinstance(self.interruption, tuple):
             other, action = self.interruption
             worker = self.machine.workers[other % len(self.machine.workers)]
             if worker is not self and worker.alive:
+                self.machine.explored["others' actions between two operations"] += 1
                 worker.act(action)
 
     def act(self, action: str) -> None:
+        self.machine.explored["actions"] += 1
         table, now = self.table, self.clock
         if action == "claim":
             self.tokens.update((lease.chunk, lease.token) for lease in table.claim(now, 2))
@@ -85,6 +89,7 @@ class Worker:
             for chunk in table.expired(now)[:1]:
                 lease = table.take_over(chunk, now)
                 if lease is not None:
+                    self.machine.explored["takeovers"] += 1
                     self.tokens[chunk] = lease.token
         elif action == "commit":
             for chunk, token in list(self.tokens.items())[:1]:
@@ -102,7 +107,9 @@ class Worker:
         try:
             done = self.table.commit(chunk, token, self.clock, payload=f"{self.table.owner}/{token}")
         except StaleLeaseError:
+            self.machine.explored["commits refused"] += 1
             return
+        self.machine.explored["commits accepted"] += 1
         self.machine.accepted[chunk].append(done)
 
 
@@ -110,9 +117,12 @@ class Protocol(RuleBasedStateMachine):
     """Workers, their clocks and one store."""
 
     store_type: type[MemoryStore] = MemoryStore
+    explored: ClassVar[Counter[str]] = Counter()
+    """What all runs together went through."""
 
     @initialize(chunks=st.integers(1, 3), workers=st.integers(2, MOST_WORKERS))
     def begin(self, chunks: int, workers: int) -> None:
+        self.explored["runs"] += 1
         self.chunks = chunks
         self.store = self.store_type()
         self.accepted: dict[int, list[Done]] = {chunk: [] for chunk in range(chunks)}
@@ -214,7 +224,11 @@ TestProtocol.settings = settings(max_examples=200, stateful_step_count=40, deadl
 
 @pytest.mark.soak
 def test_the_protocol_holds_under_many_more_interleavings() -> None:
+    Protocol.explored.clear()
     run_state_machine_as_test(Protocol, settings=settings(max_examples=5000, stateful_step_count=120, deadline=None))
+    print(dict(Protocol.explored))
+    assert Protocol.explored["runs"] >= 5000
+    assert min(Protocol.explored.values()) > 1000
 
 
 class Careless(MemoryStore):

@@ -183,17 +183,3 @@ def test_the_command_prints_json_and_writes_a_plot(tmp_path: Path) -> None:
 def test_the_command_refuses_a_bad_size_without_a_traceback() -> None:
     done = holdfast("simulate", "--ranks", "0")
     assert (done.returncode, "Traceback" in done.stderr) == (2, False)
-
-
-def test_watch_shows_the_workers_of_a_store_and_refuses_what_is_none(tmp_path: Path) -> None:
-    import torch.distributed as dist
-
-    from holdfast.coordinate import StreamCoordinator
-
-    file = tmp_path / "store"
-    with StreamCoordinator(dist.FileStore(str(file), -1), 2) as coordinator:  # type: ignore[attr-defined]
-        coordinator.register_worker(1)
-        done = holdfast("watch", f"file:{file}", "--json")
-    assert done.returncode == 0, done.stderr
-    assert [(row["rank"], row["status"]) for row in json.loads(done.stdout)] == [(1, "active")]
-    assert holdfast("watch", "nowhere").returncode == 2

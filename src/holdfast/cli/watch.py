@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import itertools
 import json
+import os
 import time
+from collections import Counter
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -12,12 +15,14 @@ import typer
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
+    from rich.console import Console
     from rich.table import Table
 
     from holdfast.coordinate import StreamCoordinator, WorkerHealth
 
 __all__ = ["open_store", "register"]
 
+AT_WORK = ("active", "idle", "slow")
 COLOURS = {"active": "green", "idle": "cyan", "slow": "yellow", "failed": "bold red", "unknown": "dim"}
 
 
@@ -48,7 +53,10 @@ def open_store(address: str) -> Any:
 def _table(workers: list[WorkerHealth], now: float) -> Table:
     from rich.table import Table
 
-    table = Table("rank", "status", title=f"{len(workers)} workers")
+    statuses = Counter(worker.status.value for worker in workers)
+    title = ", ".join(f"{statuses[status]} {status}" for status in COLOURS if statuses[status])
+    speed = sum(worker.average_throughput for worker in workers if worker.status.value in AT_WORK)
+    table = Table("rank", "status", title=f"{title or 'no workers yet'}; {speed:,.1f} samples/s")
     for column in ("seen", "step", "share", "leases", "samples", "samples/s"):
         table.add_column(column, justify="right")
     for worker in workers:
@@ -66,13 +74,22 @@ def _table(workers: list[WorkerHealth], now: float) -> Table:
     return table
 
 
-def _watch_live(coordinator: StreamCoordinator, interval: float) -> None:
+def _rows(workers: list[WorkerHealth], now: float) -> list[dict[str, Any]]:
+    return [
+        {**asdict(worker), "status": worker.status.value, "last_heartbeat": now - worker.last_heartbeat}
+        for worker in workers
+    ]
+
+
+def _watch_live(coordinator: StreamCoordinator, console: Console, *, interval: float, looks: int | None) -> None:
     from rich.live import Live
 
-    with Live(_table(coordinator.workers(), time.monotonic()), refresh_per_second=4) as live:
-        while True:
+    with Live(console=console, auto_refresh=False) as live:
+        for look in itertools.count(1):
+            live.update(_table(coordinator.workers(), time.monotonic()), refresh=True)
+            if look == looks:
+                return
             time.sleep(interval)
-            live.update(_table(coordinator.workers(), time.monotonic()))
 
 
 def register(app: typer.Typer) -> None:
@@ -84,27 +101,30 @@ def register(app: typer.Typer) -> None:
         prefix: str = typer.Option("holdfast", help="The coordinator's prefix in the store."),
         ttl: float = typer.Option(15.0, help="Seconds of silence after which a worker counts as failed."),
         interval: float = typer.Option(1.0, help="Seconds between looks."),
+        looks: Annotated[int | None, typer.Option(help="End after this many looks; else with Ctrl-C.")] = None,
         once: bool = typer.Option(False, "--once", help="Look once and end; so does a pipe."),
         as_json: bool = typer.Option(False, "--json", help="Print JSON once instead of a table."),
     ) -> None:
         """Show a job's workers, their shares and throughput, live."""
         from rich.console import Console
 
+        # Read once, when torch is loaded: its own pages about a lost connection would push the table off the screen.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from holdfast.coordinate import StreamCoordinator
 
-        if not interval > 0 or not ttl > 0:
-            raise ConfigError("interval and ttl must be positive", interval=interval, ttl=ttl)
+        if not interval > 0 or not ttl > 0 or (looks is not None and looks < 1):
+            raise ConfigError("interval, ttl and looks must be positive", interval=interval, ttl=ttl, looks=looks)
         console = Console()
-        with StreamCoordinator(open_store(store), 1, heartbeat=ttl / 3, ttl=ttl, prefix=prefix) as coordinator:
-            workers = coordinator.workers()
-            if as_json:
-                now = time.monotonic()
-                rows = [
-                    {**asdict(worker), "status": worker.status.value, "last_heartbeat": now - worker.last_heartbeat}
-                    for worker in workers
-                ]
-                typer.echo(json.dumps(rows))
-            elif once or not console.is_terminal:
-                console.print(_table(workers, time.monotonic()))
-            else:
-                _watch_live(coordinator, interval)
+        opened = open_store(store)
+        try:
+            with StreamCoordinator(opened, 1, heartbeat=ttl / 3, ttl=ttl, prefix=prefix) as coordinator:
+                if as_json:
+                    typer.echo(json.dumps(_rows(coordinator.workers(), time.monotonic())))
+                elif once or not console.is_terminal:
+                    console.print(_table(coordinator.workers(), time.monotonic()))
+                else:
+                    _watch_live(coordinator, console, interval=interval, looks=looks)
+        except CoordinatorLost as error:
+            raise CoordinatorLost(
+                "the store has gone away", store=store, hint="the job has ended, or the store's host is gone"
+            ) from error

@@ -146,7 +146,7 @@ class StoreClient:
     def _give_up(self, message: str, cause: BaseException | None) -> CoordinatorLost:
         self._lost = CoordinatorLost(
             message,
-            timeout=self._timeout,
+            timeout=round(self._timeout, 3),
             hint="restart with a new store from the last saved state; a commit under way may or may not have counted",
         )
         self._lost.__cause__ = cause

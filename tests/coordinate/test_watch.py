@@ -1,0 +1,135 @@
+"""`holdfast watch`: the live table on a terminal, one look in a pipe or as JSON, and a store that goes away."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch.distributed as dist
+from tests.faults.coordinate_runs import Host
+from tests.faults.coordinate_worker import Job, connect
+
+from holdfast.cli.main import run
+from holdfast.coordinate import StreamCoordinator
+
+COMMAND = [sys.executable, "-c", "from holdfast.cli.main import run; run()", "watch"]
+ENVIRONMENT = {**os.environ, "RES_OPTIONS": "attempts:0", "TERM": "xterm", "COLUMNS": "100"}
+
+
+class Terminal:
+    """A command on a terminal of its own, whose screen can be waited for."""
+
+    def __init__(self, *arguments: str) -> None:
+        self._ours, theirs = pty.openpty()
+        self.process = subprocess.Popen(
+            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, start_new_session=True
+        )
+        os.close(theirs)
+        self.text = ""
+
+    def read(self) -> bool:
+        """Add what is written next; say whether there is more to come."""
+        try:
+            piece = os.read(self._ours, 65536)
+        except OSError:  # the other end is closed
+            return False
+        self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", piece.decode())
+        return bool(piece)
+
+    def wait_for(self, text: str, times: int = 1) -> None:
+        while self.text.count(text) < times:
+            assert self.read(), f"ended before it showed {text!r}: {self.text}"
+
+    def end(self) -> int:
+        while self.read():
+            pass
+        return self.process.wait(30)
+
+
+@pytest.fixture
+def host() -> Iterator[Host]:
+    host = Host()
+    yield host
+    host.close()
+
+
+@pytest.fixture
+def job(host: Host, tmp_path: Path) -> Iterator[Job]:
+    job = Job(str(tmp_path), host.port, 2)
+    with StreamCoordinator(connect(job), 2) as coordinator:
+        for rank in range(2):
+            coordinator.register_worker(rank)
+            coordinator.update_worker_health(rank, 1000, 50.0)
+        for rank in range(2):
+            coordinator._presence.beat(coordinator._client, rank)
+        yield job
+
+
+def test_the_live_table_is_drawn_again_and_again_and_ends_after_so_many_looks(job: Job) -> None:
+    terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05", "--looks", "3")
+    assert terminal.end() == 0, terminal.text
+    assert terminal.text.count("2 active; 100.0 samples/s") == 3 + 1  # the last one stays on the screen
+    assert "1,000" in terminal.text
+
+
+def test_a_store_that_goes_away_under_the_live_table_ends_it_with_one_line_and_exit_code_2(
+    job: Job, host: Host
+) -> None:
+    terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05")
+    terminal.wait_for("2 active", times=2)
+    host.process.kill()
+    assert terminal.end() == 2, terminal.text
+    assert "the store has gone away" in terminal.text
+    assert "Traceback" not in terminal.text
+    assert "frame #" not in terminal.text  # nor torch's own
+
+
+def test_ctrl_c_ends_the_live_table(job: Job) -> None:
+    terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05")
+    terminal.wait_for("2 active", times=2)
+    terminal.process.send_signal(signal.SIGINT)
+    assert terminal.end() == 130, terminal.text
+    assert "Traceback" not in terminal.text
+
+
+def watch(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        run(["watch", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, *capsys.readouterr()
+
+
+def test_json_is_one_look_by_whatever_store(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    file = tmp_path / "store"
+    with StreamCoordinator(dist.FileStore(str(file), -1), 2) as coordinator:  # type: ignore[attr-defined]
+        coordinator.register_worker(1)
+        by_file = watch(capsys, f"file:{file}", "--json")
+    by_address = watch(capsys, f"127.0.0.1:{job.port}", "--json")
+    for (code, output, _), ranks in ((by_file, [1]), (by_address, [0, 1])):
+        assert code == 0
+        assert [(row["rank"], row["status"]) for row in json.loads(output)] == [(rank, "active") for rank in ranks]
+
+
+def test_a_pipe_gets_one_table(job: Job, capsys: pytest.CaptureFixture[str]) -> None:
+    code, output, _ = watch(capsys, f"127.0.0.1:{job.port}")
+    assert (code, output.count("2 active")) == (0, 1)
+
+
+@pytest.mark.parametrize(
+    "arguments", [("nowhere",), ("file:/no/such/store",), ("127.0.0.1:1", "--looks", "0")], ids=lambda it: it[0]
+)
+def test_what_cannot_be_watched_is_refused_in_one_line(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    code, _, errors = watch(capsys, *arguments)
+    assert code == 2
+    assert errors.startswith("holdfast: ")
+    assert errors.count("\n") == 1
