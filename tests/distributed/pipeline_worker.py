@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -157,6 +157,24 @@ def streamed() -> HFStreamingDataset:
     return HFStreamingDataset(stream, name="web", seed=6, window=4)
 
 
+def half_streamed(folder: Path) -> InterleavedDataset:
+    """What can only be read forwards, mixed with what is stored."""
+    return InterleavedDataset([streamed(), chat_of(folder)], {"web": 1, "chat": 1}, seed=8, name="half")
+
+
+def ids_of(dataset: Iterable[Mapping[str, Any]], count: int) -> list[int]:
+    return [int(sample["id"]) for sample in islice(dataset, count)]
+
+
+def iterate_mixture(folder: Path, rank: int) -> dict[str, Any]:
+    """Stop at a place of this rank's own, and resume there; return both, and the state between."""
+    mixed, again = half_streamed(folder), half_streamed(folder)
+    before = ids_of(mixed, 12 + 3 * rank)
+    state = json.loads(json.dumps(mixed.state_dict()))
+    again.load_state_dict(state)
+    return {"before": before, "state": state, "after": ids_of(mixed, 20), "resumed": ids_of(again, 20)}
+
+
 def iterate_alone(folder: Path, rank: int) -> dict[str, Any]:
     """Iterate datasets without a loader: each rank takes a share of its own, found by itself."""
     stream, ordered = streamed(), chat_of(folder)
@@ -183,6 +201,7 @@ def main() -> None:
             results[f"{before} to {after}"] = resume_elsewhere(folder, before, rank, after, groups[after])
         dist.barrier()
     results["alone"] = iterate_alone(folder, rank)
+    results["mixture"] = iterate_mixture(folder, rank)
     (folder / f"result-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
     sys.stdout.flush()

@@ -10,7 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.pipeline_worker import AFTER, BEFORE, chat_of, pipeline, rows_of, streamed, train, write_data
+from tests.distributed.pipeline_worker import (
+    AFTER,
+    BEFORE,
+    chat_of,
+    half_streamed,
+    ids_of,
+    pipeline,
+    rows_of,
+    streamed,
+    train,
+    write_data,
+)
 
 from holdfast.stream import HFStreamingDataset
 
@@ -119,3 +130,31 @@ def test_ranks_that_stream_share_the_shards_and_one_process_completes_the_epoch_
     rest.load_state_dict(HFStreamingDataset.merge_states([rank["states"]["streamed"] for rank in results["alone"]]))
     taken += [sample["id"] for sample in islice(rest, len(everything) - len(taken))]
     assert sorted(taken) == everything
+
+
+def test_each_rank_of_a_half_streamed_mixture_resumes_exactly_from_its_own_state(results: Results) -> None:
+    for rank in results["mixture"]:
+        assert rank["resumed"] == rank["after"]
+
+
+def test_ranks_of_a_half_streamed_mixture_lose_and_repeat_nothing_when_one_process_goes_on(
+    results: Results, folder: Path
+) -> None:
+    taken = [sample for rank in results["mixture"] for sample in rank["before"]]
+    rest = half_streamed(folder)
+    state = rest.merge_states([rank["state"] for rank in results["mixture"]])
+    assert (state["position"], sum(length for _, _, length in state["left"])) == (54, 9)
+    rest.load_state_dict(state)
+    taken += ids_of(rest, 9)
+    assert len(set(taken)) == len(taken) == 54
+    stored = [sample for sample in taken if sample >= 2000]
+    assert sorted(stored) == sorted(ids_of(chat_of(folder), len(stored)))
+    assert sorted(stored) == sorted(sample for sample in ids_of(half_streamed(folder), 54) if sample >= 2000)
+
+
+def test_no_two_ranks_write_the_same_file(results: Results, folder: Path) -> None:
+    assert len(results["alone"]) == 3
+    own = {f"metrics-{size}-{rank}.json" for size in (2, 3) for rank in range(size)}
+    # The lines' index beside the data is every rank's alike: it is written whole under another name, then renamed.
+    written = {path.name for path in folder.iterdir()} - {"chat.jsonl", "chat.jsonl.lines-index"}
+    assert written == own | {f"result-{rank}.json" for rank in range(3)} | {"run-2.json", "run-3.json"}
