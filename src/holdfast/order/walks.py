@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from functools import lru_cache
+from functools import lru_cache, partial
 from itertools import chain, count
 from typing import NamedTuple
 
@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import EverythingSkippedError, OrderError
 from holdfast.order.deal import AllOf, Deal, Rest, StrideDeal, Without
-from holdfast.order.keys import derive_key
+from holdfast.order.keys import derive_key, scramble
 from holdfast.order.order import Order
 from holdfast.order.schedule import Assigned, Segment, Walk
 from holdfast.order.skips import Kept
@@ -258,8 +258,12 @@ class Aligned(Walk):
         if self._order.layout is not None:
             offsets = root.rank(int(bounds[0]) + self._order.layout.offsets) - first
             lanes = rest.moved(offsets)
-        key = derive_key("deal", self._order.sources[0].seed, self._order.name, epoch)
-        return self._order.partition.deal(rest, sizes, lanes, key)
+        return self._order.partition.deal(rest, sizes, lanes, partial(self._mix, index, epoch))
+
+    def _mix(self, index: int, epoch: int, places: Int64) -> NDArray[np.uint64]:
+        """Return a pseudo-random number for each place: of its position, which no resize and no skip changes."""
+        key = derive_key("deal", self._order.sources[0].seed, self._order.name)
+        return scramble(self._to_positions(index, epoch, places).astype(np.uint64), key)
 
     def _newly_skipped(self, index: int, bounds: Int64, root: Kept) -> Int64:
         """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""

@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, PartitionError
 from holdfast.order.batch_sizes import BatchSizes
 from holdfast.order.deal import Deal, Rest
 from holdfast.order.layout import Layout
-from holdfast.order.partition.base import Partition, ReadColumn
+from holdfast.order.partition.base import Mix, Partition, ReadColumn
 from holdfast.order.partition.positional import RoundRobin
 
 __all__ = ["Adaptive", "check_shares"]
@@ -66,9 +66,9 @@ class Adaptive(Partition):
         """Check as the base does."""
         self.base.check(length, world_size, lanes)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal as the base does."""
-        return self.base.deal(rest, sizes, lanes, key)
+        return self.base.deal(rest, sizes, lanes, mix)
 
     def to_json(self) -> dict[str, Any]:
         """Return the base and the threshold; shares belong to the schedule's segments."""

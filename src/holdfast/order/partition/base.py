@@ -14,10 +14,11 @@ from holdfast.order.batch_sizes import BatchSizes
 from holdfast.order.deal import Deal, Rest
 from holdfast.order.layout import Layout
 
-__all__ = ["Partition", "ReadColumn", "proportional"]
+__all__ = ["Mix", "Partition", "ReadColumn", "proportional"]
 
 Int64 = NDArray[np.int64]
 ReadColumn = Callable[[str], NDArray[Any]]
+Mix = Callable[[Int64], NDArray[np.uint64]]
 
 
 class Partition(ABC):
@@ -53,15 +54,15 @@ class Partition(ABC):
             )
 
     @abstractmethod
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal out what is left of an epoch.
 
         Args:
             rest: what is left.
             sizes: the ranks and their batch sizes.
             lanes: the bounds of the layout's lanes inside the rest.
-            key: this epoch's own key, for partitions that mix a rank's hand; the same however often the epoch is dealt
-                anew, so that a resize need not reorder what is left.
+            mix: gives every place of the epoch a pseudo-random number, for partitions that mix a rank's hand; the same
+                however often the epoch is dealt anew and whatever is skipped, so that neither reorders what is left.
         """
 
     @abstractmethod

@@ -17,7 +17,7 @@ from holdfast.order.batch_sizes import BatchSizes
 from holdfast.order.deal import Deal, Rest, RunsDeal, ShuffledDeal
 from holdfast.order.keys import derive_key, scramble
 from holdfast.order.layout import Layout, PermutedLayout, RangeLayout, TableLayout
-from holdfast.order.partition.base import Partition, ReadColumn, proportional
+from holdfast.order.partition.base import Mix, Partition, ReadColumn, proportional
 
 __all__ = ["HashBased", "RangeBased", "Stratified"]
 
@@ -96,7 +96,7 @@ class HashBased(Partition):
     def _evenly(self, world_size: int) -> Int64:
         return np.arange(world_size + 1, dtype=np.int64) * self.num_partitions // world_size
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal runs of whole partitions."""
         assert lanes is not None
         first = self._evenly(sizes.world_size) if sizes.even else proportional(self.num_partitions, sizes)
@@ -168,7 +168,7 @@ class RangeBased(Partition):
             raise PartitionError(f"no range covers the samples {reached} … {length - 1}", samples=length)
         return RangeLayout(self.ranges)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal one range a rank, or equal runs where ranges and ranks do not match."""
         assert lanes is not None
         if sizes.world_size == len(self.ranges):
@@ -222,12 +222,11 @@ class Stratified(Partition):
             )
         return TableLayout(labels, classes)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal class by class like cards; each rank then takes its hand in the epoch's one mixed order."""
         numbers = np.arange(rest.n, dtype=np.int64)
         owner = numbers % sizes.world_size if sizes.even else _interleaved(sizes)[numbers % sizes.total]
-        # A place's turn is a hash of the place alone, so that dealing what is left anew leaves its order as it was.
-        mixed = np.argsort(scramble(rest.forward(numbers).astype(np.uint64), key))
+        mixed = np.argsort(mix(rest.forward(numbers)))
         by_rank = mixed[np.argsort(owner[mixed], kind="stable")]
         cuts = np.cumsum(np.bincount(owner, minlength=sizes.world_size))[:-1]
         return ShuffledDeal(rest, sizes, np.split(by_rank, cuts))

@@ -10,7 +10,7 @@ from numpy.typing import NDArray
 
 from holdfast.order.batch_sizes import BatchSizes
 from holdfast.order.deal import Deal, Rest, RunsDeal, StrideDeal
-from holdfast.order.partition.base import Partition, proportional
+from holdfast.order.partition.base import Mix, Partition, proportional
 
 __all__ = ["Contiguous", "RoundRobin"]
 
@@ -26,7 +26,7 @@ class RoundRobin(Partition):
         """True: a step may hold the end of one epoch and the start of the next."""
         return True
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal by stride."""
         return StrideDeal(rest, sizes)
 
@@ -39,7 +39,7 @@ class RoundRobin(Partition):
 class Contiguous(Partition):
     """Gives each rank one run of neighbouring positions of the epoch: for sequential reads and locality."""
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, key: bytes) -> Deal:
+    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
         """Deal runs in proportion to the batch sizes."""
         return RunsDeal(rest, sizes, None if sizes.even else proportional(rest.n, sizes))
 

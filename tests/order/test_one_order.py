@@ -1,0 +1,66 @@
+"""The stream has one order, and neither resizes, nor new shares, nor skips change it, under any partition.
+
+It is the order in which one rank reads everything in steps of one. Whatever happens, every rank reads what falls to it
+in this order, from one event to the next; and one rank alone reads exactly what is left, in this order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, reject, settings
+from hypothesis import strategies as st
+from tests.order.jobs import Delivered, live
+from tests.strategies import PARTITIONS, Resize, Skip, partitions, resizes, seeds, shuffles, skips
+
+from holdfast.errors import EmptyPartitionError
+from holdfast.order import FullShuffle, Order, Schedule, SourceSpec
+
+
+def alone(order: Order, epochs: int) -> dict[int, int]:
+    """When each position comes in the order of the stream."""
+    schedule = Schedule.start(order, world_size=1, global_batch_size=1, epochs=epochs)
+    assert schedule.total_steps is not None
+    return {int(schedule.positions(step, 0)[0]): step for step in range(schedule.total_steps)}
+
+
+def lived(data: st.DataObject, kind: str, most_ranks: int = 6) -> tuple[Delivered, int]:
+    """A job that is resized (with other shares, where they can change) and skips things on its way."""
+    length = data.draw(st.integers(2, 40))
+    epochs = data.draw(st.integers(1, 3))
+    partition = data.draw(partitions(length, kind))
+    shuffle = FullShuffle() if partition.by_index else data.draw(shuffles(length))
+    order = Order([SourceSpec("a", length, seed=data.draw(seeds()), shuffle=shuffle)], partition=partition)
+    some_skips = st.builds(Skip, st.integers(0, 5), skips(epochs * length, {"a": length}))
+    some_sizes = resizes(min(length, most_ranks), adaptive=kind == "adaptive", most=1).map(lambda chain: chain[0])
+    chain: list[Resize | Skip] = [data.draw(some_sizes)]
+    chain += data.draw(st.lists(st.one_of(some_skips, some_sizes), max_size=5))
+    try:
+        return live(order, chain, epochs), epochs
+    except EmptyPartitionError:  # refused before it began
+        reject()
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@given(data=st.data())
+@settings(max_examples=60)
+def test_every_rank_reads_in_the_streams_order_whatever_happens(kind: str, data: st.DataObject) -> None:
+    job, epochs = lived(data, kind)
+    turn = alone(job.order, epochs)
+    stretches: dict[tuple[int, int], list[int]] = defaultdict(list)
+    for position, (step, rank, _) in sorted(job.read.items(), key=lambda entry: entry[1]):
+        stretches[job.schedule.segment_at(step).start_step, rank].append(turn[position])
+    for turns in stretches.values():
+        assert all(earlier < later for earlier, later in pairwise(turns))
+
+
+@pytest.mark.parametrize("kind", PARTITIONS)
+@given(data=st.data())
+@settings(max_examples=40)
+def test_one_rank_reads_exactly_what_is_left_in_the_streams_order(kind: str, data: st.DataObject) -> None:
+    job, epochs = lived(data, kind, most_ranks=1)
+    turn = alone(job.order, epochs)
+    left = [position for position in sorted(turn, key=turn.__getitem__) if position not in job.skipped]
+    assert sorted(job.read, key=job.read.__getitem__) == left
