@@ -6,9 +6,12 @@ in this order, from one event to the next; and one rank alone reads exactly what
 
 from __future__ import annotations
 
+import json
 from collections import defaultdict
+from hashlib import blake2b
 from itertools import pairwise
 
+import numpy as np
 import pytest
 from hypothesis import given, reject, settings
 from hypothesis import strategies as st
@@ -16,7 +19,20 @@ from tests.order.jobs import Delivered, live
 from tests.strategies import PARTITIONS, Resize, Skip, partitions, resizes, seeds, shuffles, skips
 
 from holdfast.errors import EmptyPartitionError
-from holdfast.order import FullShuffle, Order, Schedule, SourceSpec
+from holdfast.order import (
+    Adaptive,
+    Contiguous,
+    FullShuffle,
+    HashBased,
+    Order,
+    Partition,
+    RangeBased,
+    RoundRobin,
+    Schedule,
+    Skips,
+    SourceSpec,
+    Stratified,
+)
 
 
 def alone(order: Order, epochs: int) -> dict[int, int]:
@@ -64,3 +80,31 @@ def test_one_rank_reads_exactly_what_is_left_in_the_streams_order(kind: str, dat
     turn = alone(job.order, epochs)
     left = [position for position in sorted(turn, key=turn.__getitem__) if position not in job.skipped]
     assert sorted(job.read, key=job.read.__getitem__) == left
+
+
+# What a saved run read and will read must not change with a release: if one of these has to, the version of the order's
+# JSON must change with it.
+DEALT: dict[str, tuple[Partition, str]] = {
+    "round robin": (RoundRobin(), "d0c2723b76d0d1ea"),
+    "contiguous": (Contiguous(), "b88b7bd9f02b85a4"),
+    "hash": (HashBased(16, 5), "743a41db205fc73c"),
+    "keys": (HashBased(16, 5, key=np.arange(97, dtype=np.int64) // 4), "a145df92abe5347b"),
+    "ranges": (RangeBased(((60, 97), (0, 60))), "4d98a42f8a04e611"),
+    "stratified": (Stratified(np.arange(97, dtype=np.int64) % 3), "a7b066c1adab8492"),
+    "adaptive": (Adaptive(Contiguous(), shares=(0.25, 0.25, 0.5)), "245e585c19ba24c0"),
+}
+
+
+@pytest.mark.parametrize("name", DEALT)
+def test_ranks_are_dealt_what_they_were_dealt_in_every_earlier_release(name: str) -> None:
+    partition, expected = DEALT[name]
+    order = Order([SourceSpec("a", 97, seed=3)], partition=partition)
+    schedule = Schedule.start(order, world_size=3, global_batch_size=12, epochs=2)
+    schedule = schedule.resized(4, world_size=2, global_batch_size=10).skipping(7, Skips.of([], {"a": [1, 2, 3]}))
+    assert schedule.total_steps is not None
+    dealt = [
+        schedule.positions(step, rank).tolist()
+        for step in range(schedule.total_steps)
+        for rank in range(schedule.segment_at(step).world_size)
+    ]
+    assert blake2b(json.dumps(dealt).encode(), digest_size=8).hexdigest() == expected
