@@ -42,11 +42,13 @@ def test_every_chunk_is_committed_once_as_long_as_a_rank_lives(
 
 
 @settings(max_examples=25)
-@given(st.integers(1, 5000), st.floats(300, 10_000), st.integers(0, 10**6))
+@given(st.integers(1, 5000), st.floats(3, 10_000), st.integers(0, 10**6))
 def test_no_position_is_lost_through_any_failures_and_resizes(ranks: int, mtbf: float, seed: int) -> None:
     cost = simulate_training(Scenario(ranks=ranks, node_mtbf_hours=mtbf, seed=seed, hours=100.0))
     assert cost.positions_lost == 0
-    assert 0 <= cost.useful_fraction <= 1.0
+    assert cost.useful_fraction >= 0
+    lost = cost.hours_lost_to_restarts + cost.hours_lost_to_redone_steps
+    assert cost.useful_fraction + lost / 100.0 <= 1.0 + 1e-9
 
 
 def test_the_same_seed_costs_the_same_and_another_does_not() -> None:

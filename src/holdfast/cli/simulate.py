@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import asdict
+from itertools import pairwise, zip_longest
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -28,6 +29,20 @@ def _spark(values: Sequence[float], width: int = 60) -> str:
     return "".join(BARS[round((len(BARS) - 1) * max(0.0, value) / top)] for value in picked)
 
 
+def _short(value: float) -> str:
+    """Write a number as one reads it: 443 M, 24.6 k, 70."""
+    for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
+        if abs(value) >= size:
+            return f"{value / (1e3 if unit == ' k' else size):.3g}{unit}"
+    return f"{value:,.4g}"
+
+
+def _steps(points: Sequence[Point]) -> list[Point]:
+    """Draw a value that holds until it changes: each point once more at the next one's moment."""
+    held = [(later[0], earlier[1]) for earlier, later in pairwise(points)]
+    return [point for pair in zip_longest(points, held) for point in pair if point is not None]
+
+
 def plot_svg(plots: Sequence[tuple[str, Sequence[Point], str, str]]) -> str:
     """Draw series of (x, y) below each other as one SVG document.
 
@@ -41,15 +56,18 @@ def plot_svg(plots: Sequence[tuple[str, Sequence[Point], str, str]]) -> str:
     for number, (title, points, x_name, y_name) in enumerate(plots):
         top = number * (HEIGHT + 80) + 30
         right = max((x for x, _ in points), default=1.0) or 1.0
-        high = max((y for _, y in points), default=1.0) or 1.0
-        line = " ".join(f"{70 + WIDTH * x / right:.1f},{top + HEIGHT - HEIGHT * y / high:.1f}" for x, y in points)
+        low, high = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0) or 1.0
+        # From 0, unless all of it would be a line along the upper edge.
+        base = 0.0 if low <= high / 2 else max(0.0, low - (high - low) / 4)
+        scale = HEIGHT / ((high - base) or 1.0)
+        line = " ".join(f"{70 + WIDTH * x / right:.1f},{top + HEIGHT - scale * (y - base):.1f}" for x, y in points)
         parts += [
             f'<text x="70" y="{top - 10}" font-size="14">{title}</text>',
             f'<rect x="70" y="{top}" width="{WIDTH}" height="{HEIGHT}" fill="none" stroke="#999"/>',
             f'<polyline points="{line}" fill="none" stroke="#0a6" stroke-width="1.5"/>',
-            f'<text x="65" y="{top + 10}" text-anchor="end">{high:,.4g}</text>',
-            f'<text x="65" y="{top + HEIGHT}" text-anchor="end">0</text>',
-            f'<text x="{70 + WIDTH}" y="{top + HEIGHT + 16}" text-anchor="end">{right:,.4g} {x_name}</text>',
+            f'<text x="65" y="{top + 10}" text-anchor="end">{_short(high)}</text>',
+            f'<text x="65" y="{top + HEIGHT}" text-anchor="end">{_short(base)}</text>',
+            f'<text x="{70 + WIDTH}" y="{top + HEIGHT + 16}" text-anchor="end">{_short(right)} {x_name}</text>',
             f'<text x="70" y="{top + HEIGHT + 16}">{y_name}</text>',
         ]
     return "\n".join([*parts, "</svg>"])
@@ -59,13 +77,14 @@ def _series(results: dict[str, Any]) -> list[tuple[str, list[Point], str, str]]:
     plots: list[tuple[str, list[Point], str, str]] = []
     if "training" in results:
         line = results["training"]["timeline"]
-        plots.append(("Training: ranks at work", [(hours, ranks) for hours, ranks, _ in line], "hours", "ranks"))
+        ranks = _steps([(hours, float(count)) for hours, count, _ in line])
+        plots.append(("Training: ranks at work", ranks, "hours", "ranks"))
         delivered = [(hours, float(samples)) for hours, _, samples in line]
         plots.append(("Training: samples delivered", delivered, "hours", "samples"))
     if "leases" in results:
         line = results["leases"]["timeline"]
         plots.append(("Leased: chunks committed", [(t, float(done)) for t, done, _ in line], "seconds", "chunks"))
-        rate = [(t, float(operations)) for t, _, operations in line]
+        rate = [(t, float(operations)) for t, _, operations in line[:-1]]  # the last second is not a whole one
         plots.append(("Leased: store operations a second", rate, "seconds", "operations"))
     return plots
 
@@ -83,7 +102,7 @@ def _show(results: dict[str, Any]) -> None:
                 table.add_row(key.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
         console.print(table)
     for title, points, _, _ in _series(results):
-        console.print(f"{title}, up to {max((y for _, y in points), default=0):,.4g}")
+        console.print(f"{title}, up to {_short(max((y for _, y in points), default=0))}")
         console.print(_spark([y for _, y in points]), style="green", highlight=False)
 
 

@@ -59,7 +59,6 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
         seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
         made = max(0, int((at - now) / seconds))
         step += made
-        now = max(now, at)
         broken += 1 if is_failure else -1
         if is_failure:
             committed = max(saved, step - step % scenario.checkpoint_steps)
@@ -72,8 +71,10 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
         world = max(1, scenario.ranks - broken * scenario.ranks_per_node)
         schedule = schedule.resized(step, world_size=world)
         cost.resizes += 1
-        now += scenario.restart_seconds
-        cost.hours_lost_to_restarts += scenario.restart_seconds / 3600
+        # A failure during a restart begins it anew: only what it adds is lost.
+        ready = min(at + scenario.restart_seconds, end)
+        cost.hours_lost_to_restarts += max(0.0, ready - max(now, at)) / 3600
+        now = ready
         delivered = schedule.delivered_before(step)
         cost.timeline.append((now / 3600, world, delivered))
     seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
