@@ -226,11 +226,14 @@ def _foreign(payload: dict[str, Any]) -> None:
 
 
 def _too_few_counts(payload: dict[str, Any]) -> None:
-    octaves, shifts, per_octave, steps, counts = ([4096], [0], [2], [5, 1], [1])
-    payload["buckets"] = pack(*(np.array(column) for column in (octaves, shifts, per_octave, steps, counts)))
+    payload["buckets"] = pack(*map(np.array, ([4096], [0], [2], [5, 1], [1])))
 
 
-@pytest.mark.parametrize("damage", [_cut, _foreign, _too_few_counts])
+def _impossible_shift(payload: dict[str, Any]) -> None:
+    payload["buckets"] = pack(*map(np.array, ([4096], [77], [2], [5, 1], [1, 1])))
+
+
+@pytest.mark.parametrize("damage", [_cut, _foreign, _too_few_counts, _impossible_shift])
 def test_a_damaged_state_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     payload = QuantileSketch().add(wide(100)).serialize()
     damage(payload)

@@ -30,7 +30,7 @@ OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, t
 
 _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
 # An octave of at most so many buckets is counted in a table; of at most so few if the tables would grow large.
-_TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
+TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
 _LARGEST_TABLE = 1 << 18
 # Values a pass: their temporaries stay in the processor's cache.
 _CHUNK = 1 << 13
@@ -65,21 +65,20 @@ class Grid:
         places = np.minimum(np.searchsorted(self.octaves, octaves), len(self.octaves) - 1)
         return np.where(self.octaves[places] == octaves, self.shifts[places], 0)
 
-    def count(self, *columns: Column) -> tuple[Integers, Integers]:
-        """The buckets that the columns' keys fall into, ascending, and how many fall into each.
+    def tabulate(self, columns: Sequence[Column]) -> tuple[Integers, Integers, list[Column]]:
+        """Count keys bucket by bucket where an octave is cut to few buckets, and return all other keys as they are.
 
-        Args:
-            columns: keys in any order, with how often each comes. A key of an octave that the grid does not have is a
-                bucket of its own.
+        Returns:
+            The buckets, ascending; how many keys fell into each; and the columns of the keys that were not counted.
         """
         bits = MANTISSA_BITS - self.shifts
-        tabled = bits <= _TABLE_BITS
+        tabled = bits <= TABLE_BITS
         if int((1 << bits[tabled]).sum()) > _LARGEST_TABLE:
             tabled = bits <= _SMALL_TABLE_BITS
         if not tabled.any():
-            return _count_by_sorting([(self._cut(keys), counts) for keys, counts in columns])
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), list(columns)
         octaves, shifts, bits = self.octaves[tabled], self.shifts[tabled], bits[tabled]
-        ends = 1 + np.cumsum(1 << bits)  # cell 0 takes the strays, which are in no table
+        ends = 1 + np.cumsum(1 << bits)  # cell 0 is for keys that are in no table
         starts = np.append(1, ends[:-1])
         shift_of = np.full(OCTAVES, 63, dtype=np.int64)
         start_of = np.zeros(OCTAVES, dtype=np.int64)  # a negative octave counts from the end, here and below
@@ -91,11 +90,23 @@ class Grid:
         cells = np.flatnonzero(table[1:]) + 1
         per_octave = np.diff(np.append(np.searchsorted(cells, starts), len(cells)))
         keys = (cells - np.repeat(start_of[octaves], per_octave)) << np.repeat(shifts, per_octave)
-        if not any(len(stray) for stray, _ in strays):
-            return keys, table[cells]
-        others, other_counts = _count_by_sorting([(self._cut(stray), counts) for stray, counts in strays])
-        places = np.searchsorted(keys, others)
-        return np.insert(keys, places, others), np.insert(table[cells], places, other_counts)
+        return keys, table[cells], [column for column in strays if len(column[0])]
+
+    def sort(self, columns: Sequence[Column]) -> tuple[Integers, Integers]:
+        """The buckets that the columns' keys fall into, ascending, and how many fall into each; by sorting."""
+        plain = [self._cut(keys) for keys, counts in columns if counts is None]
+        counted = [(self._cut(keys), counts) for keys, counts in columns if counts is not None]
+        if plain:
+            ascending = np.sort(np.concatenate(plain))  # NumPy sorts int64 with vector instructions
+            starts = _run_starts(ascending)
+            counted.append((ascending[starts], np.diff(np.append(starts, len(ascending)))))
+            if len(counted) == 1:
+                return counted[0]
+        if not counted:
+            return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64)
+        keys = np.concatenate([keys for keys, _ in counted])
+        order = np.argsort(keys)
+        return combine_sorted(keys[order], np.concatenate([counts for _, counts in counted])[order])
 
     def _cut(self, keys: Integers) -> Integers:
         if not self.shifts.any():
@@ -105,6 +116,25 @@ class Grid:
         each = shift_of[keys >> MANTISSA_BITS]
         cut: Integers = (keys >> each) << each
         return cut
+
+
+def keys_per_octave(columns: Sequence[Column]) -> Integers:
+    """How many keys each octave has, from octave -2048 on."""
+    sizes = np.zeros(OCTAVES, dtype=np.int64)
+    for keys, _ in columns:
+        sizes += np.bincount((keys >> MANTISSA_BITS) + OCTAVES // 2, minlength=OCTAVES)
+    return sizes
+
+
+def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column]:
+    """That part of the columns whose keys are of the given octaves."""
+    wanted = np.zeros(OCTAVES, dtype=bool)
+    wanted[octaves] = True
+    chosen = [wanted[keys >> MANTISSA_BITS] for keys, _ in columns]
+    return [
+        (keys[places], None if counts is None else counts[places])
+        for (keys, counts), places in zip(columns, chosen, strict=True)
+    ]
 
 
 def ordered(values: FloatArray) -> Integers:
@@ -125,8 +155,6 @@ def unordered(keys: Integers) -> FloatArray:
 
 def combine_sorted(keys: Integers, counts: Integers) -> tuple[Integers, Integers]:
     """Distinct keys of an ascending column, with the sums of their counts."""
-    if len(keys) == 0:
-        return keys, counts
     starts = _run_starts(keys)
     return keys[starts], np.add.reduceat(counts, starts)
 
@@ -161,20 +189,6 @@ def _tabulate(table: Integers, column: Column, shift_of: Integers, start_of: Int
         return keys[:0], None
     places = np.concatenate(strays)
     return keys[places], None if counts is None else counts[places]
-
-
-def _count_by_sorting(columns: Sequence[Column]) -> tuple[Integers, Integers]:
-    plain = [keys for keys, counts in columns if counts is None and len(keys)]
-    counted = [(keys, counts) for keys, counts in columns if counts is not None and len(keys)]
-    if plain:
-        ascending = np.sort(np.concatenate(plain))  # NumPy sorts int64 with vector instructions
-        starts = _run_starts(ascending)
-        counted.append((ascending[starts], np.diff(np.append(starts, len(ascending)))))
-    if len(counted) == 1 and plain:
-        return counted[0]
-    keys = np.concatenate([keys for keys, _ in counted])
-    order = np.argsort(keys)
-    return combine_sorted(keys[order], np.concatenate([counts for _, counts in counted])[order])
 
 
 def _run_starts(ascending: Integers) -> NDArray[np.intp]:

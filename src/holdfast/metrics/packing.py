@@ -33,9 +33,12 @@ def unpack(text: str, count: int) -> list[Integers]:
         for _ in range(count):
             width, length = _HEADER.unpack_from(data, place)
             planes = np.frombuffer(data, dtype=np.uint8, count=width * length, offset=place + _HEADER.size)
-            cells = np.zeros((length, 8), dtype=np.uint8)
-            cells[:, :width] = planes.reshape(width, length).T
-            columns.append(cells.view("<i8").reshape(-1).astype(np.int64))
+            if width == 1:
+                columns.append(planes.astype(np.int64))
+            else:
+                cells = np.zeros((length, 8), dtype=np.uint8)
+                cells[:, :width] = planes.reshape(width, length).T
+                columns.append(cells.view("<i8").reshape(-1).astype(np.int64, copy=False))
             place += _HEADER.size + width * length
     except (binascii.Error, zlib.error, struct.error, TypeError, ValueError) as error:
         raise MetricError("the state of a distribution is damaged: its buckets cannot be read") from error

@@ -35,10 +35,14 @@ from holdfast.metrics.grid import (
     MANTISSA,
     MANTISSA_BITS,
     OCTAVES,
+    TABLE_BITS,
+    Column,
     Grid,
     Integers,
     combine_sorted,
     distinct_sorted,
+    keys_of_octaves,
+    keys_per_octave,
     ordered,
     unordered,
 )
@@ -50,6 +54,7 @@ BUCKETS = 4096
 # From so many values on it pays to guess which octaves will be cut, and to count rather than sort their values.
 _GUESS_FROM = 1 << 13
 _GUESSED_BUCKETS = 1 << 14
+_GUESS_BY = 16  # a guess by every 16th value is good enough, since it is checked
 
 
 def _no_integers() -> Integers:
@@ -85,12 +90,7 @@ class QuantileSketch:
         """The sketch with finite ``values`` added, each ``counts`` times (once when None)."""
         if len(values) == 0:
             return self
-        keys = ordered(values)
-        if counts is None and len(keys) >= _GUESS_FROM and not self.grid.shifts.any():
-            return self._add_many(keys)
-        buckets, sums = self.grid.count((keys, counts), (self.keys, self.counts))
-        octaves = distinct_sorted(buckets >> MANTISSA_BITS)
-        return _canonical(buckets, sums, Grid(octaves, self.grid.shifts_of(octaves)), self.cap)
+        return _combine([(ordered(values), counts), (self.keys, self.counts)], self.grid, self.cap)
 
     @staticmethod
     def merge(parts: Sequence[QuantileSketch]) -> QuantileSketch:
@@ -98,11 +98,8 @@ class QuantileSketch:
         filled = [part for part in parts if len(part.keys)]
         if len(filled) < 2:
             return filled[0] if filled else QuantileSketch()
-        grid = Grid.merge([part.grid for part in filled])
-        keys, counts = grid.count(
-            (np.concatenate([part.keys for part in filled]), np.concatenate([part.counts for part in filled]))
-        )
-        return _canonical(keys, counts, grid, min(part.cap for part in filled))
+        everything = np.concatenate([part.keys for part in filled]), np.concatenate([part.counts for part in filled])
+        return _combine([everything], Grid.merge([part.grid for part in filled]), min(part.cap for part in filled))
 
     def quantile(self, percent: int) -> float:
         """The value of rank ⌈percent/100 · count⌉, exactly if its bucket was never cut; there must be a value."""
@@ -135,44 +132,16 @@ class QuantileSketch:
         """The inverse of :meth:`serialize`."""
         octaves, shifts, per_octave, steps, counts = unpack(payload["buckets"], 5)
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
-        if not sizes_agree or int(per_octave.sum()) != len(steps) or (len(counts) and counts.min() < 1):
+        if not sizes_agree or int(per_octave.sum()) != len(steps):
             raise MetricError("the state of a distribution is damaged: its columns do not fit together")
+        if counts.min(initial=1) < 1 or shifts.max(initial=0) > MANTISSA_BITS or octaves.max(initial=0) >= 2 * OCTAVES:
+            raise MetricError("the state of a distribution is damaged: its buckets are none that a sketch makes")
         octaves = octaves - OCTAVES
         sums = np.cumsum(steps)  # may wrap around 64 bits; the differences below do not mind
         starts = np.cumsum(per_octave) - per_octave
         offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
         keys = (np.repeat(octaves, per_octave) << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
         return QuantileSketch(keys, counts, Grid(octaves, shifts), int(payload["cap"]))
-
-    def _add_many(self, keys: Integers) -> QuantileSketch:
-        """Add keys to a sketch of which nothing is cut yet, sorting only those of octaves that stay uncut.
-
-        Crowded octaves are counted cut by guess. An octave that still has more buckets than the cap has more distinct
-        values than the cap, and the rules cut it even coarser: the guess lost nothing. Where it has fewer, the guess
-        was wrong and its keys are counted again, as they are.
-        """
-        places = (keys >> MANTISSA_BITS) + OCTAVES // 2
-        sizes = np.bincount(places, minlength=OCTAVES)
-        octaves = np.flatnonzero(sizes) - OCTAVES // 2
-        crowded = sizes[octaves + OCTAVES // 2] >= len(keys) >> 7
-        bits = min(13, (_GUESSED_BUCKETS // max(1, int(crowded.sum()))).bit_length() - 1)
-        guess = Grid.merge([self.grid, Grid(octaves, np.where(crowded, MANTISSA_BITS - bits, 0))])
-        buckets, sums = guess.count((keys, None), (self.keys, self.counts))
-        starts = np.searchsorted(buckets, guess.octaves << MANTISSA_BITS)
-        sizes_now = np.diff(np.append(starts, len(buckets)))
-        cap = _cap(sizes_now, self.cap)
-        wrong = (guess.shifts > 0) & (sizes_now <= cap)
-        if wrong.any():
-            is_wrong = np.zeros(OCTAVES, dtype=bool)
-            is_wrong[guess.octaves[wrong]] = True  # a negative octave counts from the end
-            again = keys[is_wrong[keys >> MANTISSA_BITS]]
-            before = is_wrong[self.keys >> MANTISSA_BITS]
-            kept = ~np.repeat(wrong, sizes_now)
-            guess = Grid(guess.octaves, np.where(wrong, 0, guess.shifts))
-            buckets, sums = guess.count(
-                (again, None), (self.keys[before], self.counts[before]), (buckets[kept], sums[kept])
-            )
-        return _canonical(buckets, sums, guess, cap)
 
     def _locate(self, percent: int) -> tuple[int, int, int]:
         """The bucket of a quantile, how many values lie before it, and the quantile's rank (from 1)."""
@@ -183,6 +152,56 @@ class QuantileSketch:
 
     def _shift_of(self, bucket: int) -> int:
         return int(self.grid.shifts_of(self.keys[bucket : bucket + 1] >> MANTISSA_BITS)[0])
+
+
+def _combine(columns: Sequence[Column], grid: Grid, cap: int) -> QuantileSketch:
+    """The sketch of all the columns' keys, which are cut no coarser than ``grid``, under a cap of at most ``cap``."""
+    keys, counts, others = grid.tabulate(columns)
+    if sum(len(stray) for stray, _ in others) < _GUESS_FROM:
+        found = [(keys, counts), grid.sort(others)]
+    else:
+        guess = _guess(others, grid)
+        guessed, guessed_counts, rest = guess.tabulate(others)
+        sizes = _sizes(guessed, guess)
+        found = [(keys, counts), grid.sort(rest)]
+        # An octave that the guess left with more buckets than the cap has more distinct values than the cap: the rules
+        # cut it even coarser, and the guess lost nothing. The keys of others are counted again, as they came.
+        cut_before = np.setdiff1d(grid.octaves[grid.shifts > 0], guess.octaves, assume_unique=True)
+        cap = _cap(np.concatenate([sizes, np.full(len(cut_before), BUCKETS)]), cap)
+        wrong = sizes <= cap
+        if wrong.any():
+            kept = ~np.repeat(wrong, sizes)
+            guessed, guessed_counts = guessed[kept], guessed_counts[kept]
+            found.append(grid.sort(keys_of_octaves(others, guess.octaves[wrong])))
+        found.append((guessed, guessed_counts))
+        grid = Grid.merge([grid, Grid(guess.octaves[~wrong], guess.shifts[~wrong])])
+    keys, counts = _interleave(found)
+    octaves = distinct_sorted(keys >> MANTISSA_BITS)
+    return _canonical(keys, counts, Grid(octaves, grid.shifts_of(octaves)), cap)
+
+
+def _guess(columns: Sequence[Column], grid: Grid) -> Grid:
+    """A grid of the octaves that hold many of the columns' keys, each of a few buckets."""
+    sizes = keys_per_octave([(keys[::_GUESS_BY], None) for keys, _ in columns])
+    crowded = np.flatnonzero(sizes >= max(1, int(sizes.sum()) >> 7))
+    bits = min(TABLE_BITS, (_GUESSED_BUCKETS // max(1, len(crowded))).bit_length() - 1)
+    octaves = crowded - OCTAVES // 2
+    return Grid(octaves, np.maximum(MANTISSA_BITS - bits, grid.shifts_of(octaves)))
+
+
+def _interleave(parts: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
+    """Ascending keys that differ from part to part, as one ascending column."""
+    (keys, counts), *others = sorted(parts, key=lambda part: -len(part[0]))
+    for more, more_counts in others:
+        if len(more):
+            places = np.searchsorted(keys, more)
+            keys, counts = np.insert(keys, places, more), np.insert(counts, places, more_counts)
+    return keys, counts
+
+
+def _sizes(keys: Integers, grid: Grid) -> Integers:
+    """How many of the ascending keys each octave of the grid has."""
+    return np.diff(np.append(np.searchsorted(keys, grid.octaves << MANTISSA_BITS), len(keys)))
 
 
 def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> QuantileSketch:
