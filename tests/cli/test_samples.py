@@ -81,6 +81,15 @@ def test_a_file_that_is_no_state_exits_two(capsys: pytest.CaptureFixture[str], t
     assert "not a holdfast stream state" in err
 
 
+def test_long_and_odd_names_of_sources_are_shown_whole(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    name = "corpus." * 20 + "[bold]wiki"
+    state = str(StreamingShardLoader(dataset_of({name: 40})).save(tmp_path))
+    for arguments in (("samples", state, "--step", "2"), ("when", state, name, "2"), ("inspect", state)):
+        code, out, _ = run(capsys, *arguments)
+        assert code == 0
+        assert name in out
+
+
 KEYS = np.arange(40) // 3
 LABELLED: list[tuple[Partition, Any]] = [
     (Stratified(np.arange(40) % 3), np.arange(40) % 3),

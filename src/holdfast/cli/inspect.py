@@ -12,18 +12,14 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import Annotated, NamedTuple
 
 import typer
 
+from holdfast.cli.console import table_console
 from holdfast.errors import ConfigError
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
 __all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
-
-_PIPE_WIDTH = 250
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +65,7 @@ def _show_checkpoint(asked: Asked) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = _console()
+    console = table_console()
     table = Table("tensor", "dtype", "shape", title=escape(f"{summary.path} ({summary.layout})"))
     table.add_column("bytes", justify="right")
     table.add_column("parts", justify="right")
@@ -104,9 +100,10 @@ def _show_stream_state(asked: Asked) -> None:
     if asked.as_json:
         typer.echo(json.dumps(told, indent=2))
         return
+    from rich.markup import escape
     from rich.table import Table
 
-    console = _console()
+    console = table_console()
     ends = "without end" if told["epochs"] is None else f"of {told['epochs']} epochs"
     console.print(
         f"stream state saved {told['saved']}: next step {told['step']:,}, epoch {told['epoch']} ({ends}), "
@@ -115,7 +112,7 @@ def _show_stream_state(asked: Asked) -> None:
     sources = Table("source", "samples", "seen", "epoch", "place in it", "fingerprint", title="sources")
     for source in told["sources"]:
         shown = ("name", "length", "samples", "epoch", "place", "fingerprint")
-        sources.add_row(*(str(source.get(name, "")) for name in shown))
+        sources.add_row(*(escape(str(source.get(name, ""))) for name in shown))
     console.print(sources)
     segments = Table("from step", "ranks", "global batch", "skips in force", title="segments")
     for segment in told["segments"]:
@@ -145,7 +142,7 @@ def _show_data(asked: Asked) -> None:
     from rich.markup import escape
     from rich.table import Table
 
-    console = _console()
+    console = table_console()
     console.print(
         f"{escape(summary.path)}: {summary.kind}, read by {summary.source}; {summary.samples:,} samples in "
         f"{summary.shards:,} shards, {summary.files:,} files, {summary.bytes:,} bytes; "
@@ -163,13 +160,6 @@ def _names(folder: Path) -> list[str]:
         return os.listdir(folder)
     except OSError:  # no folder, or one that may not be looked into
         return []
-
-
-def _console() -> Console:
-    from rich.console import Console
-
-    console = Console()
-    return console if console.is_terminal else Console(width=_PIPE_WIDTH)  # whoever reads a pipe wants whole names
 
 
 INSPECTORS: tuple[Inspector, ...] = (

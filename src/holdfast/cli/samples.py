@@ -9,6 +9,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import table_console
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 from holdfast.errors import ConfigError
 
@@ -39,10 +40,10 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps({"step": step, "samples": [asdict(ref) for ref in found]}))
             return
-        from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
         table = Table("rank", "slot", "source", "epoch", "index", "position", title=f"step {step}")
         for ref in found:
-            table.add_row(*map(str, (ref.rank, ref.slot, ref.source, ref.epoch, ref.index, ref.position)))
-        Console().print(table)
+            table.add_row(*map(str, (ref.rank, ref.slot, escape(ref.source), ref.epoch, ref.index, ref.position)))
+        table_console().print(table)

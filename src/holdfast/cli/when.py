@@ -8,6 +8,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import table_console
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 
 __all__ = ["register"]
@@ -38,14 +39,16 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps({"source": source, "index": index, "seen": [entry._asdict() for entry in seen]}))
             return
-        from rich.console import Console
+        from rich.markup import escape
         from rich.table import Table
 
-        table = Table("epoch", "step", "rank", "slot", "position", "", title=f"{source} {index}")
+        table = Table("epoch", "step", "rank", "slot", "position", "")
         for entry in seen:
             if entry.step is None:
                 table.add_row(str(entry.epoch), "", "", "", str(entry.position), "skipped")
                 continue
             told = "read" if entry.step < loaded.step else "to come"
             table.add_row(*map(str, (entry.epoch, entry.step, entry.rank, entry.slot, entry.position, told)))
-        Console().print(table)
+        console = table_console()
+        console.print(escape(f"{source} {index}"))  # not the table's title, which would be wrapped to the table's width
+        console.print(table)

@@ -1,0 +1,20 @@
+"""Where commands print their tables: as wide as the terminal, or as wide as it takes in a pipe."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+__all__ = ["table_console"]
+
+_PIPE_WIDTH = 250
+
+
+def table_console() -> Console:
+    """Return a console whose tables keep names whole in a pipe, whose reader wants nothing cut short."""
+    from rich.console import Console
+
+    console = Console()
+    return console if console.is_terminal else Console(width=_PIPE_WIDTH)
