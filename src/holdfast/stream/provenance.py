@@ -40,17 +40,18 @@ class Seen(NamedTuple):
 
 def samples_in(schedule: Schedule, step: int, rank: int | None = None) -> list[SampleRef]:
     """Return the samples of a step, of all ranks or of one, in the order they were dealt."""
-    segment = schedule.segment_at(step)
-    ranks = range(segment.world_size) if rank is None else [rank]
-    found: list[SampleRef] = []
+    ranks = range(schedule.segment_at(step).world_size) if rank is None else [rank]
+    hands = [schedule.positions(step, number) for number in ranks]
+    # Located in one go: arithmetic over one rank's few positions at a time is all overhead where there are many ranks.
+    positions = np.concatenate(hands)
+    located = schedule.order.locate(positions)
     names = [spec.name for spec in schedule.order.sources]
-    for number in ranks:
-        positions = schedule.positions(step, number)
-        located = schedule.order.locate(positions)
-        columns = (located.source.tolist(), located.epoch.tolist(), located.index.tolist(), positions.tolist())
-        for slot, (source, epoch, index, position) in enumerate(zip(*columns, strict=True)):
-            found.append(SampleRef(names[source], epoch, index, position, number, slot))
-    return found
+    owners = ((number, slot) for number, hand in zip(ranks, hands, strict=True) for slot in range(len(hand)))
+    columns = (located.source.tolist(), located.epoch.tolist(), located.index.tolist(), positions.tolist(), owners)
+    return [
+        SampleRef(names[source], epoch, index, position, number, slot)
+        for source, epoch, index, position, (number, slot) in zip(*columns, strict=True)
+    ]
 
 
 def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Seen]:
