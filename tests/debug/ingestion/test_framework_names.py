@@ -75,8 +75,10 @@ NAMES: dict[str, dict[str, str]] = {
     "litgpt": {"iter_time": "step_time", "val_ppl": "perplexity", "iter": "-", "remaining_time": "-"},
     "trlx": {"losses/total_loss": "loss", "policy/sqrt_kl": "-", "reward/mean": "reward", "time/exp": "-"},
     "stable-baselines3": {
-        "rollout/ep_rew_mean": "reward", "rollout/ep_len_mean": "-", "train/value_loss": "loss", "time/fps": "throughput",
-        "train/approx_kl": "-", "train/clip_fraction": "-", "train/explained_variance": "-", "time/total_timesteps": "-",
+        "rollout/ep_rew_mean": "reward", "rollout/ep_len_mean": "-", "train/value_loss": "loss",
+        "time/fps": "throughput",
+        "train/approx_kl": "-", "train/clip_fraction": "-", "train/explained_variance": "-",
+        "time/total_timesteps": "-",
         "train/ent_coef": "-",
     },
     "verl": {

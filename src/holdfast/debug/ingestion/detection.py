@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from holdfast.debug.ingestion.formats.bordered_table import BorderedTableFormat
+from holdfast.debug.ingestion.formats.column_table import ColumnTableFormat
 from holdfast.debug.ingestion.formats.csv_table import CsvFormat
 from holdfast.debug.ingestion.formats.deepspeed import DeepSpeedFormat
 from holdfast.debug.ingestion.formats.fairseq import FairseqFormat
@@ -60,6 +61,7 @@ def default_formats(limits: Limits | None = None) -> list[LogFormat]:
         PytorchExamplesFormat,
         HfStdoutFormat,
         BorderedTableFormat,
+        ColumnTableFormat,
         FreeTextFormat,
     )
     return [kind(limits) for kind in kinds]

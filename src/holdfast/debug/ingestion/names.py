@@ -190,6 +190,8 @@ STEP_NAMES: tuple[str, ...] = (
     "consumed_tokens",
     "num_tokens",
     "samples_seen",
+    "episode",
+    "episodes",
 )
 EPOCH_NAMES: tuple[str, ...] = ("epoch", "epochs", "train_epoch", "current_epoch", "ep", "epoch_num", "round")
 

@@ -1,18 +1,25 @@
-"""Numbers as logs print them: ``1.5E+00``, ``12,345``, ``nan``, ``-inf``, ``[0.001]``, ``3.96GB``, ``45.2%``."""
+"""Numbers as logs print them: ``1.5E+00``, ``12,345``, ``3,1416``, ``nan``, ``-inf``, ``[0.001]``, ``109K``, ``5%``."""
 
 from __future__ import annotations
 
 import re
 
-__all__ = ["NUMBER", "to_number"]
+__all__ = ["NUMBER", "SUFFIX", "to_number", "to_scaled"]
 
 NUMBER = (
-    r"[-+]?(?:\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:[eE][-+]?\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    r"[-+]?(?:(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?![\d,])(?:[eE][-+]?\d+)?"
+    r"|\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:[eE][-+]?\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
     r"|(?:[nN][aA][nN]|[iI]nf(?:inity)?|INF)\b)"
 )
 """A pattern (no groups) for one number."""
 
+SUFFIX = r"(?:[kKMGT](?![A-Za-z0-9]))?"
+"""A pattern for the factor behind a number."""
+
+_FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LEADING = re.compile(NUMBER)
+# Half of the world writes 3,1416. Three digits after a comma are thousands, unless a zero stands before it.
+_DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?$")
 
 
 def to_number(text: str) -> float | None:
@@ -20,7 +27,14 @@ def to_number(text: str) -> float | None:
     match = _LEADING.match(text.strip().lstrip("[("))
     if match is None:
         return None
+    text = match.group()
     try:
-        return float(match.group().replace(",", ""))
+        return float(text.replace(",", "." if _DECIMAL_COMMA.match(text) else ""))
     except ValueError:
         return None
+
+
+def to_scaled(text: str) -> float | None:
+    """The number at the start of ``text``, times the factor at its end: ``1.2k`` is 1200."""
+    number = to_number(text)
+    return None if number is None else number * _FACTORS.get(text[-1:], 1.0)

@@ -45,7 +45,8 @@ def repair_steps(raw: Floats, epochs: Floats | None = None) -> StepAxis:
         near_start = steps[drops] <= steps[0] + 0.05 * span
         epoch_grows = whole_epochs is not None and bool(np.all(whole_epochs[drops] > whole_epochs[drops - 1]))
         few = len(drops) <= max(3, len(steps) // 50)
-        if (bool(np.all(near_start)) and (few or len(drops) * 2 < len(steps))) or epoch_grows:
+        passes = bool(np.all(near_start)) and (_alike(steps, drops) if few else len(drops) * 2 < len(steps))
+        if passes or epoch_grows:
             steps = _count_on(steps, drops)
             if not epoch_grows:
                 notes.append(f"the step counter starts again {len(drops)} times; the passes are counted on")
@@ -78,6 +79,15 @@ def _fill_gaps(values: Floats) -> Floats:
     return filled
 
 
+def _alike(steps: Floats, drops: NDArray[np.int64]) -> bool:
+    """Whether the stretches between drops may be passes over the same data: none is much longer than one before it."""
+    tops = np.array([float(part.max()) for part in np.split(steps, drops)])
+    spans = tops - steps[np.concatenate([[0], drops])]
+    shortest = np.minimum.accumulate(spans)
+    # A run that died and was begun anew into the same file gets further the second time; an epoch does not.
+    return bool(np.all(spans <= 1.25 * shortest + 1.0))
+
+
 def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:
     stride = _interval(steps) or 1.0
     offsets = np.zeros(len(steps))
@@ -94,11 +104,14 @@ def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:
 
 
 def _drop_superseded(steps: Floats, drops: NDArray[np.int64]) -> tuple[NDArray[np.int64], list[Mapping[str, Any]]]:
-    keep = np.ones(len(steps), dtype=bool)
-    events: list[Mapping[str, Any]] = []
-    for drop in drops.tolist():
-        keep[:drop] &= steps[:drop] < steps[drop]
-        events.append({"type": "restart", "step": float(steps[drop]), "from_step": float(steps[drop - 1])})
+    # A row stays when no later writing begins at or before its step.
+    begins = np.full(len(steps), np.inf)
+    begins[drops] = steps[drops]
+    later = np.append(np.minimum.accumulate(begins[::-1])[::-1][1:], np.inf)
+    keep = steps < later
+    events: list[Mapping[str, Any]] = [
+        {"type": "restart", "step": float(steps[drop]), "from_step": float(steps[drop - 1])} for drop in drops.tolist()
+    ]
     kept = np.flatnonzero(keep)
     return kept[np.argsort(steps[kept], kind="stable")], events
 

@@ -33,6 +33,8 @@ _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
 _WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
+_DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
+_DECIMAL_POINT = re.compile(r"^[-+]?\d+\.\d+(?:[eE][-+]?\d+)?$")
 _PAIR = re.compile(r"[:=]\s*[-+]?\d")  # "loss: 2.5" is a line of a log, not a name
 
 
@@ -101,7 +103,11 @@ class CsvFormat(LogFormat):
             source,
             read_options=arrow_csv.ReadOptions(skip_rows=skip, block_size=(1 if whole else 8) << 20),
             parse_options=arrow_csv.ParseOptions(delimiter=delimiter, invalid_row_handler=lambda row: "skip"),
-            convert_options=arrow_csv.ConvertOptions(null_values=_NULLS, strings_can_be_null=True),
+            convert_options=arrow_csv.ConvertOptions(
+                null_values=_NULLS,
+                strings_can_be_null=True,
+                decimal_point="," if _comma_is_decimal(file, delimiter) else ".",
+            ),
         )
         yield from table.to_batches() if whole else table
 
@@ -115,6 +121,7 @@ class _CsvReading(LineReading):
         self._file = file
         self._header, self._delimiter, self._skip = header, delimiter, skip
         self._builder = builder or ColumnBuilder(file.limits)
+        self._comma = _comma_is_decimal(file, delimiter)
         self._number = 0
 
     def __deepcopy__(self, memo: dict[int, Any]) -> _CsvReading:
@@ -128,6 +135,8 @@ class _CsvReading(LineReading):
         row = _cells(line, self._delimiter)
         if row == self._header:
             return  # The header again, where a restarted run appended to the same file.
+        if self._comma:
+            row = [cell.replace(",", ".") if _DECIMAL_COMMA.match(cell) else cell for cell in row]
         self._builder.add_row({name: cell for name, cell in zip(self._header, row, strict=False) if cell})
 
     def thin(self, most: int) -> bool:
@@ -143,6 +152,15 @@ class _CsvReading(LineReading):
         return RunLog(
             str(self._file.path), "csv", tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
         )
+
+
+def _comma_is_decimal(file: LogFile, delimiter: str) -> bool:
+    """Whether numbers are written 3,14: the comma does not set columns apart, and no number has a point."""
+    if delimiter == ",":
+        return False
+    cells = [cell.strip() for line in file.sample_lines[1:200] for cell in line.split(delimiter)]
+    commas = sum(bool(_DECIMAL_COMMA.match(cell)) for cell in cells)
+    return commas > 0 and not any(_DECIMAL_POINT.match(cell) for cell in cells)
 
 
 def _cells(line: str, delimiter: str) -> list[str]:

@@ -12,7 +12,7 @@ from dataclasses import replace
 
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, is_ambient, meaning_of, plain
-from holdfast.debug.ingestion.numbers import NUMBER, to_number
+from holdfast.debug.ingestion.numbers import NUMBER, SUFFIX, to_number, to_scaled
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
@@ -25,21 +25,26 @@ _PREFIX = re.compile(
 )
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(\x22\x27]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
 _STEP = re.compile(
-    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch)\b[\s:=#\[(\x22\x27]*(\d[\d,]*)"
-    r"\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
+    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch|episode)\b[\s:=#\[(\x22\x27]*"
+    r"(\d[\d,]*(?:(?:\.\d+)?[kKM]\b)?)(?![\d.]*\s?%)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
+# torchrun and torch's own logger: "[rank3]: …", "[default3]:…"
+_RANK = re.compile(r"^\s*\[(?:default|rank|local_rank|gpu)[ _:=]?(\d{1,5})\]:?\s*", re.IGNORECASE)
+_LABEL = re.compile(r"^\s*(\d{1,4}):\s+(?=\S)")  # srun --label: "3: step 12 loss 2.5"
+_HELD_OUT = re.compile(r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])]", re.IGNORECASE)
 _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
 _EVALUATION = re.compile(
     r"^\s*(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)", re.IGNORECASE
 )
+_PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
 _INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
     rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)[\"']?\s*"
     rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s+is\s|\s)\s*"
-    rf"({NUMBER})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
+    rf"({NUMBER}{SUFFIX})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
 _NOISE = frozenset(
@@ -51,6 +56,8 @@ _NOISE = frozenset(
 class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
+        self._rank = ""
+        self._spellings: dict[str, str] = {}
         self._epoch: float | None = None
         self._per_epoch = 0.0
         self._first_epoch: float | None = None
@@ -60,20 +67,26 @@ class _Reader(LineReader):
     def feed(self, line: str) -> bool:
         if len(line) > 8192 or not any(character.isdigit() or character in "nNi" for character in line):
             return False
+        rank = _RANK.match(line) or _LABEL.match(line)
+        if rank and rank.re is _LABEL and not _STEP.search(line, rank.end()):
+            rank = None
+        self._rank = ""
+        if rank:
+            self._rank, line = f"rank{int(rank.group(1))}/", line[rank.end() :]
         text = line[match.end() :] if (match := _PREFIX.match(line)) else line
-        if _EVALUATION.match(text):
+        if _EVALUATION.match(text) or (match and _HELD_OUT.search(match.group())):
             # Its counter runs over the held-out data; the values stand where the training was.
-            held_out = {f"val {name}": value for name, value in self._fields(text).items()}
+            held_out = {f"{self._rank}val {name}": value for name, value in self._fields(text, rank="").items()}
             if held_out and self.step is not None:
                 self.rows.add(self.step, held_out, epoch=self._epoch)
             return bool(held_out)
-        epoch = _EPOCH.search(text) or _TRAIN.match(text)
+        epoch = _EPOCH.search(text) or _TRAIN.match(text) or _PAIRED.search(text)
         if epoch:
             self._epoch = float(epoch.group(1))
             if self._first_epoch is None:
                 self._first_epoch = self._epoch
         step = self._place(text, epoch)
-        fields = self._fields(text)
+        fields = self._fields(text, rank=self._rank)
         if not fields:
             if step is not None:
                 self.step = step
@@ -90,8 +103,10 @@ class _Reader(LineReader):
     def _place(self, text: str, epoch: re.Match[str] | None) -> float | None:
         counter = _STEP.search(text)
         batch, total = None, 0.0
-        if counter:
-            batch = to_number(counter.group(1))
+        if epoch is not None and epoch.re is _PAIRED:
+            batch, total = float(epoch.group(2)), float(epoch.group(3))
+        elif counter:
+            batch = to_scaled(counter.group(1))
             total = to_number(counter.group(2) or counter.group(3) or "") or 0.0
         else:
             inside = _KERAS.match(text) or _INSIDE.search(text if epoch is None else text[epoch.end() :])
@@ -113,7 +128,7 @@ class _Reader(LineReader):
                     return whole * total + batch
         return batch
 
-    def _fields(self, text: str) -> dict[str, float | None]:
+    def _fields(self, text: str, *, rank: str) -> dict[str, float | None]:
         fields: dict[str, float | None] = {}
         if reducing := _REDUCING.search(text):
             return {"lr": to_number(reducing.group(1))}
@@ -130,10 +145,13 @@ class _Reader(LineReader):
                 or is_ambient(name)
             ):
                 continue
+            name = self._spellings.setdefault(word, name)
             if name not in fields:
-                fields[name] = to_number(value)
+                fields[name] = to_scaled(value)
         # Words with numbers are everywhere; a line counts only when one of them means something.
-        return fields if any(meaning_of(name).kind for name in fields) else {}
+        if not any(meaning_of(name).kind for name in fields):
+            return {}
+        return {rank + name: value for name, value in fields.items()} if rank else fields
 
 
 def _trim(name: str) -> str:
@@ -151,8 +169,8 @@ def _trim(name: str) -> str:
             "mean",
         ):
             continue
-        return tail.strip("-._/ ")
-    return words[-1]
+        return tail.strip("-._/' ")
+    return words[-1].strip("'")
 
 
 class FreeTextFormat(TextFormat):
@@ -175,6 +193,8 @@ class FreeTextFormat(TextFormat):
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
         """Drop words that came up once, and say how sure the reading is."""
+        if len({signal.replica for signal in log.signals if signal.kind}) == 1:
+            log = replace(log, signals=tuple(replace(signal, replica=None) for signal in log.signals))
         most = max((len(signal.steps) for signal in log.signals), default=0)
         # A name seen once in a long log is prose, not a metric.
         signals = tuple(s for s in log.signals if len(s.steps) >= 2 or most < 4 or s.kind in ("loss", "eval_loss"))

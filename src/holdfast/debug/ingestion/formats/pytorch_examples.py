@@ -29,6 +29,12 @@ class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
         self._per_epoch: float = 0.0
+        self._first_epoch = 1.0
+
+    def _passed(self, epoch: float) -> float:
+        """Epochs before this one; some scripts count from 0, most from 1."""
+        self._first_epoch = min(self._first_epoch, epoch)
+        return epoch - self._first_epoch
 
     def feed(self, line: str) -> bool:
         text = line.lstrip()
@@ -41,7 +47,7 @@ class _Reader(LineReader):
             if match:
                 epoch, seen, total = (float(match.group(group)) for group in (1, 2, 3))
                 self._per_epoch = total
-                self.step = (epoch - 1) * total + seen
+                self.step = self._passed(epoch) * total + seen
                 self.rows.add(self.step, {"loss": to_number(match.group(5))}, epoch=epoch)
             return bool(match)
         return False
@@ -51,14 +57,14 @@ class _Reader(LineReader):
         if match:
             epoch, batch, total = (float(match.group(group)) for group in (1, 2, 3))
             self._per_epoch = total
-            self.step = (epoch - 1) * total + batch
+            self.step = self._passed(epoch) * total + batch
             self.rows.add(self.step, _bars(match.group(4)), epoch=epoch)
             return True
         match = _WORDS_END.match(line)
         if match:
             epoch = float(match.group(1))
             fields = {name: value for name, value in _bars(match.group(2)).items() if name != "time"}
-            self.step = epoch * self._per_epoch if self._per_epoch else epoch
+            self.step = (self._passed(epoch) + 1) * self._per_epoch if self._per_epoch else epoch
             self.rows.add(self.step, fields, epoch=epoch)
             return bool(fields)
         # The test at the very end is one number on other data: no point of the validation series.

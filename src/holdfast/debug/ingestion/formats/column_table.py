@@ -1,0 +1,119 @@
+"""Tables printed to a console: a line of names, then lines of as many numbers. Ultralytics, spaCy, Markdown.
+
+The header may come again before every row, a row may end in a progress bar that is drawn over and over, and a name may
+be of several words; columns are then set apart by two spaces or a bar.
+"""
+
+from __future__ import annotations
+
+import re
+
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.numbers import to_number
+from holdfast.debug.ingestion.rows import RowCollector
+from holdfast.debug.ingestion.text_format import LineReader, TextFormat
+
+__all__ = ["ColumnTableFormat"]
+
+_NAME = re.compile(r"^[A-Za-z_#][\w/.\-#%@ ()]{0,40}$")
+_RULE = re.compile(r"^[\s|:\-=+]+$")
+_APART = re.compile(r"\s{2,}|\t")
+_CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[kKMGTB%]i?B?|m?s)?:?$", re.IGNORECASE)
+_BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
+_MOST_COLUMNS = 64
+
+
+class _Reader(LineReader):
+    def __init__(self, rows: RowCollector) -> None:
+        super().__init__(rows)
+        self._names: list[str] = []
+        self._row: tuple[float | None, float | None, dict[str, float | None]] | None = None
+
+    def feed(self, line: str) -> bool:
+        if len(line) > 4096 or _RULE.match(line):
+            return False
+        if self._names and self._take(line):
+            return True
+        names = _header(line)
+        if names is not None:
+            self._names = names
+        return False
+
+    def _take(self, line: str) -> bool:
+        cells = _cells(line, len(self._names))
+        if cells is None:
+            return False
+        step = epoch = None
+        fields: dict[str, float | None] = {}
+        for name, cell in zip(self._names, cells, strict=True):
+            number = None if cell.lower() in _BLANK else to_number(cell)
+            word = plain(name)
+            if name == "#" or word in STEP_NAMES:
+                step = number
+            elif word in (*EPOCH_NAMES, "e"):
+                epoch = number
+            else:
+                fields[name] = number
+        if step is None and epoch is None:
+            return False
+        place = epoch if step is None else step
+        if self._row is not None and self._row[0] != place:
+            self.close()
+        self._row = (place, epoch, fields)  # Of a bar drawn over and over the last state counts.
+        self.step = place
+        return True
+
+    def close(self) -> None:
+        if self._row is not None:
+            place, epoch, fields = self._row
+            self.rows.add(place, fields, epoch=epoch)
+        self._row = None
+
+
+def _header(line: str) -> list[str] | None:
+    """The names on a line that consists of names, at least one of them of a known metric and one of a counter."""
+    text = line.strip()
+    if "|" in text:
+        candidates = [[part.strip() for part in text.strip("|").split("|")]]
+    else:
+        candidates = [_APART.split(text), text.split()]
+    for names in candidates:
+        if not 2 <= len(names) <= _MOST_COLUMNS or not all(_NAME.match(name) for name in names):
+            continue
+        counted = any(name == "#" or plain(name) in (*STEP_NAMES, *EPOCH_NAMES) for name in names)
+        if counted and any(meaning_of(name).kind for name in names):
+            return names
+    return None
+
+
+def _cells(line: str, count: int) -> list[str] | None:
+    """The first ``count`` cells of a row of numbers; None where the line is something else."""
+    text = line.strip()
+    if text.startswith("|"):
+        cells = [part.strip() for part in text.strip("|").split("|")]
+        if len(cells) != count:
+            return None
+    else:
+        cells = text.split(None, count)[:count]
+    if len(cells) < count or not all(_CELL.match(cell) or cell.lower() in _BLANK for cell in cells):
+        return None
+    return [cell.rstrip(":") for cell in cells]
+
+
+class ColumnTableFormat(TextFormat):
+    """Console tables with a header of names."""
+
+    confidence = 0.9
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "column-table"
+
+    def reader(self, rows: RowCollector) -> LineReader:
+        """A reader for one file."""
+        return _Reader(rows)
+
+    def score(self, hits: int, lines: int) -> float:
+        """A few rows under a header; a file that is nothing but a table is CSV's."""
+        return 0.0 if hits < 2 else min(0.75, 0.55 + 0.05 * hits)

@@ -1,0 +1,133 @@
+"""Console output of many frameworks: the loss is read number by number, whatever stands around it."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.debug.detectors.series import falling_loss
+from tests.debug.ingestion.console_styles import STYLES, TOTAL, write
+
+from holdfast.debug.debugger import MLSystemsDebugger
+from holdfast.debug.types import Failure, RunReport, Signal, Verdict
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+
+
+def diagnose(tmp_path: Path, text: str, name: str = "train.log") -> RunReport:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    (run,) = DEBUGGER.debug(path).runs
+    return run
+
+
+def loss_of(run: RunReport) -> Signal:
+    return max((signal for signal in run.signals if signal.kind == "loss"), key=lambda signal: len(signal.values))
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_healthy_log_gives_its_losses_and_no_alarm(tmp_path: Path, style: str) -> None:
+    loss = falling_loss(TOTAL)
+    run = diagnose(tmp_path, write(style, loss.tolist()))
+    own = loss_of(run)
+    assert run.format == STYLES[style][0]
+    np.testing.assert_allclose(own.values, loss, atol=1e-3)
+    assert np.all(np.diff(own.steps) > 0)
+    assert own.replica is None
+    assert (run.verdict, run.findings) == (Verdict.HEALTHY, ())
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_a_loss_that_turns_into_nan_is_found_where_it_happens(tmp_path: Path, style: str) -> None:
+    loss = falling_loss(TOTAL)
+    loss[200:] = np.nan
+    run = diagnose(tmp_path, write(style, loss.tolist()))
+    found = next(finding.detection for finding in run.findings if finding.detection.failure is Failure.NAN)
+    healthy = loss_of(diagnose(tmp_path, write(style, falling_loss(TOTAL).tolist())))
+    assert found.first_step == healthy.steps[200]
+
+
+def test_lines_of_several_ranks_are_series_of_their_own(tmp_path: Path) -> None:
+    loss = falling_loss(TOTAL)
+    lines = [
+        f"[rank{rank}]: step {i} loss {value + rank / 1000:.4f}\n" for i, value in enumerate(loss) for rank in range(4)
+    ]
+    run = diagnose(tmp_path, "".join(lines))
+    assert {signal.replica for signal in run.signals} == {0, 1, 2, 3}
+    assert {(signal.name, len(signal.values)) for signal in run.signals} == {("loss", TOTAL)}
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_labels_of_srun_are_ranks(tmp_path: Path) -> None:
+    lines = [f"{rank}: step {i} loss {value:.4f}\n" for i, value in enumerate(falling_loss(TOTAL)) for rank in range(2)]
+    assert {signal.replica for signal in diagnose(tmp_path, "".join(lines)).signals} == {0, 1}
+
+
+def test_training_and_held_out_lines_in_turn_are_two_losses(tmp_path: Path) -> None:
+    lines = [
+        f"[train] epoch {i} loss: {value:.4f}\n[val] epoch {i} loss: {value + 0.05:.4f}\n"
+        for i, value in enumerate(falling_loss(TOTAL), 1)
+    ]
+    run = diagnose(tmp_path, "".join(lines))
+    assert {(signal.name, signal.kind, len(signal.values)) for signal in run.signals} == {
+        ("loss", "loss", TOTAL),
+        ("val loss", "eval_loss", TOTAL),
+    }
+
+
+def stretch(begin: int, end: int) -> str:
+    loss = falling_loss(TOTAL).tolist()
+    return "".join(json.dumps({"step": n, "loss": loss[n]}) + "\n" for n in range(begin, end))
+
+
+@pytest.mark.parametrize("begin", [0, 100], ids=["from the start", "from a checkpoint"])
+def test_a_run_that_died_and_was_started_again_into_the_same_file_is_one_run(tmp_path: Path, begin: int) -> None:
+    run = diagnose(tmp_path, stretch(0, 160) + stretch(begin, TOTAL), "log.jsonl")
+    assert loss_of(run).steps.tolist() == list(range(TOTAL))
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_warning_about_a_loss_that_is_nan_counts(tmp_path: Path) -> None:
+    text = "".join(f"step {i} loss {value:.4f}\n" for i, value in enumerate(falling_loss(TOTAL)))
+    run = diagnose(tmp_path, text + "WARNING: Loss is NaN, skipping batch\n" * 3)
+    assert run.findings[0].detection.failure is Failure.NAN
+
+
+def megatron(loss: bool, *, until: int = TOTAL) -> str:
+    return "".join(
+        f" iteration {i:8d}/ 1000 | elapsed time per iteration (ms): 512.1 | learning rate: 1.0E-04 |"
+        + (f" lm loss: {value:.6E} |" if loss and i < until else "")
+        + " loss scale: 1.0 | number of skipped iterations: 0 | number of nan iterations: 0 |\n"
+        for i, value in enumerate(falling_loss(TOTAL), 1)
+    )
+
+
+def test_a_megatron_log_that_never_prints_a_loss_cannot_be_judged_and_says_why(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, megatron(loss=False))
+    assert run.verdict is Verdict.UNKNOWN
+    assert any("no line prints a loss" in note for note in run.notes)
+
+
+def test_a_megatron_log_that_stops_printing_its_loss_has_a_loss_that_is_nan(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, megatron(loss=True, until=150))
+    assert (run.findings[0].detection.failure, run.findings[0].detection.first_step) == (Failure.NAN, 150)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("semicolons.csv", "step;loss;lr\n"
+         + "".join(f"{i};{3 - i / 100:.4f};0,001\n".replace(".", ",") for i in range(200))),
+        ("table.md", "| step | loss |\n|---|---|\n" + "".join(f"| {i} | {3 - i / 100:.4f} |\n" for i in range(200))),
+        ("spacy.txt", "E    #       LOSS NER  SCORE \n---  ------  --------  ------\n"
+         + "".join(f"{i // 40:3d}  {i:6d}  {3 - i / 100:8.4f}  {i / 500:6.2f}\n" for i in range(200))),
+        ("results.csv", "    epoch,   train/box_loss,   val/box_loss\n"
+         + "".join(f"{i:9d},{3 - i / 100:17.5g},{3.1 - i / 100:15.5g}\n" for i in range(200))),
+    ],
+)  # fmt: skip
+def test_tables_of_many_looks_are_read(tmp_path: Path, name: str, text: str) -> None:
+    own = loss_of(diagnose(tmp_path, text, name))
+    np.testing.assert_allclose(own.values, 3 - np.arange(200) / 100, atol=1e-3)
+    assert own.steps.tolist() == list(range(200))
