@@ -12,8 +12,11 @@ import os
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
 
 import multiprocessing
+import random
+import signal
 import statistics
 import time
+from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from typing import Any
@@ -23,13 +26,16 @@ import torch.distributed as dist
 
 from common import arguments, publish
 from holdfast.coordinate import StreamCoordinator
-from holdfast.errors import StaleLeaseError
+from holdfast.coordinate.scenario import Scenario
+from holdfast.coordinate.simulate_leases import simulate_leases
+from holdfast.errors import CoordinatorLost, StaleLeaseError
 from holdfast.order import Adaptive
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
 TTL = 2.0
 WORLD = 4
+CHUNK_SECONDS = 3.0
 # What a rank four times slower than the other three should get, known beforehand: the ideal that adapting is held to.
 PERFECT = (40 / 128, 39 / 128, 39 / 128, 10 / 128)
 
@@ -120,13 +126,32 @@ def beating(port: int, prefix: str, seconds: float, gate: Any, out: Any) -> None
         iterator.close()  # type: ignore[attr-defined]
 
 
-def doomed(port: int, prefix: str, ready: Any) -> None:
-    """Lease a chunk and wait to be killed."""
+def one_chunk(port: int, prefix: str, rank: int, gate: Any, out: Any) -> None:
+    """Work on one chunk of one's own, then wait for the others' and say when one was taken over."""
     with coordinator(port, prefix) as coord:
-        coord.register_worker(1)
-        for _ in coord.lease(dataset(64), batch_size=32, chunk_size=64):
-            ready.set()
-            time.sleep(3600)
+        time.sleep(random.Random(f"{prefix}/{rank}").random() * TTL / 3)  # workers' heartbeats are not in step
+        coord.register_worker(rank)
+        gate.wait()
+        time.sleep(TTL / 2)  # by then each has seen all the others
+        for chunk in coord.lease(dataset(64 * WORLD), batch_size=32, chunk_size=64):
+            if chunk.token == 1:
+                time.sleep(CHUNK_SECONDS)
+            else:
+                out.put(time.monotonic())
+            chunk.commit()
+
+
+def until_lost(port: int, ready: Any, out: Any) -> None:
+    """Work off small chunks until the store is lost, and say when that was noticed."""
+    with coordinator(port, "lost") as coord:
+        coord.register_worker(0)
+        try:
+            for chunk in coord.lease(dataset(10**7), batch_size=32, chunk_size=64):
+                time.sleep(0.01)
+                chunk.commit()
+                ready.set()
+        except CoordinatorLost:
+            out.put(time.monotonic())
 
 
 class Bench:
@@ -134,11 +159,15 @@ class Bench:
 
     def __init__(self) -> None:
         self.context = multiprocessing.get_context("fork")
-        self.channel, theirs = self.context.Pipe()
-        self.host = self.context.Process(target=host, args=(theirs,), daemon=True)
-        self.host.start()
-        self.port: int = self.channel.recv()
+        self.host, self.channel, self.port = self.start_host()
         self.runs = 0
+
+    def start_host(self) -> tuple[Any, Any, int]:
+        """Start a process that holds a store."""
+        channel, theirs = self.context.Pipe()
+        process = self.context.Process(target=host, args=(theirs,), daemon=True)
+        process.start()
+        return process, channel, channel.recv()
 
     def together(self, target: Any, *options: Any, workers: int = WORLD) -> list[tuple[int, float, float]]:
         """Run one process a rank, let them begin together, and return (rank, seconds, operations) of each."""
@@ -165,24 +194,39 @@ class Bench:
         process.join()
         return share, operations
 
-    def takeover(self) -> float:
-        """Kill the owner of a chunk and return how many TTLs later another worker holds it."""
+    def takeover(self, dies_at: float) -> float:
+        """Kill the owner of a chunk so long after the start; return how many TTLs later another worker holds it."""
         self.runs += 1
-        prefix = f"run{self.runs}"
-        ready = self.context.Event()
-        victim = self.context.Process(target=doomed, args=(self.port, prefix, ready))
-        victim.start()
+        gate, out = self.context.Barrier(WORLD + 1), self.context.Queue()
+        processes = [
+            self.context.Process(target=one_chunk, args=(self.port, f"run{self.runs}", rank, gate, out))
+            for rank in range(WORLD)
+        ]
+        for process in processes:
+            process.start()
+        gate.wait()
+        time.sleep(TTL / 2 + dies_at)
+        processes[-1].kill()
+        killed = time.monotonic()
+        waited = (out.get(timeout=60) - killed) / TTL
+        for process in processes:
+            process.join()
+        return float(waited)
+
+    def lost(self, fault: signal.Signals) -> float:
+        """Kill or stop the store's host; return how many TTLs later a worker that uses it is told."""
+        process, _, port = self.start_host()
+        ready, out = self.context.Event(), self.context.Queue()
+        worker = self.context.Process(target=until_lost, args=(port, ready, out))
+        worker.start()
         ready.wait()
-        with coordinator(self.port, prefix) as coord:
-            coord.register_worker(0)
-            iterator = iter(coord.lease(dataset(64), batch_size=32, chunk_size=64))
-            victim.kill()
-            killed = time.monotonic()
-            next(iterator).commit()
-            waited = (time.monotonic() - killed) / TTL
-            iterator.close()  # type: ignore[attr-defined]
-        victim.join()
-        return waited
+        os.kill(process.pid, fault)
+        gone = time.monotonic()
+        waited = (out.get(timeout=60) - gone) / TTL
+        process.kill()
+        process.join()
+        worker.join()
+        return float(waited)
 
     def close(self) -> None:
         """End the store's host."""
@@ -208,7 +252,18 @@ def main() -> None:
             times.append(max(seconds for _, seconds, _ in bench.together(synchronous, shares, length, delay)))
     adaptive, even, perfect = (statistics.median(epochs[shares]) for shares in ("adaptive", "even", "perfect"))
     computed = length * delay / (WORLD - 1 + 0.25)
-    takeovers = [bench.takeover() for _ in range(rounds)]
+    # Anywhere between two heartbeats, just before the others have nothing left to do.
+    moments = (CHUNK_SECONDS - TTL / 3 * np.random.default_rng(0).random(2 * rounds)).tolist()
+    takeovers = [bench.takeover(moment) for moment in moments]
+    job = Scenario(
+        ranks=WORLD, chunks_per_rank=1, chunk_seconds=CHUNK_SECONDS, ttl=TTL, heartbeat=TTL / 3, stragglers=0.0
+    )
+    simulated = [
+        simulate_leases(replace(job, seed=seed), deaths=[(moment, WORLD - 1)]).longest_takeover_ttls
+        for seed in range(20)
+        for moment in moments
+    ]
+    lost = {fault: [bench.lost(fault) for _ in range(rounds)] for fault in (signal.SIGKILL, signal.SIGSTOP)}
     share, idle_operations = bench.heartbeat(10 if options.quick else 30)
     bench.close()
     publish(
@@ -219,6 +274,10 @@ def main() -> None:
             "heartbeat_cpu_share": share,
             "takeover_in_ttls_median": statistics.median(takeovers),
             "takeover_in_ttls_worst": max(takeovers),
+            "takeover_in_ttls_simulated_median": statistics.median(simulated),
+            "takeover_in_ttls_simulated_worst": max(simulated),
+            "store_killed_noticed_in_ttls_worst": max(lost[signal.SIGKILL]),
+            "store_stopped_noticed_in_ttls_worst": max(lost[signal.SIGSTOP]),
             "adaptive_epoch_over_ideal": adaptive / perfect,
             "adaptive_epoch_over_computed_ideal": adaptive / computed,
             "even_epoch_over_adaptive": even / adaptive,
@@ -226,7 +285,9 @@ def main() -> None:
         {
             "rounds": rounds,
             "workers": WORLD,
-            "ttl": f"{TTL} s (takeover), 15 s (heartbeat)",
+            "ttl": f"{TTL} s (takeover, lost store), 15 s (heartbeat)",
+            "takeover": "one of four workers is killed anywhere between two heartbeats, the others wait. simulated: "
+            "the same job by `holdfast simulate`'s code, 20 seeds",
             "adaptive": "one of four ranks four times slower; whole epoch, the adaptation included. ideal: the best "
             "shares known from the start, measured; computed ideal: no cost but the work",
         },
