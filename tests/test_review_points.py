@@ -89,6 +89,15 @@ def test_bytes_are_exchanged_where_the_backend_works(
     assert _device(None) == torch.device(device)
 
 
+def test_no_function_of_the_metrics_is_long() -> None:
+    for path in (ROOT / "src" / "holdfast" / "metrics").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.FunctionDef):
+                code = node.body[1:] if ast.get_docstring(node) else node.body
+                lines = (node.end_lineno or 0) - code[0].lineno + 1 if code else 0
+                assert lines <= 30, f"{path.name}: {node.name}"
+
+
 @pytest.mark.parametrize("pad_id", [None, 0])
 def test_the_standard_metrics_take_no_dataset_name_and_their_docstring_lists_all_they_report(
     pad_id: int | None,

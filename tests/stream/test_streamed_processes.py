@@ -26,6 +26,7 @@ from tests.stream.streams import (
 from torch.utils.data import DataLoader
 
 from holdfast.errors import (
+    ConfigError,
     EmptyPartitionError,
     StateError,
     StateMismatchError,
@@ -119,8 +120,8 @@ def as_process(share: Share, state: Mapping[str, Any] | None, count: int) -> tup
     """Read as one of several processes; return whose sample, its epoch and id, and the state."""
     mixed = mixture() if state is None else resumed(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stream.streamed_mixture.share_of_process", lambda: share)
-        patch.setattr("holdfast.stream.hf_streaming.share_of_process", lambda: share)
+        patch.setattr("holdfast.stream.streamed_mixture.share_of_process", lambda _: share)
+        patch.setattr("holdfast.stream.hf_streaming.share_of_process", lambda _: share)
         seen = []
         for sample in islice(mixed, count):
             child: Any = mixed.streams["web"]
@@ -217,3 +218,43 @@ def test_more_processes_than_shards_are_refused_before_the_first_sample(monkeypa
     with pytest.raises(EmptyPartitionError, match="only 5 shards") as caught:
         iter(mixture())
     assert caught.value.dataset == "web"
+
+
+# --- ranks that share data -----------------------------------------------------------------------------------------
+
+
+def test_ranks_that_share_data_get_the_same_samples_and_the_others_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
+    shares = [as_process(Share(number, 2), None, 60)[0] for number in range(2)]
+    monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
+    for rank in range(4):  # two data-parallel ranks of two tensor-parallel ones each
+        monkeypatch.setattr(torch.distributed, "get_rank", lambda rank=rank: rank)
+        mixed = mixture()
+        mixed.read_as(rank=rank // 2, world_size=2)
+        assert marks(islice(mixed, 60)) == [(name, i) for name, _, i in shares[rank // 2]]
+
+
+@pytest.mark.parametrize("make", [stored, web, mixture])
+def test_whatever_is_iterated_may_be_told_its_rank(make: Any) -> None:
+    parts = []
+    for rank in range(3):
+        dataset = make()
+        dataset.read_as(rank=rank, world_size=3)
+        parts += marks(islice(dataset, 7))  # the shortest shard
+    assert len(set(parts)) == len(parts) == 21
+
+
+def test_workers_divide_the_share_of_a_rank_that_was_told() -> None:
+    dataset = stored(length=80)
+    dataset.read_as(rank=1, world_size=2)
+    loader: DataLoader[Any] = DataLoader(dataset, batch_size=4, num_workers=2, collate_fn=as_list)
+    seen = marks(sample for batch in islice(loader, 10) for sample in batch)
+    # Four processes deal the positions among them; this rank has the last two.
+    expected = [mark for place, mark in enumerate(marks(islice(stored(length=80), 80))) if place % 4 >= 2]
+    assert sorted(seen) == sorted(expected)
+
+
+@pytest.mark.parametrize(("rank", "world_size"), [(2, 2), (-1, 2), (0, 0)])
+def test_a_rank_that_cannot_be_is_refused(rank: int, world_size: int) -> None:
+    with pytest.raises(ConfigError, match="below the world size"):
+        mixture().read_as(rank=rank, world_size=world_size)

@@ -12,7 +12,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Iterator, Mapping
 from copy import copy
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, final
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -52,6 +52,9 @@ class DatasetInfo:
 class TuneIterableDataset(IterableDataset[Sample]):
     """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
 
+    _ranks: tuple[int, int] | None = None
+    _moved: tuple[TuneIterableDataset, ...] = ()  # the datasets this one moves as it is iterated
+
     @property
     @abstractmethod
     def dataset_name(self) -> str:
@@ -73,6 +76,19 @@ class TuneIterableDataset(IterableDataset[Sample]):
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where the state stands."""
+
+    @final
+    def read_as(self, *, rank: int, world_size: int) -> None:
+        """Be iterated as one of the data-parallel ranks, where those are not all ranks of ``torch.distributed``.
+
+        Ranks that share data (tensor, pipeline or context parallel) give the same numbers here, and get the same
+        samples. Call it before iterating. ``StreamingShardLoader`` does not ask for this: its config says the same.
+        """
+        if not 0 <= rank < world_size:
+            raise ConfigError("a rank must be below the world size", rank=rank, world_size=world_size)
+        self._ranks = rank, world_size
+        for dataset in self._moved:
+            dataset.read_as(rank=rank, world_size=world_size)
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,7 +188,7 @@ class OrderedDataset(TuneIterableDataset):
         from holdfast.stream.reader import Reader
 
         order, _ = self._own_order()
-        share = share_of_process()
+        share = share_of_process(self._ranks)
         samples = sum(len(leaf.source) for leaf in self.leaves)
         check_share(share, samples, what="samples", dataset=self._name)
         reader = Reader(self.leaves, order)

@@ -149,7 +149,7 @@ class HFStreamingDataset(TuneIterableDataset):
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield this process's samples from where its state stands."""
-        share = share_of_process()
+        share = share_of_process(self._ranks)
         check_share(share, self.num_shards, what="shards", dataset=self._name)
         return self._samples(share)
 

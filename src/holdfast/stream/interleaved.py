@@ -75,6 +75,7 @@ class InterleavedDataset(OrderedDataset):
         self._position = 0
         if self.streams:
             self._streamed = StreamedMixture(self._info, self.leaves, self._order(), self.children, self.streams)
+            self._moved = (self._streamed, *self.streams.values())
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return one state from those of all processes (ranks × workers); load it in any number of them.

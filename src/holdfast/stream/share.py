@@ -24,10 +24,14 @@ class Share(NamedTuple):
     total: int
 
 
-def share_of_process() -> Share:
-    """Return this process's share: its rank, and within it the ``DataLoader`` worker."""
-    number, total = 0, 1
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
+def share_of_process(ranks: tuple[int, int] | None = None) -> Share:
+    """Return this process's share: its rank, and within it the ``DataLoader`` worker.
+
+    Args:
+        ranks: (rank, world size) of those that read, where they are not all of ``torch.distributed``.
+    """
+    number, total = ranks or (0, 1)
+    if ranks is None and torch.distributed.is_available() and torch.distributed.is_initialized():
         number, total = torch.distributed.get_rank(), torch.distributed.get_world_size()
     worker = get_worker_info()
     if worker is not None:

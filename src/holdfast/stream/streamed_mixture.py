@@ -88,7 +88,7 @@ class StreamedMixture(TuneIterableDataset):
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield this process's samples from where its state stands."""
-        share = share_of_process()
+        share = share_of_process(self._ranks)
         return self._samples(share, self._open())
 
     def state_dict(self) -> dict[str, Any]:
