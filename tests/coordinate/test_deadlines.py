@@ -130,11 +130,16 @@ def test_the_first_unanswered_heartbeat_is_the_last_one_and_every_call_then_says
     silent = Silent()
     assert coordinator._beating is not None
     coordinator._beating._store = silent  # type: ignore[assignment]
-    thread = coordinator._thread
-    assert thread is not None
-    thread.join()  # ends by itself
+    with pytest.raises(CoordinatorLost):
+        coordinator.wait(3600)  # as a worker without work does: it is woken
+    assert coordinator._thread is not None
+    coordinator._thread.join()  # ends by itself
     assert silent.asked == 1
-    for call in (coordinator.check, lambda: coordinator.get_worker_health(0), lambda: coordinator.get_checkpoint(0)):
+    for call in (
+        coordinator.check,
+        lambda: coordinator.get_worker_health(0),
+        lambda: coordinator.get_checkpoint(0),
+    ):
         with pytest.raises(CoordinatorLost):
             call()
     silent.end.set()

@@ -287,6 +287,11 @@ class StreamCoordinator:
         """Raise ``CoordinatorLost`` if the store is gone (or another error that ended the heartbeats)."""
         self._check()
 
+    def wait(self, seconds: float) -> None:
+        """Do nothing for a while, but no longer than until the store is lost or the coordinator closed; then raise."""
+        self._stop.wait(seconds)
+        self._check()
+
     def _start(self) -> None:
         with self._lock:
             if self._thread is None:
@@ -312,3 +317,5 @@ class StreamCoordinator:
         except Exception as error:  # a bug in here must not look like a healthy worker
             self._failure = CoordinatorLost(f"the heartbeat failed: {error!r}")
             self._failure.__cause__ = error
+        finally:
+            self._stop.set()

@@ -234,8 +234,7 @@ class LeasedReader:
                 self._claims.look(now)
                 self._standby.prefetch(pool, self._table.standing_by())
                 pause = self._claims.pause(time.monotonic())
-            time.sleep(pause)
-            self._coordinator.check()
+            self._coordinator.wait(pause)
 
     def _busy(self, leases: list[Lease]) -> list[Lease]:
         if self._idle:
