@@ -2,23 +2,16 @@
 
 from __future__ import annotations
 
+import pickle
 from collections import Counter
 from itertools import islice
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.stream.streams import (
-    TOTAL,
-    Counting,
-    marks,
-    mixture,
-    resumed,
-    stored,
-    told,
-    web,
-)
+from tests.stream.streams import TOTAL, Counting, ids, marks, mixture, resumed, stored, streamed, told, web
 
 from holdfast.errors import (
     ConfigError,
@@ -29,10 +22,8 @@ from holdfast.errors import (
     StreamError,
     TransformError,
 )
-from holdfast.stream import (
-    InterleavedDataset,
-    StreamingShardLoader,
-)
+from holdfast.sources import ArraySource
+from holdfast.stream import InterleavedDataset, StreamDataset, StreamingShardLoader
 
 # --- which sample comes when ---------------------------------------------------------------------------------------
 
@@ -114,6 +105,15 @@ def test_the_children_s_states_stand_under_their_names_nested_as_they_are() -> N
     alone.load_state_dict(children["inner"]["children"]["web"])
     following = [mark for mark in marks(islice(mixed, 100)) if mark[0] == "web"]
     assert marks(islice(alone, len(following))) == following
+
+
+def test_it_survives_pickling_in_the_middle_as_worker_processes_that_are_spawned_need() -> None:
+    source = ArraySource({"id": np.arange(40)})
+    mixed = InterleavedDataset([StreamDataset(source, name="wiki"), streamed()], {"wiki": 1, "web": 1})
+    list(islice(mixed, 45))
+    copied = pickle.loads(pickle.dumps(mixed))  # noqa: S301 - our own bytes, made on this line
+    assert ids(islice(copied, 60)) == ids(islice(mixed, 60))
+    assert copied.state_dict() == mixed.state_dict()
 
 
 def test_a_transform_that_returns_none_passes_its_position_and_the_state_stays_exact() -> None:

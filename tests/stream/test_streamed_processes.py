@@ -25,16 +25,9 @@ from tests.stream.streams import (
 )
 from torch.utils.data import DataLoader
 
-from holdfast.errors import (
-    ConfigError,
-    EmptyPartitionError,
-    StateError,
-    StateMismatchError,
-)
+from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
 from holdfast.metrics import MetricsAggregator, StandardMetricTransform, collate_with_metrics
-from holdfast.stream import (
-    InterleavedDataset,
-)
+from holdfast.stream import InterleavedDataset
 from holdfast.stream.share import Share
 from holdfast.testing import assert_exact_resume
 

@@ -29,10 +29,9 @@ class Run(NamedTuple):
     step: int
     length: int
 
-    def dealt_to(self, share: Share) -> Run:
-        """Return every ``total``-th position of this run, from the process's own number on."""
-        number, total = share
-        return Run(self.first + number * self.step, self.step * total, -(-max(0, self.length - number) // total))
+    def every(self, total: int, start: int) -> Run:
+        """Return every ``total``-th position of this run, from its ``start``-th on."""
+        return Run(self.first + start * self.step, self.step * total, -(-max(0, self.length - start) // total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +51,12 @@ class PositionQueue:
     def dealt_to(self, share: Share, *, dataset: str) -> PositionQueue:
         """Return this queue for a process that is about to read from it."""
         if self.share is None:
-            runs = (run.dealt_to(share) for run in self.left)
-            return replace(self, share=share, left=tuple(run for run in runs if run.length))
+            number, total = share
+            dealt, before = [], 0
+            for run in self.left:  # as one pack of cards, or many short runs would all go to the first processes
+                dealt.append(run.every(total, (number - before) % total))
+                before += run.length
+            return replace(self, share=share, left=tuple(run for run in dealt if run.length))
         check_same_share(self.share, share, dataset=dataset)
         return self
 
