@@ -1,13 +1,17 @@
-"""How fast the debugger is: points a second through the detectors, memory against log size, cost of the online path.
+"""How fast the debugger is: from a file to a report, points a second through the detectors, memory, a live step.
 
-The peer is what people write by hand: a rolling mean and standard deviation with pandas and an alarm beyond six of
-them. It sees one thing where the detectors see fifteen; it is here for scale. Where the fault lab's runs are cached,
-their figures are published too (``python -m bench.faultlab generate`` makes them).
+The peers are what people write by hand: pandas to read the file, a rolling mean and standard deviation, and an alarm
+beyond six of them. That sees one thing where the detectors see fifteen; it is here for scale. Where the fault lab's
+runs are cached, their figures are published too (``python -m bench.faultlab generate`` makes them).
 """
 
 from __future__ import annotations
 
+import json
+import statistics
+import subprocess
 import sys
+import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -16,8 +20,9 @@ from pathlib import Path
 import numpy as np
 
 from common import alternate, arguments, publish
-from holdfast.debug import MLSystemsDebugger
+from holdfast.debug import MLSystemsDebugger, Reporter
 from holdfast.debug.detectors import default_detectors
+from holdfast.debug.follow import Follower
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.types import DetectionContext, Signal
@@ -105,6 +110,125 @@ def online_seconds(steps: int) -> tuple[float, float]:
     return (time.perf_counter() - wall) / steps, (time.process_time() - work) / steps
 
 
+def write_logs(folder: Path, signals: list[Signal], name: str = "log") -> tuple[Path, Path]:
+    """The same run as JSON lines and as CSV."""
+    lines, table = folder / f"{name}.jsonl", folder / f"{name}.csv"
+    names = [signal.name for signal in signals]
+    form = '{"step": %d, ' + ", ".join(f'"{name}": %r' for name in names) + "}\n"
+    row = "%d" + ",%r" * len(names) + "\n"
+    columns = [signal.values.tolist() for signal in signals]
+    with lines.open("w") as json_file, table.open("w") as csv_file:
+        csv_file.write(",".join(["step", *names]) + "\n")
+        for step, values in enumerate(zip(*columns, strict=True)):
+            json_file.write(form % (step, *values))
+            csv_file.write(row % (step, *values))
+    return lines, table
+
+
+def to_report(path: Path) -> str:
+    """What `holdfast debug --format json` does."""
+    report = MLSystemsDebugger(plugins=False).debug(path)
+    assert report.verdict.value == "healthy", "the benchmark's run is healthy"
+    return Reporter().render(report, "json")
+
+
+def by_hand(path: Path) -> int:
+    """The peer: read with pandas, then look for what stands out."""
+    import pandas as pd
+
+    frame = pd.read_json(path, lines=True) if path.suffix == ".jsonl" else pd.read_csv(path)
+    rolling = frame.rolling(200, min_periods=50)
+    return int(((frame - rolling.mean()).abs() > 6 * rolling.std()).to_numpy().sum())
+
+
+_MEMORY = """
+import json, re, sys
+from pathlib import Path
+from holdfast.debug import MLSystemsDebugger
+debugger = MLSystemsDebugger(plugins=False)
+peaks = []
+for path in sys.argv[1:]:
+    debugger.debug(Path(path))
+    status = Path("/proc/self/status").read_text()
+    peaks.append(int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) * 1024)
+print(json.dumps(peaks))
+"""
+
+
+def peak_growth(small: Path, large: Path) -> float:
+    """Bytes of memory a process grows by when it reads the large file after the small one."""
+    done = subprocess.run(
+        [sys.executable, "-c", _MEMORY, str(small), str(large)], capture_output=True, text=True, check=True, timeout=300
+    )
+    before, after = json.loads(done.stdout)
+    return float(after - before)
+
+
+def watching(folder: Path, signals: list[Signal]) -> dict[str, float]:
+    """What a look at a growing log costs after a long run: seconds of CPU, and bytes read of those that were new."""
+    rows = 30_000
+    lines, _ = write_logs(folder, [Signal(s.name, s.steps[:rows], s.values[:rows]) for s in signals], "grown")
+    text = lines.read_bytes().splitlines(keepends=True)
+    growing = folder / "growing.jsonl"
+    growing.write_bytes(b"".join(text[: len(text) - 500]))
+    follower = Follower(MLSystemsDebugger(plugins=False), [growing])
+    follower.look()
+    costs, ratios = [], []
+    with growing.open("ab", buffering=0) as stream:
+        for start in range(len(text) - 500, len(text), 50):
+            new = stream.write(b"".join(text[start : start + 50]))
+            before, clock = follower.bytes_read, time.process_time()
+            follower.look()
+            costs.append(time.process_time() - clock)
+            ratios.append((follower.bytes_read - before) / new)
+    return {
+        "watch_look_cpu_milliseconds": 1e3 * statistics.median(costs),
+        "watch_bytes_read_per_new_byte": statistics.median(ratios),
+    }
+
+
+def from_files(signals: list[Signal], steps: int, rounds: int) -> dict[str, float]:
+    """From a file on disk to a rendered report, beside pandas on a tenth of the rows, and the memory it takes."""
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        folder = Path(name)
+        lines, table = write_logs(folder, signals)
+        tenth = [Signal(s.name, s.steps[: steps // 10], s.values[: steps // 10]) for s in signals]
+        short_lines, short_table = write_logs(folder, tenth, "tenth")
+        few = [Signal(s.name, s.steps[:1000], s.values[:1000]) for s in signals]
+        few_lines, few_table = write_logs(folder, few, "few")
+        sides: dict[str, Callable[[], object]] = {
+            "jsonl": lambda: to_report(lines),
+            "csv": lambda: to_report(table),
+            "jsonl_tenth": lambda: to_report(short_lines),
+            "csv_tenth": lambda: to_report(short_table),
+        }
+        try:
+            import pandas  # noqa: F401
+
+            sides |= {"jsonl_by_hand": lambda: by_hand(short_lines), "csv_by_hand": lambda: by_hand(short_table)}
+        except ImportError:
+            pass
+        seconds = alternate(sides, rounds)
+        for form, path in (("jsonl", lines), ("csv", table)):
+            clock = time.process_time()
+            to_report(path)
+            figures[f"million_step_{form}_to_report_seconds"] = seconds[form] * 1_000_000 / steps
+            figures[f"million_step_{form}_to_report_cpu_seconds"] = (time.process_time() - clock) * 1_000_000 / steps
+            figures[f"{form}_megabytes_per_second"] = path.stat().st_size / 1e6 / seconds[form]
+            if f"{form}_by_hand" in seconds:
+                figures[f"{form}_to_report_over_by_hand"] = seconds[f"{form}_by_hand"] / seconds[f"{form}_tenth"]
+        for form, small, middle, large in (
+            ("jsonl", few_lines, short_lines, lines),
+            ("csv", few_table, short_table, table),
+        ):
+            for path, rows in ((middle, steps // 10), (large, steps)):
+                growth = peak_growth(small, path) / path.stat().st_size
+                figures[f"peak_memory_per_{form}_byte_{rows}_steps"] = growth
+        figures |= watching(folder, signals)
+    return figures
+
+
 def main() -> None:
     options = arguments(__doc__ or "")
     steps = 100_000 if options.quick else 1_000_000
@@ -141,6 +265,7 @@ def main() -> None:
         part = make_signals(size)
         held = float(sum(signal.values.nbytes for signal in part))
         figures[f"peak_bytes_per_input_byte_{size}_steps"] = peak_bytes(lambda part=part: detect(part)) / held  # type: ignore[misc]
+    figures |= from_files(signals, steps, rounds)
     costs = [online_seconds(2_000 if options.quick else 20_000) for _ in range(rounds)]
     figures["online_microseconds_per_step"] = 1e6 * sorted(wall for wall, _ in costs)[len(costs) // 2]
     figures["online_cpu_microseconds_per_step"] = 1e6 * sorted(work for _, work in costs)[len(costs) // 2]

@@ -9,7 +9,6 @@ is not finite stay.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from copy import deepcopy
 
 from holdfast.debug.ingestion.run_log import RunLog
 
@@ -35,10 +34,10 @@ class LineReading(ABC):
             UnreadableLogError: nothing in it could be read.
         """
 
+    @abstractmethod
     def so_far(self) -> RunLog:
         """What closing now would give; the reading goes on.
 
         Raises:
             UnreadableLogError: nothing could be read yet.
         """
-        return deepcopy(self).close()

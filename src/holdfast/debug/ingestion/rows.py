@@ -59,6 +59,17 @@ class RowCollector:
     def __len__(self) -> int:
         return len(self._steps)
 
+    def __deepcopy__(self, memo: dict[int, Any]) -> RowCollector:
+        # Numbers need no copies of their own, and there are many of them.
+        twin = RowCollector(self._limits)
+        for name, value in vars(self).items():
+            if isinstance(value, list):
+                value = list(value)
+            elif isinstance(value, dict):
+                value = {key: list(items) for key, items in value.items()}
+            setattr(twin, name, value)
+        return twin
+
     def add(self, step: float | None, fields: Mapping[str, float | None], *, epoch: float | None = None) -> None:
         """Add one row; a field of None is a placeholder."""
         if len(self._steps) >= self._limits.rows:

@@ -96,19 +96,11 @@ class _TextReading(LineReading):
     def __init__(self, form: TextFormat, file: LogFile) -> None:
         self._form = form
         self._file = file
-        self._rows = RowCollector(file.limits)
-        self._reader = form.reader(self._rows)
+        self._reader = form.reader(RowCollector(file.limits))
         self._config: dict[str, Any] = {}
         self._overflows: list[tuple[float | None, float | None, float | None]] = []
         self._crash: dict[str, Any] | None = None
         self._number = 0
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> _TextReading:
-        twin = _TextReading(self._form, self._file)
-        for name, value in vars(self).items():
-            if name not in ("_form", "_file"):
-                setattr(twin, name, deepcopy(value, memo))
-        return twin
 
     def feed(self, line: str) -> None:
         self._number += 1
@@ -130,11 +122,20 @@ class _TextReading(LineReading):
     def thin(self, most: int) -> bool:
         if len(self._overflows) > most:
             del self._overflows[: most // 2 : 2]
-        return self._rows.thin(most)
+        return self._reader.rows.thin(most)
+
+    def so_far(self) -> RunLog:
+        going_on = self._reader
+        # A reader hands on what it held back when it is closed; a copy does so in its place.
+        self._reader = deepcopy(going_on)
+        try:
+            return self.close()
+        finally:
+            self._reader = going_on
 
     def close(self) -> RunLog:
         self._reader.close()
-        signals, notes, events = self._rows.finish(kinds=self._reader.kinds)
+        signals, notes, events = self._reader.rows.finish(kinds=self._reader.kinds)
         if not signals and not self._overflows:
             raise self._file.unreadable(f"holds no line that reads as {self._form.name}")
         points, overflow_events = _overflow_points(self._overflows)

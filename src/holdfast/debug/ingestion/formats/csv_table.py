@@ -9,7 +9,6 @@ import csv
 import io
 import re
 from collections.abc import Iterator
-from copy import deepcopy
 from typing import Any
 
 import numpy as np
@@ -124,10 +123,6 @@ class _CsvReading(LineReading):
         self._comma = _comma_is_decimal(file, delimiter)
         self._number = 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _CsvReading:
-        builder = deepcopy(self._builder, memo)
-        return _CsvReading(self._file, self._header, self._delimiter, self._skip, builder)
-
     def feed(self, line: str) -> None:
         self._number += 1
         if self._number <= self._skip + 1 or not line.strip():
@@ -141,6 +136,9 @@ class _CsvReading(LineReading):
 
     def thin(self, most: int) -> bool:
         return self._builder.thin(most)
+
+    def so_far(self) -> RunLog:
+        return self.close()  # Nothing is held back, and nothing is used up.
 
     def close(self) -> RunLog:
         columns, labels = self._builder.finish()

@@ -7,7 +7,6 @@ for that, line by line. Numbers that a script printed into its JSON by hand (``n
 from __future__ import annotations
 
 from collections.abc import Mapping
-from copy import deepcopy
 from typing import Any
 
 from holdfast.debug.ingestion.columns import read_columns
@@ -77,13 +76,6 @@ class _JsonReading(LineReading):
         self._events: list[Mapping[str, Any]] = []
         self._name, self._bad = "jsonl", 0
 
-    def __deepcopy__(self, memo: dict[int, Any]) -> _JsonReading:
-        twin = _JsonReading(self._file)
-        for name, value in vars(self).items():
-            if name != "_file":
-                setattr(twin, name, deepcopy(value, memo))
-        return twin
-
     def feed(self, line: str) -> None:
         if not line or line.isspace():
             return
@@ -105,6 +97,9 @@ class _JsonReading(LineReading):
 
     def thin(self, most: int) -> bool:
         return self._builder.thin(most)
+
+    def so_far(self) -> RunLog:
+        return self.close()  # Nothing is held back, and nothing is used up.
 
     def close(self) -> RunLog:
         builder = self._builder
