@@ -1,7 +1,8 @@
 """The lease protocol under random interleavings: claim, renew, expire, take over, commit, crash, pause and release.
 
 Workers are run by hypothesis in any order, and inside each other's operations: before any single store operation of one
-worker, others may act (each on a clock of its own that runs at its own rate), and the worker may die there.
+worker, others may act (each on a clock of its own that runs at its own rate), and the worker may die there. Workers also
+choose for themselves what to do next, as real ones do: ``next``, ``beat`` and ``look`` are whole rounds of theirs.
 """
 
 from __future__ import annotations
@@ -22,16 +23,19 @@ from hypothesis.stateful import (
 )
 from tests.coordinate.memory import Crash, Interrupted, MemoryStore
 
-from holdfast.coordinate.protocol import LeaseTable
+from holdfast.coordinate.claims import GRACE, Claims
+from holdfast.coordinate.living import Living
 from holdfast.coordinate.records import Done, decode
 from holdfast.errors import StaleLeaseError
 
 TTL = 3.0
+PATIENT = TTL * (1.0 + GRACE)  # after which a lease has expired for everyone
 MOST_WORKERS = 4
 
 # Often enough to meet: "take_over" looks, waits and looks again, as a worker without work does.
 actions = st.sampled_from(
     ["claim", "renew", "observe", "take_over", "take_over", "commit", "commit", "release", "finish", "mark"]
+    + ["next", "next", "beat", "look"]
 )
 # (who, what, at which of its store operations it is interrupted, and by whom doing what, or dies)
 scripts = st.tuples(
@@ -53,7 +57,16 @@ class Worker:
         self.fuse: int | None = None
         self.interruption: str | tuple[int, str] | None = None
         store = Interrupted(machine.store, self.before_operation)
-        self.table = LeaseTable(store, owner=f"{number}.{life}", chunks=machine.chunks, ttl=TTL)
+        self.claims = Claims(
+            store,
+            owner=f"{number}.{life}",
+            chunks=machine.chunks,
+            ttl=TTL,
+            rank=number,
+            replication=1,
+            living=Living(MOST_WORKERS + 1),
+        )
+        self.table = self.claims.table
         self.tokens: dict[int, int] = {}  # what it believes it holds, also after it has lost it
 
     def before_operation(self) -> None:
@@ -79,13 +92,21 @@ class Worker:
         table, now = self.table, self.clock
         if action == "claim":
             self.tokens.update((lease.chunk, lease.token) for lease in table.claim(now, 2))
+        elif action == "next":
+            leases = self.claims.next_leases(now, 2)
+            self.machine.explored["takeovers"] += sum(lease.token > 1 for lease in leases)
+            self.tokens.update((lease.chunk, lease.token) for lease in leases)
+        elif action == "beat":
+            self.claims.beat(now)
+        elif action == "look":
+            self.claims.look(now)
         elif action == "renew":
             table.renew(now)
         elif action == "observe":
             table.observe(now, range(self.machine.chunks))
         elif action == "take_over":
             table.observe(now, range(self.machine.chunks))
-            self.clock = now = now + TTL
+            self.clock = now = now + PATIENT
             for chunk in table.expired(now)[:1]:
                 lease = table.take_over(chunk, now)
                 if lease is not None:
@@ -144,7 +165,9 @@ class Protocol(RuleBasedStateMachine):
             worker.alive = False
         worker.fuse = None
 
-    @rule(ticks=st.lists(st.sampled_from([0.0, 0.0, 1.0, TTL, 2 * TTL]), min_size=MOST_WORKERS, max_size=MOST_WORKERS))
+    @rule(
+        ticks=st.lists(st.sampled_from([0.0, 0.0, 1.0, PATIENT, 2 * TTL]), min_size=MOST_WORKERS, max_size=MOST_WORKERS)
+    )
     def time_passes(self, ticks: list[float]) -> None:
         # A pause of a worker is just this: others act and its clock runs on while it does nothing.
         for worker, seconds in zip(self.workers, ticks, strict=False):
@@ -208,7 +231,7 @@ class Protocol(RuleBasedStateMachine):
             for lease in last.table.claim(last.clock, 1):
                 last.commit(lease.chunk, lease.token)
             last.act("observe")
-            last.clock += TTL
+            last.clock += PATIENT
             for chunk in last.table.expired(last.clock):
                 taken = last.table.take_over(chunk, last.clock)
                 if taken is not None:
