@@ -42,6 +42,7 @@ if TYPE_CHECKING:
     from holdfast.debug import Signal as Signal
     from holdfast.metrics import AggregationType as AggregationType
     from holdfast.metrics import CategoricalCountHandler as CategoricalCountHandler
+    from holdfast.metrics import DistributionHandler as DistributionHandler
     from holdfast.metrics import JsonlSink as JsonlSink
     from holdfast.metrics import KllDistributionHandler as KllDistributionHandler
     from holdfast.metrics import Metric as Metric
@@ -116,6 +117,7 @@ _HOME: dict[str, str] = {
     "Signal": "holdfast.debug",
     "AggregationType": "holdfast.metrics",
     "CategoricalCountHandler": "holdfast.metrics",
+    "DistributionHandler": "holdfast.metrics",
     "JsonlSink": "holdfast.metrics",
     "KllDistributionHandler": "holdfast.metrics",
     "Metric": "holdfast.metrics",

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import tracemalloc
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
@@ -26,6 +28,7 @@ from holdfast.metrics import (
     MetricColumn,
     MetricHandler,
     MetricsAggregator,
+    merge_state_dicts,
     register_handler,
 )
 
@@ -104,18 +107,66 @@ def test_a_categorical_count_reports_the_top_and_all_others_together() -> None:
     assert aggregator.get_metrics() == {"wiki": {"m_count/a": 5, "m_count/b": 3, "m_other": 2}}
 
 
-def test_a_column_of_20_000_categories_keeps_its_memory_and_its_frequent_ones() -> None:
-    names = np.array([f"doc-{number}" for number in range(30_000)], dtype=object)
-    names[::3] = "frequent"
-    aggregator = MetricsAggregator()
-    for part in np.array_split(names, 30):
+def test_up_to_65_536_categories_every_count_is_exact_and_the_same_over_any_grouping() -> None:
+    names = np.array([f"token-{number}" for number in range(1 << 16)], dtype=object)
+    generator = np.random.default_rng(0)
+    drawn = np.concatenate([names, generator.choice(names, 30_000)])
+    whole = MetricsAggregator()
+    whole.update(column(drawn, CATEGORICAL_COUNT))
+    parts = []
+    for part in np.array_split(generator.permutation(drawn), 7):
+        aggregator = MetricsAggregator()
         aggregator.update(column(part, CATEGORICAL_COUNT))
+        parts.append(aggregator.state_dict())
+    assert merge_state_dicts(parts)["metrics"] == whole.state_dict()["metrics"]
+    assert "m_count_error" not in whole.get_metrics()["wiki"]
+
+
+def test_a_column_of_ever_new_categories_keeps_its_memory_and_its_frequent_ones() -> None:
+    aggregator = MetricsAggregator()
+    total = 0
+    tracemalloc.start()
+    for batch in range(24):
+        names = np.array(
+            [f"doc-{number:0100d}" for number in range(batch * 10_000, (batch + 1) * 10_000)], dtype=object
+        )
+        names[::3] = "frequent"
+        aggregator.update(column(names, CATEGORICAL_COUNT))
+        total += len(names)
+    del names
+    held, _ = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert held < 32 << 20
     figures = aggregator.get_metrics()["wiki"]
     state = aggregator.state_dict()["metrics"][0]["state"]
-    assert len(state["counts"]) <= 1024
-    assert state["total"] == 30_000
-    assert 10_000 - figures["m_count_error"] <= figures["m_count/frequent"] <= 10_000
-    assert figures["m_count_error"] <= 30_000 / 1025
+    assert len(state["counts"]) <= 1 << 16
+    assert state["total"] == total == 240_000
+    frequent = 24 * 3334
+    assert frequent - figures["m_count_error"] <= figures["m_count/frequent"] <= frequent
+    assert 1 <= figures["m_count_error"] <= total / ((1 << 16) + 1)
+
+
+@pytest.mark.parametrize("distinct", [3, 200, 2000])
+@pytest.mark.parametrize("fresh", [False, True])
+def test_texts_are_counted_alike_whether_they_are_one_object_or_many(distinct: int, fresh: bool) -> None:
+    vocabulary = [f"name-{number}" for number in range(distinct)]
+    numbers = np.random.default_rng(distinct).integers(0, distinct, 5000)
+    texts = np.array([f"name-{number}" if fresh else vocabulary[number] for number in numbers], dtype=object)
+    aggregator = MetricsAggregator()
+    aggregator.update(column(texts[::2], CATEGORICAL_COUNT))  # every other one: not a contiguous array
+    state = aggregator.state_dict()["metrics"][0]["state"]
+    assert state["counts"] == Counter(texts[::2].tolist())
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64, np.uint64, np.float64, np.bool_])
+def test_numbers_as_categories_are_counted_by_their_text(dtype: type) -> None:
+    values: NDArray[Any] = np.array([0, 1, 1, 127, 127, 127], dtype=dtype)
+    if dtype is np.int8:
+        values[0] = -128  # a range wider than the type
+    aggregator = MetricsAggregator()
+    aggregator.update(column(values, CATEGORICAL_COUNT))
+    counts = aggregator.state_dict()["metrics"][0]["state"]["counts"]
+    assert counts == Counter(map(str, values.tolist()))
 
 
 def test_a_category_as_long_as_a_document_is_cut_to_a_name_that_stays_its_own() -> None:

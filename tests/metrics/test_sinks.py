@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,7 @@ def test_tensorboard_reads_back_what_was_written(tmp_path: Path) -> None:
 
 
 class RecordingRun:
-    """Stands for a W&B run or an MLflow client, neither of which is installed here: it keeps what it is sent."""
+    """A run that keeps what it is sent: any object with the two methods serves, as the sinks promise."""
 
     def __init__(self) -> None:
         self.logged: list[tuple[dict[str, float], int]] = []
@@ -86,6 +87,36 @@ def test_mlflow_gets_names_it_allows() -> None:
     with MlflowSink(client) as sink:
         sink.write({"train_wiki/language_count/c++ (old)": 4}, step=3)
     assert client.logged == [({"train_wiki/language_count/c__ _old_": 4.0}, 3)]
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # wandb's own imports
+def test_wandb_itself_keeps_what_was_written_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wandb = pytest.importorskip("wandb", reason="the extra wandb is not installed")
+    monkeypatch.setenv("WANDB_SILENT", "true")
+    with WandbSink(mode="offline", project="holdfast", dir=str(tmp_path)) as sink:
+        sink.write({"train_wiki/tokens_seen": 5, "train_wiki/seq_len_p50": 2.5}, step=7)
+        sink.write({"train_wiki/tokens_seen": 6}, step=9)
+    assert wandb.run is None  # the sink started the run, so it finished it
+    (log,) = tmp_path.glob("wandb/offline-run-*/*.wandb")
+    # The log is a sequence of protocol buffers: names as they are, values as JSON text.
+    assert re.search(rb"train_wiki/tokens_seen[^}]{0,8}5", log.read_bytes())
+    assert re.search(rb"train_wiki/seq_len_p50[^}]{0,8}2\.5", log.read_bytes())
+    assert re.search(rb"train_wiki/tokens_seen[^}]{0,8}6", log.read_bytes())
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")  # mlflow's own
+def test_mlflow_itself_reads_back_what_was_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mlflow = pytest.importorskip("mlflow", reason="the extra mlflow is not installed")
+    monkeypatch.setenv("MLFLOW_DISABLE_TELEMETRY", "true")
+    monkeypatch.setenv("MLFLOW_ALLOW_FILE_STORE", "true")  # newer releases ask for it; a folder needs no database
+    mlflow.set_tracking_uri((tmp_path / "runs").as_uri())
+    with mlflow.start_run() as run, MlflowSink() as sink:
+        sink.write({"train_wiki/language_count/c++ (old)": 4, "train_wiki/seq_len_p50": 2.5}, step=7)
+    client = mlflow.MlflowClient()
+    (count,) = client.get_metric_history(run.info.run_id, "train_wiki/language_count/c__ _old_")
+    (median,) = client.get_metric_history(run.info.run_id, "train_wiki/seq_len_p50")
+    assert (count.step, count.value) == (7, 4.0)
+    assert (median.step, median.value) == (7, 2.5)
 
 
 @pytest.mark.parametrize(

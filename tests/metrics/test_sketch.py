@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from tests.metrics.strategies import finite_floats, floats
 
 from holdfast.errors import MetricError
+from holdfast.metrics.grid import Grid, ordered
 from holdfast.metrics.packing import pack
 from holdfast.metrics.sketch import BUCKETS, QuantileSketch
 
@@ -83,6 +84,30 @@ def test_merge_of_any_split_is_the_sketch_of_the_whole(seed: int, sizes: list[in
         one_by_one = one_by_one.add(piece)
     merged = QuantileSketch.merge([QuantileSketch().add(piece) for piece in pieces])
     assert state_of(whole) == state_of(one_by_one) == state_of(merged)
+
+
+@given(seed=st.integers(0, 2**32), octaves=st.integers(1, 40), digits=st.integers(1, 16))
+def test_however_many_values_come_at_once_the_sketch_is_the_same(seed: int, octaves: int, digits: int) -> None:
+    """Many at once are counted by a guess at what will be cut; few at a time are sorted. Wrong guesses included."""
+    generator = np.random.default_rng(seed)
+    size = int(generator.integers(9_000, 30_000))
+    values = np.exp2(generator.integers(0, octaves, size)) * (1.0 + generator.random(size).round(digits))
+    values[: size // 3] *= -1.0
+    at_once = QuantileSketch().add(values)
+    by_turns = QuantileSketch()
+    for part in np.array_split(values, 12):
+        by_turns = by_turns.add(part)
+    assert state_of(at_once) == state_of(by_turns)
+    grid = at_once.grid
+    assert state_of(at_once) == state_of(
+        QuantileSketch.merge([QuantileSketch().add(part) for part in np.array_split(values, 7)])
+    )
+    assert np.array_equal(at_once.keys, np.unique(on_grid(ordered(values), grid)))
+
+
+def on_grid(keys: NDArray[np.int64], grid: Grid) -> NDArray[np.int64]:
+    shifts = grid.shifts_of(keys >> 52)
+    return (keys >> shifts) << shifts
 
 
 def test_adding_values_with_counts_is_adding_them_so_often() -> None:
@@ -155,6 +180,9 @@ def streams() -> dict[str, Values]:
         "a cluster far from zero": cluster,
         "a cluster and outliers in other octaves": np.where(generator.random(count) < 0.05, scattered % 1e3, cluster),
         "every magnitude of float64": scattered,
+        "geometric": 0.9999 ** np.arange(float(count)),
+        "alternating signs": np.arange(float(count)) * np.where(np.arange(count) % 2, 1.0, -1.0),
+        "denormals": generator.integers(1, 2**52, count).view(np.float64),
         "whole numbers up to a million": generator.integers(0, 10**6, count).astype(np.float64),
     }
 
@@ -200,6 +228,13 @@ def test_a_sketch_never_holds_more_than_its_buckets() -> None:
     sketch = QuantileSketch().add(everything[np.isfinite(everything)])
     assert len(sketch.keys) <= BUCKETS
     assert len(sketch.grid.octaves) == 4094
+
+
+def test_counts_beyond_2_to_the_53_are_added_exactly() -> None:
+    values, counts = 1.0 + np.arange(9_000.0) / 9_000, np.full(9_000, (1 << 60) // 9_000 + 1)
+    sketch = QuantileSketch().add(values, counts)
+    assert sketch.count == 9_000 * ((1 << 60) // 9_000 + 1)
+    assert QuantileSketch.merge([sketch, QuantileSketch().add(values)]).count == sketch.count + 9_000
 
 
 # ---- states

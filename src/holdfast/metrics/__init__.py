@@ -11,7 +11,13 @@ from __future__ import annotations
 from holdfast.metrics.aggregator import MetricsAggregator, RunMetricsState
 from holdfast.metrics.collate import collate_with_metrics
 from holdfast.metrics.columnar import MetricBatch, MetricColumn
-from holdfast.metrics.handlers import CategoricalCountHandler, KllDistributionHandler, MetricHandler, register_handler
+from holdfast.metrics.handlers import (
+    CategoricalCountHandler,
+    DistributionHandler,
+    KllDistributionHandler,
+    MetricHandler,
+    register_handler,
+)
 from holdfast.metrics.sinks import JsonlSink, MetricSink, MlflowSink, TensorBoardSink, WandbSink
 from holdfast.metrics.state import merge_state_dicts
 from holdfast.metrics.transforms import MetricTransform, StandardMetricTransform
@@ -20,6 +26,7 @@ from holdfast.metrics.types import AggregationType, Metric
 __all__ = [
     "AggregationType",
     "CategoricalCountHandler",
+    "DistributionHandler",
     "JsonlSink",
     "KllDistributionHandler",
     "Metric",

@@ -107,7 +107,7 @@ class WandbRun(Protocol):
 
 @final
 class WandbSink(MetricSink):
-    """Weights & Biases; needs the package ``wandb``.
+    """Weights & Biases; needs the extra ``wandb``.
 
     Args:
         run: a run you started, which stays yours to finish; or None to start one.
@@ -116,7 +116,9 @@ class WandbSink(MetricSink):
 
     def __init__(self, run: WandbRun | None = None, **options: Any) -> None:
         self._owned = run is None
-        self._run: WandbRun = run if run is not None else _require("wandb", sink="WandbSink").init(**options)
+        self._run: WandbRun = (
+            run if run is not None else _require("wandb", extra="wandb", sink="WandbSink").init(**options)
+        )
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
         """Log all figures in one call, so that they share a step."""
@@ -137,7 +139,7 @@ class MlflowClient(Protocol):
 
 @final
 class MlflowSink(MetricSink):
-    """MLflow's active run; needs the package ``mlflow``.
+    """MLflow's active run; needs the extra ``mlflow``.
 
     Names keep the characters MLflow allows; others (a category may hold any) become ``_``.
 
@@ -146,7 +148,9 @@ class MlflowSink(MetricSink):
     """
 
     def __init__(self, client: MlflowClient | None = None) -> None:
-        self._client: MlflowClient = client if client is not None else _require("mlflow", sink="MlflowSink")
+        self._client: MlflowClient = (
+            client if client is not None else _require("mlflow", extra="mlflow", sink="MlflowSink")
+        )
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
         """Log all figures in one call."""
@@ -157,14 +161,13 @@ class MlflowSink(MetricSink):
         """Nothing to do: the run belongs to whoever started it."""
 
 
-def _require(package: str, *, sink: str, extra: str | None = None) -> Any:
+def _require(package: str, *, sink: str, extra: str) -> Any:
     try:
         return import_module(package)
     except ImportError as error:
-        install = f"holdfast[{extra}]" if extra else package
         raise MissingDependencyError(
             f"{sink} needs the package {package!r}, which is not installed",
-            hint=f"pip install '{install}'",
+            hint=f"pip install 'holdfast[{extra}]'",
             package=package,
             extra=extra,
         ) from error

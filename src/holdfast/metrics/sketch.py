@@ -18,7 +18,8 @@ A quantile is therefore never further from the exact one than its bucket is wide
 the stream (cap is 128 for a million normal values, and at least 64 while no more than 64 octaves are crowded). What KLL
 has and this has not is a bound on the *rank* error beforehand; here it is known afterwards, and is at most the share of
 values in the quantile's bucket (:meth:`QuantileSketch.rank_error`). That is a fraction of a percent unless much of the
-mass sits in a sliver of an octave that also holds more other distinct values than the cap.
+mass sits in a sliver of an octave that also holds more other distinct values than the cap; a
+:class:`~holdfast.metrics.refinement.Refinement` looks into such buckets.
 """
 
 from __future__ import annotations
@@ -47,6 +48,7 @@ from holdfast.metrics.grid import (
     unordered,
 )
 from holdfast.metrics.packing import pack, unpack
+from holdfast.metrics.refinement import DIGIT_BITS, Refinement
 
 #: How many buckets a sketch may hold; every octave of float64 fits, so that the budget can always be kept.
 BUCKETS = 4096
@@ -55,6 +57,9 @@ BUCKETS = 4096
 _GUESS_FROM = 1 << 13
 _GUESSED_BUCKETS = 1 << 14
 _GUESS_BY = 16  # a guess by every 16th value is good enough, since it is checked
+
+# A bucket with a smaller share of the values is good enough as it is.
+_REFINED_ABOVE = 0.005
 
 
 def _no_integers() -> Integers:
@@ -103,17 +108,41 @@ class QuantileSketch:
 
     def quantile(self, percent: int) -> float:
         """The value of rank ⌈percent/100 · count⌉, exactly if its bucket was never cut; there must be a value."""
-        bucket, before, rank = self._locate(percent)
-        shift = self._shift_of(bucket)
-        start, width, share = int(self.keys[bucket]), 1 << shift, int(self.counts[bucket])
-        # Spread the bucket's values evenly over its floats, in integers so that every machine agrees.
-        key = start + ((2 * (rank - before) - 1) * width) // (2 * share)
-        return float(unordered(np.array([key], dtype=np.int64))[0])
+        return self.quantile_with_error(percent)[0]
 
     def rank_error(self, percent: int) -> float:
         """A bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 where it is exact."""
-        bucket, _, _ = self._locate(percent)
-        return 0.0 if self._shift_of(bucket) == 0 else int(self.counts[bucket]) / self.count
+        return self.quantile_with_error(percent)[1]
+
+    def quantile_with_error(self, percent: int, refinement: Refinement | None = None) -> tuple[float, float]:
+        """A quantile, and a bound on its rank error that is never exceeded.
+
+        Args:
+            percent: which quantile.
+            refinement: what tells where in a bucket its values lie; evenly spread when None.
+        """
+        ends = np.cumsum(self.counts)
+        total = int(ends[-1])
+        rank = max(1, -(-percent * total // 100))
+        bucket = int(np.searchsorted(ends, rank))
+        share = int(self.counts[bucket])
+        before = int(ends[bucket]) - share
+        start = int(self.keys[bucket])
+        shift = int(self.grid.shifts_of(self.keys[bucket : bucket + 1] >> MANTISSA_BITS)[0])
+        if shift == 0:
+            return _float(start), 0.0
+        if refinement is not None and share > total * _REFINED_ABOVE:
+            # Descend from the smallest node that holds the bucket; its count is that of its buckets, exactly.
+            level = (MANTISSA_BITS - shift) // DIGIT_BITS
+            below = MANTISSA_BITS - DIGIT_BITS * level
+            node = start >> below
+            first, end = np.searchsorted(self.keys, [node << below, (node + 1) << below]).tolist()
+            before = int(ends[first] - self.counts[first])
+            key, off = refinement.descend(node, level, int(ends[end - 1]) - before, rank - before, total)
+            return _float(key), off / total
+        # Spread the bucket's values evenly over its floats, in integers so that every machine agrees.
+        key = start + ((2 * (rank - before) - 1) << shift) // (2 * share)
+        return _float(key), share / total
 
     def serialize(self) -> dict[str, Any]:
         """A JSON-friendly form; equal sketches give equal text."""
@@ -142,16 +171,6 @@ class QuantileSketch:
         offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
         keys = (np.repeat(octaves, per_octave) << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
         return QuantileSketch(keys, counts, Grid(octaves, shifts), int(payload["cap"]))
-
-    def _locate(self, percent: int) -> tuple[int, int, int]:
-        """The bucket of a quantile, how many values lie before it, and the quantile's rank (from 1)."""
-        ends = np.cumsum(self.counts)
-        rank = max(1, -(-percent * int(ends[-1]) // 100))
-        bucket = int(np.searchsorted(ends, rank))
-        return bucket, int(ends[bucket] - self.counts[bucket]), rank
-
-    def _shift_of(self, bucket: int) -> int:
-        return int(self.grid.shifts_of(self.keys[bucket : bucket + 1] >> MANTISSA_BITS)[0])
 
 
 def _combine(columns: Sequence[Column], grid: Grid, cap: int) -> QuantileSketch:
@@ -231,6 +250,10 @@ def _cap(distinct: Integers, cap: int) -> int:
     while int(np.minimum(distinct, cap).sum()) > BUCKETS:
         cap //= 2
     return cap
+
+
+def _float(key: int) -> float:
+    return float(unordered(np.array([key], dtype=np.int64))[0])
 
 
 def _bit_lengths(values: Integers) -> Integers:
