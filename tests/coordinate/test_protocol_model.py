@@ -1,8 +1,8 @@
 """The lease protocol under random interleavings: claim, renew, expire, take over, commit, crash, pause and release.
 
 Workers are run by hypothesis in any order, and inside each other's operations: before any single store operation of one
-worker, others may act (each on a clock of its own that runs at its own rate), and the worker may die there. Workers also
-choose for themselves what to do next, as real ones do: ``next``, ``beat`` and ``look`` are whole rounds of theirs.
+worker, others may act (each on a clock of its own that runs at its own rate), and the worker may die there. Workers
+also choose for themselves what to do next, as real ones do: ``next``, ``beat`` and ``look`` are whole rounds of theirs.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ MOST_WORKERS = 4
 
 # Often enough to meet: "take_over" looks, waits and looks again, as a worker without work does.
 actions = st.sampled_from(
-    ["claim", "renew", "observe", "take_over", "take_over", "commit", "commit", "release", "finish", "mark"]
-    + ["next", "next", "beat", "look"]
+    "claim renew observe take_over take_over commit commit release finish mark next next beat look".split()
 )
 # (who, what, at which of its store operations it is interrupted, and by whom doing what, or dies)
 scripts = st.tuples(
