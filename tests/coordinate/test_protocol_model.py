@@ -34,7 +34,22 @@ MOST_WORKERS = 4
 
 # Often enough to meet: "take_over" looks, waits and looks again, as a worker without work does.
 actions = st.sampled_from(
-    "claim renew observe take_over take_over commit commit release finish mark next next beat look".split()
+    [
+        "claim",
+        "renew",
+        "observe",
+        "take_over",
+        "take_over",
+        "commit",
+        "commit",
+        "release",
+        "finish",
+        "mark",
+        "next",
+        "next",
+        "beat",
+        "look",
+    ]
 )
 # (who, what, at which of its store operations it is interrupted, and by whom doing what, or dies)
 scripts = st.tuples(
