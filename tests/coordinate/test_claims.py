@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinate.memory import MemoryStore
 
 from holdfast.coordinate.claims import GRACE, Claims
 from holdfast.coordinate.living import Living
+from holdfast.errors import StaleLeaseError
 
 TTL = 10.0
 
@@ -54,6 +56,20 @@ def test_an_owners_death_does_not_change_who_stands_by_for_the_lease_it_left() -
     assert bystander.stands_by(0)  # for whatever is seen to change from now on
     assert bystander.take_over(TTL) is None
     assert standby.take_over(TTL) is not None
+
+
+def test_a_worker_whose_clock_stood_still_meanwhile_is_refused_by_the_store_itself() -> None:
+    # A suspended machine's monotonic clock does not move: no check of its own can tell the worker that it is late.
+    store = MemoryStore()
+    owner, standby = worker(store, 0), worker(store, 1)
+    owner.draw(0.0)
+    standby.look(0.0)
+    taken = standby.take_over(TTL)
+    assert taken is not None
+    with pytest.raises(StaleLeaseError, match="another worker has taken the chunk over"):
+        owner.table.commit(0, 1, 0.0, "late")
+    assert standby.table.commit(0, taken.token, TTL, "in time").payload == "in time"
+    assert [(done.token, done.payload) for done in owner.table.committed()] == [(2, "in time")]
 
 
 def test_a_lease_given_back_is_taken_at_once_by_anyone() -> None:
