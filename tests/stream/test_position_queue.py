@@ -13,7 +13,7 @@ def taken(queue: PositionQueue, count: int) -> tuple[list[int], PositionQueue]:
     found = []
     for _ in range(count):
         found.append(int(queue.upcoming(1)[0]))
-        queue = queue.past_one()
+        queue = queue.past(1)
     return found, queue
 
 
@@ -53,4 +53,6 @@ def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[R
     queue = PositionQueue(None, left, 10_000).dealt_to(Share(1, 3), dataset="mix")
     upcoming = queue.upcoming(count)
     assert 0 < len(upcoming) <= count
-    assert taken(queue, len(upcoming))[0] == upcoming.tolist()
+    one_by_one, after = taken(queue, len(upcoming))
+    assert one_by_one == upcoming.tolist()
+    assert queue.past(len(upcoming)) == after

@@ -89,6 +89,8 @@ class HFStreamingDataset(TuneIterableDataset):
         self._info = DatasetInfo(name, None, weight)
         identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
+        self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
+        self._given = 0  # samples of that window; counted, as a queue is dear to make for every sample
         self._jumps = 0
         self._lost = 0  # samples left out since the last one delivered
 
@@ -123,7 +125,7 @@ class HFStreamingDataset(TuneIterableDataset):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is left to this process, as plain JSON."""
-        return self._queue.to_json()
+        return self._now().to_json()
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state of the same process, or from one that ``merge_states`` made."""
@@ -135,7 +137,7 @@ class HFStreamingDataset(TuneIterableDataset):
                 found=str(self._queue.identity),
                 expected=str(queue.identity),
             )
-        self._queue = queue
+        self._queue, self._at = queue, None
         self._jumps += 1
         self._lost = 0
 
@@ -156,7 +158,7 @@ class HFStreamingDataset(TuneIterableDataset):
     def _samples(self, share: Share) -> Iterator[Sample]:
         fruitless = False  # whether the epoch now ending has given nothing
         while True:
-            self._queue = self._queue.dealt_to(share)
+            self._queue, self._at = self._now().dealt_to(share), None
             if not self._queue.parts:
                 if fruitless:
                     raise EmptyPartitionError(
@@ -175,7 +177,10 @@ class HFStreamingDataset(TuneIterableDataset):
                 if self._jumps != jumps:  # a state was loaded in between
                     break
             else:
-                self._queue = self._queue.without_first()
+                self._queue, self._at = self._queue.without_first(), None
+
+    def _now(self) -> ShardQueue:
+        return self._queue if self._at is None else self._queue.with_first(replace(self._at, given=self._given))
 
     def _shard(self, part: ShardPart) -> Iterator[Sample]:
         for window in self._windows(part):
@@ -184,7 +189,7 @@ class HFStreamingDataset(TuneIterableDataset):
                 sample = self._made_or_lost(window.rows[order[given]], window.part, order[given])
                 if sample is None:
                     continue
-                self._queue = self._queue.with_first(replace(window.part, given=given + 1))
+                self._at, self._given = window.part, given + 1
                 if self.metric_transform is not None:
                     about = self.metric_transform.dataset_metrics(num_epochs=part.epoch, samples_failed=self._lost)
                     made = self.metric_transform.sample_metrics(sample)

@@ -74,6 +74,14 @@ class InterleavedDataset(OrderedDataset):
         self._info = DatasetInfo(name, length, weight, children)
         self._position = 0
         if self.streams:
+            if stop != "cycle_forever":
+                raise MixtureError(
+                    "a mixture with streamed children cannot stop by itself: how long they are is not known",
+                    mixture=name,
+                    stop=stop,
+                    streamed=sorted(self.streams),
+                    hint="leave stop='cycle_forever' and end the training loop by steps",
+                )
             self._streamed = StreamedMixture(self._info, self.leaves, self._order(), self.children, self.streams)
             self._moved = (self._streamed, *self.streams.values())
 

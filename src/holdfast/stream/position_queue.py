@@ -68,14 +68,16 @@ class PositionQueue:
         assert self.share is not None
         return self.position + self.share.number + self.share.total * np.arange(count, dtype=np.int64)
 
-    def past_one(self) -> PositionQueue:
-        """Return this queue without its next position."""
+    def past(self, count: int) -> PositionQueue:
+        """Return this queue without the first of its ``upcoming`` positions."""
+        if not count:
+            return self
         if self.left:
             (first, step, length), *others = self.left
-            rest = (Run(first + step, step, length - 1),) if length > 1 else ()
+            rest = (Run(first + count * step, step, length - count),) if length > count else ()
             return replace(self, left=(*rest, *others))
         assert self.share is not None
-        return replace(self, position=self.position + self.share.total)
+        return replace(self, position=self.position + count * self.share.total)
 
     def to_json(self) -> dict[str, Any]:
         """Return the queue as plain JSON."""

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import ConfigError, EmptyPartitionError, MixtureError, StateError, StreamError
+from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StreamError
 from holdfast.order import Order
 from holdfast.sources import Columns, Source
 from holdfast.sources.base import Indices
@@ -29,10 +29,10 @@ _ENDED = object()
 
 
 class _ReadForwards(Source):
-    """Stands in an order for what can be read forwards only: one sample, whatever comes next."""
+    """Stands in an order for what can be read forwards only: as far as anyone will read, whatever comes next."""
 
     def __len__(self) -> int:
-        return 1
+        return 1 << 62
 
     def read(self, indices: Indices) -> Columns:
         raise ConfigError("this can be read forwards only")
@@ -62,18 +62,11 @@ class StreamedMixture(TuneIterableDataset):
         children: Mapping[str, TuneIterableDataset],
         streams: Mapping[str, TuneIterableDataset],
     ) -> None:
-        if order.stop != "cycle_forever":
-            raise MixtureError(
-                "a mixture with streamed children cannot stop by itself: how long they are is not known",
-                mixture=info.name,
-                stop=order.stop,
-                streamed=sorted(streams),
-                hint="leave stop='cycle_forever' and end the training loop by steps",
-            )
         self._info = info
         self._leaves, self._order, self._fingerprint = tuple(leaves), order, order.fingerprint()
         self._children, self._streams = children, streams
         self._queue = PositionQueue()
+        self._taken = 0  # of the queue's positions, so far; counted, as a queue is dear to make for every sample
         self._jumps = 0
 
     @property
@@ -93,7 +86,8 @@ class StreamedMixture(TuneIterableDataset):
 
     def state_dict(self) -> dict[str, Any]:
         """Return the positions left to this process, and under ``children`` the state of each child."""
-        return self._state(self._queue, {name: stream.state_dict() for name, stream in self._streams.items()})
+        queue = self._queue.past(self._taken)
+        return self._state(queue, {name: stream.state_dict() for name, stream in self._streams.items()})
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state of the same process, or from one that ``merge_states`` made."""
@@ -106,7 +100,7 @@ class StreamedMixture(TuneIterableDataset):
             for name, stream in self._streams.items():  # all or nothing: some may have gone ahead already
                 stream.load_state_dict(before[name])
             raise
-        self._queue = queue
+        self._queue, self._taken = queue, 0
         self._jumps += 1
 
     def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
@@ -149,19 +143,21 @@ class StreamedMixture(TuneIterableDataset):
 
     def _samples(self, share: Share, streams: dict[int, Iterator[Sample]]) -> Iterator[Sample]:
         reader = Reader(self._leaves, self._order)
-        passed_over, samples = 0, sum(len(leaf.source) for leaf in self._leaves)
+        stored = [leaf for leaf in self._leaves if leaf.name not in self._streams]
+        passed_over, samples = 0, sum(len(leaf.source) for leaf in stored)
         jumps = self._jumps
         while True:
             if self._jumps != jumps:  # a state was loaded: the streams go on from there
                 jumps, streams = self._jumps, self._open()
-            self._queue = self._queue.dealt_to(share, dataset=self.dataset_name)
+            self._queue = self._queue.past(self._taken).dealt_to(share, dataset=self.dataset_name)
+            self._taken = 0
             positions = self._queue.upcoming(READ_AT_ONCE)
             numbers = self._order.locate(positions).source
             at_hand = ~np.isin(numbers, list(streams))
             read = iter(reader.samples(positions[at_hand]))
             for number in numbers.tolist():
                 sample = self._next_of(number, streams[number]) if number in streams else next(read)
-                self._queue = self._queue.past_one()
+                self._taken += 1
                 if sample is None:  # the transform left it out
                     passed_over += 1
                     continue
