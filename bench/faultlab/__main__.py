@@ -11,27 +11,37 @@ from bench.faultlab.generate import default_folder, generate, label_again
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.faultlab", description=__doc__)
     parser.add_argument("command", choices=("generate", "label", "fit", "score"))
-    parser.add_argument("--runs-dir", type=Path, default=default_folder())
+    parser.add_argument("--runs-dir", type=Path, default=None, help="where the runs are cached")
+    parser.add_argument("--draw", type=int, default=0, help="0: the published runs; others: new runs of the same kind")
     parser.add_argument("--processes", type=int, default=2)
+    parser.add_argument("--per-cause", type=int, default=5, help="how many runs a cause gets in each half, at least")
     parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
-    parser.add_argument("--half", choices=("tune", "report"), default="report")
+    parser.add_argument("--half", choices=("tune", "report"), default=None)
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
+    folder = arguments.runs_dir or default_folder(arguments.draw)
     if arguments.command == "generate":
-        count = generate(arguments.runs_dir, processes=arguments.processes, limit=arguments.limit)
-        print(f"{count} runs in {arguments.runs_dir}")
+        count = generate(
+            folder,
+            draw=arguments.draw,
+            half=arguments.half,
+            per_cause=arguments.per_cause,
+            processes=arguments.processes,
+            limit=arguments.limit,
+        )
+        print(f"{count} runs in {folder}")
         return
     if arguments.command == "label":
-        print(f"{label_again(arguments.runs_dir)} labels changed")
+        print(f"{label_again(folder, draw=arguments.draw)} labels changed")
         return
     if arguments.command == "fit":
-        from bench.faultlab.fit import fit
+        from bench.faultlab.fit import TUNING_DRAWS, fit
 
-        print(fit(arguments.runs_dir))
+        print(fit([folder] if arguments.runs_dir else [default_folder(draw) for draw in TUNING_DRAWS]))
         return
     from bench.faultlab.score import main as score
 
-    score(arguments.runs_dir, half=arguments.half, as_json=arguments.json)
+    score(folder, half=arguments.half or "report", as_json=arguments.json)
 
 
 if __name__ == "__main__":

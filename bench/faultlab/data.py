@@ -49,7 +49,7 @@ class Task:
 
 @lru_cache(maxsize=8)
 def load_task(name: str) -> Task:
-    """Load ``cancer``, ``diabetes`` (regression: no classes), ``digits``, ``text-a`` or ``text-b``."""
+    """Load ``blobs``, ``cancer``, ``diabetes`` (regression: no classes), ``digits``, ``text-a`` or ``text-b``."""
     return _text_task(name) if name.startswith("text") else _table_task(name)
 
 
@@ -57,12 +57,16 @@ def _table_task(name: str) -> Task:
     from sklearn import datasets
 
     loader = {"cancer": datasets.load_breast_cancer, "diabetes": datasets.load_diabetes, "digits": datasets.load_digits}
-    bunch = loader[name]()
-    features = np.asarray(bunch.data, dtype=np.float64)
+    if name == "blobs":
+        features, targets = datasets.make_classification(
+            1500, 24, n_informative=16, n_classes=8, class_sep=1.6, random_state=3
+        )
+    else:
+        bunch = loader[name]()
+        features, targets = np.asarray(bunch.data, dtype=np.float64), np.asarray(bunch.target)
     scale = features.std() if name == "digits" else features.std(axis=0)
     center = features.mean() if name == "digits" else features.mean(axis=0)
     features = (features - center) / scale
-    targets = np.asarray(bunch.target)
     classes = 0 if name == "diabetes" else int(targets.max()) + 1
     if classes == 0:
         targets = (targets - targets.mean()) / targets.std()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from bench.faultlab.data import Task
 from bench.faultlab.plan import RunSpec
@@ -16,7 +18,7 @@ def damage_model(spec: RunSpec, model: nn.Module) -> None:
         if spec.cause == "frozen_parameters":
             _freeze(model, keep_norms=spec.strength == 1.0)
         elif spec.cause == "dead_activations":
-            hidden = model.hidden[0]  # type: ignore[index]
+            hidden: Any = model.hidden[0]  # type: ignore[index]
             layer = hidden.linear1 if hasattr(hidden, "linear1") else hidden[0]
             layer.bias.fill_(-spec.strength)
             if not hasattr(hidden, "linear1") and len(hidden) > 1 and hasattr(hidden[1], "running_mean"):

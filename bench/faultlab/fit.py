@@ -7,7 +7,9 @@ fitted on the training predictions would believe them too much.
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from bench.faultlab.score import Case, load_cases
@@ -15,14 +17,16 @@ from bench.faultlab.score import Case, load_cases
 from holdfast.debug.attribution import AttributionEngine, Calibration, fit_table, observe, tell_stories
 from holdfast.debug.attribution.ranker import feature_names, features_of
 
-__all__ = ["fit"]
+__all__ = ["TUNING_DRAWS", "fit"]
 
 SHIPPED = Path("src/holdfast/debug/attribution")
+# The tuning halves of these draws; their reporting halves are never looked at, but for the published one's.
+TUNING_DRAWS = (0, 1, 2)
 
 
-def fit(folder: Path, *, target: Path = SHIPPED) -> dict[str, float]:
+def fit(folders: Sequence[Path], *, target: Path = SHIPPED) -> dict[str, float]:
     """Write ``calibration.json`` and ``ranker.json``; returns a few figures about the fit."""
-    cases = load_cases(folder, "tune")
+    cases = [case for folder in folders for case in load_cases(folder, "tune")]
     stories = [(case, story) for case in cases if (story := _story(case)) is not None]
     matrix = np.stack([features_of(story[0], story[1]) for _, story in stories])
     truth = np.asarray([case.label["cause"] or "none" for case, _ in stories])
@@ -61,7 +65,7 @@ def _story(case: Case) -> tuple[list[str], dict[str, float]] | None:
     return [detection.failure.value for detection in stories[0]], seen
 
 
-def _regress(matrix: np.ndarray, truth: np.ndarray) -> dict[str, object]:
+def _regress(matrix: np.ndarray, truth: np.ndarray) -> dict[str, list[Any]]:
     from sklearn.linear_model import LogisticRegression
 
     model = LogisticRegression(C=1.0, max_iter=2000).fit(matrix, truth)
@@ -78,7 +82,7 @@ def _cross_family(matrix: np.ndarray, truth: np.ndarray, family: np.ndarray) -> 
     for held_out in sorted(set(family.tolist())):
         inside = family != held_out
         weights = _regress(matrix[inside], truth[inside])
-        causes = list(weights["causes"])  # type: ignore[call-overload]
+        causes = weights["causes"]
         raw = matrix[~inside] @ np.asarray(weights["weights"]).T + np.asarray(weights["bias"])
         shares = np.exp(raw - raw.max(axis=1, keepdims=True))
         shares /= shares.sum(axis=1, keepdims=True)

@@ -18,15 +18,23 @@ if TYPE_CHECKING:
 __all__ = ["default_folder", "generate", "label_again"]
 
 
-def default_folder() -> Path:
-    """Where the runs are cached unless told otherwise."""
-    return Path(tempfile.gettempdir()) / "holdfast-faultlab"
+def default_folder(draw: int = 0) -> Path:
+    """Where the runs of a draw are cached unless told otherwise."""
+    return Path(tempfile.gettempdir()) / ("holdfast-faultlab" if draw == 0 else f"holdfast-faultlab-{draw}")
 
 
-def generate(folder: Path, *, processes: int = 2, limit: int | None = None) -> int:
+def generate(
+    folder: Path,
+    *,
+    draw: int = 0,
+    half: str | None = None,
+    per_cause: int = 5,
+    processes: int = 2,
+    limit: int | None = None,
+) -> int:
     """Train every run of the plan that is not in the folder yet; returns how many runs the folder holds."""
     folder.mkdir(parents=True, exist_ok=True)
-    plan = make_plan()[:limit]
+    plan = [spec for spec in make_plan(draw=draw, per_cause=per_cause) if half in (None, spec.half)][:limit]
     missing = [spec for spec in plan if not (folder / spec.twin.identifier / "label.json").exists()]
     with ProcessPoolExecutor(processes) as pool:
         for number, identifier in enumerate(pool.map(_train_pair, missing, [folder] * len(missing)), 1):
@@ -34,12 +42,12 @@ def generate(folder: Path, *, processes: int = 2, limit: int | None = None) -> i
     return len(list(folder.glob("*/label.json")))
 
 
-def label_again(folder: Path) -> int:
+def label_again(folder: Path, *, draw: int = 0) -> int:
     """Derive every label anew from the stored records; returns how many changed."""
     from bench.faultlab.label import label_fault, label_twin
 
     changed = 0
-    for spec in make_plan():
+    for spec in make_plan(draw=draw):
         paths = [folder / one.identifier for one in (spec, spec.twin)]
         if spec.cause in DISTRIBUTED or not all((path / "record.json").exists() for path in paths):
             continue

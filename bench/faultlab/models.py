@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+
 import torch
 from bench.faultlab.data import SEQUENCE, Task
 from torch import nn
@@ -54,7 +57,8 @@ class Mlp(nn.Module):
         value = value.flatten(1)
         for block in self.hidden:
             value = block(value)
-        return self.quantize(self.head(value))
+        logits: torch.Tensor = self.quantize(self.head(value))
+        return logits
 
 
 class Cnn(nn.Module):
@@ -83,7 +87,8 @@ class Cnn(nn.Module):
         """Logits."""
         for block in self.hidden:
             value = block(value)
-        return self.quantize(self.head(self.dropout(self.pool(value).flatten(1))))
+        logits: torch.Tensor = self.quantize(self.head(self.dropout(self.pool(value).flatten(1))))
+        return logits
 
 
 class Recurrent(nn.Module):
@@ -94,8 +99,12 @@ class Recurrent(nn.Module):
     ) -> None:
         super().__init__()
         self.embedding = nn.Embedding(outputs, width)
-        make = {"gru": nn.GRU, "lstm": nn.LSTM, "rnn": lambda *a, **k: nn.RNN(*a, nonlinearity="relu", **k)}[cell]
-        self.recurrent = make(width, width, num_layers=depth, batch_first=True)
+        cells: dict[str, Callable[..., nn.Module]] = {
+            "gru": nn.GRU,
+            "lstm": nn.LSTM,
+            "rnn": partial(nn.RNN, nonlinearity="relu"),
+        }
+        self.recurrent = cells[cell](width, width, num_layers=depth, batch_first=True)
         self.dropout = nn.Dropout(dropout)
         self.head = nn.Linear(width, outputs)
         self.quantize = Quantize(dtype)
@@ -104,7 +113,8 @@ class Recurrent(nn.Module):
         """Logits at every position."""
         value = self.quantize(self.embedding(value))
         value = self.quantize(self.recurrent(value)[0])
-        return self.quantize(self.head(self.dropout(value)))
+        logits: torch.Tensor = self.quantize(self.head(self.dropout(value)))
+        return logits
 
 
 class Transformer(nn.Module):
@@ -130,7 +140,8 @@ class Transformer(nn.Module):
         value = self.quantize(self.embedding(value) + self.position)
         for block in self.hidden:
             value = self.quantize(block(value, src_mask=self.mask))
-        return self.quantize(self.head(self.norm(value)))
+        logits: torch.Tensor = self.quantize(self.head(self.norm(value)))
+        return logits
 
 
 def build_model(

@@ -61,7 +61,7 @@ def run_replicas(spec: RunSpec) -> Record:
                 else:
                     loss = nn.functional.cross_entropy(outputs.flatten(0, -2), targets.flatten())
                 optimizers[rank].zero_grad()
-                loss.backward()
+                loss.backward()  # type: ignore[no-untyped-call]
             record.add(f"step_time/rank{rank}", "step_time", step, time.thread_time() - started, replica=rank)
             if rank == 0:
                 record.add("loss", "loss", step, float(loss.detach()))

@@ -120,11 +120,12 @@ def train_run(spec: RunSpec) -> Record:
             with torch.no_grad():  # activations drift upwards until half precision cannot hold them
                 model.head.weight.mul_(1.25)  # type: ignore[union-attr, operator]
         model.train()
-        loss = _loss(model(batch_inputs), batch_targets, task.classes)
+        outputs = model(batch_inputs)
+        loss = _loss(outputs, batch_targets, task.classes)
         if spec.cause != "missing_zero_grad" or step == 0:
             optimizer.zero_grad(set_to_none=False)
         before = [parameter.detach().clone() for parameter in trainable] if observed else []
-        (scaler.scale(loss) if scaler else loss).backward()
+        (scaler.scale(loss) if scaler else loss).backward()  # type: ignore[no-untyped-call]
         if scaler and not fixed_scale:
             scaler.unscale_(optimizer)
         elif scaler:  # a static loss scale: divided out by hand, never checked
@@ -158,6 +159,9 @@ def train_run(spec: RunSpec) -> Record:
         finished = time.perf_counter()
         computed = 0.9 * computed + 0.1 * (finished - loaded) if computed else finished - loaded
         record.add("loss", "loss", step, float(loss.detach()))
+        if spec.logs_accuracy and task.classes:
+            hits = (outputs.detach().argmax(-1) == batch_targets).float().mean()
+            record.add("accuracy", "train_metric", step, float(hits), extra={"higher_is_better": True})
         record.add("grad_norm", "grad_norm", step, total)
         record.add("lr", "lr", step, learning_rate(spec, step))
         if scaler:
@@ -227,7 +231,7 @@ class _Observed:
                 module.register_forward_hook(self._hook(name))
             if isinstance(module, nn.TransformerEncoderLayer):
                 original = module.activation
-                module.activation = self._wrap(f"{name}.activation", original)  # type: ignore[assignment]
+                module.activation = self._wrap(f"{name}.activation", original)
                 module.activation_relu_or_gelu = 0
 
     def _width(self, name: str) -> Any:
@@ -272,6 +276,9 @@ def _record_layers(
         change = 0.0 if number is None else float((parameter.detach() - before[number]).double().square().sum())
         updates[layer] = updates.get(layer, 0.0) + change
         weights += float(parameter.detach().double().square().sum())
+        if parameter.ndim > 1:
+            gain = float(parameter.detach().double().square().mean().sqrt()) * math.sqrt(parameter[0].numel())
+            record.add(f"weight_gain/{name}", "weight_gain", step, gain, layer=name)
     record.add("weight_norm", "weight_norm", step, math.sqrt(weights) if math.isfinite(weights) else weights)
     total = sum(updates.values())
     record.add("update_norm", "update_norm", step, math.sqrt(total) if math.isfinite(total) else total)

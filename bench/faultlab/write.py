@@ -44,7 +44,7 @@ def _rows(spec: RunSpec, record: Record) -> list[dict[str, float]]:
         for step, value in zip(series.steps, series.values, strict=True):
             pending.append(value)
             if sparse or (int(step) + 1) % spec.log_interval == 0:
-                averaged = series.kind in ("loss", "step_time", "data_time")
+                averaged = series.kind in ("loss", "train_metric", "step_time", "data_time")
                 rows.setdefault(int(step), {})[name] = math.fsum(pending) / len(pending) if averaged else value
                 pending = []
     return [{"step": step, **rows[step]} for step in sorted(rows)]
@@ -95,7 +95,11 @@ def _write_huggingface(spec: RunSpec, rows: list[dict[str, float]], folder: Path
 def _write_lightning(spec: RunSpec, rows: list[dict[str, float]], folder: Path) -> Path:
     sparse: list[dict[str, float]] = []
     for row in rows:
-        training = {f"train_{k}" if k == "loss" else k: v for k, v in row.items() if not k.startswith(("eval_", "lr"))}
+        training = {
+            f"train_{k}" if k in ("loss", "accuracy") else k: v
+            for k, v in row.items()
+            if not k.startswith(("eval_", "lr"))
+        }
         evaluation = {k.replace("eval_", "val_"): v for k, v in row.items() if k.startswith("eval_") or k == "step"}
         if "lr" in row:
             sparse.append({"step": row["step"], "lr-AdamW": row["lr"]})
