@@ -59,6 +59,21 @@ def test_batches_of_a_stateful_data_loader_resume_exactly_with_their_metrics(wor
     assert_exact_resume(pipeline, [0, 5, 32], 20)
 
 
+def test_metrics_of_every_child_count_what_was_delivered_of_it() -> None:
+    aggregator = MetricsAggregator()
+    loader: DataLoader[Any] = DataLoader(measured(), batch_size=8, num_workers=2, collate_fn=collate_with_metrics)
+    delivered: Counter[str] = Counter()
+    for batch in islice(loader, 64):
+        aggregator.update(batch["metrics"])
+        delivered.update(batch["of"])
+    report = aggregator.get_metrics()
+    assert {name: figures["samples_seen"] for name, figures in report.items()} == delivered
+    assert {name: figures["tokens_seen"] for name, figures in report.items()} == {
+        n: 2 * c for n, c in delivered.items()
+    }
+    assert sum(delivered.values()) == 512
+
+
 class StateBeside:
     """torch's own DataLoader in one process, and the dataset's state beside it: what the guide tells users to do."""
 
