@@ -214,7 +214,7 @@ def test_nor_does_it_over_a_mixture(partition: Partition) -> None:
 @pytest.mark.soak
 @pytest.mark.parametrize("kind", PARTITIONS)
 @given(data=st.data())
-@settings(max_examples=1500)
+@settings(max_examples=600)
 def test_no_chain_changes_the_order_in_thousands_of_runs(kind: str, data: st.DataObject) -> None:
     check(data.draw(runs(kind)))
 
