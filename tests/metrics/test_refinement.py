@@ -192,6 +192,13 @@ def test_states_with_and_without_refinement_are_not_confused() -> None:
         refined.load_state_dict(plain.state_dict())
 
 
+def test_a_state_whose_parts_count_different_values_is_refused() -> None:
+    payload = json.loads(state_of(summary(np.arange(10.0))))
+    payload["refinement"] = None
+    with pytest.raises(MetricError, match=r"damaged: it counts \[0, 10\] values"):
+        REFINED.deserialize(payload)
+
+
 def test_a_refinement_of_another_size_is_refused() -> None:
     text = Refinement().add(np.arange(5)).serialize()
     assert text is not None

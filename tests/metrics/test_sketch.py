@@ -268,7 +268,35 @@ def _impossible_shift(payload: dict[str, Any]) -> None:
     payload["buckets"] = pack(*map(np.array, ([4096], [77], [2], [5, 1], [1, 1])))
 
 
-@pytest.mark.parametrize("damage", [_cut, _foreign, _too_few_counts, _impossible_shift])
+def _empty_octave(payload: dict[str, Any]) -> None:
+    payload["buckets"] = pack(*map(np.array, ([4096, 4097], [0, 0], [2, 0], [5, 1], [1, 1])))
+
+
+def _out_of_order(payload: dict[str, Any]) -> None:
+    payload["buckets"] = pack(*map(np.array, ([4097, 4096], [0, 0], [1, 1], [5, 1], [1, 1])))
+
+
+def _beyond_its_octave(payload: dict[str, Any]) -> None:
+    payload["buckets"] = pack(*map(np.array, ([4096], [50], [1], [9], [1])))
+
+
+def _impossible_cap(payload: dict[str, Any]) -> None:
+    payload["cap"] = 100
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        _cut,
+        _foreign,
+        _too_few_counts,
+        _impossible_shift,
+        _empty_octave,
+        _out_of_order,
+        _beyond_its_octave,
+        _impossible_cap,
+    ],
+)
 def test_a_damaged_state_is_refused(damage: Callable[[dict[str, Any]], None]) -> None:
     payload = QuantileSketch().add(wide(100)).serialize()
     damage(payload)

@@ -52,6 +52,11 @@ class Refinement:
 
     tables: Integers | None = None
 
+    @property
+    def count(self) -> int:
+        """How many values were added."""
+        return 0 if self.tables is None else int(self.tables[0, 0].sum())
+
     def add(self, keys: Integers, counts: Integers | None = None) -> Refinement:
         """The refinement with keys added, each ``counts`` times (once when None)."""
         tables = np.zeros(_SHAPE, dtype=np.int64) if self.tables is None else self.tables.copy()

@@ -53,6 +53,8 @@ from holdfast.metrics.refinement import DIGIT_BITS, Refinement
 #: How many buckets a sketch may hold; every octave of float64 fits, so that the budget can always be kept.
 BUCKETS = 4096
 
+_CAPS = frozenset(1 << power for power in range(BUCKETS.bit_length()))
+
 # From so many values on it pays to guess which octaves will be cut, and to count rather than sort their values.
 _GUESS_FROM = 1 << 13
 _GUESSED_BUCKETS = 1 << 14
@@ -160,17 +162,21 @@ class QuantileSketch:
     def deserialize(payload: dict[str, Any]) -> QuantileSketch:
         """The inverse of :meth:`serialize`."""
         octaves, shifts, per_octave, steps, counts = unpack(payload["buckets"], 5)
+        cap = int(payload["cap"])
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
-        if not sizes_agree or int(per_octave.sum()) != len(steps):
+        if not sizes_agree or int(per_octave.sum()) != len(steps) or cap not in _CAPS:
             raise MetricError("the state of a distribution is damaged: its columns do not fit together")
-        if counts.min(initial=1) < 1 or shifts.max(initial=0) > MANTISSA_BITS or octaves.max(initial=0) >= 2 * OCTAVES:
+        if min(counts.min(initial=1), per_octave.min(initial=1)) < 1 or shifts.max(initial=0) > MANTISSA_BITS:
             raise MetricError("the state of a distribution is damaged: its buckets are none that a sketch makes")
         octaves = octaves - OCTAVES
         sums = np.cumsum(steps)  # may wrap around 64 bits; the differences below do not mind
         starts = np.cumsum(per_octave) - per_octave
         offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
-        keys = (np.repeat(octaves, per_octave) << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
-        return QuantileSketch(keys, counts, Grid(octaves, shifts), int(payload["cap"]))
+        octave_of = np.repeat(octaves, per_octave)
+        keys = (octave_of << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
+        if (keys[1:] <= keys[:-1]).any() or (keys >> MANTISSA_BITS != octave_of).any():
+            raise MetricError("the state of a distribution is damaged: its buckets are out of order")
+        return QuantileSketch(keys, counts, Grid(octaves, shifts), cap)
 
 
 def _combine(columns: Sequence[Column], grid: Grid, cap: int) -> QuantileSketch:

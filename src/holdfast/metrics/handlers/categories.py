@@ -131,9 +131,11 @@ def _count_objects(values: NDArray[Any]) -> Counter[str] | None:
     A column of categories mostly holds references to a handful of strings. Counting equal references, which are
     integers, is ten times quicker than hashing every string.
     """
+    if len(values) < _HEAD:
+        return None
     references = np.frombuffer(np.ascontiguousarray(values), dtype=np.intp)
     head, places = np.unique(references[:_HEAD], return_index=True)
-    if len(values) < _HEAD or len(head) > _HEAD // 8:
+    if len(head) > _HEAD // 8:
         return None
     distinct, counts = np.unique(references, return_counts=True)
     if len(distinct) > _HEAD:

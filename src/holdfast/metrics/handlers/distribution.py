@@ -110,11 +110,13 @@ class DistributionHandler(MetricHandler[Distribution]):
                 f"this distribution was not made by a DistributionHandler(refined={self._refined})",
                 hint="load the state with the handlers it was saved with",
             )
-        return Distribution(
-            Moments.deserialize(payload["moments"]),
-            QuantileSketch.deserialize(payload["sketch"]),
-            Refinement.deserialize(payload["refinement"]) if self._refined else None,
-        )
+        moments = Moments.deserialize(payload["moments"])
+        sketch = QuantileSketch.deserialize(payload["sketch"])
+        refinement = Refinement.deserialize(payload["refinement"]) if self._refined else None
+        counts = {moments.count, sketch.count} | (set() if refinement is None else {refinement.count})
+        if len(counts) > 1:
+            raise MetricError(f"the state of a distribution is damaged: it counts {sorted(counts)} values at once")
+        return Distribution(moments, sketch, refinement)
 
 
 def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
