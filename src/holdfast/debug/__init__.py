@@ -14,6 +14,21 @@ if TYPE_CHECKING:
     from holdfast.debug.base import BaseIngestor as BaseIngestor
     from holdfast.debug.base import BaseSignalExtractor as BaseSignalExtractor
     from holdfast.debug.debugger import MLSystemsDebugger as MLSystemsDebugger
+    from holdfast.debug.detectors import DataStarvationDetector as DataStarvationDetector
+    from holdfast.debug.detectors import DeadLayerDetector as DeadLayerDetector
+    from holdfast.debug.detectors import DistributedDesyncDetector as DistributedDesyncDetector
+    from holdfast.debug.detectors import DivergentTrainingDetector as DivergentTrainingDetector
+    from holdfast.debug.detectors import GradientExplosionDetector as GradientExplosionDetector
+    from holdfast.debug.detectors import GradientVanishingDetector as GradientVanishingDetector
+    from holdfast.debug.detectors import HangDetector as HangDetector
+    from holdfast.debug.detectors import InfDetectionDetector as InfDetectionDetector
+    from holdfast.debug.detectors import LossPlateauDetector as LossPlateauDetector
+    from holdfast.debug.detectors import LossScaleCollapseDetector as LossScaleCollapseDetector
+    from holdfast.debug.detectors import LossSpikeDetector as LossSpikeDetector
+    from holdfast.debug.detectors import NaNDetectionDetector as NaNDetectionDetector
+    from holdfast.debug.detectors import OverfittingDetector as OverfittingDetector
+    from holdfast.debug.detectors import StragglerDetector as StragglerDetector
+    from holdfast.debug.detectors import TrainingServingSkewDetector as TrainingServingSkewDetector
     from holdfast.debug.ingestion import LogIngestor as LogIngestor
     from holdfast.debug.ingestion import MetricIngestor as MetricIngestor
     from holdfast.debug.ingestion import SchemaValidator as SchemaValidator
@@ -49,8 +64,26 @@ _TYPES = (
     "Signal",
     "Verdict",
 )
+_DETECTORS = (
+    "DataStarvationDetector",
+    "DeadLayerDetector",
+    "DistributedDesyncDetector",
+    "DivergentTrainingDetector",
+    "GradientExplosionDetector",
+    "GradientVanishingDetector",
+    "HangDetector",
+    "InfDetectionDetector",
+    "LossPlateauDetector",
+    "LossScaleCollapseDetector",
+    "LossSpikeDetector",
+    "NaNDetectionDetector",
+    "OverfittingDetector",
+    "StragglerDetector",
+    "TrainingServingSkewDetector",
+)
 _HOME: dict[str, str] = {
     **dict.fromkeys(_TYPES, "types"),
+    **dict.fromkeys(_DETECTORS, "detectors"),
     "AttributionEngine": "attribution",
     "BaseDetector": "base",
     "BaseIngestor": "base",

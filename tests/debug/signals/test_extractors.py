@@ -95,3 +95,26 @@ def test_the_gradient_norm_is_the_norm_for_any_finite_array(array: np.ndarray) -
     assert value(GradientSignalExtractor().extract({"w": array}), "grad_norm", "w") == pytest.approx(
         float(np.linalg.norm(array))
     )
+
+
+@pytest.mark.parametrize(
+    "module", [torch.nn.Linear(64, 32), torch.nn.Conv2d(8, 16, 3), torch.nn.LSTM(24, 48), torch.nn.GRU(24, 48)]
+)
+def test_every_usual_initialisation_has_a_gain_near_one(module: torch.nn.Module) -> None:
+    gains = [s for s in NumericalSignalExtractor().extract(module) if s.name == "weight_gain"]
+    assert gains
+    assert all(s.kind == "weight_gain" and 0.4 < float(s.values[0]) < 1.5 for s in gains)
+
+
+@given(scale=st.floats(1e-3, 1e3), rows=st.integers(2, 8), columns=st.integers(2, 8))
+def test_the_gain_is_the_root_mean_square_times_the_root_of_the_fan_in(scale: float, rows: int, columns: int) -> None:
+    signals = NumericalSignalExtractor().extract({"fc": np.full((rows, columns), scale)})
+    assert value(signals, "weight_gain", "fc") == pytest.approx(scale * np.sqrt(columns))
+
+
+def test_a_bias_has_no_gain_and_activations_say_which_statistic_they_are() -> None:
+    assert [s for s in NumericalSignalExtractor().extract({"bias": np.ones(4)}) if s.name == "weight_gain"] == []
+    (spread,) = [
+        s for s in NumericalSignalExtractor(what="activation").extract({"fc": np.ones((2, 2))}) if "std" in s.name
+    ]
+    assert (spread.kind, spread.metadata["statistic"]) == ("activation", "std")

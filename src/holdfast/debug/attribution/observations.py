@@ -9,18 +9,27 @@ from __future__ import annotations
 import itertools
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.debug.detectors.dead_layer import activation_statistic
-from holdfast.debug.detectors.periodic import periodic_swing
+from holdfast.debug.detectors.doubt import small_rates
+from holdfast.debug.detectors.periodic import periodic_swing, repeated_order
 from holdfast.debug.detectors.select import (
     evaluation_losses,
     layered,
     of_kind,
     total_gradient_norms,
     training_losses,
+)
+from holdfast.debug.detectors.start import (
+    LARGEST_GAIN,
+    LARGEST_RECURRENT_GAIN,
+    SMALLEST_GAIN,
+    early_spreads,
+    first_gains,
+    recurrent_gain,
 )
 from holdfast.debug.types import Detection, DetectionContext, Failure, Signal
 
@@ -58,8 +67,12 @@ OBSERVATIONS: Mapping[str, str] = {
     "evaluation_frozen": "the held-out loss does not move",
     "layers_silent": "most layers never get a gradient",
     "activations_dead": "a layer's activations are dead or saturated",
+    "died_later": "the layer was alive at first",
+    "activations_collapsed": "a layer gives the same answer to every input",
     "inputs_wide": "the inputs are far from unit scale",
     "activations_wide": "activations are huge from the first step although the inputs are not",
+    "weights_off_scale": "most weights are on another scale than any usual initialisation's from the first step",
+    "recurrent_gain": "the recurrent matrix amplifies what it carries from the first step",
     "recurrent": "the model has a recurrent layer",
     "recurrent_widest": "the recurrent layer's activations are the widest",
     "half_precision": "a loss scale is in use",
@@ -68,8 +81,11 @@ OBSERVATIONS: Mapping[str, str] = {
     "sudden": "the loss jumped within a point or two, with nothing leading up to it",
     "repeated": "it happened several times",
     "periodic": "the loss swings with a fixed period",
+    "order_repeats": "the loss repeats itself batch by batch, pass after pass",
     "evaluation_below_training": "the held-out loss lies well below the training loss",
     "evaluation_rises": "the held-out loss rises",
+    "evaluation_unharmed": "the held-out loss goes on falling through the trouble",
+    "evaluation_harmed": "the held-out loss rises with the trouble",
     "training_falls": "the training loss goes on falling",
     "slow_progress": "the loss creeps down steadily, but far too slowly",
     "at_guessing": "the loss stands where guessing puts it",
@@ -85,11 +101,22 @@ def observe(detections: Sequence[Detection], signals: Sequence[Signal], context:
     _when(seen, detections, losses, of_kind(signals, "lr"))
     _rates(seen, detections, signals)
     _gradients(seen, detections, signals)
-    _parameters(seen, signals)
-    _layers(seen, detections, signals, context)
+    whole = _while_numbers_last(detections, signals)
+    _parameters(seen, whole)
+    _layers(seen, detections, whole, context)
     _precision(seen, detections, signals)
     _loss_shape(seen, detections, losses, signals)
     return seen
+
+
+def _while_numbers_last(detections: Sequence[Detection], signals: Sequence[Signal]) -> list[Signal]:
+    """The signals up to the step at which the numbers were lost: nothing that does not move after it is a cause."""
+    ends = (Failure.NAN, Failure.INF, Failure.LOSS_SCALE_COLLAPSE)
+    lost = [d.first_step for d in detections if d.failure in ends and d.first_step is not None]
+    if not lost:
+        return list(signals)
+    cut = [(signal, int(np.searchsorted(signal.steps, min(lost)))) for signal in signals]
+    return [replace(signal, steps=signal.steps[:at], values=signal.values[:at]) for signal, at in cut if at]
 
 
 def _facts(detections: Sequence[Detection], *failures: Failure) -> list[Mapping[str, object]]:
@@ -116,6 +143,7 @@ def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[
     )
     seen["repeated"] = float(any(_number(f.get("count")) >= 2 for f in spikes))
     swings = [periodic_swing(signal, rates, least=0.12) for signal in losses[:1]]
+    seen["order_repeats"] = float(any(repeated_order(signal) is not None for signal in losses[:1]))
     seen["periodic"] = float(any(f.get("periodic") for f in spikes) or any(swings))
     runaway = _facts(detections, Failure.DIVERGENCE)
     ruined = any(_number(f.get("lost")) >= 0.9 for f in runaway)
@@ -133,7 +161,7 @@ def _rates(seen: dict[str, float], detections: Sequence[Detection], signals: Seq
             continue
         peak = np.log10(float(values.max()))
         seen["rate_large"] = float(np.clip((peak + 1.5) / 1.5, 0.0, 1.0))
-        seen["rate_small"] = float(np.clip((-6.0 - peak) / 1.5, 0.0, 1.0))
+        seen["rate_small"] = float(np.clip((-5.0 - peak) / 1.5, 0.0, 1.0))
         seen["rate_ordinary"] = float(-5.3 <= peak <= -1.0)
         seen["rate_peaks_at_start"] = float(values[0] >= 0.9 * values.max())
         seen["rate_warms_up"] = float(values[0] <= 0.6 * values[: max(3, len(values) // 3)].max())
@@ -203,6 +231,8 @@ def _parameters(seen: dict[str, float], signals: Sequence[Signal]) -> None:
         values = weights[0].values[np.isfinite(weights[0].values)]
         seen["updates_zero"] = float(len(values) > 5 and np.ptp(values) == 0.0)
         seen["updates_tiny"] = float(0 < np.ptp(values) < 1e-5 * abs(values[0])) if len(values) else 0.0
+    elif small_rates(signals) is not None:
+        seen["updates_tiny"] = 1.0
     for signal in evaluation_losses(signals):
         values = signal.values[np.isfinite(signal.values)]
         if len(values) >= 3 and np.ptp(values) <= 1e-3 * abs(float(values[0])):
@@ -231,19 +261,21 @@ def _layers(
     seen["layers_silent"] = float(len(norms) >= 2 and len(silent) >= 0.5 * len(norms))
     dead = [f for f in _facts(detections, Failure.DEAD_LAYER) if f.get("statistic") in ("zero", "saturated")]
     seen["activations_dead"] = float(bool(dead))
-    widths: dict[str, float] = {}
-    for signal in of_kind(signals, "activation"):
-        if (
-            signal.layer
-            and activation_statistic(signal) is None
-            and "std" in f"{signal.name} {signal.metadata.get('statistic')}"
-        ):
-            head = signal.values[: max(1, min(5, len(signal.values) // 10))]
-            widths[signal.layer] = float(np.nanmax(head)) if np.isfinite(head).any() else float("inf")
+    seen["died_later"] = float(bool(dead) and all(f.get("late") for f in dead))
+    collapsed = [f for f in _facts(detections, Failure.DEAD_LAYER) if f.get("statistic") == "collapsed"]
+    seen["activations_collapsed"] = float(bool(collapsed))
+    widths = {layer: spread for layer, (spread, _) in early_spreads(signals).items()}
+    # What a wild learning rate did to the weights within the first steps says nothing of their initialisation.
+    trusted = 1.0 - seen["rate_large"]
+    gains = [gain for gain, _ in first_gains(signals).values()]
+    odd = [gain for gain in gains if gain > LARGEST_GAIN or gain < SMALLEST_GAIN]
+    seen["weights_off_scale"] = trusted * float(len(odd) >= max(2.0, 0.5 * len(gains)))
+    amplifies = recurrent_gain(signals) > LARGEST_RECURRENT_GAIN and not seen["weights_off_scale"]
+    seen["recurrent_gain"] = trusted * float(amplifies)
     inputs = [width for layer, width in widths.items() if "input" in layer.lower()]
     others = [width for layer, width in widths.items() if "input" not in layer.lower()]
     seen["inputs_wide"] = float(bool(inputs) and max(inputs) > 8.0)
-    seen["activations_wide"] = float(bool(others) and max(others) > 15.0 and not seen["inputs_wide"])
+    seen["activations_wide"] = trusted * float(bool(others) and max(others) > 15.0 and not seen["inputs_wide"])
     if widths:
         widest = max(widths, key=lambda layer: widths[layer])
         seen["recurrent_widest"] = float(widths[widest] > 3.0 and bool(_RECURRENT.search(widest)))
@@ -291,3 +323,17 @@ def _loss_shape(
             third = max(1, len(numbers) // 3)
             seen["evaluation_below_training"] = float(_median(numbers[-third:]) < 0.93 * last)
             seen["evaluation_rises"] = float(_median(numbers[-third:]) > 1.07 * float(numbers.min()))
+            _through_trouble(seen, detections, held)
+
+
+def _through_trouble(seen: dict[str, float], detections: Sequence[Detection], held: Signal) -> None:
+    """What the held-out loss did while the training loss rose: only a model that got worse shows it there."""
+    for trouble in detections:
+        if trouble.failure not in (Failure.SPIKE, Failure.DIVERGENCE) or not trouble.first_step:
+            continue
+        before = held.values[held.steps < trouble.first_step][-2:]
+        inside = held.values[held.steps >= trouble.first_step][:3]
+        if len(before) and len(inside) and np.isfinite(before).all():
+            seen["evaluation_unharmed"] = float(np.isfinite(inside).all() and inside.max() <= 1.01 * before[-1])
+            seen["evaluation_harmed"] = float(not np.isfinite(inside).all() or inside.max() > 1.05 * before.min())
+            return

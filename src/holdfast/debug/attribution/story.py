@@ -8,6 +8,7 @@ of their own (a slow rank, skewed data) are stories of their own.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 
@@ -39,7 +40,12 @@ def tell_stories(detections: Sequence[Detection], signals: Sequence[Signal]) -> 
     stories = [_named(group) for group in _connected(dynamics, signals)]
     stories += [(detection,) for detection in detections if detection.failure not in _DYNAMICS]
     stories = [story for story in stories if not _told_already(story[0], stories)]
-    return sorted(stories, key=lambda story: (_ORDER[story[0].severity], -story[0].confidence))
+    return sorted(stories, key=lambda story: (_ORDER[story[0].severity], _effect(story[0]), -story[0].confidence))
+
+
+def _effect(leader: Detection) -> int:
+    """Of two stories as bad as each other the cause comes first: a loss scale gives way, then NaN gets in."""
+    return 0 if leader.failure is Failure.LOSS_SCALE_COLLAPSE else 1
 
 
 def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[list[Detection]]:
@@ -62,23 +68,47 @@ def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[l
 
 
 def _named(group: list[Detection]) -> tuple[Detection, ...]:
-    """Put the detection that names the story first, and give it the worst severity of all."""
+    """Put the detection that names the story first; but for a jump that came back, the story is as bad as its worst."""
     leader = min(group, key=_rank)
+    if leader.failure is Failure.EXPLOSION and leader.facts.get("shape") in ("norm", "activations"):
+        # Gradients that burst with a loss that came back are part of the jump a person sees.
+        jumps = [d for d in group if d.failure is Failure.SPIKE and _came_back(d)]
+        worse = any(d.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for d in group)
+        leader = jumps[0] if jumps and not worse else leader
+    elif leader.failure is Failure.EXPLOSION:
+        # What was dead before it is no victim of the explosion.
+        dead = [d for d in group if d.failure is Failure.DEAD_LAYER and _is_dead(d)]
+        leader = next((d for d in dead if (d.first_step or 0.0) < (leader.first_step or 0.0)), leader)
     rest = [detection for detection in group if detection is not leader]
+    if leader.failure is not Failure.SPIKE and any(d.severity is Severity.CRITICAL for d in rest):
+        leader = replace(leader, severity=Severity.CRITICAL)
     return (leader, *rest)
+
+
+def _is_dead(detection: Detection) -> bool:
+    """Whether a layer's outputs were dead from the first."""
+    return detection.facts.get("statistic") in ("zero", "saturated") and not detection.facts.get("late")
+
+
+def _came_back(jump: Detection) -> bool:
+    recovered = jump.facts.get("recovered")
+    return isinstance(recovered, float) and recovered > 0.5 and not jump.facts.get("at_end")
 
 
 def _rank(detection: Detection) -> tuple[int, int]:
     critical = 0 if detection.severity is Severity.CRITICAL else 1
     shape = detection.facts.get("shape")
+    if detection.failure is Failure.EXPLOSION and shape in ("grew", "early"):
+        critical = 0  # it names what follows even where the loss came back: a layer that died in it, say
+    # Dead activations are the most specific thing there is to say, short of numbers that are gone; a layer that was
+    # alive at first, or one that died in an explosion, is what became of something else.
     rank = {
         Failure.NAN: 0,
         Failure.INF: 1,
-        Failure.EXPLOSION: 2 if shape in ("stuck", "grew", "early") else 4,
+        Failure.EXPLOSION: 1 if shape in ("stuck", "grew", "early") else 4,
         Failure.DIVERGENCE: 3,
         Failure.VANISHING: 5,
-        # Dead activations are the most specific thing there is to say, short of numbers that are gone.
-        Failure.DEAD_LAYER: 1 if detection.facts.get("statistic") in ("zero", "saturated") else 8,
+        Failure.DEAD_LAYER: 2 if _is_dead(detection) else 8,
         Failure.PLATEAU: 7,
         Failure.SPIKE: 9,
     }[detection.failure]
@@ -86,8 +116,16 @@ def _rank(detection: Detection) -> tuple[int, int]:
 
 
 def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:
-    """Overfitting of a run that broke is no story of its own."""
+    """Overfitting of a run that broke, or that learns nothing, is no story of its own."""
     if leader.failure is not Failure.OVERFITTING:
         return False
-    broken = (Failure.NAN, Failure.INF, Failure.EXPLOSION, Failure.DIVERGENCE)
+    broken = (
+        Failure.NAN,
+        Failure.INF,
+        Failure.EXPLOSION,
+        Failure.DIVERGENCE,
+        Failure.DEAD_LAYER,
+        Failure.PLATEAU,
+        Failure.VANISHING,
+    )
     return any(story[0].failure in broken and story[0].severity is Severity.CRITICAL for story in stories)

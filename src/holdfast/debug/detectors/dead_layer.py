@@ -9,6 +9,7 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.select import layered, of_kind
+from holdfast.debug.detectors.start import early_spreads
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
 __all__ = ["DeadLayerDetector", "activation_statistic"]
@@ -35,11 +36,13 @@ class DeadLayerDetector(BaseDetector):
 
     Args:
         dead_share: the share of zeros (or saturated units) above which a layer is dead.
+        collapse: the spread of a layer's outputs, as a share of the widest layer's, below which they are all alike.
         silent_share: the share of layers without any gradient above which the model cannot learn.
         minimum_points: fewer points than this say nothing.
     """
 
     dead_share: float = 0.995
+    collapse: float = 1e-4
     silent_share: float = 0.5
     minimum_points: int = 5
 
@@ -57,6 +60,8 @@ class DeadLayerDetector(BaseDetector):
         dead = [d for signal in of_kind(signals, "activation") if (d := self._dead(signal)) is not None]
         if dead:
             return DetectionResult(self.name, tuple(dead[:4]))
+        if (collapsed := self._collapsed(signals)) is not None:
+            return DetectionResult(self.name, (collapsed,))
         silent = self._silent(layered(signals, "grad_norm"))
         return DetectionResult(self.name, (silent,) if silent is not None else ())
 
@@ -80,7 +85,38 @@ class DeadLayerDetector(BaseDetector):
             evidence=(Evidence(signal.name, claim, {"share": float(np.median(late))}),),
             layer=signal.layer,
             signal=signal.name,
-            facts={"statistic": statistic, "share": float(np.median(late))},
+            facts={
+                "statistic": statistic,
+                "share": float(np.median(late)),
+                "late": first > max(2, len(signal.values) // 20),
+            },
+        )
+
+    def _collapsed(self, signals: Sequence[Signal]) -> Detection | None:
+        """A layer that answers the same whatever comes in, all along: its weights are nothing, or its inputs are."""
+        spreads = {
+            layer: (float(np.median(signal.values[np.isfinite(signal.values)])), signal)
+            for layer, (_, signal) in early_spreads(signals).items()
+            if np.isfinite(signal.values).sum() >= self.minimum_points
+        }
+        if len(spreads) < 2:
+            return None
+        widest = max(spread for spread, _ in spreads.values())
+        layer = min(spreads, key=lambda name: spreads[name][0])
+        spread, signal = spreads[layer]
+        if spread >= self.collapse * min(widest, 1.0):
+            return None
+        claim = f"spreads over {spread:.2g} where the widest layer has {widest:.2g}: the same answer to every input"
+        return Detection(
+            failure=Failure.DEAD_LAYER,
+            severity=Severity.CRITICAL,
+            confidence=0.85,
+            first_step=float(signal.steps[0]),
+            last_step=float(signal.steps[-1]),
+            evidence=(Evidence(signal.name, claim, {"spread": spread, "widest": widest}),),
+            layer=layer,
+            signal=signal.name,
+            facts={"statistic": "collapsed", "spread": spread},
         )
 
     def _silent(self, layers: dict[str, Signal]) -> Detection | None:

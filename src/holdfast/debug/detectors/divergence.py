@@ -68,7 +68,7 @@ class DivergentTrainingDetector(BaseDetector):
                 rise = lasting_rise(signal, minimum_noises=self.minimum_noises, minimum_lost=self.minimum_lost)
             if rise is not None and not is_still_recovering(rise):
                 found.append(_divergence(signal, rise))
-            elif (swing := self._swings(shape)) is not None:
+            elif not _has_fallen(losses) and (swing := self._swings(shape)) is not None:
                 found.append(_unstable(signal, shape, swing))
         return DetectionResult(self.name, tuple(found))
 
@@ -87,6 +87,12 @@ class DivergentTrainingDetector(BaseDetector):
         if len(large) < max(2, len(steps) // 4):
             return None
         return float(np.expm1(np.median(large)))
+
+
+def _has_fallen(losses: Sequence[Signal]) -> bool:
+    """Whether the training loss went down to a small part of its start: a held-out loss that swings then overfits."""
+    shapes = [shape for signal in losses if (shape := shape_of(signal)) is not None]
+    return any(not shape.is_signed and shape.end < 0.3 * shape.start for shape in shapes)
 
 
 def _divergence(signal: Signal, rise: Rise) -> Detection:

@@ -16,6 +16,7 @@ from holdfast.debug.detectors.select import (
     total_gradient_norms,
     training_losses,
 )
+from holdfast.debug.detectors.start import find_wild_start
 from holdfast.debug.detectors.statistics import robust_spread, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
@@ -25,7 +26,12 @@ __all__ = ["GradientExplosionDetector"]
 MEANINGLESS_LOSS = 1e18
 # A median gradient norm this large, with bursts a hundred times larger and nothing learnt, is out of all proportion.
 HUGE_NORM = 1e4
-_OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
+# A guess among k classes costs ln k, and no vocabulary has e^14 words: a classifier beyond that is confidently wrong.
+WORST_GUESS = 14.0
+# A gradient norm that drifts smoothly, as the running sum of gradients nobody clears, needs to grow by less.
+SMOOTH_GROWTH = 4.0
+_ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
+_CLASSIFIER = re.compile(r"(^|[^a-z])(lm|nll|ce|xent|cross_?entropy)([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -56,13 +62,15 @@ class GradientExplosionDetector(BaseDetector):
         return "explosion"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Gradient norms of the whole model and of layers, losses, and activations at the first steps."""
-        return frozenset(("grad_norm", "loss", "eval_loss", "activation", "reward"))
+        """Gradient norms of the whole model and of layers, losses; activations and weights at the first steps."""
+        return frozenset(("grad_norm", "loss", "eval_loss", "activation", "weight_gain", "metric", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness."""
         agent = reward_holds(signals)
-        found = [seen for loss in training_losses(signals) if (seen := self._loss(loss, agent)) is not None]
+        losses = training_losses(signals)
+        classifier = _is_classifier(losses, signals)
+        found = [seen for loss in losses if (seen := self._loss(loss, agent, classifier)) is not None]
         if not found:
             held_out = evaluation_losses(signals)
             found = [seen for loss in held_out if (seen := self._held_out(loss, signals)) is not None][:1]
@@ -73,38 +81,28 @@ class GradientExplosionDetector(BaseDetector):
             detection = detection or self._norm(signal, hurt, useless)
             if detection is not None:
                 found.append(_with_layer(detection, signals))
-        if not found and (detection := self._activations(signals)) is not None:
+        if not found and (detection := self._start(signals)) is not None:
             found.append(detection)
         return DetectionResult(self.name, tuple(found))
 
-    def _activations(self, signals: Sequence[Signal]) -> Detection | None:
+    def _start(self, signals: Sequence[Signal]) -> Detection | None:
         """A forward pass that is out of range from the first step: inputs or weights on the wrong scale."""
-        early: dict[str, tuple[float, Signal]] = {}
-        for signal in of_kind(signals, "activation"):
-            if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
-                head = signal.values[: max(1, min(5, len(signal.values) // 10))]
-                early[signal.layer] = (float(np.nanmax(head)) if np.isfinite(head).any() else float("inf"), signal)
-        if not early:
+        wild = find_wild_start(signals, activation=self.activation)
+        if wild is None:
             return None
-        layer = max(early, key=lambda name: early[name][0])
-        outputs = [name for name in early if _OUTPUT.search(name) and early[name][0] > 0.4 * self.activation]
-        if early[layer][0] < self.activation and not outputs:
-            return None
-        layer = outputs[0] if early[layer][0] < self.activation else layer
-        spread, signal = early[layer]
         found = _detection(
-            signal,
-            float(signal.steps[0]),
-            float(signal.steps[-1]),
+            wild.signal,
+            float(wild.signal.steps[0]),
+            float(wild.signal.steps[-1]),
             Severity.WARNING,
             0.8,
-            f"spreads over {spread:.3g} at the first step, where a sane start has about 1",
-            {"spread": min(spread, 1e300)},
+            wild.claim,
+            {"spread": min(wild.value, 1e300)},
             "activations",
         )
-        return replace(found, layer=layer)
+        return replace(found, layer=wild.layer)
 
-    def _loss(self, signal: Signal, agent: bool) -> Detection | None:
+    def _loss(self, signal: Signal, agent: bool, classifier: bool) -> Detection | None:
         shape = shape_of(signal)
         if shape is None or shape.is_signed or shape.count < 2:
             return None
@@ -141,6 +139,19 @@ class GradientExplosionDetector(BaseDetector):
                     {"before": first, "peak": peak},
                     "grew",
                 )
+        worse = values > WORST_GUESS
+        if classifier and np.count_nonzero(worse) >= 3:
+            at = np.flatnonzero(worse)
+            return _detection(
+                signal,
+                float(shape.steps[at[0]]),
+                float(shape.steps[at[-1]]),
+                Severity.CRITICAL if end > 0.5 * WORST_GUESS else Severity.WARNING,
+                0.85,
+                f"stands at {peak:.4g}, where guessing among a million classes costs {np.log(1e6):.3g}",
+                {"peak": peak, "end": end},
+                "early" if at[0] == 0 else "grew",
+            )
         tenth = float(np.median(values[len(values) // 10 : len(values) // 10 + 5])) if len(values) >= 20 else first
         fell_at_once = float(values[0]) > self.collapse * tenth > 0 and float(values[0]) > self.collapse
         if end > 0 and (fell_at_once or (first > self.recovery * end and first > 1e6)):
@@ -209,9 +220,10 @@ class GradientExplosionDetector(BaseDetector):
         if hurt is None:
             early = float(np.median(values[: max(2, len(values) // 20)]))
             late = float(np.median(values[len(values) // 2 :]))
-            if len(values) < 20 or late < self.growth * early:
+            growth = SMOOTH_GROWTH if _is_running_sum(values) else self.growth
+            if len(values) < 20 or late < growth * early:
                 return None
-            begin = int(np.argmax(values > self.growth * early))
+            begin = int(np.argmax(values > growth * early))
             return _detection(
                 signal,
                 float(steps[begin]),
@@ -268,6 +280,22 @@ class GradientExplosionDetector(BaseDetector):
             {"usual": float(np.exp(usual)), "now": float(np.exp(values[-1]))},
             "climbing",
         )
+
+
+def _is_classifier(losses: Sequence[Signal], signals: Sequence[Signal]) -> bool:
+    """Whether the loss is a cross-entropy a sample: one loss, called so or with an accuracy beside it."""
+    if len({loss.name for loss in training_losses(signals, games=True)}) != 1:
+        return False
+    return any(_CLASSIFIER.search(loss.name) for loss in losses) or any(
+        _ACCURACY.search(metric.name) for metric in of_kind(signals, "metric")
+    )
+
+
+def _is_running_sum(values: np.ndarray) -> bool:
+    """Whether a norm drifts upwards with little noise from step to step, which gradients of single batches never do."""
+    logs = np.log(values)
+    span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
+    return span > 0.3 and float(np.median(np.abs(np.diff(logs)))) < 0.15 * span
 
 
 def _hurt_loss(signals: Sequence[Signal]) -> float | None:

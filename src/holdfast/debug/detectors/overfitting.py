@@ -60,7 +60,7 @@ class OverfittingDetector(BaseDetector):
         clear = after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)
         third = max(1, len(after) // 3)
         climbing = float(np.median(after[-third:])) >= float(np.median(after[:third]))
-        if end < best * (1 + self.minimum_rise) or not clear.all() or not climbing or end - best < 3 * noise:
+        if end < best * (1 + self.minimum_rise) or not clear.all() or not climbing or end - best < 2 * noise:
             return None
         # Given up must be a fair part of what was gained; a wiggle at the bottom of a long descent is none.
         if end - best < self.minimum_given_up * (float(values[0]) - best):

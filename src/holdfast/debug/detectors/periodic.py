@@ -8,13 +8,18 @@ from numpy.typing import NDArray
 from holdfast.debug.detectors.statistics import robust_spread
 from holdfast.debug.types import Signal
 
-__all__ = ["periodic_swing"]
+__all__ = ["periodic_swing", "repeated_order"]
 
 Array = NDArray[np.float64]
 
 LONGEST = 4096
 # Fewer repetitions could be chance.
 LEAST_PERIODS = 4
+# Points a series must share with itself one pass earlier, and how many errors above zero their correlation must be.
+LEAST_OVERLAP = 14
+LEAST_ERRORS = 5.5
+# The swing that counts where the order is seen to repeat and neighbours are alike, relative to the level.
+SORTED_SWING = 0.08
 
 
 def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -> tuple[float, float] | None:
@@ -27,11 +32,15 @@ def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -
     if len(values) < 32 or not np.isfinite(values).all() or values.min() <= 0:
         return None
     skip = len(values) // 5
-    values, steps = values[skip:], steps[skip:]
-    lag, strength = _strongest_lag(_detrended(values))
+    lag, strength = _strongest_lag(_detrended(values[skip:]))
     # Short series resemble themselves by chance.
-    if lag is None or strength < 0.6 + 1.5 / np.sqrt(len(values)):
-        return None
+    if lag is None or strength < 0.5 + 0.9 / np.sqrt(len(values) - skip):
+        lag = _repeated_lag(values)
+        # Batches of one order repeat as well when it was shuffled once; only sorted ones resemble their neighbours.
+        if lag is None or _similarity(_detrended(values), 1) < 0.4:
+            return None
+        skip, least = 0, min(least, SORTED_SWING)
+    values, steps = values[skip:], steps[skip:]
     swing = 2.0 * robust_spread(_detrended(values)) / float(np.median(values))
     if swing < least:
         return None
@@ -41,6 +50,40 @@ def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -
         if np.ptp(schedule) > 0 and abs(np.corrcoef(_detrended(values), schedule)[0, 1]) > 0.5:
             return None
     return float(np.median(np.diff(steps)) * lag), swing
+
+
+def repeated_order(signal: Signal) -> float | None:
+    """After how many steps the loss repeats itself batch by batch, which it only does when the order is the same."""
+    values, steps = signal.values[-1024:], signal.steps[-1024:]
+    if len(values) < 2 * LEAST_OVERLAP or not np.isfinite(values).all():
+        return None
+    lag = _repeated_lag(values)
+    return None if lag is None else float(np.median(np.diff(steps)) * lag)
+
+
+def _repeated_lag(values: Array) -> int | None:
+    """The lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
+    changes = np.diff(values[-1024:])
+    reach = 4.0 * robust_spread(changes)
+    changes = np.clip(changes, -reach, reach)
+    best: tuple[float, int | None] = (LEAST_ERRORS, None)
+    for lag in range(4, len(changes) - LEAST_OVERLAP):
+        errors = float(np.arctanh(min(_similarity(changes, lag), 0.999999)) * np.sqrt(len(changes) - lag - 3))
+        if errors > best[0]:
+            best = (errors, lag)
+    found = best[1]
+    if found is None:
+        return None
+    # A smooth series resembles itself at every lag; a repeated one only a whole pass apart.
+    between = min(_similarity(changes, other) for other in range(max(1, found // 4), 3 * found // 4 + 1))
+    return found if between < 0.4 * _similarity(changes, found) else None
+
+
+def _similarity(values: Array, lag: int) -> float:
+    """The correlation of a series with itself so many points earlier."""
+    left, right = values[:-lag] - values[:-lag].mean(), values[lag:] - values[lag:].mean()
+    power = float(np.sqrt(np.dot(left, left) * np.dot(right, right)))
+    return float(np.dot(left, right)) / power if power > 0 else 0.0
 
 
 def _detrended(values: Array) -> Array:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.doubt import Chance, Doubt, chance_loss, find_doubt
 from holdfast.debug.detectors.select import evaluation_losses, of_kind, training_losses
 from holdfast.debug.detectors.statistics import Shape, shape_of
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
@@ -21,6 +22,10 @@ _CLASS_COUNTS = (2, 10, 100, 1000, 50257)
 LIVE_SPAN = 2000.0
 # A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck.
 MOST_IMPROVEMENT = 0.025
+# How far a loss may fall, beyond its error, and still be called stuck where something else says so too.
+DOUBTED_DECLINE = 0.04
+# How far from the loss of guessing a run may end whose accuracy is that of guessing.
+CHANCE_DECLINE = 0.08
 # Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones.
 _SQUARED = (0.25, 1.0)
 
@@ -50,6 +55,7 @@ class Stall:
     improvement: float
     guess: str | None
     shape: Shape
+    doubt: Doubt | None = None
 
 
 def find_stall(
@@ -61,7 +67,9 @@ def find_stall(
     minimum_span: float = 100.0,
 ) -> Stall | None:
     """The loss of a run that never learnt; None when it did, or when that cannot be told."""
-    if _anything_improved(signals):
+    doubt = find_doubt(signals)
+    chance = chance_loss(signals)
+    if _anything_improved(signals) and chance is None and (doubt is None or not doubt.certain):
         return None
     candidates = training_losses(signals) or evaluation_losses(signals)
     flat = any(_is_flat(signal, minimum_improvement) for signal in evaluation_losses(signals))
@@ -73,6 +81,10 @@ def find_stall(
             continue
         stall = _stalled_from_the_start(signal, shape, minimum_improvement, guess_improvement, flat)
         stall = stall or _pinned_to_a_guess(signal, shape)
+        if stall is None and chance is not None:
+            stall = _at_chance(signal, shape, chance)
+        if stall is None and doubt is not None:
+            stall = _not_falling(signal, shape, doubt)
         # A few dozen steps may be too soon to have learnt anything, unless the loss names a guess over whole epochs.
         span = float(shape.steps[-1] - shape.steps[0])
         if stall is not None and (span >= minimum_span or (stall.guess is not None and minimum_span <= 100.0)):
@@ -103,20 +115,45 @@ def _stalled_from_the_start(
         return None
     if not (stuck or (guess is not None and improvement <= guess_improvement)) or shape.end > 1.5 * head:
         return None
-    # An excerpt from the middle of a run is flat and healthy; only a log that has the beginning can say "never learnt".
-    begins = float(shape.steps[0]) <= 0.2 * float(shape.steps[-1])
-    if not begins:
+    if not _has_beginning(shape):
         return None
     return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
 
 def _most_decline(shape: Shape, head: float) -> float:
     """The largest decline over the log, as a share of its start, that a straight line through it leaves possible."""
+    decline, error = _decline(shape)
+    return (decline + 2.0 * error) / head
+
+
+def _decline(shape: Shape) -> tuple[float, float]:
+    """How far a straight line through the log falls from first to last, and the error of that."""
     places = np.linspace(-0.5, 0.5, len(shape.level))
     slope = float(np.dot(places, shape.level) / np.dot(places, places))
-    # The error of a line's whole fall, through as many points as there are.
-    error = float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))
-    return (2.0 * error - slope) / head
+    return -slope, float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))
+
+
+def _not_falling(signal: Signal, shape: Shape, doubt: Doubt) -> Stall | None:
+    """With another reason to think that nothing can be learnt, the loss need not be quiet: it only must not fall."""
+    head = float(np.median(shape.level[: max(1, len(shape.level) // 10)]))
+    decline, error = _decline(shape)
+    if not _has_beginning(shape) or decline - 2.0 * error > DOUBTED_DECLINE * head or shape.end > 1.5 * head:
+        return None
+    return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
+
+
+def _at_chance(signal: Signal, shape: Shape, chance: Chance) -> Stall | None:
+    """A loss about where guessing puts it to the end, with an accuracy that says the same."""
+    near = abs(shape.end - chance.loss) <= CHANCE_DECLINE * chance.loss
+    if not _has_beginning(shape) or not near or _held_low(shape.level) < (1.0 - CHANCE_DECLINE) * chance.loss:
+        return None
+    head = float(np.median(shape.level[: max(1, len(shape.level) // 10)]))
+    return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
+
+
+def _has_beginning(shape: Shape) -> bool:
+    """An excerpt from the middle of a run is flat and healthy; only the whole log can say "never learnt"."""
+    return float(shape.steps[0]) <= 0.2 * float(shape.steps[-1])
 
 
 def _flat_since_early(shape: Shape, error: float) -> bool:
@@ -204,8 +241,8 @@ class LossPlateauDetector(BaseDetector):
         return "plateau"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses; metrics, held-out losses and rewards that may show it learns after all."""
-        return frozenset(("loss", "eval_loss", "metric", "reward"))
+        """Losses; metrics and rewards that may show it learns after all; what shows whether the parameters moved."""
+        return frozenset(("loss", "eval_loss", "metric", "reward", "update_norm", "weight_norm", "lr", "grad_norm"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Report the first total loss that is stuck."""
@@ -219,6 +256,7 @@ class LossPlateauDetector(BaseDetector):
         if stall is None:
             return DetectionResult(self.name)
         where = f", where {stall.guess} stands" if stall.guess else ""
+        doubt = (Evidence(stall.doubt.signal, stall.doubt.claim, stall.doubt.numbers),) if stall.doubt else ()
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} points"
         )
@@ -228,7 +266,10 @@ class LossPlateauDetector(BaseDetector):
             confidence=0.93 if stall.guess else 0.8,
             first_step=stall.first_step,
             last_step=float(stall.shape.steps[-1]),
-            evidence=(Evidence(stall.signal.name, claim, {"level": stall.level, "improvement": stall.improvement}),),
+            evidence=(
+                Evidence(stall.signal.name, claim, {"level": stall.level, "improvement": stall.improvement}),
+                *doubt,
+            ),
             signal=stall.signal.name,
             facts={"improvement": stall.improvement, "guess": stall.guess or "", "level": stall.level},
         )

@@ -36,6 +36,8 @@ class Rise:
     """How much of the rise was gone again at the end of the log: 1 is all of it."""
     standing: float = 1.0
     """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
+    extent: int = 0
+    """For a burst: how many consecutive points, its shoulders included, are well above the level."""
 
     @property
     def height(self) -> float:
@@ -52,6 +54,8 @@ class Rise:
 COARSE_BLOCKS = 12
 # The least share of the progress made that a burst or a hump must give up for a while.
 MINIMUM_GIVEN_UP = 0.1
+# The shoulders of a burst: this share of what its peak must reach, three times the noise where that is eight.
+SHOULDER = 0.375
 
 
 def lasting_rise(signal: Signal, *, minimum_noises: float, minimum_lost: float) -> Rise | None:
@@ -194,10 +198,19 @@ def find_bursts(shape: Shape, *, minimum_noises: float, minimum_height: float, m
                 points=high,
                 lost=0.0,
                 standing=_standing(residual, first, last),
+                extent=_extent(residual > SHOULDER * bar, first, last),
                 recovered=min(1.0, max(0.0, (peak - after) / (peak - before))) if peak > before else 0.0,
             )
         )
     return found
+
+
+def _extent(raised: NDArray[np.bool_], first: int, last: int) -> int:
+    """How far the points around a burst are raised without a gap."""
+    before, after = ~raised[:first][::-1], ~raised[last:]
+    reach_back = int(np.argmax(before)) if before.any() else first
+    reach_on = int(np.argmax(after)) if after.any() else len(after)
+    return reach_back + (last - first) + reach_on
 
 
 def _standing(residual: Array, first: int, last: int) -> float:

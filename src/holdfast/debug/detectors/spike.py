@@ -25,7 +25,8 @@ class LossSpikeDetector(BaseDetector):
     Args:
         minimum_noises: how far above, in units of the noise around them.
         minimum_height: how far above, relative to the level around them.
-        minimum_points: how many points must be high; one alone is noise unless the gradient norm jumps with it.
+        minimum_points: how many points must be high; fewer are noise unless their neighbours are raised as well, they
+            tower over everything else, or the gradient norm jumps with them.
     """
 
     minimum_noises: float = 8.0
@@ -65,7 +66,12 @@ class LossSpikeDetector(BaseDetector):
             settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
             factor = shape.factor_noise()
             kept = [
-                b for b in settled if b.points >= self.minimum_points or _stands_out(b, factor) or _confirmed(b, norms)
+                b
+                for b in settled
+                if b.points >= self.minimum_points
+                or b.extent > self.minimum_points
+                or _stands_out(b, factor)
+                or _confirmed(b, norms)
             ]
             if not kept and (early := self._early(shape)) is not None:
                 kept = [early]

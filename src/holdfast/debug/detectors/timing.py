@@ -9,13 +9,15 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.select import of_kind, per_replica
-from holdfast.debug.detectors.statistics import robust_spread
+from holdfast.debug.detectors.statistics import robust_spread, running_median
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
 __all__ = ["DataStarvationDetector", "StragglerDetector"]
 
 # The first steps compile, fill caches and fill the loader's queue.
 WARM_UP_SHARE = 0.1
+# With this many steps the ranks are compared over stretches of nine.
+LONG_ENOUGH = 40
 
 
 def _settled(signal: Signal) -> np.ndarray:
@@ -66,6 +68,9 @@ class StragglerDetector(BaseDetector):
         for row, rank in enumerate(ranks):
             others = np.median(np.delete(table, row, axis=0), axis=0)
             ratio = table[row] / np.maximum(others, 1e-12)
+            if count >= LONG_ENOUGH:
+                # On a busy machine single steps differ by factors in every rank; their medians do not.
+                ratio = running_median(ratio, 4)
             # Where does it begin to be slow for good? Look at the stretch after the first slow quarter.
             slow = ratio > self.slowdown
             begin = int(np.argmax(slow)) if slow.any() else count

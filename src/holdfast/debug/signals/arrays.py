@@ -32,6 +32,8 @@ class NamedArray:
     name: str
     values: NDArray[Any]
     dtype: str
+    fan_in: int = 0
+    """How many inputs each output of a weight matrix or kernel sums over; 0 for anything with fewer dimensions."""
 
     @property
     def range(self) -> tuple[float, float]:
@@ -60,7 +62,7 @@ def to_array(name: str, value: Any) -> NamedArray | None:
     if array.dtype.kind not in "iufb" or array.size == 0:
         return None
     kept = array if array.dtype in (np.float32, np.float64) else array.astype(np.float64)
-    return NamedArray(name, kept.reshape(-1), dtype)
+    return NamedArray(name, kept.reshape(-1), dtype, array[0].size if array.ndim > 1 else 0)
 
 
 def named_arrays(raw: Any, *, gradients: bool = False) -> Iterator[NamedArray]:

@@ -18,8 +18,9 @@ class NumericalSignalExtractor(BaseSignalExtractor):
     """Weights of a module, or arrays by name, one step or several.
 
     Besides the usual statistics it gives ``overflow_share`` (values within a factor of two of the largest the type can
-    hold) and
-    ``underflow_share`` (non-zero values below the smallest normal one): both rise before values are lost.
+    hold) and ``underflow_share`` (non-zero values below the smallest normal one): both rise before values are lost.
+    Weight matrices and kernels also give ``weight_gain``, their root mean square times the root of the fan-in: about
+    0.6 to 1.4 for every usual initialisation, whatever the width of the layer.
 
     Args:
         step: the step the arrays belong to.
@@ -60,7 +61,13 @@ class NumericalSignalExtractor(BaseSignalExtractor):
         kind = "weight_norm" if self._what == "weight" else "activation"
         series.add(f"{self._what}_norm", layer, step, norm, kind=kind)
         series.add(f"{self._what}_mean", layer, step, float(finite.mean()) if len(finite) else float("nan"))
-        series.add(f"{self._what}_std", layer, step, float(finite.std()) if len(finite) else float("nan"))
+        spread = float(finite.std()) if len(finite) else float("nan")
+        if self._what == "weight":
+            series.add("weight_std", layer, step, spread)
+            if array.fan_in:
+                series.add("weight_gain", layer, step, norm * _root(array), kind="weight_gain")
+        else:
+            series.add(f"{self._what}_std", layer, step, spread, kind=kind, metadata={"statistic": "std"})
         series.add("nan_count", layer, step, float(nans), kind="nan_count")
         series.add("inf_count", layer, step, float(infs), kind="inf_count")
         over = float((sizes >= largest / 2).sum()) / len(values)
@@ -70,3 +77,8 @@ class NumericalSignalExtractor(BaseSignalExtractor):
         series.add("overflow_share", layer, step, over, kind="range_share", metadata={**details, "edge": "overflow"})
         series.add("underflow_share", layer, step, under, kind="range_share", metadata={**details, "edge": "underflow"})
         series.add("zero_share", layer, step, zero, metadata=details)
+
+
+def _root(array: NamedArray) -> float:
+    """What turns the norm of a weight matrix into its gain."""
+    return float(np.sqrt(array.fan_in / len(array.values)))
