@@ -15,6 +15,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.debug import MLSystemsDebugger, Reporter
+from holdfast.debug.follow import Follower
 from holdfast.debug.ingestion import Limits, LogIngestor, read_file
 from holdfast.debug.ingestion.detection import default_formats
 from holdfast.debug.ingestion.log_file import LogFile
@@ -144,18 +145,34 @@ def test_huge_numbers_and_overlong_digits_are_no_traceback(tmp_path: Path) -> No
 @pytest.mark.parametrize("form", default_formats(), ids=lambda form: form.name)
 def test_no_format_takes_quadratic_time_over_one_long_line(tmp_path: Path, form: Any) -> None:
     """Each reader is given lines built to make a careless pattern backtrack; the test's own timeout is the judge."""
+    path = tmp_path / "line.log"
     for piece in (
-        "a " * 30_000,
-        "loss " * 12_000,
-        "1" * 60_000,
-        "| " * 30_000,
-        "epoch 1 " * 8_000,
-        "a=" * 30_000,
-        "{'" * 20_000,
-    ):
-        path = tmp_path / "line.log"
-        path.write_text(f"step 1 {piece}\n{piece}\n")
+        "a " * 30_000, "loss " * 12_000, "1" * 60_000, "| " * 30_000, "epoch 1 " * 8_000, "a=" * 30_000, "{'" * 20_000,
+        # Free text is read up to 8,192 characters a line.
+        "1" * 7_000 + ":5", "a_" * 3_500, " " * 7_000, "1," * 3_500, "-1e" * 2_300, "x: (1) " * 1_000, "12:12 " * 1_100,
+    ):  # fmt: skip
+        begun = ("", "step 1 loss ", "iteration 1/ 9 | ", "| epoch 1 | ", "{'loss': ", "[step=1/2]\n   a")
+        path.write_text("".join(f"{line}{piece}:5\n" for line in begun))
         form.sniff(LogFile(path))
+
+
+@pytest.mark.parametrize("piece", ["1" * 1_000_000 + "x", " " * 1_000_000, ":1." * 300_000, "{" * 1_000_000])
+def test_a_line_that_is_nearly_json_costs_no_more_than_it_is_long(tmp_path: Path, piece: str) -> None:
+    path = tmp_path / "x.jsonl"
+    good = "".join(f'{{"step": {n}, "loss": {3 - n / 50}}}\n' for n in range(20))
+    path.write_text(good + f'{{"step": 21, "loss": {piece}}}\n' + good)
+    survives(path)
+
+
+def test_a_log_that_is_followed_holds_no_more_than_its_window_of_a_hostile_writer(tmp_path: Path) -> None:
+    path = tmp_path / "x.jsonl"
+    path.write_text("".join(json.dumps({"step": n, f"loss_{n}": 1.0, "loss": 2.0}) + "\n" for n in range(3000)))
+    with path.open("a") as stream:
+        stream.write("x" * (9 << 20))  # A line that never ends.
+    follower = Follower(DEBUGGER, [path], window=128)
+    report = follower.look()
+    assert report is not None
+    assert max(len(signal.values) for signal in report.runs[0].signals) <= 256
 
 
 def test_names_from_a_log_cannot_script_the_page(tmp_path: Path) -> None:

@@ -131,6 +131,7 @@ def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, inter
     from holdfast.debug.follow import Follower
 
     follower = Follower(debugger, paths)
+    shown = sys.stderr.isatty()  # A line that is drawn over and over has no place in a file.
     code = 0
     try:
         while True:
@@ -143,8 +144,15 @@ def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, inter
                 report = None
             if report is not None:
                 code = exit_code(report, fail_on.value)
-                for line in follower.news(report):
+                news = list(follower.news(report))
+                if news and shown:
+                    typer.echo("\r\x1b[K", nl=False, err=True)
+                for line in news:
                     typer.echo(line)
+                if shown:
+                    typer.echo(f"\r\x1b[K{follower.status()}", nl=False, err=True)
             time.sleep(interval)
     except KeyboardInterrupt:
+        if shown:
+            typer.echo("", err=True)
         return code

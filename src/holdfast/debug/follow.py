@@ -56,6 +56,11 @@ class Follower:
         """Bytes read so far of the logs that are followed line by line."""
         return sum(log.tail.bytes_read for log in self._logs)
 
+    def status(self) -> str:
+        """Where the runs stand, in a few words; empty before the first look."""
+        runs = [run for found in self._runs.values() for run in found]
+        return "; ".join(f"step {number(_last_step(run))}: {VERDICTS[run.verdict]}" for run in runs[:4])
+
     def look(self) -> DebugReport | None:
         """Diagnose what is there now; None where nothing has changed since the last look.
 

@@ -38,7 +38,8 @@ _MEANT = {float(number): float(word) for word, number in _STAND_INS.items() if w
 _NULL = float(NULL_STAND_IN)
 # What Python's float takes for a number and JSON does not.
 _BARE = re.compile(
-    r"(:\s*)([-+]?(?:(?:\d+\.?\d*|\.\d+)(?:e[-+]?\d+)?|nan|inf(?:inity)?))(?=\s*[,}])", re.IGNORECASE | re.ASCII
+    r"(:\s*)([-+]?(?:(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:e[-+]?\d{1,5})?|nan|inf(?:inity)?))(?=\s*[,}])",
+    re.IGNORECASE | re.ASCII,
 )
 
 

@@ -6,9 +6,12 @@ import re
 
 __all__ = ["NUMBER", "SUFFIX", "to_number", "to_scaled"]
 
+# Repetitions are bounded and no two of them meet: a hostile line must not have this backtrack.
+_EXPONENT = r"(?:[eE][-+]?\d{1,5})?"
 NUMBER = (
-    r"[-+]?(?:(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?![\d,])(?:[eE][-+]?\d+)?"
-    r"|\d{1,3}(?:,\d{3})+(?:\.\d+)?(?:[eE][-+]?\d+)?|\d+\.?\d*(?:[eE][-+]?\d+)?|\.\d+(?:[eE][-+]?\d+)?"
+    rf"[-+]?(?:(?:0,\d{{1,64}}|\d{{1,64}},(?:\d{{1,2}}|\d{{4,64}}))(?![\d,]){_EXPONENT}"
+    rf"|\d{{1,3}}(?:,\d{{3}}){{1,20}}(?:\.\d{{1,64}})?{_EXPONENT}"
+    rf"|\d{{1,64}}(?:\.\d{{0,64}})?(?!\d){_EXPONENT}|\.\d{{1,64}}(?!\d){_EXPONENT}"
     r"|(?:[nN][aA][nN]|[iI]nf(?:inity)?|INF)\b)"
 )
 """A pattern (no groups) for one number."""

@@ -96,9 +96,11 @@ class ColumnBuilder:
             place = {row: number for number, row in enumerate(kept)}
             self._origins = [self._origins[row] for row in kept]
             self.count = len(kept)
-            for name, (rows, values) in self._cells.items():
+            for name, (rows, values) in list(self._cells.items()):
                 pairs = [(place[row], value) for row, value in zip(rows, values, strict=True) if row in place]
                 self._cells[name] = ([row for row, _ in pairs], [value for _, value in pairs])
+                if not pairs:
+                    del self._cells[name]
         return self.count < before
 
     def add_batch(self, batch: pa.RecordBatch) -> None:

@@ -15,6 +15,7 @@ from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 __all__ = ["BorderedTableFormat"]
 
 _ROW = re.compile(r"^\|\s{1,8}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
+_WIDEST = 400
 _BORDER = re.compile(r"^[-=+]{10,}$")
 
 
@@ -30,7 +31,7 @@ class _Reader(LineReader):
         if _BORDER.match(text):
             self.close()
             return False
-        match = _ROW.match(text) if text.startswith("|") else None
+        match = _ROW.match(text) if text.startswith("|") and len(text) <= _WIDEST else None
         if match is None:
             return False
         name, value = match.groups()

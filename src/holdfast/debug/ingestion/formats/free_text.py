@@ -26,7 +26,7 @@ _PREFIX = re.compile(
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(\x22\x27]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
 _STEP = re.compile(
     r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch|episode)\b[\s:=#\[(\x22\x27]*"
-    r"(\d[\d,]*(?:(?:\.\d+)?[kKM]\b)?)(?![\d.]*\s?%)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
+    r"(\d[\d,]{0,64}(?:(?:\.\d{1,64})?[kKM]\b)?)(?![\d.]{0,64}\s?%)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
 # torchrun and torch's own logger: "[rank3]: …", "[default3]:…"
@@ -42,7 +42,7 @@ _INSIDE = re.compile(r"[\[(|]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s]")
 _PAIR = re.compile(
-    rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?:[ _][A-Za-z@][\w@/.\-()']*){{0,4}}?)[\"']?\s*"
+    rf"(?<![\w.])([A-Za-z][\w@/.\-']*(?: [A-Za-z@][\w@/.\-()']*){{0,4}}?)[\"']?\s*"
     rf"(?:\((?:[\w/ %]{{1,12}})\))?\s*(?:[:=]+|\s+is\s|\s)\s*"
     rf"({NUMBER}{SUFFIX})(?![\w.]*[:/]\d)(?:\s*\(\s*{NUMBER}\s*\))?"
 )
@@ -67,6 +67,7 @@ class _Reader(LineReader):
     def feed(self, line: str) -> bool:
         if len(line) > 8192 or not any(character.isdigit() or character in "nNi" for character in line):
             return False
+        line = " ".join(line.split())  # A long run of spaces would have the patterns below backtrack.
         rank = _RANK.match(line) or _LABEL.match(line)
         if rank and rank.re is _LABEL and not _STEP.search(line, rank.end()):
             rank = None
