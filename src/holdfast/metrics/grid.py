@@ -10,7 +10,7 @@ of a table and counting is one ``bincount``; only the values of octaves too fine
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -65,7 +65,7 @@ class Grid:
         places = np.minimum(np.searchsorted(self.octaves, octaves), len(self.octaves) - 1)
         return np.where(self.octaves[places] == octaves, self.shifts[places], 0)
 
-    def tabulate(self, columns: Sequence[Column]) -> tuple[Integers, Integers, list[Column]]:
+    def tabulate(self, columns: Iterable[Column]) -> tuple[Integers, Integers, list[Column]]:
         """Count keys bucket by bucket where an octave is cut to few buckets, and return all other keys as they are.
 
         Returns:
@@ -139,13 +139,18 @@ def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column
 
 def ordered(values: FloatArray) -> Integers:
     """Integers that sort like the floats; 0.0 and -0.0 are one value."""
-    keys = np.empty(len(values), dtype=np.int64)
+    bits = (values + 0.0).view(np.int64)
+    flips = bits >> 63
+    flips &= _MAGNITUDE
+    flips ^= bits
+    return flips
+
+
+def key_columns(values: FloatArray, counts: Integers | None = None) -> Iterator[Column]:
+    """The keys of values, a piece at a time, so that each is counted while it is in the processor's cache."""
     for begin in range(0, len(values), _CHUNK):
-        bits = (values[begin : begin + _CHUNK] + 0.0).view(np.int64)
-        flips = bits >> 63
-        flips &= _MAGNITUDE
-        np.bitwise_xor(bits, flips, out=keys[begin : begin + _CHUNK])
-    return keys
+        piece = slice(begin, begin + _CHUNK)
+        yield ordered(values[piece]), None if counts is None else counts[piece]
 
 
 def unordered(keys: Integers) -> FloatArray:

@@ -24,8 +24,9 @@ mass sits in a sliver of an octave that also holds more other distinct values th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -42,9 +43,9 @@ from holdfast.metrics.grid import (
     Integers,
     combine_sorted,
     distinct_sorted,
+    key_columns,
     keys_of_octaves,
     keys_per_octave,
-    ordered,
     unordered,
 )
 from holdfast.metrics.packing import pack, unpack
@@ -97,7 +98,8 @@ class QuantileSketch:
         """The sketch with finite ``values`` added, each ``counts`` times (once when None)."""
         if len(values) == 0:
             return self
-        return _combine([(ordered(values), counts), (self.keys, self.counts)], self.grid, self.cap)
+        columns = chain(key_columns(values, counts), [(self.keys, self.counts)])
+        return _combine(columns, self.grid, self.cap)
 
     @staticmethod
     def merge(parts: Sequence[QuantileSketch]) -> QuantileSketch:
@@ -179,7 +181,7 @@ class QuantileSketch:
         return QuantileSketch(keys, counts, Grid(octaves, shifts), cap)
 
 
-def _combine(columns: Sequence[Column], grid: Grid, cap: int) -> QuantileSketch:
+def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
     """The sketch of all the columns' keys, which are cut no coarser than ``grid``, under a cap of at most ``cap``."""
     keys, counts, others = grid.tabulate(columns)
     if sum(len(stray) for stray, _ in others) < _GUESS_FROM:
