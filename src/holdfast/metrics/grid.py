@@ -33,7 +33,7 @@ _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
 TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
 _LARGEST_TABLE = 1 << 18
 # Values a pass: their temporaries stay in the processor's cache.
-_CHUNK = 1 << 13
+_CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
