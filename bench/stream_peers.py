@@ -117,7 +117,7 @@ def token_peers(tokens: np.ndarray[Any, Any], folder: Path) -> list[Peer]:
         return lambda: torch.utils.data.DataLoader(data, batch_size=BATCH)
 
     return [
-        Peer("torchdata", True, torchdata),
+        Peer("torchdata, item by item", True, torchdata),
         Peer("torchdata, hand-written batch gather", True, torchdata_gather),
         Peer("litdata", True, litdata),
         Peer("grain", True, grain),

@@ -53,14 +53,18 @@ def test_it_keeps_the_contract_with_every_kind_of_column(path: Path) -> None:
     assert source.shards() == [60] * 8 + [20, 100, 100]
 
 
-@given(picks=st.lists(st.integers(0, ROWS - 1), max_size=30), group=st.integers(20, 600))
+@given(
+    picks=st.lists(st.integers(0, ROWS - 1), max_size=30),
+    group=st.integers(20, 600),
+    cache_bytes=st.sampled_from([0, 20_000, 2**30]),
+)
 def test_any_read_equals_the_rows_of_the_table(
-    tmp_path_factory: pytest.TempPathFactory, picks: list[int], group: int
+    tmp_path_factory: pytest.TempPathFactory, picks: list[int], group: int, cache_bytes: int
 ) -> None:
     path = tmp_path_factory.mktemp("parquet") / "a.parquet"
     whole = table()
     parquet.write_table(whole, path, row_group_size=group)
-    columns = ParquetSource(path, cache_bytes=0).read(np.array(picks, dtype=np.int64))
+    columns = ParquetSource(path, cache_bytes=cache_bytes).read(np.array(picks, dtype=np.int64))
     expected = whole.take(pa.array(picks, pa.int64())).to_pydict()
     for name in ("id", "half", "even", "nested", "words"):
         assert plain(columns, name).tolist() == expected[name]
@@ -97,6 +101,14 @@ def test_a_row_group_in_use_is_decoded_once(path: Path) -> None:
     source.read(rows(60))
     assert source.bytes_read > after_one
     assert source.counters.counts().samples_local == 2 + 15 + 1
+
+
+def test_no_more_row_groups_are_held_than_fit_the_cache_however_many_a_read_touches(path: Path) -> None:
+    source = ParquetSource(path, columns=["id"], cache_bytes=2 * 60 * 8)
+    everything = np.random.default_rng(0).permutation(ROWS)
+    assert plain(source.read(everything), "id").tolist() == everything.tolist()
+    assert 0 < source.decoded_bytes <= 2 * 60 * 8
+    assert source.counters.counts().samples_local == ROWS
 
 
 def test_without_memory_for_it_a_row_group_is_decoded_again(path: Path) -> None:

@@ -62,6 +62,14 @@ class ArraySource(Source):
         self.counters.add(local=len(rows), bytes_read=size)
         return columns
 
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of one sample; None where rows differ in length, or hold objects."""
+        columns = list(self._plain.values())
+        if any(isinstance(column, Ragged) or column.dtype.hasobject for column in columns):
+            return None
+        return sum(column.nbytes for column in columns) // max(1, self._length)
+
     def __getstate__(self) -> dict[str, Any]:
         sent: dict[str, Any] = {}
         for name, column in self._given.items():

@@ -14,13 +14,13 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
-from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
 
 Column: TypeAlias = NDArray[Any] | Ragged
@@ -93,6 +93,15 @@ class Source(ABC):
         """Whether samples come over a network."""
         return False
 
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of one sample, where a read is a plain gather from memory; None elsewhere.
+
+        Reading few samples at a time then costs no more than reading many, and what is read may stay in the
+        processor's cache until it is used.
+        """
+        return None
+
     def close(self) -> None:
         """Let go of open files; a later `read` opens them again."""
         return
@@ -107,26 +116,45 @@ class ReadCounts(NamedTuple):
 
 
 class ReadCounters:
-    """Counts of what was read, exact under threads; a pickled copy starts from zero in its own process."""
+    """Counts of what was read, exact under threads; a pickled copy starts from zero in its own process.
 
-    def __init__(self) -> None:
-        self._lock = ForkSafeLock()
-        self._local = self._remote = self._bytes = 0
+    Every thread counts for itself, so that nobody waits and a fork finds no lock held. A thread that gets the number of
+    one that has ended counts on from there.
+
+    Args:
+        parts: counters whose counts are added to these: a source made of sources gives theirs.
+    """
+
+    def __init__(self, *parts: ReadCounters) -> None:
+        self._by_thread: dict[int, list[int]] = {}
+        self._parts = parts
 
     def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:
         """Count samples and bytes just read."""
-        with self._lock:
-            self._local += local
-            self._remote += remote
-            self._bytes += bytes_read
+        own = self._by_thread.get(get_ident())
+        if own is None:
+            own = self._by_thread.setdefault(get_ident(), [0, 0, 0])
+        own[0] += local
+        own[1] += remote
+        own[2] += bytes_read
 
     def counts(self) -> ReadCounts:
-        """All three counts, of one moment."""
-        with self._lock:
-            return ReadCounts(self._local, self._remote, self._bytes)
+        """What all threads have read."""
+        threads = list(self._by_thread.values())
+        return _sum([*map(ReadCounts._make, threads), *(part.counts() for part in self._parts)])
+
+    def own_counts(self) -> ReadCounts:
+        """What the calling thread has read: the difference between two of these is what it read in between."""
+        own = self._by_thread.get(get_ident())
+        found = ReadCounts(0, 0, 0) if own is None else ReadCounts(*own)
+        return _sum([found, *(part.own_counts() for part in self._parts)]) if self._parts else found
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), ()
+
+
+def _sum(counts: list[ReadCounts]) -> ReadCounts:
+    return ReadCounts(*map(sum, zip(*counts, strict=True))) if counts else ReadCounts(0, 0, 0)
 
 
 def check_indices(indices: Any, length: int, *, source: str) -> Indices:

@@ -49,11 +49,7 @@ class ConcatSource(Source):
     @property
     def counters(self) -> ReadCounters:
         """The sum of the sources' counters."""
-        total = ReadCounters()
-        for source in self._sources:
-            local, remote, size = source.counters.counts()
-            total.add(local=local, remote=remote, bytes_read=size)
-        return total
+        return ReadCounters(*(source.counters for source in self._sources))
 
     @property
     def is_remote(self) -> bool:

@@ -17,14 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceError, SourceFormatError
-from holdfast.sources.arrays import gather
 from holdfast.sources.arrow_columns import column_of
-from holdfast.sources.base import Column, Columns, Indices, check_indices, digest_columns
+from holdfast.sources.base import Columns, Indices, check_indices, digest_columns
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.parts import bounds_of, read_by_part
-from holdfast.sources.ragged import Ragged
+from holdfast.sources.parts import bounds_of, take_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
 
@@ -34,6 +32,7 @@ class _Opened:
     files: list[_ParquetFile]
     groups: list[tuple[int, int]]  # (file, row group inside it) of every shard
     bounds: NDArray[np.int64]
+    file_bounds: NDArray[np.int64]
     columns: list[str]
     decoded: DecodedCache[Columns]
 
@@ -78,7 +77,17 @@ class ParquetSource(FileSource[_Opened]):
         """Take the rows at ``indices`` from their row groups, decoding those not at hand."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="ParquetSource")
-        return read_by_part(rows, opened.bounds, partial(self._read_group, opened))
+        columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
+        owner = np.searchsorted(opened.file_bounds, rows, side="right") - 1
+        for file, count in zip(self._files, np.bincount(owner, minlength=len(self._files)).tolist(), strict=True):
+            if count:
+                self._count(file, count, 0)
+        return columns
+
+    @property
+    def decoded_bytes(self) -> int:
+        """Memory that decoded row groups take in this process."""
+        return self._opened.decoded.total
 
     def fingerprint(self, length: int | None = None) -> str:
         """Made of what the footers say about each row group, and of rows of the first and the last one.
@@ -129,14 +138,14 @@ class ParquetSource(FileSource[_Opened]):
         lengths = [files[number].lengths[group] for number, group in groups]
         if not lengths:
             raise SourceFormatError("the Parquet files hold no rows", files=self.files[:5])
-        return _Opened(files, groups, bounds_of(lengths), columns, DecodedCache(self._cache_bytes, _size_of))
+        file_bounds = bounds_of([sum(opened.lengths) for opened in files])
+        cache = DecodedCache(self._cache_bytes, _size_of)
+        return _Opened(files, groups, bounds_of(lengths), file_bounds, columns, cache)
 
-    def _read_group(self, opened: _Opened, shard: int, rows: Indices) -> Columns:
+    def _group(self, opened: _Opened, shard: int) -> Columns:
         number, group = opened.groups[shard]
         start = int(opened.bounds[shard])
-        columns = opened.decoded.get(shard, lambda: self._decode(opened, number, group, start))
-        self._count(self._files[number], len(rows), 0)
-        return {name: _take(column, rows) for name, column in columns.items()}
+        return opened.decoded.get(shard, lambda: self._decode(opened, number, group, start))
 
     def _decode(self, opened: _Opened, number: int, group: int, start: int) -> Columns:
         table, size = opened.files[number].read(group, opened.columns)
@@ -211,10 +220,6 @@ def _open_for_arrow(file: DataFile, ranges: list[tuple[int, int]]) -> Any:
 def _range_of(chunk: Any) -> tuple[int, int]:
     start = chunk.dictionary_page_offset if chunk.dictionary_page_offset else chunk.data_page_offset
     return start, start + chunk.total_compressed_size
-
-
-def _take(column: Column, rows: Indices) -> Column:
-    return column.take(rows) if isinstance(column, Ragged) else gather(column, rows)
 
 
 def _size_of(columns: Columns) -> int:

@@ -8,8 +8,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceFormatError
+from holdfast.sources.arrays import gather
 from holdfast.sources.base import Column, Columns, Indices
-from holdfast.sources.ragged import Ragged
+from holdfast.sources.ragged import Ragged, gather_across
 
 
 def bounds_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
@@ -29,20 +30,62 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
     """
     if len(bounds) == 2:
         return read_part(0, indices)
-    if len(indices) == 0:
-        return read_part(0, indices)
+    touched, places = _split_by_part(indices, bounds)
+    if len(touched) == 1:
+        return read_part(touched[0], indices - bounds[touched[0]])
+    pieces = [read_part(number, indices[where] - bounds[number]) for number, where in zip(touched, places, strict=True)]
+    return {name: _merge([_column(piece, name) for piece in pieces], places) for name in pieces[0]}
+
+
+def take_by_part(
+    indices: Indices, bounds: NDArray[np.int64], hold_part: Callable[[int], Columns], *, limit: int
+) -> Columns:
+    """Take samples from parts that are held in memory as columns, copying each row once.
+
+    Args:
+        indices: sample numbers of the whole, checked.
+        bounds: what `bounds_of` gives.
+        hold_part: gives one part's columns.
+        limit: most bytes of parts to hold at a time; above that parts are read one after another.
+    """
+    touched, places = _split_by_part(indices, bounds)
+    held: list[Columns] = []
+    size = 0
+    for number in touched:
+        held.append(hold_part(number))
+        size += sum(column.nbytes for column in held[-1].values())
+        if size > limit and len(touched) > 1:
+            held.clear()
+            return read_by_part(indices, bounds, lambda part, rows: _take(hold_part(part), rows))
+    if len(touched) == 1:
+        return _take(held[0], indices - bounds[touched[0]])
+    rows = indices - bounds[np.searchsorted(bounds, indices, side="right") - 1]
+    return {name: _take_across([_column(columns, name) for columns in held], places, rows) for name in held[0]}
+
+
+def _split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
+    """Which parts the indices fall into, and for each of them the places of its own among the indices."""
+    if len(bounds) == 2 or len(indices) == 0:
+        return [0], [np.arange(len(indices))]
     part = np.searchsorted(bounds, indices, side="right") - 1
-    first = int(part[0])
-    if (part == first).all():
-        return read_part(first, indices - bounds[first])
     order = np.argsort(part, kind="stable")
     touched, begins = np.unique(part[order], return_index=True)
-    places = np.split(order, begins[1:])
-    pieces = [
-        read_part(number, indices[where] - bounds[number])
-        for number, where in zip(touched.tolist(), places, strict=True)
-    ]
-    return {name: _merge([_column(piece, name) for piece in pieces], places, order) for name in pieces[0]}
+    return touched.tolist(), np.split(order, begins[1:])
+
+
+def _take(columns: Columns, rows: Indices) -> Columns:
+    return {
+        name: column.take(rows) if isinstance(column, Ragged) else gather(column, rows)
+        for name, column in columns.items()
+    }
+
+
+def _take_across(columns: list[Column], places: list[NDArray[np.int64]], rows: Indices) -> Column:
+    ragged = [column for column in columns if isinstance(column, Ragged)]
+    if len(ragged) == len(columns) and (joined := gather_across(ragged, places, rows)) is not None:
+        return joined
+    taken = [_take({"": column}, rows[where])[""] for column, where in zip(columns, places, strict=True)]
+    return _merge(taken, places)
 
 
 def _column(piece: Columns, name: str) -> Column:
@@ -51,8 +94,9 @@ def _column(piece: Columns, name: str) -> Column:
     return piece[name]
 
 
-def _merge(pieces: list[Column], places: list[NDArray[np.int64]], order: NDArray[np.int64]) -> Column:
+def _merge(pieces: list[Column], places: list[NDArray[np.int64]]) -> Column:
     ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
+    order = np.concatenate(places)
     if ragged and len(ragged) == len(pieces):
         back = np.empty_like(order)
         back[order] = np.arange(len(order))

@@ -189,6 +189,33 @@ def gather_rows(
     return Ragged(values.take(places, 0, mode="clip"), offsets, encoding)
 
 
+def gather_across(
+    columns: Sequence[Ragged], places: Sequence[NDArray[np.int64]], rows: NDArray[np.int64]
+) -> Ragged | None:
+    """Copy rows of several ragged columns into a fresh one, each row once; None where the rows are too short for it.
+
+    Args:
+        columns: where the rows are.
+        places: for each column, which rows of the result come from it.
+        rows: for each row of the result, its number in its column.
+    """
+    starts, stops, owner = (np.empty(len(rows), dtype=np.int64) for _ in range(3))
+    for number, (column, where) in enumerate(zip(columns, places, strict=True)):
+        chosen = rows[where]
+        starts[where], stops[where], owner[where] = column.offsets[chosen], column.offsets[chosen + 1], number
+    offsets = _offsets_of(stops - starts)
+    first = columns[0].values
+    alike = all(column.values.dtype == first.dtype and column.encoding == columns[0].encoding for column in columns)
+    flat = all(column.values.ndim == 1 and column.values.flags.c_contiguous for column in columns)
+    if not (alike and flat) or first.dtype.hasobject or offsets[-1] <= _LONG_ROW * len(rows):
+        return None
+    size = first.dtype.itemsize
+    raws = [column.values.view(np.uint8).data for column in columns]
+    bounds = zip(owner.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True)
+    joined = bytearray().join([raws[number][start:stop] for number, start, stop in bounds])
+    return Ragged(np.frombuffer(joined, dtype=first.dtype), offsets, columns[0].encoding)
+
+
 def _offsets_of(lengths: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:
     offsets = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=offsets[1:])

@@ -9,6 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -155,11 +156,10 @@ class Delivery:
     def _hand_over(self, chunk: Chunk, hit: bool, turn: object, save: Callable[[], object]) -> Iterator[Any]:
         config, stats = self.config, self.stats
         drops = config.last_batch == "drop"
-        offsets = chunk.offsets.tolist()
-        for number in range(len(chunk)):
+        for number, (start, stop) in enumerate(pairwise(chunk.offsets)):
             if self.coordinator is not None and self._adopts_shares(self.coordinator):
                 return
-            samples = offsets[number + 1] - offsets[number]
+            samples = stop - start
             if not samples or (drops and not self.schedule.is_full(self.step)):
                 self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
                 continue
@@ -216,7 +216,7 @@ class Delivery:
     def _count_chunk(self, chunk: Chunk, restarted: int) -> None:
         stats = self.stats
         self._busy += chunk.seconds
-        self._samples_read += int(chunk.offsets[-1])
+        self._samples_read += chunk.offsets[-1]
         stats.local_samples += chunk.local_samples
         stats.remote_samples += chunk.remote_samples
         stats.bytes_read += chunk.bytes_read

@@ -40,9 +40,12 @@ class Engine(ABC):
 
 # A chunk that takes less than this to read is not worth a hand-off to a loop that is waiting for it: two threads that
 # pass the interpreter's lock to and fro get less done than one. Any training step is far longer.
-CHEAP_SECONDS = 1e-3
+CHEAP_SECONDS = 2e-3
 # How many times longer than reading a chunk the loop must take with one before it counts as busy elsewhere.
 BUSY_RATIO = 4.0
+# Reading ahead is worth it after this many more calls that say so than calls that do not: one alone may only mean that
+# the system gave the processor to somebody else for a moment.
+CALLS_TO_TELL = 2
 
 
 class ThreadEngine(Engine):
@@ -62,8 +65,10 @@ class ThreadEngine(Engine):
         self._steps = steps
         self._pin = pin_memory
         self._returned = perf_counter()
+        self._worthwhile = CALLS_TO_TELL
         self._total = steps.chunks()
-        self._submitted = 0
+        self._submitted = 0  # chunks read, being read or asked for
+        self._begun = 0  # steps already read of the one after them
         self._ahead = max(ahead, threads)
         readers = [
             Thread(target=_serve, args=(steps, self._asked, pin_memory), name=f"holdfast-read-{number}", daemon=True)
@@ -77,10 +82,11 @@ class ThreadEngine(Engine):
 
     def _fill(self) -> None:
         while len(self._pending) < self._ahead and (self._total is None or self._submitted < self._total):
-            task = _Task(self._submitted, SimpleQueue())
+            task = _Task(self._submitted, self._begun, SimpleQueue())
             self._pending.append(task)
             self._asked.put(task)
             self._submitted += 1
+            self._begun = 0
 
     def ready(self, samples: int) -> None:
         """Wait until about this many samples are read (fewer where there are fewer)."""
@@ -101,12 +107,26 @@ class ThreadEngine(Engine):
             return None
         else:
             hit = False
-            found = _read(self._steps, self._submitted, self._pin)
-            self._submitted += 1
-        if found.seconds >= CHEAP_SECONDS or away >= BUSY_RATIO * found.seconds:
+            found = self._read_part()
+        cheap = found.seconds * self._steps.chunk_steps < CHEAP_SECONDS * len(found)
+        if cheap and away < BUSY_RATIO * found.seconds:
+            self._worthwhile = max(0, self._worthwhile - 1)
+        else:
+            self._worthwhile = min(CALLS_TO_TELL + 1, self._worthwhile + 1)
+        if self._worthwhile >= CALLS_TO_TELL:
             self._fill()
         self._returned = perf_counter()
         return found, hit
+
+    def _read_part(self) -> Chunk:
+        steps, number, begin = self._steps, self._submitted, self._begun
+        count = len(steps.steps_of(number))
+        end = min(begin + steps.part_steps, count)
+        if end == count:
+            self._submitted, self._begun = number + 1, 0
+        else:
+            self._begun = end
+        return _pinned_chunk(steps.read(number, begin, end), self._pin)
 
     def close(self) -> None:
         """Drop what was read ahead and end the threads."""
@@ -115,23 +135,25 @@ class ThreadEngine(Engine):
 
 
 class _Task(NamedTuple):
-    """A chunk to read, and where it is put (or the exception that reading it did not foresee)."""
+    """A chunk to read from one of its steps on, and where it is put (or the exception nobody foresaw)."""
 
     number: int
+    begin: int
     result: SimpleQueue[Chunk | BaseException]
 
 
-def _read(steps: StepReader, number: int, pin_memory: bool) -> Chunk:
-    chunk = steps.read(number)
+def _pinned_chunk(chunk: Chunk, pin_memory: bool) -> Chunk:
     if pin_memory and chunk.columns is not None:
         chunk.columns = {name: _pinned(column) for name, column in chunk.columns.items()}
+    if pin_memory and chunk.batches is not None:
+        chunk.batches = [{name: _pinned(value) for name, value in batch.items()} for batch in chunk.batches]
     return chunk
 
 
 def _serve(steps: StepReader, asked: SimpleQueue[_Task | None], pin_memory: bool) -> None:
     while (task := asked.get()) is not None:
         try:
-            task.result.put(_read(steps, task.number, pin_memory))
+            task.result.put(_pinned_chunk(steps.read(task.number, task.begin), pin_memory))
         except BaseException as error:  # whoever waits for the chunk must hear of it
             task.result.put(error)
         del task  # the last chunk must not be kept alive while waiting for the next
@@ -148,9 +170,9 @@ def _end_threads(asked: SimpleQueue[_Task | None], readers: list[Thread]) -> Non
             reader.join()
 
 
-def _pinned(column: Any) -> Any:
-    if isinstance(column, torch.Tensor):
-        return column.pin_memory()
-    if isinstance(column, tuple):
-        return column[0].pin_memory(), column[1]
-    return column
+def _pinned(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if type(value) in (list, tuple):
+        return type(value)(_pinned(item) for item in value)
+    return value

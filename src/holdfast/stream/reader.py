@@ -9,6 +9,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
@@ -18,8 +19,8 @@ from numpy.typing import NDArray
 from holdfast.errors import EmptyBatchError, HoldfastError, SourceError, TransformError
 from holdfast.metrics import MetricBatch, MetricColumn
 from holdfast.order import Located, Order, derive_key
-from holdfast.sources import Columns
-from holdfast.stream.collate import merge_columns, rows_of, slice_batch, stack_samples, take_rows, to_tensors
+from holdfast.sources import Columns, ReadCounts
+from holdfast.stream.collate import cut_batches, merge_columns, rows_of, stack_samples, take_rows, to_tensors
 from holdfast.stream.config import OnError
 from holdfast.stream.dataset import Leaf, Sample
 
@@ -54,7 +55,7 @@ class Chunk:
     With a ``failure``, the batches are those before the one that failed.
     """
 
-    offsets: Int64
+    offsets: Sequence[int]
     columns: dict[str, Any] | None = None
     batches: list[dict[str, Any]] | None = None
     metrics: list[Any] | None = None
@@ -70,13 +71,23 @@ class Chunk:
 
     def batch(self, number: int) -> dict[str, Any]:
         """Return one of the batches."""
-        if self.batches is not None:
-            return self.batches[number]
+        if self.batches is None:
+            self.batches = self._cut()
+        return self.batches[number]
+
+    def _cut(self) -> list[dict[str, Any]]:
         assert self.columns is not None
-        batch = slice_batch(self.columns, int(self.offsets[number]), int(self.offsets[number + 1]))
+        batches = cut_batches(self.columns, self.offsets)
         if self.metrics is not None:
-            batch["metrics"] = self.metrics[number]
-        return batch
+            for batch, metrics in zip(batches, self.metrics, strict=True):
+                batch["metrics"] = metrics
+        return batches
+
+    def count(self, before: ReadCounts, after: ReadCounts) -> None:
+        """Note what was read for this chunk."""
+        self.local_samples = after.samples_local - before.samples_local
+        self.remote_samples = after.samples_remote - before.samples_remote
+        self.bytes_read = after.bytes_read - before.bytes_read
 
     def raise_failure(self) -> None:
         """Raise the error that ended the chunk early, if one did."""
@@ -114,17 +125,30 @@ class Reader:
         self._collate = collate
         self._columnar = collate is None and all(leaf.transform is None for leaf in self._leaves)
         self._measured = [(i, leaf.metric_transform) for i, leaf in enumerate(self._leaves) if leaf.metric_transform]
+        # Each source once, though it may stand in a mixture under several names.
+        self._sources = list({id(leaf.source): leaf.source for leaf in self._leaves}.values())
         self._wants_rng = [_has_parameter(leaf.transform, "rng") for leaf in self._leaves]
+
+    @property
+    def row_bytes(self) -> int | None:
+        """Bytes of one sample, where reading is nothing but a gather from memory; None elsewhere."""
+        leaf = self._leaves[0]
+        plain = self._columnar and len(self._leaves) == 1 and not self._measured and leaf.column_transform is None
+        return leaf.source.row_bytes if plain else None
 
     def samples(self, positions: Int64) -> list[Sample | None]:
         """Return the single samples at the positions, with their metrics; None where a transform left one out."""
         located = self._order.locate(positions)
         samples = self._samples(positions, located, [])
-        self._add_sample_metrics(samples, positions, np.arange(len(positions) + 1), located, None, [])
+        self._add_sample_metrics(samples, positions, range(len(positions) + 1), located, None, [])
         return samples
 
     def read(
-        self, positions: Int64, offsets: Int64, located: Located | None = None, valid: NDArray[np.bool_] | None = None
+        self,
+        positions: Int64,
+        offsets: Sequence[int],
+        located: Located | None = None,
+        valid: NDArray[np.bool_] | None = None,
     ) -> Chunk:
         """Read several batches.
 
@@ -135,7 +159,7 @@ class Reader:
             valid: which samples are real; the others repeat some to fill a batch.
         """
         began = perf_counter()
-        counts = self._counts()
+        before = self._counts()
         if located is None:
             located = self._order.locate(positions)
         chunk = self._read_columns(positions, offsets, located, valid) if self._columnar else None
@@ -143,24 +167,27 @@ class Reader:
             chunk = self._read_samples(positions, offsets, located, valid)
         elif valid is not None and chunk.columns is not None:
             chunk.columns["__valid__"] = to_tensors({"__valid__": valid})["__valid__"]
-        after = self._counts()
-        chunk.local_samples, chunk.remote_samples, chunk.bytes_read = (
-            b - a for a, b in zip(counts, after, strict=True)
-        )
+        chunk.count(before, self._counts())
         chunk.seconds = perf_counter() - began
         return chunk
 
-    def _counts(self) -> tuple[int, int, int]:
-        # Threads share the counters, so one chunk's share may be booked on its neighbour; the totals are exact.
-        counts = [leaf.source.counters.counts() for leaf in self._leaves]
-        return (
-            sum(count.samples_local for count in counts),
-            sum(count.samples_remote for count in counts),
-            sum(count.bytes_read for count in counts),
-        )
+    def gather(self, indices: Int64, offsets: Sequence[int]) -> Chunk:
+        """Read several batches where ``row_bytes`` says that this is nothing but a gather."""
+        began = perf_counter()
+        source = self._leaves[0].source
+        counters = source.counters
+        before = counters.own_counts()
+        chunk = Chunk(offsets, to_tensors(source.read(indices)))
+        chunk.count(before, counters.own_counts())
+        chunk.seconds = perf_counter() - began
+        return chunk
+
+    def _counts(self) -> ReadCounts:
+        counts = [source.counters.own_counts() for source in self._sources]
+        return counts[0] if len(counts) == 1 else ReadCounts(*map(sum, zip(*counts, strict=True)))
 
     def _read_columns(
-        self, positions: Int64, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+        self, positions: Int64, offsets: Sequence[int], located: Located, valid: NDArray[np.bool_] | None
     ) -> Chunk | None:
         """Read whole columns; None where a sample failed and must be left out one by one."""
         try:
@@ -215,14 +242,14 @@ class Reader:
         )
 
     def _read_samples(
-        self, positions: Int64, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+        self, positions: Int64, offsets: Sequence[int], located: Located, valid: NDArray[np.bool_] | None
     ) -> Chunk:
         failed: list[Failed] = []
         samples = self._samples(positions, located, failed)
         self._add_sample_metrics(samples, positions, offsets, located, valid, failed)
         batches = []
         collate = self._collate or stack_samples
-        for number, (start, stop) in enumerate(zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True)):
+        for number, (start, stop) in enumerate(pairwise(offsets)):
             chosen = [(i, sample) for i, sample in enumerate(samples[start:stop], start) if sample is not None]
             if not chosen and stop > start:
                 raise EmptyBatchError(
@@ -241,7 +268,7 @@ class Reader:
         self,
         samples: list[Sample | None],
         positions: Int64,
-        offsets: Int64,
+        offsets: Sequence[int],
         located: Located,
         valid: NDArray[np.bool_] | None,
         failed: list[Failed],
@@ -263,7 +290,7 @@ class Reader:
                 sample = samples[row]
                 if sample is not None:
                     sample["metrics"] += transform.sample_metrics(sample)
-        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for start, stop in pairwise(offsets):
             carrier = next((sample for sample in samples[start:stop] if sample is not None), None)
             if carrier is None:
                 continue
@@ -319,13 +346,13 @@ class Reader:
         return leaf.transform(sample, rng=np.random.Generator(np.random.Philox(key=words)))
 
     def _column_metrics(
-        self, columns: Columns, offsets: Int64, located: Located, valid: NDArray[np.bool_] | None
+        self, columns: Columns, offsets: Sequence[int], located: Located, valid: NDArray[np.bool_] | None
     ) -> list[MetricBatch] | None:
         """Return the metrics of every batch: each source's own samples in it, repeats that fill a batch left out."""
         if not self._measured:
             return None
         made = []
-        for start, stop in zip(offsets[:-1].tolist(), offsets[1:].tolist(), strict=True):
+        for start, stop in pairwise(offsets):
             parts: list[MetricColumn] = []
             for number, transform in self._measured:
                 wanted = located.source[start:stop] == number
@@ -340,7 +367,9 @@ class Reader:
         return made
 
 
-def _by_batch(failed: list[Failed], positions: Int64, offsets: Int64, valid: NDArray[np.bool_] | None) -> list[Failed]:
+def _by_batch(
+    failed: list[Failed], positions: Int64, offsets: Sequence[int], valid: NDArray[np.bool_] | None
+) -> list[Failed]:
     """Say which batch each failure belongs to; repeats that fill a batch are no failures of their own."""
     if not failed:
         return []

@@ -21,6 +21,7 @@ from torch.utils.data._utils import signal_handling
 
 from holdfast.errors import WorkerDiedError
 from holdfast.stream.engines import Engine
+from holdfast.stream.packing import Packed, pack, unpack
 from holdfast.stream.provenance import samples_in
 from holdfast.stream.reader import Chunk
 from holdfast.stream.steps import StepReader
@@ -41,8 +42,8 @@ class _Chunks(Dataset[Any]):
     def __init__(self, steps: StepReader) -> None:
         self._steps = steps
 
-    def __getitem__(self, number: int) -> Chunk:
-        return self._steps.read(number)
+    def __getitem__(self, number: int) -> Packed:
+        return pack(self._steps.read(number))
 
 
 class _Numbers:
@@ -139,7 +140,7 @@ class ProcessEngine(Engine):
             self._deaths = 0
             return item, ready
 
-    def _item(self) -> Any:
+    def _item(self) -> Chunk:
         """Take the next item, with torch watching the workers for as long as this thread waits for it and no longer.
 
         torch reports a dead worker by raising from a signal handler, wherever the main thread happens to be: outside
@@ -150,9 +151,10 @@ class ProcessEngine(Engine):
             _watch(iterator, True)
             if _any_dead(iterator):
                 raise RuntimeError("a DataLoader worker exited unexpectedly")
-            return next(iterator)
+            packed = next(iterator)
         finally:
             _watch(iterator, False)
+        return unpack(packed)
 
     def _restart(self, error: Exception) -> None:
         self._deaths += 1
