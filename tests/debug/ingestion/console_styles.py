@@ -223,6 +223,43 @@ STYLES: dict[str, tuple[str, Style]] = {
     "verl": ("text", lambda i, v: f"step:{i} - train/loss:{num(v)} - actor/grad_norm:0.3 - timing_s/step:31.2\n"),
     "dcgan": ("text", lambda i, v: f"[{(i - 1) // 60}/4][{(i - 1) % 60}/60] loss: {num(v)} D(x): 0.8\n"),
     "rich": ("text", lambda i, v: f"[{stamp(i)}] INFO     Step {i}: loss={num(v)}              train.py:42\n"),
+    "clu": (
+        "text",
+        lambda i, v: f"I0517 {stamp(i)}.123456 139841 logging_writer.py:48] [{i * 100}] accuracy=0.5, loss={num(v)}\n",
+    ),
+    "marian": (
+        "text",
+        lambda i, v: (
+            f"[2024-05-17 {stamp(i)}] Ep. 1 : Up. {i * 100} : Sen. {i * 6400:,} : Cost {num(v)} : Time 12.1s\n"
+        ),
+    ),
+    "estimator": (
+        "text",
+        lambda i, v: (
+            f"INFO:tensorflow:loss = {num(v)}, step = {i * 100} (0.5 sec)\nINFO:tensorflow:global_step/sec: 195.3\n"
+        ),
+    ),
+    "ignite": ("text", lambda i, v: f"Epoch[{1 + (i - 1) // 60}] Iteration[{(i - 1) % 60 + 1}/60] Loss: {num(v)}\n"),
+    "allennlp": ("text", lambda i, v: f"accuracy: 0.51, loss: {num(v)} ||: {bar(i)}]\r"),
+    "icefall": (
+        "text",
+        lambda i, v: (
+            f"2024-05-17 {stamp(i)},123 INFO [train.py:1020] (0/4) Epoch 1, batch {i * 50}, loss[loss={num(v)},"
+            f" simple_loss=0.3, over 25000.00 frames. ], batch size: 86, lr: 3.94e-02\n"
+        ),
+    ),
+    "ray": ("text", lambda i, v: f"(RayTrainWorker pid=123, ip=10.0.0.1) step={i} loss={num(v)} lr=0.001\n"),
+    "kubernetes": ("text", lambda i, v: f"2024-05-17T{stamp(i)}.123456789Z stdout F step {i} loss {num(v)}\n"),
+    "logfmt": (
+        "text",
+        lambda i, v: f'time="2024-05-17T{stamp(i)}Z" level=info msg="step done" step={i} loss={num(v)}\n',
+    ),
+    "gpt-neox": (
+        "megatron",
+        lambda i, v: (
+            f" samples/sec: 12.3 | iteration {i:8d}/ 240 | learning rate: 1.0E-04 | lm_loss: {num(v, '.6E')} |\n"
+        ),
+    ),
     "swift": (
         "hf-stdout",
         lambda i, v: (

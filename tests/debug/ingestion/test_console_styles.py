@@ -123,6 +123,8 @@ def test_a_megatron_log_that_stops_printing_its_loss_has_a_loss_that_is_nan(tmp_
         ("table.md", "| step | loss |\n|---|---|\n" + "".join(f"| {i} | {3 - i / 100:.4f} |\n" for i in range(200))),
         ("spacy.txt", "E    #       LOSS NER  SCORE \n---  ------  --------  ------\n"
          + "".join(f"{i // 40:3d}  {i:6d}  {3 - i / 100:8.4f}  {i / 500:6.2f}\n" for i in range(200))),
+        ("skorch.txt", "  epoch    train_loss    valid_acc     dur\n-------  ------------  -----------  ------\n"
+         + "".join(f"{i:7d}      \x1b[36m{3 - i / 100:.4f}\x1b[0m     \x1b[32m0.5\x1b[0m  0.1\n" for i in range(200))),
         ("results.csv", "    epoch,   train/box_loss,   val/box_loss\n"
          + "".join(f"{i:9d},{3 - i / 100:17.5g},{3.1 - i / 100:15.5g}\n" for i in range(200))),
     ],

@@ -17,7 +17,7 @@ import pyarrow.csv as arrow_csv
 
 from holdfast.debug.ingestion.columns import read_columns
 from holdfast.debug.ingestion.line_reading import LineReading
-from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.record_columns import ColumnBuilder, columns_from_batches
@@ -125,6 +125,7 @@ class _CsvReading(LineReading):
 
     def feed(self, line: str) -> None:
         self._number += 1
+        line = clean_line(line)
         if self._number <= self._skip + 1 or not line.strip():
             return
         row = _cells(line, self._delimiter)

@@ -20,17 +20,20 @@ from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 __all__ = ["FreeTextFormat"]
 
 _PREFIX = re.compile(
-    r"^\s*(?:\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
+    r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
+    r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
     r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__)+"
 )
 _EPOCH = re.compile(r"\bepochs?\b[\s:=#\[(\x22\x27]*(\d+(?:\.\d+)?)\s*(?:/\s*(\d+)|\s+of\s+(\d+))?", re.IGNORECASE)
 _STEP = re.compile(
-    r"\b(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch|episode)\b[\s:=#\[(\x22\x27]*"
-    r"(\d[\d,]{0,64}(?:(?:\.\d{1,64})?[kKM]\b)?)(?![\d.]{0,64}\s?%)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
+    r"\b(?:(?:global[ _]?step|step|steps|iteration|iter|it|update|updates|batch|minibatch|episode)\b|Up\.)"
+    r"[\s:=#\[(\x22\x27]*(\d[\d,]{0,64}(?:(?:\.\d{1,64})?[kKM]\b)?)(?![\d.]{0,64}\s?%)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
-# torchrun and torch's own logger: "[rank3]: …", "[default3]:…"
-_RANK = re.compile(r"^\s*\[(?:default|rank|local_rank|gpu)[ _:=]?(\d{1,5})\]:?\s*", re.IGNORECASE)
+# torchrun and torch's own logger: "[rank3]: …", "[default3]:…", "[trainer3|3]:…"
+_RANK = re.compile(
+    r"^\s*\[(?:(?:default|rank|local_rank|gpu)[ _:=]?|[a-z]{1,20}\d{1,5}\|)(\d{1,5})\]:?\s*", re.IGNORECASE
+)
 _LABEL = re.compile(r"^\s*(\d{1,4}):\s+(?=\S)")  # srun --label: "3: step 12 loss 2.5"
 _HELD_OUT = re.compile(r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])]", re.IGNORECASE)
 _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
