@@ -128,6 +128,38 @@ def test_without_refinement_the_same_streams_are_far_off_and_say_so() -> None:
     assert sketch.rank_error(50) > 0.5
 
 
+def composite(seed: int) -> Values:
+    """Up to a hundred slivers, heavy values, lattices and peaks of random sizes, amid a crowd in one octave."""
+    generator = np.random.default_rng(seed)
+    size = 30_000
+    parts = [crowd(generator, max(6000, int(size * generator.choice([0.02, 0.1, 0.5]))))]
+    shares = generator.dirichlet(np.full(generator.choice([1, 2, 5, 10, 30, 100]), generator.choice([0.2, 1.0, 5.0])))
+    for count in (size * shares).astype(int).tolist():
+        centre, width = 1.0 + generator.random(), 10.0 ** -int(generator.integers(3, 17))
+        shapes = [
+            np.full(count, centre),
+            centre + generator.random(count) * width,
+            centre + np.floor(20 * generator.random(count) ** 3) * width,
+            centre + generator.standard_cauchy(count) * width * 1e-3,
+        ]
+        parts.append(shapes[generator.integers(len(shapes))])
+    return mixed(generator, *parts) * float(generator.choice([-1.0, 1.0]))
+
+
+def test_on_a_hundred_composite_streams_the_rank_error_is_below_1_5_percent() -> None:
+    far_off_unrefined = 0
+    for seed in range(100):
+        values = composite(seed)
+        distribution = summary(values)
+        for percent in PERCENTS:
+            estimate, bound = distribution.sketch.quantile_with_error(percent, distribution.refinement)
+            error = rank_error(values, estimate, percent)
+            assert error <= 0.015, seed
+            assert error <= bound + 1 / len(values), seed
+            far_off_unrefined += rank_error(values, distribution.sketch.quantile(percent), percent) > 0.015
+    assert far_off_unrefined > 50  # these streams are hard
+
+
 @given(
     seed=st.integers(0, 2**32),
     width=st.floats(1e-16, 1e-2),

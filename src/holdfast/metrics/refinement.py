@@ -8,12 +8,12 @@ others. A refinement follows every value down to its last bit, in bounded memory
 - For each of the thirteen levels there are two tables of 256 rows by 16 columns. A key adds one to each table: in the
   row that its node is hashed to, in the column of its next digit.
 - A row is the children of a node, plus those of whatever other nodes share the row: on average 1/256 of all other
-  values. Of a node's two rows the one with the smaller sum holds less of these strangers, and what their share is of
-  each column is estimated from the other rows.
+  values. Two nodes seldom meet in both tables, so the smaller of a child's two counts is the nearer one; what strangers
+  are still in it is taken off, as they are expected to lie.
 
-Descending from a bucket, whose count is exact, finds the value of a rank. At each level at most the strangers of the
-row can be misplaced, so the answer comes with a bound that is never exceeded; the error itself is far smaller, for the
-strangers' mean is taken off. Nothing depends on the order of values: all of it is sums.
+Descending from a bucket, whose count is exact, finds the value of a rank. No child has more values than either row
+says, so the answer comes with a bound that is never exceeded; the error itself is far smaller. Nothing depends on the
+order of values: all of it is sums.
 """
 
 from __future__ import annotations
@@ -125,25 +125,23 @@ class Refinement:
         node = np.array([at.node], dtype=np.int64)
         places = [int(_row_starts(node, level, table)[0]) >> DIGIT_BITS for table in range(_TABLES)]
         rows = [self.tables[level, table, place] for table, place in enumerate(places)]
-        sums = [int(row.sum()) for row in rows]
-        quiet = int(np.argmin(sums))
-        others = self.tables[level, quiet].sum(axis=0) - rows[quiet]
-        strangers = max(0.0, sums[quiet] - at.estimate) / max(1, int(others.sum()))
-        children = np.maximum(rows[quiet] - others * strangers, 0.0)
+        # No child has more values than either row says; what strangers both still hold lies as all other values do.
+        most = np.minimum.reduce(rows)
+        others = self.tables[level, 0].sum(axis=0) - most
+        strangers = max(0.0, int(most.sum()) - at.estimate) / max(1, int(others.sum()))
+        children = np.maximum(most - others * strangers, 0.0)
         children *= at.estimate / max(float(children.sum()), 1.0)
         ends = np.cumsum(children)
         digit = min(int(np.searchsorted(ends, at.wanted)), _DIGITS - 1)
-        # What is certain: a row holds all of the node's values, and no more strangers than its sum leaves room for.
-        spare = [total - at.count[0] for total in sums]
-        lefts = [int(row[:digit].sum()) for row in rows]
-        heres = [int(row[digit]) for row in rows]
-        left = _between(lefts, spare, at.count[1])
+        # What is certain: that, and that all children together have the node's values.
+        left, here, right = int(most[:digit].sum()), int(most[digit]), int(most[digit + 1 :].sum())
+        least, largest = at.count
         return _Found(
             node=(at.node << DIGIT_BITS) | digit,
             estimate=float(children[digit]),
             wanted=at.wanted - float(ends[digit] - children[digit]),
-            before=(at.before[0] + left[0], at.before[1] + left[1]),
-            count=_between(heres, spare, at.count[1]),
+            before=(at.before[0] + max(0, least - here - right), at.before[1] + min(left, largest)),
+            count=(max(0, least - left - right), min(here, largest)),
         )
 
 
@@ -156,12 +154,6 @@ class _Found:
     wanted: float
     before: tuple[int, int]
     count: tuple[int, int]
-
-
-def _between(seen: Sequence[int], spare: Sequence[int], most: int) -> tuple[int, int]:
-    """The bounds of a count of which each table has seen at least as much, and at most so many too many."""
-    least = max(max(0, count - strangers) for count, strangers in zip(seen, spare, strict=True))
-    return least, min(most, *seen)
 
 
 def _split(keys: Integers, level: int) -> tuple[Integers, Integers]:
