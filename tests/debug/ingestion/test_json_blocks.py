@@ -120,3 +120,22 @@ def test_settings_among_the_records_are_settings_on_both_ways() -> None:
         assert found is not None
         assert {"lr", "model"} <= found[1]
         assert set(found[0]) == {("loss", None, None)}
+
+
+def test_one_broken_line_costs_one_block_and_is_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = [json.dumps({"step": n, "loss": 3.0 - n / 200}) for n in range(400)]
+    lines[200] = lines[200][:9] + lines[200]  # Cut short by a crash; the next run wrote on.
+    path = tmp_path / "log.jsonl"
+    path.write_text("\n".join(lines) + "\n")
+    monkeypatch.setattr(json_blocks, "_BLOCK", 1024)
+    singly: list[int] = []
+    line_by_line = json_blocks._line_by_line
+
+    def counted(block: bytes) -> Any:
+        singly.append(len(block))
+        return line_by_line(block)
+
+    monkeypatch.setattr(json_blocks, "_line_by_line", counted)
+    builder = json_blocks.read_blocks(LogFile(path))
+    assert builder is not None
+    assert (builder.count, builder.bad, len(singly)) == (399, 1, 1)

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from holdfast.debug.attribution.calibration import Calibration, expected_calibration_error, fit_table
+from holdfast.debug.attribution.calibration import Calibration, fit_table
 from holdfast.debug.attribution.engine import AttributionEngine
 from holdfast.debug.attribution.labelled import LabelledRun, Score, score_runs
 from holdfast.debug.detectors.registry import DETECTOR_TYPES, default_detectors, thresholds_of
@@ -32,14 +32,6 @@ class Refit:
     calibration: Calibration
     before: Score
     after: Score
-
-    @property
-    def calibration_errors(self) -> tuple[float, float]:
-        """The expected calibration error of findings before and after, on the runs it was fitted on."""
-        raw = [claim for claim, _ in self.after.claims]
-        right = [hit for _, hit in self.after.claims]
-        mapped = [self.calibration.finding(claim) for claim in raw]
-        return expected_calibration_error(raw, right), expected_calibration_error(mapped, right)
 
 
 def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, search: bool = True) -> Refit:

@@ -2,7 +2,8 @@
 
 A block whose lines are alike is read as a table (:mod:`.uniform_lines`); any other by pyarrow's JSON reader, with
 ``NaN`` and ``Infinity`` (which are not JSON, and which every framework writes) and ``null`` swapped for numbers no run
-holds, and swapped back after: a ``null`` is a placeholder, which is not the same as a field that is not there.
+holds, and swapped back after: a ``null`` is a placeholder, which is not the same as a field that is not there. A block
+that neither takes, for a line that a crash cut short, is read line by line, and only that block.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ import re
 from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,8 +23,11 @@ import pyarrow as pa
 import pyarrow.json as arrow_json
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
-from holdfast.debug.ingestion.record_columns import ColumnBuilder
+from holdfast.debug.ingestion.record_columns import CONFIG_FIELDS, ColumnBuilder
+from holdfast.debug.ingestion.structures import flatten_record
+from holdfast.debug.ingestion.table import Column
 from holdfast.debug.ingestion.uniform_lines import NULL_STAND_IN, uniform_batch
 
 __all__ = ["json_object", "read_blocks"]
@@ -41,6 +46,18 @@ _BARE = re.compile(
     r"(:\s*)([-+]?(?:(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:e[-+]?\d{1,5})?|nan|inf(?:inity)?))(?=\s*[,}])",
     re.IGNORECASE | re.ASCII,
 )
+
+
+@dataclass(frozen=True, slots=True)
+class _Lines:
+    """A block that was read line by line."""
+
+    count: int
+    columns: list[Column]
+    bad: int
+
+
+_Parsed = list[pa.RecordBatch] | _Lines
 
 
 def json_object(line: str) -> dict[str, Any] | None:
@@ -69,7 +86,7 @@ def read_blocks(file: LogFile) -> ColumnBuilder | None:
     builder = ColumnBuilder(file.limits, restore=_restore)
     workers = min(8, os.cpu_count() or 1)
     with ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
-        pending: deque[Future[list[pa.RecordBatch]]] = deque()
+        pending: deque[Future[_Parsed]] = deque()
         try:
             for block in _blocks(file):
                 pending.append(pool.submit(_parse, block))
@@ -88,19 +105,45 @@ def read_blocks(file: LogFile) -> ColumnBuilder | None:
     return builder
 
 
-def _take(builder: ColumnBuilder, pending: deque[Future[list[pa.RecordBatch]]]) -> None:
-    for batch in pending.popleft().result():
+def _take(builder: ColumnBuilder, pending: deque[Future[_Parsed]]) -> None:
+    parsed = pending.popleft().result()
+    if isinstance(parsed, _Lines):
+        builder.add_columns(parsed.count, parsed.columns)
+        builder.bad += parsed.bad
+        return
+    for batch in parsed:
         builder.add_batch(batch)
 
 
-def _parse(block: bytes) -> list[pa.RecordBatch]:
+def _parse(block: bytes) -> _Parsed:
     uniform = uniform_batch(block)
     if uniform is not None:
         return [uniform]
-    block = _swap(block)
-    options = arrow_json.ReadOptions(use_threads=False, block_size=len(block) + 1)
-    batches: list[pa.RecordBatch] = arrow_json.read_json(io.BytesIO(block), options).combine_chunks().to_batches()
-    return batches
+    swapped = _swap(block)
+    options = arrow_json.ReadOptions(use_threads=False, block_size=len(swapped) + 1)
+    try:
+        batches: list[pa.RecordBatch] = arrow_json.read_json(io.BytesIO(swapped), options).combine_chunks().to_batches()
+        return batches
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError):
+        return _line_by_line(block)
+
+
+def _line_by_line(block: bytes) -> _Lines:
+    """A block with a line that is no JSON, as a crash leaves it; refused where it holds more than numbers."""
+    builder = ColumnBuilder(Limits())
+    bad = 0
+    for line in block.decode("utf-8", errors="replace").replace("\r", "\n").split("\n"):
+        if not line or line.isspace():
+            continue
+        record = json_object(line)
+        if record is None:
+            bad += 1
+            continue
+        flat = flatten_record(record)
+        if any(isinstance(value, (str, bool)) for value in flat.values()) or set(CONFIG_FIELDS) & set(record):
+            raise ValueError("words can only be told from numbers when the whole column is known")
+        builder.add_row(flat)
+    return _Lines(builder.count, builder.finish()[0], bad)
 
 
 def _blocks(file: LogFile) -> Iterator[bytes]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +57,7 @@ class ColumnBuilder:
         self._restore = restore
         self.count = 0
         self.notes: list[str] = []
+        self.bad = 0
         self.settings: list[Mapping[str, Any]] = []
         self._origins: list[int] = []
         self._cells: dict[str, tuple[list[int], list[Any]]] = {}
@@ -112,6 +113,15 @@ class ColumnBuilder:
                 self.settings += pc.drop_null(array)[:_MOST_SETTINGS].to_pylist()
                 continue
             self._add_array(name.strip(), array, start)
+
+    def add_columns(self, count: int, columns: Sequence[Column]) -> None:
+        """Add ``count`` rows that have been made columns of numbers already."""
+        start = self.count
+        self.count += count
+        for column in columns:
+            rows = np.arange(count) if column.rows is None else column.rows
+            blanks = None if column.placeholder_rows is None else start + column.placeholder_rows
+            self._pieces.setdefault(column.name, []).append(_Piece(start, column.values, start + rows, blanks))
 
     def _add_array(self, name: str, array: Any, start: int) -> None:
         kind = array.type

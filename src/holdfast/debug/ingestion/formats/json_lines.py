@@ -74,7 +74,7 @@ class _JsonReading(LineReading):
         self._builder = builder or ColumnBuilder(file.limits)
         self._config: dict[str, Any] = {}
         self._events: list[Mapping[str, Any]] = []
-        self._name, self._bad = "jsonl", 0
+        self._name, self._bad = "jsonl", self._builder.bad
 
     def feed(self, line: str) -> None:
         if not line or line.isspace():
