@@ -209,7 +209,7 @@ class LeasedReader:
 
     def _read_chunk(self, chunk: int) -> Chunk:
         positions = self.job.positions_of(chunk)
-        offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
+        offsets = [*range(0, len(positions), self.batch_size), len(positions)]
         return self._reader.read(positions, offsets)
 
     def _holds(self, lease: Lease) -> bool:
