@@ -35,9 +35,9 @@ def main() -> None:
         print(f"{label_again(folder, draw=arguments.draw)} labels changed")
         return
     if arguments.command == "fit":
-        from bench.faultlab.fit import TUNING_DRAWS, fit
+        from bench.faultlab.fit import CALIBRATION_DRAW, TUNING_DRAWS, fit
 
-        print(fit([folder] if arguments.runs_dir else [default_folder(draw) for draw in TUNING_DRAWS]))
+        print(fit([default_folder(draw) for draw in TUNING_DRAWS], [default_folder(CALIBRATION_DRAW)]))
         return
     from bench.faultlab.score import main as score
 

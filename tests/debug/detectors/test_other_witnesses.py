@@ -119,6 +119,20 @@ def test_an_accuracy_of_one_in_eight_tells_a_guess_from_a_hard_task(accuracy: fl
     assert all("8 classes" in detection.evidence[0].claim for detection in found)
 
 
+def test_a_hard_task_on_its_way_down_is_not_guessing_among_fewer_classes() -> None:
+    loss = signal("loss", falling_loss(300, start=6.9, end=3.0, noise=0.1))
+    accuracy = signal("accuracy", np.linspace(0.0, 0.18, 300), kind="metric")
+    assert found_by(LossPlateauDetector(), loss, accuracy) == ()
+
+
+@given(seed=st.integers(0, 10_000), rate=st.sampled_from([1e-5, 1e-3, 1.0]))
+def test_a_noisy_loss_that_does_not_visibly_fall_is_healthy_at_any_rate_that_moves_things(
+    seed: int, rate: float
+) -> None:
+    signals = signal("loss", noisy(400, seed=seed)), signal("lr", np.full(400, rate)), signal("grad_norm", np.ones(400))
+    assert found_by(LossPlateauDetector(), *signals) == ()
+
+
 def test_a_run_that_learnt_and_then_fell_back_to_guessing_did_not_stay_there() -> None:
     loss = np.concatenate((falling_loss(80, start=2.1, end=0.6), np.full(80, np.log(8))))
     metric = signal("accuracy", np.concatenate((np.linspace(0.1, 0.8, 80), np.full(80, 0.125))), kind="metric")
@@ -130,6 +144,13 @@ def test_a_classifier_far_beyond_guessing_is_confidently_wrong_and_a_regression_
     (found,) = found_by(GradientExplosionDetector(), signal("lm loss", loss, kind="loss"))
     assert "guessing" in found.evidence[0].claim
     assert found_by(GradientExplosionDetector(), signal("loss", loss)) == ()
+
+
+@pytest.mark.parametrize(("end", "count"), [(0.26, 1), (0.9, 0)])
+def test_a_loss_summed_over_the_batch_is_told_by_an_accuracy_that_climbs(end: float, count: int) -> None:
+    loss = signal("loss", falling_loss(100, start=147.0, end=40.0, noise=2.0))
+    accuracy = signal("accuracy", np.linspace(0.24, end, 100), kind="metric")
+    assert len(found_by(GradientExplosionDetector(), loss, accuracy)) == count
 
 
 def test_a_gradient_norm_that_drifts_like_a_running_sum_needs_to_grow_by_less() -> None:

@@ -42,7 +42,7 @@ class DeadLayerDetector(BaseDetector):
     """
 
     dead_share: float = 0.995
-    collapse: float = 1e-4
+    collapse: float = 2e-5
     silent_share: float = 0.5
     minimum_points: int = 5
 

@@ -30,8 +30,10 @@ HUGE_NORM = 1e4
 WORST_GUESS = 14.0
 # A gradient norm that drifts smoothly, as the running sum of gradients nobody clears, needs to grow by less.
 SMOOTH_GROWTH = 4.0
+# How many points are enough to tell a running sum from the norms of single batches.
+LONGEST_SUM = 8192
 _ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
-_CLASSIFIER = re.compile(r"(^|[^a-z])(lm|nll|ce|xent|cross_?entropy)([^a-z]|$)", re.IGNORECASE)
+_LANGUAGE_MODEL = re.compile(r"(^|[^a-z])lm[ _-]?loss([^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -283,17 +285,22 @@ class GradientExplosionDetector(BaseDetector):
 
 
 def _is_classifier(losses: Sequence[Signal], signals: Sequence[Signal]) -> bool:
-    """Whether the loss is a cross-entropy a sample: one loss, called so or with an accuracy beside it."""
+    """Whether the loss is surely a cross-entropy a sample: a language model's, or beside an accuracy that stands still.
+
+    Losses summed over a batch are many times larger, and fall as the accuracy climbs.
+    """
     if len({loss.name for loss in training_losses(signals, games=True)}) != 1:
         return False
-    return any(_CLASSIFIER.search(loss.name) for loss in losses) or any(
-        _ACCURACY.search(metric.name) for metric in of_kind(signals, "metric")
-    )
+    if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
+        return True
+    accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
+    thirds = [(values[: len(values) // 3], values[-(len(values) // 3) :]) for values in accuracies if len(values) >= 6]
+    return bool(thirds) and all(np.median(last) <= 1.3 * np.median(first) for first, last in thirds)
 
 
 def _is_running_sum(values: np.ndarray) -> bool:
     """Whether a norm drifts upwards with little noise from step to step, which gradients of single batches never do."""
-    logs = np.log(values)
+    logs = np.log(values[:LONGEST_SUM])
     span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
     return span > 0.3 and float(np.median(np.abs(np.diff(logs)))) < 0.15 * span
 

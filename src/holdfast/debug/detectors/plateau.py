@@ -145,9 +145,11 @@ def _not_falling(signal: Signal, shape: Shape, doubt: Doubt) -> Stall | None:
 def _at_chance(signal: Signal, shape: Shape, chance: Chance) -> Stall | None:
     """A loss about where guessing puts it to the end, with an accuracy that says the same."""
     near = abs(shape.end - chance.loss) <= CHANCE_DECLINE * chance.loss
-    if not _has_beginning(shape) or not near or _held_low(shape.level) < (1.0 - CHANCE_DECLINE) * chance.loss:
-        return None
     head = float(np.median(shape.level[: max(1, len(shape.level) // 10)]))
+    # Coming down from far above, a loss passes where guessing among fewer classes would stand.
+    stayed = head <= 1.2 * chance.loss and _held_low(shape.level) >= (1.0 - CHANCE_DECLINE) * chance.loss
+    if not _has_beginning(shape) or not near or not stayed:
+        return None
     return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
 
 
