@@ -32,7 +32,7 @@ from holdfast.debug.ingestion.uniform_lines import NULL_STAND_IN, uniform_batch
 
 __all__ = ["json_object", "read_blocks"]
 
-_BLOCK = 2 << 20
+_BLOCK = 4 << 20
 _STAND_INS = {
     b"NaN": b"-1.2345678901234e308",
     b"Infinity": b"1.5432109876543e308",
@@ -85,11 +85,11 @@ def read_blocks(file: LogFile) -> ColumnBuilder | None:
     """Every row of the file; None where it is not regular enough, and has to be read line by line."""
     builder = ColumnBuilder(file.limits, restore=_restore)
     workers = min(8, os.cpu_count() or 1)
-    with ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
+    with file.path.open("rb") as stream, ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
         pending: deque[Future[_Parsed]] = deque()
         try:
-            for block in _blocks(file):
-                pending.append(pool.submit(_parse, block))
+            for start, end in _ranges(file):
+                pending.append(pool.submit(_parse, stream.fileno(), start, end))
                 if len(pending) > workers + 1:  # Blocks are held in memory: never more than the threads keep up with.
                     _take(builder, pending)
                 if builder.count > file.limits.rows:
@@ -115,7 +115,10 @@ def _take(builder: ColumnBuilder, pending: deque[Future[_Parsed]]) -> None:
         builder.add_batch(batch)
 
 
-def _parse(block: bytes) -> _Parsed:
+def _parse(descriptor: int, start: int, end: int) -> _Parsed:
+    block = _read(descriptor, start, end)
+    if not block.strip():
+        return []
     uniform = uniform_batch(block)
     if uniform is not None:
         return [uniform]
@@ -146,25 +149,34 @@ def _line_by_line(block: bytes) -> _Lines:
     return _Lines(builder.count, builder.finish()[0], bad)
 
 
-def _blocks(file: LogFile) -> Iterator[bytes]:
-    """The file in blocks of whole lines."""
-    pending = b""
-    first = True
+def _ranges(file: LogFile) -> Iterator[tuple[int, int]]:
+    """Where the blocks begin and end, each of whole lines."""
+    longest = file.limits.structured_line_characters
+    size = min(file.size, file.limits.text_bytes)
+    start = 3 if file.head.startswith(b"\xef\xbb\xbf") else 0
     with file.path.open("rb") as stream:
-        while block := stream.read(_BLOCK):
-            if first:
-                block, first = block.removeprefix(b"\xef\xbb\xbf"), False
-            block = pending + block
-            end = block.rfind(b"\n") + 1
-            pending = block[end:]
-            if len(pending) > file.limits.structured_line_characters:
+        while start < size:
+            end = start + _BLOCK
+            stream.seek(end)
+            rest = len(stream.readline(longest + 1))
+            if rest > longest:
                 raise ValueError("a line is too long")
-            if end:
-                yield block[:end]
-    if pending.strip():
-        if json_object(pending.decode("utf-8", errors="replace")) is None:
-            return  # A last line cut short by a crash: the rest stands.
-        yield pending + b"\n"
+            end = min(end + rest, size)
+            yield start, end
+            start = end
+
+
+def _read(descriptor: int, start: int, end: int) -> bytes:
+    """One block; a last line without an end is completed, or left out where a crash cut it short."""
+    block = os.pread(descriptor, end - start, start)
+    while len(block) < end - start and (more := os.pread(descriptor, end - start - len(block), start + len(block))):
+        block += more
+    if block.endswith(b"\n"):
+        return block
+    whole, _, last = block.rpartition(b"\n")
+    if json_object(last.decode("utf-8", errors="replace")) is None:
+        return whole + b"\n"
+    return block + b"\n"
 
 
 def _swap(block: bytes) -> bytes:
