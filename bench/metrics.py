@@ -333,6 +333,48 @@ def rank_errors(quick: bool) -> Figures:
     return figures
 
 
+def composite_streams(quick: bool) -> Figures:
+    """The refined sketch on random mixtures of up to a hundred slivers, heavy values, lattices and peaks in a crowd.
+
+    The seeds are none that the sketch was tuned on.
+    """
+    handler = DistributionHandler(refined=True)
+    plain, refined, violated = [], [], 0
+    for seed in range(50_000, 50_100 if quick else 51_000):
+        values = _composite(np.random.default_rng(seed))
+        ascending = np.sort(values)
+        state = handler.update(handler.init(), values)
+        answers = [state.sketch.quantile_with_error(percent, state.refinement) for percent in PERCENTS]
+        errors = [_rank_error(ascending, value, percent) for (value, _), percent in zip(answers, PERCENTS, strict=True)]
+        bounds = [bound + 1 / len(values) for _, bound in answers]
+        violated += sum(error > bound for error, bound in zip(errors, bounds, strict=True))
+        refined.append(max(errors))
+        plain.append(max(_rank_error(ascending, state.sketch.quantile(percent), percent) for percent in PERCENTS))
+    return {
+        "composite_streams": float(len(refined)),
+        "composite_worst_sketch_rank_error_percent": 100 * max(plain),
+        "composite_worst_refined_rank_error_percent": 100 * max(refined),
+        "composite_median_refined_rank_error_percent": 100 * float(np.median(refined)),
+        "composite_stated_bounds_violated": float(violated),
+    }
+
+
+def _composite(generator: np.random.Generator) -> np.ndarray[Any, Any]:
+    size = 30_000
+    parts = [1.0 + generator.random(max(6000, int(size * generator.choice([0.02, 0.1, 0.5]))))]
+    pieces, evenness = generator.choice([1, 2, 5, 10, 30, 100]), generator.choice([0.2, 1.0, 5.0])
+    for count in (size * generator.dirichlet(np.full(pieces, evenness))).astype(int).tolist():
+        centre, width = 1.0 + generator.random(), 10.0 ** -int(generator.integers(3, 17))
+        shapes = [
+            np.full(count, centre),
+            centre + generator.random(count) * width,
+            centre + np.floor(20 * generator.random(count) ** 3) * width,
+            centre + generator.standard_cauchy(count) * width * 1e-3,
+        ]
+        parts.append(shapes[generator.integers(len(shapes))])
+    return _mixed(generator, *parts) * float(generator.choice([-1.0, 1.0]))
+
+
 def _rank_error(ascending: np.ndarray[Any, Any], estimate: float, percent: int) -> float:
     first = np.searchsorted(ascending, estimate, side="left") / len(ascending)
     last = np.searchsorted(ascending, estimate, side="right") / len(ascending)
@@ -342,7 +384,7 @@ def _rank_error(ascending: np.ndarray[Any, Any], estimate: float, percent: int) 
 def main() -> None:
     options = arguments(__doc__ or "")
     figures: Figures = {}
-    for part in (updates, from_tokens, merging, sketches, rank_errors):
+    for part in (updates, from_tokens, merging, sketches, rank_errors, composite_streams):
         figures |= part(options.quick)
     about = {
         "cores": os.cpu_count(),
