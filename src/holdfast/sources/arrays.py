@@ -62,13 +62,14 @@ class ArraySource(Source):
         self.counters.add(local=len(rows), bytes_read=size)
         return columns
 
-    @property
-    def row_bytes(self) -> int | None:
-        """Bytes of one sample; None where rows differ in length, or hold objects."""
-        columns = list(self._plain.values())
-        if any(isinstance(column, Ragged) or column.dtype.hasobject for column in columns):
-            return None
-        return sum(column.nbytes for column in columns) // max(1, self._length)
+    def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
+        """The arrays; None where one is ragged or must be converted, or where a subclass reads in its own way."""
+        arrays = {name: column for name, column in self._plain.items() if not isinstance(column, Ragged)}
+        plain = all(
+            array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in arrays.values()
+        )
+        as_is = type(self).read is ArraySource.read
+        return arrays if as_is and plain and len(arrays) == len(self._plain) else None
 
     def __getstate__(self) -> dict[str, Any]:
         sent: dict[str, Any] = {}

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from threading import get_ident
 from typing import Any, NamedTuple, TypeAlias
 
@@ -93,12 +93,11 @@ class Source(ABC):
         """Whether samples come over a network."""
         return False
 
-    @property
-    def row_bytes(self) -> int | None:
-        """Bytes of one sample, where a read is a plain gather from memory; None elsewhere.
+    def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
+        """The columns themselves, where a read does nothing but copy rows of them; None elsewhere.
 
-        Reading few samples at a time then costs no more than reading many, and what is read may stay in the
-        processor's cache until it is used.
+        Each has one row a sample and is C-contiguous, aligned and of native byte order. Whoever knows them may copy a
+        batch at the very moment it is used, when it costs least: its memory is then still in the processor's cache.
         """
         return None
 

@@ -90,11 +90,6 @@ class TokenFileSource(FileSource[_Opened]):
         }
 
     @property
-    def row_bytes(self) -> int | None:
-        """Bytes of one sequence, with its targets; None for files behind URLs."""
-        return None if self.is_remote else self._length * self._out.itemsize * (2 if self._targets else 1)
-
-    @property
     def _span(self) -> int:
         return self._length + 1 if self._targets else self._length
 

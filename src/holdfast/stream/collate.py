@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import StreamError
 from holdfast.sources import Columns, Ragged
 
-__all__ = ["cut_batches", "merge_columns", "rows_of", "stack_samples", "take_rows", "to_tensors"]
+__all__ = ["becomes_tensor", "cut_batches", "merge_columns", "rows_of", "stack_samples", "take_rows", "to_tensors"]
 
 _NUMERIC = "biufc"
 
@@ -36,9 +36,14 @@ def _column_to_tensor(column: Any) -> Any:
         if column.values.dtype.kind in _NUMERIC:
             return torch.from_numpy(column.values), column.offsets
         return [column[i] for i in range(len(column))]
-    if column.dtype.kind in _NUMERIC:
+    if becomes_tensor(column):
         return torch.from_numpy(column)
     return column.tolist()
+
+
+def becomes_tensor(column: NDArray[Any]) -> bool:
+    """Say whether a column of fixed shape holds numbers, and so comes as a tensor."""
+    return column.dtype.kind in _NUMERIC
 
 
 def cut_batches(columns: dict[str, Any], offsets: Sequence[int]) -> list[dict[str, Any]]:

@@ -163,7 +163,7 @@ class Delivery:
             if not samples or (drops and not self.schedule.is_full(self.step)):
                 self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
                 continue
-            batch = chunk.batch(number)
+            batch = chunk.batch(number) if chunk.deferred is None else self._copied(chunk, number, samples)
             if config.device is not None:
                 batch = {name: _moved(value, config.device) for name, value in batch.items()}
             self.step += 1
@@ -216,11 +216,21 @@ class Delivery:
     def _count_chunk(self, chunk: Chunk, restarted: int) -> None:
         stats = self.stats
         self._busy += chunk.seconds
-        self._samples_read += chunk.offsets[-1]
+        self._samples_read += chunk.offsets[-1] if chunk.deferred is None else 0
         stats.local_samples += chunk.local_samples
         stats.remote_samples += chunk.remote_samples
         stats.bytes_read += chunk.bytes_read
         stats.workers_restarted += restarted
+
+    def _copied(self, chunk: Chunk, number: int, samples: int) -> dict[str, Any]:
+        """Return a batch of a deferred chunk, and count what copying it took."""
+        seconds, size = chunk.seconds, chunk.bytes_read
+        batch = chunk.batch(number)
+        self._busy += chunk.seconds - seconds
+        self._samples_read += samples
+        self.stats.local_samples += samples
+        self.stats.bytes_read += chunk.bytes_read - size
+        return batch
 
     def _count_failures(self, chunk: Chunk, number: int) -> None:
         """Count a batch's failures when it is delivered: those read ahead are read again after a resume."""

@@ -67,8 +67,8 @@ class ThreadEngine(Engine):
         self._returned = perf_counter()
         self._worthwhile = CALLS_TO_TELL
         self._total = steps.chunks()
-        self._submitted = 0  # chunks read, being read or asked for
-        self._begun = 0  # steps already read of the one after them
+        self._submitted = 0
+        self._last: Chunk | None = None
         self._ahead = max(ahead, threads)
         readers = [
             Thread(target=_serve, args=(steps, self._asked, pin_memory), name=f"holdfast-read-{number}", daemon=True)
@@ -82,11 +82,10 @@ class ThreadEngine(Engine):
 
     def _fill(self) -> None:
         while len(self._pending) < self._ahead and (self._total is None or self._submitted < self._total):
-            task = _Task(self._submitted, self._begun, SimpleQueue())
+            task = _Task(self._submitted, SimpleQueue())
             self._pending.append(task)
             self._asked.put(task)
             self._submitted += 1
-            self._begun = 0
 
     def ready(self, samples: int) -> None:
         """Wait until about this many samples are read (fewer where there are fewer)."""
@@ -96,7 +95,8 @@ class ThreadEngine(Engine):
 
     def next(self) -> tuple[Chunk, bool] | None:
         """Return the oldest chunk, waiting for it, or reading it here, if need be."""
-        away = perf_counter() - self._returned
+        if self._last is not None:
+            self._judge(self._last, perf_counter() - self._returned)
         if self._pending:
             task = self._pending.popleft()
             hit = not task.result.empty()
@@ -107,42 +107,39 @@ class ThreadEngine(Engine):
             return None
         else:
             hit = False
-            found = self._read_part()
-        cheap = found.seconds * self._steps.chunk_steps < CHEAP_SECONDS * len(found)
-        if cheap and away < BUSY_RATIO * found.seconds:
+            found = _read(self._steps, self._submitted, self._pin, deferred=not self._pin)
+            self._submitted += 1
+        if self._worthwhile >= CALLS_TO_TELL:
+            self._fill()
+        self._last, self._returned = found, perf_counter()
+        return found, hit
+
+    def _judge(self, last: Chunk, away: float) -> None:
+        """Learn from the last chunk, and from how long the loop was away with it, whether to read ahead."""
+        if last.deferred is not None:
+            away -= last.seconds  # the loop had it copied meanwhile
+        cheap = last.seconds * self._steps.chunk_steps < CHEAP_SECONDS * len(last)
+        if cheap and away < BUSY_RATIO * last.seconds:
             self._worthwhile = max(0, self._worthwhile - 1)
         else:
             self._worthwhile = min(CALLS_TO_TELL + 1, self._worthwhile + 1)
-        if self._worthwhile >= CALLS_TO_TELL:
-            self._fill()
-        self._returned = perf_counter()
-        return found, hit
-
-    def _read_part(self) -> Chunk:
-        steps, number, begin = self._steps, self._submitted, self._begun
-        count = len(steps.steps_of(number))
-        end = min(begin + steps.part_steps, count)
-        if end == count:
-            self._submitted, self._begun = number + 1, 0
-        else:
-            self._begun = end
-        return _pinned_chunk(steps.read(number, begin, end), self._pin)
 
     def close(self) -> None:
         """Drop what was read ahead and end the threads."""
         self._pending.clear()
+        self._last = None
         self._end()
 
 
 class _Task(NamedTuple):
-    """A chunk to read from one of its steps on, and where it is put (or the exception nobody foresaw)."""
+    """A chunk to read, and where it is put (or the exception that reading it did not foresee)."""
 
     number: int
-    begin: int
     result: SimpleQueue[Chunk | BaseException]
 
 
-def _pinned_chunk(chunk: Chunk, pin_memory: bool) -> Chunk:
+def _read(steps: StepReader, number: int, pin_memory: bool, *, deferred: bool = False) -> Chunk:
+    chunk = steps.read(number, deferred=deferred)
     if pin_memory and chunk.columns is not None:
         chunk.columns = {name: _pinned(column) for name, column in chunk.columns.items()}
     if pin_memory and chunk.batches is not None:
@@ -153,7 +150,7 @@ def _pinned_chunk(chunk: Chunk, pin_memory: bool) -> Chunk:
 def _serve(steps: StepReader, asked: SimpleQueue[_Task | None], pin_memory: bool) -> None:
     while (task := asked.get()) is not None:
         try:
-            task.result.put(_pinned_chunk(steps.read(task.number, task.begin), pin_memory))
+            task.result.put(_read(steps, task.number, pin_memory))
         except BaseException as error:  # whoever waits for the chunk must hear of it
             task.result.put(error)
         del task  # the last chunk must not be kept alive while waiting for the next

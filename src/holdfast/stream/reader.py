@@ -7,20 +7,29 @@ read, merged and cut into views. Otherwise samples are made one by one and colla
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
+import torch
 from numpy.typing import NDArray
 
 from holdfast.errors import EmptyBatchError, HoldfastError, SourceError, TransformError
 from holdfast.metrics import MetricBatch, MetricColumn
 from holdfast.order import Located, Order, derive_key
-from holdfast.sources import Columns, ReadCounts
-from holdfast.stream.collate import cut_batches, merge_columns, rows_of, stack_samples, take_rows, to_tensors
+from holdfast.sources import Columns, ReadCounters, ReadCounts, check_indices
+from holdfast.stream.collate import (
+    becomes_tensor,
+    cut_batches,
+    merge_columns,
+    rows_of,
+    stack_samples,
+    take_rows,
+    to_tensors,
+)
 from holdfast.stream.config import OnError
 from holdfast.stream.dataset import Leaf, Sample
 
@@ -48,11 +57,40 @@ class Failure(NamedTuple):
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Deferred:
+    """Rows of columns in memory, to be copied batch by batch.
+
+    Memory that is written, used and let go before the next batch is copied stays in the processor's cache. That of a
+    whole chunk does not, and copying it ahead of time costs more than copying it when it is used.
+    """
+
+    columns: Mapping[str, NDArray[Any]]
+    rows: Int64
+    valid: NDArray[np.bool_] | None
+    counters: ReadCounters
+
+    def copy(self, start: int, stop: int) -> tuple[dict[str, Any], int]:
+        """Return some of the rows as a batch of fresh tensors, and how many bytes of samples it holds."""
+        rows = self.rows[start:stop]
+        batch: dict[str, Any] = {}
+        size = 0
+        for name, column in self.columns.items():
+            copied = column.take(rows, 0, mode="clip")  # the rows were checked; checking each again would cost time
+            size += copied.nbytes
+            batch[name] = torch.from_numpy(copied)
+        self.counters.add(local=stop - start, bytes_read=size)
+        if self.valid is not None:
+            batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
+        return batch, size
+
+
 @dataclass(slots=True)
 class Chunk:
     """Several batches read together, and what reading them cost.
 
-    With a ``failure``, the batches are those before the one that failed.
+    With a ``failure``, the batches are those before the one that failed. Where they are ``deferred``, each is copied
+    when it is asked for, and what that costs is counted then.
     """
 
     offsets: Sequence[int]
@@ -65,15 +103,26 @@ class Chunk:
     local_samples: int = 0
     remote_samples: int = 0
     failure: Failure | None = None
+    deferred: Deferred | None = None
 
     def __len__(self) -> int:
         return len(self.offsets) - 1
 
     def batch(self, number: int) -> dict[str, Any]:
         """Return one of the batches."""
+        if self.deferred is not None:
+            return self._copied(self.deferred, self.offsets[number], self.offsets[number + 1])
         if self.batches is None:
             self.batches = self._cut()
         return self.batches[number]
+
+    def _copied(self, deferred: Deferred, start: int, stop: int) -> dict[str, Any]:
+        began = perf_counter()
+        batch, size = deferred.copy(start, stop)
+        self.local_samples += stop - start
+        self.bytes_read += size
+        self.seconds += perf_counter() - began
+        return batch
 
     def _cut(self) -> list[dict[str, Any]]:
         assert self.columns is not None
@@ -127,14 +176,16 @@ class Reader:
         self._measured = [(i, leaf.metric_transform) for i, leaf in enumerate(self._leaves) if leaf.metric_transform]
         # Each source once, though it may stand in a mixture under several names.
         self._sources = list({id(leaf.source): leaf.source for leaf in self._leaves}.values())
+        self._resident = self._resident_columns()
         self._wants_rng = [_has_parameter(leaf.transform, "rng") for leaf in self._leaves]
 
-    @property
-    def row_bytes(self) -> int | None:
-        """Bytes of one sample, where reading is nothing but a gather from memory; None elsewhere."""
+    def _resident_columns(self) -> Mapping[str, NDArray[Any]] | None:
+        """Return the columns in memory that batches are copies of, where nothing else is done to a sample."""
         leaf = self._leaves[0]
-        plain = self._columnar and len(self._leaves) == 1 and not self._measured and leaf.column_transform is None
-        return leaf.source.row_bytes if plain else None
+        if not self._columnar or len(self._leaves) > 1 or self._measured or leaf.column_transform is not None:
+            return None
+        columns = leaf.source.columns_in_memory()
+        return columns if columns is not None and all(map(becomes_tensor, columns.values())) else None
 
     def samples(self, positions: Int64) -> list[Sample | None]:
         """Return the single samples at the positions, with their metrics; None where a transform left one out."""
@@ -171,16 +222,13 @@ class Reader:
         chunk.seconds = perf_counter() - began
         return chunk
 
-    def gather(self, indices: Int64, offsets: Sequence[int]) -> Chunk:
-        """Read several batches where ``row_bytes`` says that this is nothing but a gather."""
-        began = perf_counter()
+    def defer(self, indices: Int64, offsets: Sequence[int], valid: NDArray[np.bool_] | None) -> Chunk | None:
+        """Return several batches that are copied when they are asked for; None where reading is more than copying."""
+        if self._resident is None:
+            return None
         source = self._leaves[0].source
-        counters = source.counters
-        before = counters.own_counts()
-        chunk = Chunk(offsets, to_tensors(source.read(indices)))
-        chunk.count(before, counters.own_counts())
-        chunk.seconds = perf_counter() - began
-        return chunk
+        check_indices(indices, len(source), source=self._leaves[0].name)
+        return Chunk(offsets, deferred=Deferred(self._resident, indices, valid, source.counters))
 
     def _counts(self) -> ReadCounts:
         counts = [source.counters.own_counts() for source in self._sources]

@@ -3,8 +3,8 @@
 ``StepReader`` joins a schedule to a reader: chunk k of a run that begins at some step covers the next ``chunk_steps``
 steps after those of chunk k-1. Positions are computed in wide windows, because arithmetic over few of them at a time is
 dominated by the cost of calling NumPy; samples are read in chunks of a few batches, bounded by what may be read ahead.
-Who reads only when asked may read a chunk in parts: memory that is gathered, handed over and let go before the next
-part is gathered stays in the processor's cache, which a whole chunk does not.
+Samples that lie in memory need not be read ahead at all: whoever wants a chunk now may have it ``deferred``, and each
+batch is copied when it is asked for.
 """
 
 from __future__ import annotations
@@ -27,7 +27,6 @@ Int64 = NDArray[np.int64]
 
 WINDOW_SAMPLES = 8192
 CHUNK_SAMPLES = 2048
-PART_BYTES = 512 * 2**10
 FIRST_STEP = -1  # the number of the window that holds the first step alone
 
 
@@ -74,9 +73,6 @@ class StepReader:
         self.chunk_steps = max(1, min(WINDOW_SAMPLES, chunk_samples) // self.size)
         self._window_chunks = max(1, WINDOW_SAMPLES // (self.chunk_steps * self.size))
         self._window = lru_cache(maxsize=4)(self._compute_window)
-        row_bytes = reader.row_bytes
-        self._gathers = row_bytes is not None
-        self.part_steps = self.chunk_steps if row_bytes is None else max(1, PART_BYTES // (self.size * row_bytes or 1))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _rebuild, (
@@ -102,16 +98,20 @@ class StepReader:
         last = first + (self.chunk_steps if chunk else 1)
         return range(first, last if self.stop is None else min(last, self.stop))
 
-    def read(self, chunk: int, begin: int = 0, end: int | None = None) -> Chunk:
-        """Read a chunk, or some of its steps; an error comes with it, after the batches before the one that failed."""
-        if end is None:
-            end = len(self.steps_of(chunk))
-        try:
-            return self._read(chunk, begin, end)
-        except Exception as error:
-            return self._until_failure(chunk, begin, end, error)
+    def read(self, chunk: int, *, deferred: bool = False) -> Chunk:
+        """Read a chunk; an error comes with it, after the batches before the one that failed.
 
-    def _read(self, chunk: int, begin: int, end: int) -> Chunk:
+        Args:
+            chunk: its number.
+            deferred: leave the copying of samples that lie in memory to whoever asks for the batches.
+        """
+        count = len(self.steps_of(chunk))
+        try:
+            return self._read(chunk, 0, count, deferred=deferred)
+        except Exception as error:
+            return self._until_failure(chunk, count, error)
+
+    def _read(self, chunk: int, begin: int, end: int, *, deferred: bool = False) -> Chunk:
         number, part = divmod(chunk - 1, self._window_chunks) if chunk else (FIRST_STEP, 0)
         window = self._window(number)
         first = part * self.chunk_steps
@@ -119,27 +119,24 @@ class StepReader:
         start = bounds[0]
         offsets = [bound - start for bound in bounds] if start else bounds
         rows = slice(start, bounds[-1])
-        if self._gathers and window.valid is None:
-            try:
-                return self.reader.gather(window.located.index[rows], offsets)
-            except Exception:  # goes wrong below too, where the sample is found and named, or left out
-                pass
         valid = None if window.valid is None else window.valid[rows]
+        if deferred and (chunk_later := self.reader.defer(window.located.index[rows], offsets, valid)) is not None:
+            return chunk_later
         return self.reader.read(window.positions[rows], offsets, window.located.part(rows), valid)
 
-    def _until_failure(self, chunk: int, begin: int, end: int, error: Exception) -> Chunk:
+    def _until_failure(self, chunk: int, count: int, error: Exception) -> Chunk:
         """Find the step that fails, so that its error is raised there and not at a step that is well."""
-        done = begin
-        if end - begin > 1:
-            for done in range(begin, end):
+        done = 0
+        if count > 1:
+            for done in range(count):
                 try:
                     self._read(chunk, done, done + 1)
                 except Exception as found:  # noqa: PERF203  # only ever run to find what failed
                     error = found
                     break
             else:  # each step can be read alone, so the trouble is in reading them together
-                done = begin
-        result = self._read(chunk, begin, done) if done > begin else Chunk([0], columns={})
+                done = 0
+        result = self._read(chunk, 0, done) if done else Chunk([0], columns={})
         text = "".join(traceback.format_exception(error))
         if not isinstance(error, HoldfastError):
             step = self.steps_of(chunk)[done]

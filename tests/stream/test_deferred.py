@@ -1,9 +1,8 @@
-"""Where reading is a plain gather, chunks are read in parts; nobody who gets the batches can tell."""
+"""Samples in memory are copied when their batch is asked for; nobody who gets the batches can tell."""
 
 from __future__ import annotations
 
 import threading
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -13,13 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.errors import SourceError
-from holdfast.sources import ArraySource, Columns, Ragged, TokenFileSource
+from holdfast.sources import ArraySource, Columns, Ragged
 from holdfast.sources.base import Indices
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
-from holdfast.stream.steps import PART_BYTES
 
 ROWS = 600
-WIDTH = 512  # of int64: a batch of 32 takes 128 KiB, so that a part holds four
+WIDTH = 64
 
 
 def wide() -> ArraySource:
@@ -40,33 +38,19 @@ class Failing(ArraySource):
         return super().read(indices)
 
 
-@given(st.integers(1, 40), st.integers(0, 30), st.data())
-def test_any_part_of_a_chunk_holds_the_batches_of_the_whole(batch: int, step: int, data: st.DataObject) -> None:
-    steps = loader_over(wide(), batch_size=batch)._delivery.step_reader(min(step, ROWS // batch), None)
-    number = data.draw(st.integers(0, 3))
-    count = len(steps.steps_of(number))
-    begin = data.draw(st.integers(0, count - 1))
-    end = data.draw(st.integers(begin + 1, count))
-    whole, part = steps.read(number), steps.read(number, begin, end)
-    assert len(part) == end - begin
-    for place in range(begin, end):
-        found, expected = part.batch(place - begin), whole.batch(place)
+@given(st.integers(1, 40), st.integers(0, 30), st.integers(1, 3), st.integers(0, 3))
+def test_any_deferred_chunk_holds_the_batches_of_one_read_ahead(batch: int, step: int, world: int, number: int) -> None:
+    loader = loader_over(wide(), batch_size=batch, world_size=world, rank=world - 1)
+    steps = loader._delivery.step_reader(min(step, ROWS // batch // world), loader.schedule.total_steps)
+    number = min(number, (steps.chunks() or 1) - 1)
+    now, later = steps.read(number), steps.read(number, deferred=True)
+    assert later.deferred is not None
+    assert later.offsets == now.offsets
+    for place in range(len(now)):
+        found, expected = later.batch(place), now.batch(place)
         assert found.keys() == expected.keys()
         assert all(torch.equal(found[name], expected[name]) for name in found)
-
-
-def test_a_part_is_as_many_batches_as_stay_in_the_cache_and_never_less_than_one() -> None:
-    row = wide().row_bytes
-    assert row == WIDTH * 8 + 8
-    assert loader_over(wide())._delivery.step_reader(0, None).part_steps == PART_BYTES // (32 * row) == 3
-    assert loader_over(wide(), batch_size=512)._delivery.step_reader(0, None).part_steps == 1
-
-
-@pytest.mark.parametrize("targets", [False, True])
-def test_token_files_say_how_much_memory_a_sequence_takes(tmp_path: Path, targets: bool) -> None:
-    np.arange(100, dtype=np.uint16).tofile(tmp_path / "a.bin")
-    source = TokenFileSource(tmp_path / "a.bin", 7, targets=targets)
-    assert source.row_bytes == sum(column.nbytes for column in source.read(np.array([3])).values())
+    assert (later.local_samples, later.bytes_read) == (now.local_samples, now.bytes_read)
 
 
 @pytest.mark.parametrize(
@@ -74,12 +58,26 @@ def test_token_files_say_how_much_memory_a_sequence_takes(tmp_path: Path, target
     [
         ArraySource({"x": Ragged.from_rows([np.arange(3)] * 40)}),
         ArraySource({"x": np.array(["a", "b"] * 20, dtype=object)}),
+        ArraySource({"x": np.arange(40, dtype=">i4")}),
+        ArraySource({"x": np.arange(80).reshape(40, 2)[:, :1]}),
+        Failing({"x": np.arange(40)}),
     ],
+    ids=["ragged", "objects", "other byte order", "strided", "reads in its own way"],
 )
-def test_where_reading_is_more_than_a_gather_a_chunk_is_read_whole(source: ArraySource) -> None:
-    assert source.row_bytes is None
-    steps = loader_over(source, batch_size=2)._delivery.step_reader(0, None)
-    assert steps.part_steps == steps.chunk_steps
+def test_where_reading_is_more_than_copying_nothing_is_deferred(source: ArraySource) -> None:
+    assert loader_over(source, batch_size=2)._delivery.step_reader(0, None).read(1, deferred=True).deferred is None
+
+
+def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_counted_then() -> None:
+    loader = loader_over(wide(), batch_size=4, epochs=1)
+    delivered = 0
+    for batch in loader:
+        delivered += len(batch["y"])
+        stats = loader.get_stats()
+        assert stats.local_samples >= delivered == stats.samples_loaded
+    assert stats.local_samples == ROWS
+    assert stats.bytes_read == ROWS * (WIDTH + 1) * 8
+    assert stats.avg_load_time_us > 0
 
 
 def test_a_batch_that_is_kept_is_never_written_to_again() -> None:
