@@ -28,6 +28,7 @@ MEANINGLESS_LOSS = 1e18
 HUGE_NORM = 1e4
 # A guess among k classes costs ln k, and no vocabulary has e^14 words: a classifier beyond that is confidently wrong.
 WORST_GUESS = 14.0
+WILD_RATE = 0.3
 # A gradient norm that drifts smoothly, as the running sum of gradients nobody clears, needs to grow by less.
 SMOOTH_GROWTH = 4.0
 # How many points are enough to tell a running sum from the norms of single batches.
@@ -65,7 +66,7 @@ class GradientExplosionDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Gradient norms of the whole model and of layers, losses; activations and weights at the first steps."""
-        return frozenset(("grad_norm", "loss", "eval_loss", "activation", "weight_gain", "metric", "reward"))
+        return frozenset(("grad_norm", "loss", "eval_loss", "activation", "weight_gain", "metric", "lr", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness."""
@@ -287,7 +288,8 @@ class GradientExplosionDetector(BaseDetector):
 def _is_classifier(losses: Sequence[Signal], signals: Sequence[Signal]) -> bool:
     """Whether the loss is surely a cross-entropy a sample: a language model's, or beside an accuracy that stands still.
 
-    Losses summed over a batch are many times larger, and fall as the accuracy climbs.
+    Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
+    of about one.
     """
     if len({loss.name for loss in training_losses(signals, games=True)}) != 1:
         return False
@@ -295,7 +297,8 @@ def _is_classifier(losses: Sequence[Signal], signals: Sequence[Signal]) -> bool:
         return True
     accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
     thirds = [(values[: len(values) // 3], values[-(len(values) // 3) :]) for values in accuracies if len(values) >= 6]
-    return bool(thirds) and all(np.median(last) <= 1.3 * np.median(first) for first, last in thirds)
+    wild = any(float(np.median(rate.values)) >= WILD_RATE for rate in of_kind(signals, "lr"))
+    return bool(thirds) and (wild or all(np.median(last) <= 1.3 * np.median(first) for first, last in thirds))
 
 
 def _is_running_sum(values: np.ndarray) -> bool:
