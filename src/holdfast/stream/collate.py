@@ -7,7 +7,6 @@ buffer): nothing is padded unless a collate function pads it.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -17,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast.errors import StreamError
 from holdfast.sources import Columns, Ragged
 
-__all__ = ["becomes_tensor", "cut_batches", "merge_columns", "rows_of", "stack_samples", "take_rows", "to_tensors"]
+__all__ = ["becomes_tensor", "merge_columns", "rows_of", "slice_batch", "stack_samples", "take_rows", "to_tensors"]
 
 _NUMERIC = "biufc"
 
@@ -46,30 +45,23 @@ def becomes_tensor(column: NDArray[Any]) -> bool:
     return column.dtype.kind in _NUMERIC
 
 
-def cut_batches(columns: dict[str, Any], offsets: Sequence[int]) -> list[dict[str, Any]]:
-    """Cut the columns of several batches into batches; tensors are views, so this costs next to nothing."""
-    batches: list[dict[str, Any]] = [{} for _ in offsets[1:]]
-    lengths = [stop - start for start, stop in pairwise(offsets)]
+def slice_batch(columns: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
+    """Cut one batch out of the columns of several; tensors are views, so this costs next to nothing."""
+    batch: dict[str, Any] = {}
     for name, column in columns.items():
-        pieces = _split(column, lengths) if isinstance(column, torch.Tensor) else _cut(column, offsets)
-        for batch, piece in zip(batches, pieces, strict=True):
-            batch[name] = piece
-    return batches
+        if isinstance(column, tuple):
+            values, offsets = column
+            # A batch at a time: thousands of views that are alive at once set the garbage collector to work.
+            lengths = np.diff(offsets[start : stop + 1]).tolist()
+            batch[name] = _split(values[int(offsets[start]) : int(offsets[stop])], lengths) if lengths else []
+        else:
+            batch[name] = column[start:stop]
+    return batch
 
 
-def _cut(column: Any, offsets: Sequence[int]) -> list[Any]:
-    if isinstance(column, tuple):
-        values, row_offsets = column
-        # All rows at once: a call a row, or a batch, would cost more than the views themselves.
-        rows = _split(values, np.diff(row_offsets).tolist())
-        return [list(rows[start:stop]) for start, stop in pairwise(offsets)]
-    return [column[start:stop] for start, stop in pairwise(offsets)]
-
-
-def _split(tensor: torch.Tensor, sizes: list[int]) -> Sequence[torch.Tensor]:
+def _split(tensor: torch.Tensor, sizes: list[int]) -> list[torch.Tensor]:
     # Unsafe only for gradients, which data has none of; leaving them out of it makes the views a third cheaper.
-    pieces: Sequence[torch.Tensor] = torch.unsafe_split_with_sizes(tensor, sizes)
-    return pieces
+    return list(torch.unsafe_split_with_sizes(tensor, sizes))
 
 
 def take_rows(column: Any, rows: Int64) -> Any:

@@ -40,9 +40,9 @@ class Engine(ABC):
 
 # A chunk that takes less than this to read is not worth a hand-off to a loop that is waiting for it: two threads that
 # pass the interpreter's lock to and fro get less done than one. Any training step is far longer.
-CHEAP_SECONDS = 2e-3
+CHEAP_SECONDS = 5e-3
 # How many times longer than reading a chunk the loop must take with one before it counts as busy elsewhere.
-BUSY_RATIO = 4.0
+BUSY_RATIO = 2.0
 # Reading ahead is worth it after this many more calls that say so than calls that do not: one alone may only mean that
 # the system gave the processor to somebody else for a moment.
 CALLS_TO_TELL = 2

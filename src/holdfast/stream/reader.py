@@ -23,9 +23,9 @@ from holdfast.order import Located, Order, derive_key
 from holdfast.sources import Columns, ReadCounters, ReadCounts, check_indices
 from holdfast.stream.collate import (
     becomes_tensor,
-    cut_batches,
     merge_columns,
     rows_of,
+    slice_batch,
     stack_samples,
     take_rows,
     to_tensors,
@@ -112,9 +112,13 @@ class Chunk:
         """Return one of the batches."""
         if self.deferred is not None:
             return self._copied(self.deferred, self.offsets[number], self.offsets[number + 1])
-        if self.batches is None:
-            self.batches = self._cut()
-        return self.batches[number]
+        if self.batches is not None:
+            return self.batches[number]
+        assert self.columns is not None
+        batch = slice_batch(self.columns, self.offsets[number], self.offsets[number + 1])
+        if self.metrics is not None:
+            batch["metrics"] = self.metrics[number]
+        return batch
 
     def _copied(self, deferred: Deferred, start: int, stop: int) -> dict[str, Any]:
         began = perf_counter()
@@ -123,14 +127,6 @@ class Chunk:
         self.bytes_read += size
         self.seconds += perf_counter() - began
         return batch
-
-    def _cut(self) -> list[dict[str, Any]]:
-        assert self.columns is not None
-        batches = cut_batches(self.columns, self.offsets)
-        if self.metrics is not None:
-            for batch, metrics in zip(batches, self.metrics, strict=True):
-                batch["metrics"] = metrics
-        return batches
 
     def count(self, before: ReadCounts, after: ReadCounts) -> None:
         """Note what was read for this chunk."""
