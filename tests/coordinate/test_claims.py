@@ -135,3 +135,14 @@ def test_a_worker_that_has_work_leaves_the_last_chunks_to_those_that_have_none()
     assert [lease.chunk for lease in busy.next_leases(0.0, ahead=True)] == [1]
     assert busy.next_leases(0.0, ahead=True) == []  # five left among three workers
     assert [lease.chunk for lease in idle.next_leases(0.0)] == [2]
+
+
+@given(st.integers(1, 5), st.integers(1, 300))
+def test_fewer_chunks_are_taken_at_a_time_as_the_end_comes_near(world: int, chunks: int) -> None:
+    quick = worker(MemoryStore(), 0, world=world, chunks=chunks)
+    taken = []
+    while fresh := quick.draw(0.0, 1000):
+        taken.append(len(fresh))
+    assert sum(taken) == chunks
+    assert taken == sorted(taken, reverse=True)
+    assert (max(taken) <= 32, taken[-1]) == (True, 1)

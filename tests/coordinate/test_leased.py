@@ -177,13 +177,3 @@ def test_a_fast_worker_takes_many_chunks_at_a_time_and_a_slow_one_takes_one(coor
     assert wanted("slow", 4) == 1
     assert wanted("medium", 80) == 10
     assert wanted("fast", 8000) == 32
-
-
-def test_fewer_chunks_are_taken_at_a_time_as_the_end_comes_near(coordinator: StreamCoordinator) -> None:
-    reader = lease(coordinator)
-    taken = []
-    while fresh := reader._claims.draw(0.0, 1000):
-        taken.append(len(fresh))
-    assert sum(taken) == 13
-    assert taken == sorted(taken, reverse=True)
-    assert taken[-1] == 1
