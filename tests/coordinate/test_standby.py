@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordinate.standby import Standby
-from holdfast.stream.reader import Chunk
+from holdfast.stream.chunk import Chunk
 
 
 class ByHand(Executor):

@@ -15,8 +15,8 @@ from tests.stream.jobs import numbers
 
 from holdfast.errors import StreamError
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+from holdfast.stream.chunk import Chunk
 from holdfast.stream.packing import SMALL_BYTES, pack, unpack
-from holdfast.stream.reader import Chunk
 
 DTYPES = [torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
 

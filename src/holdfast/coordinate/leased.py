@@ -28,7 +28,8 @@ from holdfast.coordinate.standby import Standby
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
-from holdfast.stream.reader import Chunk, Collate, Reader
+from holdfast.stream.chunk import Chunk
+from holdfast.stream.reader import Collate, Reader
 
 if TYPE_CHECKING:
     from holdfast.coordinate.coordinator import StreamCoordinator

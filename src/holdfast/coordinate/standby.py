@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from holdfast.stream.reader import Chunk
+from holdfast.stream.chunk import Chunk
 
 __all__ = ["Standby"]
 

@@ -15,12 +15,13 @@ from typing import Any
 import torch
 
 from holdfast.order import Adaptive, Schedule
+from holdfast.stream.chunk import Chunk, Failed
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.coordination import Coordinator
 from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.engines import Engine, ThreadEngine
 from holdfast.stream.extent import epoch_bounds
-from holdfast.stream.reader import Chunk, Collate, Failed, Reader
+from holdfast.stream.reader import Collate, Reader
 from holdfast.stream.stats import StreamStats
 from holdfast.stream.steps import CHUNK_SAMPLES, StepReader
 from holdfast.stream.worker_processes import ProcessEngine

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.stream.reader import Chunk
+from holdfast.stream.chunk import Chunk
 from holdfast.stream.steps import StepReader
 
 __all__ = ["Engine", "ThreadEngine"]

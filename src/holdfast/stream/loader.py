@@ -14,13 +14,14 @@ from typing import Any
 from holdfast.errors import ConfigError, StateMismatchError, StreamError
 from holdfast.order import Order, Schedule, Skips
 from holdfast.stream.adopt import adopt
+from holdfast.stream.chunk import Failed
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.coordination import Coordinator
 from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.delivery import Delivery
 from holdfast.stream.extent import count_full, count_samples, epoch_bounds
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when
-from holdfast.stream.reader import Collate, Failed
+from holdfast.stream.reader import Collate
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import load_state, save_state
 from holdfast.stream.stats import StreamStats

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.errors import StreamError
-from holdfast.stream.reader import Chunk
+from holdfast.stream.chunk import Chunk
 
 __all__ = ["Packed", "pack", "unpack"]
 

@@ -18,8 +18,9 @@ from numpy.typing import NDArray
 
 from holdfast.errors import HoldfastError, StreamError
 from holdfast.order import Located, Schedule
+from holdfast.stream.chunk import Chunk, Failure
 from holdfast.stream.config import LastBatch
-from holdfast.stream.reader import Chunk, Failure, Reader
+from holdfast.stream.reader import Reader
 
 __all__ = ["StepReader"]
 

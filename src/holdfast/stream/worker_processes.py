@@ -20,10 +20,10 @@ from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
 from holdfast.errors import WorkerDiedError
+from holdfast.stream.chunk import Chunk
 from holdfast.stream.engines import Engine
 from holdfast.stream.packing import Packed, pack, unpack
 from holdfast.stream.provenance import samples_in
-from holdfast.stream.reader import Chunk
 from holdfast.stream.steps import StepReader
 
 __all__ = ["ProcessEngine"]
