@@ -8,7 +8,7 @@ from numpy.typing import NDArray
 from holdfast.debug.detectors.statistics import robust_spread
 from holdfast.debug.types import Signal
 
-__all__ = ["periodic_swing", "repeated_order"]
+__all__ = ["periodic_swing", "repeated_order", "takes_turns"]
 
 Array = NDArray[np.float64]
 
@@ -20,6 +20,9 @@ LEAST_OVERLAP = 14
 LEAST_ERRORS = 5.5
 # The swing that counts where the order is seen to repeat and neighbours are alike, relative to the level.
 SORTED_SWING = 0.08
+# So few batches are tasks that take turns rather than a pass over data; and how much of the ups and downs they explain.
+MOST_TURNS = 8
+TURNS_EXPLAIN = 0.7
 
 
 def periodic_swing(signal: Signal, rates: list[Signal], *, least: float = 0.3) -> tuple[float, float] | None:
@@ -59,6 +62,21 @@ def repeated_order(signal: Signal) -> float | None:
         return None
     lag = _repeated_lag(values)
     return None if lag is None else float(np.median(np.diff(steps)) * lag)
+
+
+def takes_turns(signal: Signal) -> bool:
+    """Whether a few tasks or data sets take turns from point to point, each with a level of its own."""
+    values = signal.values[-1024:]
+    if len(values) < 8 * MOST_TURNS or not np.isfinite(values).all():
+        return False
+    swings = _detrended(values)
+    total = float(np.dot(swings, swings))
+    for turns in range(2, MOST_TURNS + 1):
+        whole = swings[: len(swings) // turns * turns].reshape(-1, turns)
+        left = float(np.square(whole - whole.mean(axis=0)).sum())
+        if left < (1.0 - TURNS_EXPLAIN) * total:
+            return True
+    return False
 
 
 def _repeated_lag(values: Array) -> int | None:

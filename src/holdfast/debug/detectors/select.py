@@ -27,11 +27,15 @@ __all__ = [
 ]
 
 _SERVING = re.compile(r"(^|[^a-z])(serv(e|ing|ed)|prod(uction)?|online|inference|deployed)([^a-z]|$)", re.IGNORECASE)
-_GAME = re.compile(
-    r"(^|[^a-z])(d|g|disc\w*|gen|generator|critic|cri|actor|act|policy|value|v|pi|vf|pg|adv\w*|domain\w*|entropy|ent|kl|q\d?|td|"
-    r"ppo|alpha|aux\w*|reg\w*|penalty|commit\w*|vq|bal\w*|load_balanc\w*|z|moe|router)[_ ./-]?loss",
-    re.IGNORECASE,
+_GAME_PART = (
+    r"(?:d|g|disc\w*|gen|generator|critic|cri|actor|act|policy|value|v|pi|vf|pg|adv\w*|domain\w*|entropy|ent|kl|q\d?|td|"
+    r"ppo|alpha|aux\w*|reg\w*|penalty|commit\w*|vq|bal\w*|load_balanc\w*|z|moe|router)"
 )
+_GAME = re.compile(
+    rf"(?:^|[^a-z]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)", re.IGNORECASE
+)
+# What the model is compared with does not learn.
+_REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
 _TOTAL = re.compile(
     r"^(?:.*[/:. ])?(?:train(?:ing)?[_ /-]?)?(?:lm[_ ]|total[_ ]|mean[_ ]|avg[_ ]|batch[_ ])?(?:loss|trl|train)"
     r"(?:[_ /-]?(?:train(?:ing)?|step|epoch|total|mean|avg))?$",
@@ -66,6 +70,7 @@ def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[S
         for signal in of_kind(signals, "loss")
         if signal.layer is None and not _SERVING.search(signal.name) and (games or not _GAME.search(signal.name))
     ]
+    found = [signal for signal in found if not _REFERENCE.search(signal.name)] or found
     totals = [signal for signal in found if _TOTAL.match(signal.name)]
     chosen = totals or found
     if not chosen and not games:

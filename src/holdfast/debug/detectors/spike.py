@@ -9,7 +9,7 @@ import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.divergence import is_still_recovering
-from holdfast.debug.detectors.periodic import periodic_swing
+from holdfast.debug.detectors.periodic import periodic_swing, takes_turns
 from holdfast.debug.detectors.rise import Rise, find_bursts, find_hump, lasting_rise
 from holdfast.debug.detectors.select import of_kind, reward_holds, total_gradient_norms, training_losses
 from holdfast.debug.detectors.statistics import Shape, noise_of, shape_of
@@ -73,14 +73,16 @@ class LossSpikeDetector(BaseDetector):
                 or _stands_out(b, factor)
                 or _confirmed(b, norms)
             ]
-            if not kept and (early := self._early(shape)) is not None:
+            turns = takes_turns(signal)  # their levels differ, from the first round on
+            if not kept and not turns and (early := self._early(shape)) is not None:
                 kept = [early]
             hump = find_hump(signal, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height)
             if not kept and rise is None and hump is not None:
                 kept = [hump]
             if kept and (rise is None or rise.first_step > kept[0].first_step):
                 found.append(self._spike(signal, kept, at_end=False))
-            if not kept and rise is None and (period := periodic_swing(signal, of_kind(signals, "lr"))) is not None:
+            explained = kept or turns or rise is not None
+            if not explained and (period := periodic_swing(signal, of_kind(signals, "lr"))) is not None:
                 found.append(_swinging(signal, shape, *period))
         return DetectionResult(self.name, tuple(found))
 
