@@ -34,7 +34,7 @@ def test_every_example_on_the_page_runs_and_gives_what_it_says(tmp_path: Path, p
     assert len(blocks) >= 4
     body = "\n".join(blocks)
     if page == "testing.md":
-        body = body.replace("    print(error) ", "    shown = str(error) ")
+        body = body.replace("    print(error)\n", "    shown = str(error)\n")
     # Worker processes of a script need the guard; a notebook or a training script has its own.
     (tmp_path / "page.py").write_text(body + CLAIMS[page])
     done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
