@@ -75,20 +75,24 @@ def token_peers(tokens: np.ndarray[Any, Any], folder: Path) -> list[Peer]:
         import grain.python as grain
 
         data = grain.MapDataset.source(tokens).shuffle(seed=1).batch(BATCH)
-        return lambda: iter(data.to_iter_dataset())
+        # Its fastest setting for data in memory; its sixteen threads would slow down every other side as well.
+        options = grain.ReadOptions(num_threads=0, prefetch_buffer_size=0)
+        return lambda: iter(data.to_iter_dataset(options))
 
     def litdata() -> Callable[[], Iterable[Any]]:
         import litdata
+        from litdata.streaming.item_loader import TokensLoader
         from litdata.streaming.writer import BinaryWriter
 
         target = folder / "litdata"
         target.mkdir(exist_ok=True)
-        writer = BinaryWriter(str(target), chunk_bytes="64MB")
+        loader = TokensLoader(block_size=tokens.shape[1])  # eight times as fast here as its default
+        writer = BinaryWriter(str(target), chunk_bytes="64MB", item_loader=loader)
         for number, row in enumerate(few):
             writer.add_item(number, torch.from_numpy(row))
         writer.done()
         writer.merge()
-        data = litdata.StreamingDataset(str(target), shuffle=True, seed=1)
+        data = litdata.StreamingDataset(str(target), shuffle=True, seed=1, item_loader=loader)
         return lambda: litdata.StreamingDataLoader(data, batch_size=BATCH, num_workers=0)
 
     def webdataset() -> Callable[[], Iterable[Any]]:
