@@ -1,10 +1,10 @@
 """DISTRIBUTION by a KLL sketch: the rank error is bounded beforehand, but no merge repeats the figures bit for bit.
 
 The default handler's percentiles are the same bits whatever the order and the grouping, and so are those of
-``DistributionHandler(refined=True)``, which is near in rank on crowded streams too. This one is for when such a state is too
-large and equal bits do not matter. KLL keeps a random sample that follows the mass, so its rank error is about 0.7%
-(k = 400, 99% confidence) on any stream; but it depends on coin flips and on the order of merging, so two runs over the
-same data report slightly different percentiles. Mean, std, min and max are exact and repeatable all the same.
+``DistributionHandler(refined=True)``, which is near in rank on crowded streams too. This one is for when such a state
+is too large and equal bits do not matter. KLL keeps a random sample that follows the mass, so its rank error is about
+0.7% (k = 400, 99% confidence) on any stream; but it depends on coin flips and on the order of merging, so two runs over
+the same data report slightly different percentiles. Mean, std, min and max are exact and repeatable all the same.
 """
 
 from __future__ import annotations
