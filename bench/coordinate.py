@@ -10,6 +10,7 @@ import os
 
 # Set before torch loads: its server asks a name server for every client's name, and a lost answer stalls it.
 os.environ.setdefault("RES_OPTIONS", "attempts:0")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # stores are killed here on purpose
 
 import multiprocessing
 import random
