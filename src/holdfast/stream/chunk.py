@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from time import perf_counter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -74,7 +73,7 @@ class Chunk:
     """Several batches read together, and what reading them cost.
 
     With a ``failure``, the batches are those before the one that failed. Where they are ``deferred``, each is copied
-    when it is asked for, and what that costs is counted then.
+    when it is asked for, and whoever asks counts what that costs.
     """
 
     offsets: Sequence[int]
@@ -95,21 +94,13 @@ class Chunk:
     def batch(self, number: int) -> dict[str, Any]:
         """Return one of the batches."""
         if self.deferred is not None:
-            return self._copied(self.deferred, self.offsets[number], self.offsets[number + 1])
+            return self.deferred.copy(self.offsets[number], self.offsets[number + 1])[0]
         if self.batches is not None:
             return self.batches[number]
         assert self.columns is not None
         batch = slice_batch(self.columns, self.offsets[number], self.offsets[number + 1])
         if self.metrics is not None:
             batch["metrics"] = self.metrics[number]
-        return batch
-
-    def _copied(self, deferred: Deferred, start: int, stop: int) -> dict[str, Any]:
-        began = perf_counter()
-        batch, size = deferred.copy(start, stop)
-        self.local_samples += stop - start
-        self.bytes_read += size
-        self.seconds += perf_counter() - began
         return batch
 
     def count(self, before: ReadCounts, after: ReadCounts) -> None:

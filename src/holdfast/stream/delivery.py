@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from holdfast.order import Adaptive, Schedule
-from holdfast.stream.chunk import Chunk, Failed
+from holdfast.stream.chunk import Chunk, Deferred, Failed
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.coordination import Coordinator
 from holdfast.stream.dataset import OrderedDataset
@@ -164,7 +164,8 @@ class Delivery:
             if not samples or (drops and not self.schedule.is_full(self.step)):
                 self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
                 continue
-            batch = chunk.batch(number) if chunk.deferred is None else self._copied(chunk, number, samples)
+            deferred = chunk.deferred
+            batch = chunk.batch(number) if deferred is None else self._copied(chunk, deferred, start, stop)
             if config.device is not None:
                 batch = {name: _moved(value, config.device) for name, value in batch.items()}
             self.step += 1
@@ -223,14 +224,16 @@ class Delivery:
         stats.bytes_read += chunk.bytes_read
         stats.workers_restarted += restarted
 
-    def _copied(self, chunk: Chunk, number: int, samples: int) -> dict[str, Any]:
+    def _copied(self, chunk: Chunk, deferred: Deferred, start: int, stop: int) -> dict[str, Any]:
         """Return a batch of a deferred chunk, and count what copying it took."""
-        seconds, size = chunk.seconds, chunk.bytes_read
-        batch = chunk.batch(number)
-        self._busy += chunk.seconds - seconds
-        self._samples_read += samples
-        self.stats.local_samples += samples
-        self.stats.bytes_read += chunk.bytes_read - size
+        began = time.perf_counter()
+        batch, size = deferred.copy(start, stop)
+        seconds = time.perf_counter() - began
+        chunk.seconds += seconds
+        self._busy += seconds
+        self._samples_read += stop - start
+        self.stats.local_samples += stop - start
+        self.stats.bytes_read += size
         return batch
 
     def _count_failures(self, chunk: Chunk, number: int) -> None:
