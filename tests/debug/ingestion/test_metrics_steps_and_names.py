@@ -1,6 +1,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -152,3 +154,37 @@ def test_absent_values_of_nullable_pandas_columns_are_absent() -> None:
     frame = pd.DataFrame({"step": range(6), "loss": pd.array([3.0, 2.9, None, 2.7, 2.6, 2.5], dtype="Float64")})
     (loss,) = MetricIngestor().ingest(frame)
     assert loss.steps.tolist() == [0, 1, 3, 4, 5]
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64", "int32", "int64", "uint8"])
+@pytest.mark.parametrize(
+    "made",
+    [
+        lambda values: {"step": np.arange(len(values)), "loss": values},
+        lambda values: {"step": list(range(len(values))), "loss": list(values)},
+        lambda values: [{"step": n, "loss": value} for n, value in enumerate(values)],
+        lambda values: list(values),
+        lambda values: values,
+    ],
+    ids=["arrays", "lists of scalars", "rows of scalars", "one list", "one array"],
+)
+def test_numbers_of_any_width_are_numbers(made: Callable[[Any], Any], dtype: str) -> None:
+    values = np.arange(30, 0, -1).astype(dtype)
+    (loss,) = [signal for signal in MetricIngestor().ingest(made(values)) if signal.kind == "loss"]
+    assert loss.values.tolist() == list(range(30, 0, -1))
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16", "float32", "float64"])
+def test_tensors_of_any_width_are_numbers(dtype: str) -> None:
+    torch = pytest.importorskip("torch")
+    values = torch.arange(30, 0, -1, dtype=getattr(torch, dtype))
+    signals = MetricIngestor().ingest({"step": torch.arange(30), "loss": values})
+    assert next(signal for signal in signals if signal.kind == "loss").values.tolist() == list(range(30, 0, -1))
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
+def test_jax_arrays_of_any_width_are_numbers(dtype: str) -> None:
+    jax = pytest.importorskip("jax.numpy", reason="jax is not installed")
+    values = jax.arange(30, 0, -1).astype(dtype)
+    signals = MetricIngestor().ingest({"step": jax.arange(30), "loss": values})
+    assert next(signal for signal in signals if signal.kind == "loss").values.tolist() == list(range(30, 0, -1))

@@ -146,7 +146,9 @@ def _plain(values: Any) -> Any:
         values = values.detach().cpu()
         values = values.float() if "bfloat16" in str(getattr(values, "dtype", "")) else values
     if hasattr(values, "__array__"):
-        return np.asarray(values)
+        values = np.asarray(values)
+        if "float" in values.dtype.name and values.dtype != np.float64:  # also those NumPy itself does not know
+            values = values.astype(np.float64)
     return values
 
 

@@ -28,7 +28,7 @@ def number_of(value: Any) -> float | None:
     """The number a JSON value or a word stands for, or None where it is none. ``nan`` and ``inf`` are numbers."""
     if isinstance(value, bool):
         return None
-    if isinstance(value, (int, float)):
+    if isinstance(value, (int, float, np.integer, np.floating)):
         try:
             return float(value)
         except OverflowError:
