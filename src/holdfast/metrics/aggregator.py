@@ -35,9 +35,7 @@ from holdfast.metrics.window import Panes, pane_of, update_panes
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Values wait in their arrays until there are enough of them to be worth a pass; a figure asked for folds them at once.
-_FOLD_AT = 1 << 17
-# Python numbers take four times the memory of an array's.
+# Python numbers wait longer than those in arrays: making an array of them is the greater part of the cost.
 _FOLD_SCALARS_AT = 1 << 15
 
 
@@ -200,7 +198,7 @@ class MetricsAggregator:
                 _require_integers(key, entry, column)
             entry.arrays.append(column)
             entry.waiting += len(column)
-        if entry.waiting >= _FOLD_AT:
+        if entry.waiting >= entry.handler.worth:
             self._fold(entry)
 
     def _fold(self, entry: _Entry) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, ClassVar, final
 
 import numpy as np
 from numpy.typing import NDArray
@@ -47,6 +47,8 @@ class DistributionHandler(MetricHandler[Distribution]):
         refined: also follow what lies inside the sketch's buckets, so that ranks are right on streams that crowd most
             of their mass into a sliver amid many other values. Costs more time an update, and larger states.
     """
+
+    worth: ClassVar[int] = 1 << 17
 
     def __init__(self, *, refined: bool = False) -> None:
         self._refined = refined
