@@ -13,6 +13,7 @@ import statistics
 import threading
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from typing import Any
 
@@ -61,7 +62,7 @@ def same(batch: Any) -> Any:
     return batch
 
 
-class Case:
+class Case(ABC):
     """One side: makes a loader, gives and takes states, and reads a batch as a list of sample numbers."""
 
     def __init__(self, length: int) -> None:
@@ -69,13 +70,13 @@ class Case:
         self.middle = length // BATCH // 2
         self.running: Any = None  # kept until the clock has stopped: taking a loader apart is not resuming
 
+    @abstractmethod
     def state(self) -> tuple[Any, list[int]]:
         """The state half way, and the batch that comes next in the run that was not interrupted."""
-        raise NotImplementedError
 
+    @abstractmethod
     def resume(self, state: Any) -> Callable[[], list[int]]:
         """Make a fresh loader; the function returned loads the state and gives the first batch."""
-        raise NotImplementedError
 
 
 class Holdfast(Case):

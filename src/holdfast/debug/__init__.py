@@ -5,8 +5,9 @@ Names load on first use, so that importing this package costs nothing.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.debug.attribution import AttributionEngine as AttributionEngine
@@ -101,15 +102,4 @@ _HOME: dict[str, str] = {
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'holdfast.debug' has no attribute {name!r}")
-    value = getattr(import_module(f"holdfast.debug.{home}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

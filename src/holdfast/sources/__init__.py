@@ -6,8 +6,9 @@ arrays needs NumPy alone.
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.sources.arrays import ArraySource as ArraySource
@@ -44,14 +45,4 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'holdfast.sources' has no attribute {name!r}")
-    value = getattr(import_module(f"holdfast.sources.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

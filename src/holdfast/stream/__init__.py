@@ -10,8 +10,9 @@ The names load on first use: what looks at a saved state needs NumPy, and torch 
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.stream.config import StreamingConfig as StreamingConfig
@@ -50,14 +51,4 @@ _HOME = {
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    if name not in _HOME:
-        raise AttributeError(f"module 'holdfast.stream' has no attribute {name!r}")
-    value = getattr(import_module(f"holdfast.stream.{_HOME[name]}"), name)
-    globals()[name] = value
-    return value
-
-
-def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+__getattr__, __dir__ = lazy_names(__name__, _HOME)
