@@ -412,3 +412,19 @@ def test_a_state_of_another_distribution_handler_is_refused() -> None:
     aggregator.update(column([1.0], DISTRIBUTION))
     with pytest.raises(MetricError, match="DistributionHandler"):
         MetricsAggregator().load_state_dict(aggregator.state_dict())
+
+
+@pytest.mark.parametrize("kind", [AggregationType.SUM, AggregationType.DISTRIBUTION])
+def test_values_that_nobody_asks_about_do_not_pile_up(kind: AggregationType) -> None:
+    values = np.random.default_rng(0).normal(size=8192)
+    aggregator = MetricsAggregator()
+    aggregator.update(MetricBatch((MetricColumn("wiki", "loss", values, kind),)))
+    aggregator.get_metrics()
+    tracemalloc.start()
+    try:
+        for _ in range(200):  # 13 MB
+            aggregator.update(MetricBatch((MetricColumn("wiki", "loss", values, kind),)))
+        left, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert left < 2 << 20

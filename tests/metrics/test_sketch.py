@@ -230,6 +230,13 @@ def test_a_sketch_never_holds_more_than_its_buckets() -> None:
     assert len(sketch.grid.octaves) == 4094
 
 
+@pytest.mark.parametrize(("octaves", "cap"), [(1, 4096), (2, 2048), (3, 1024), (5, 512), (33, 64), (64, 64)])
+def test_crowded_octaves_share_all_the_buckets_there_are(octaves: int, cap: int) -> None:
+    crowd = 1.0 + np.random.default_rng(0).random(10_000)
+    values = np.concatenate([np.ldexp(crowd, octave) for octave in range(octaves)])
+    assert QuantileSketch().add(values).cap == cap  # the largest power of two of which so many fit into 4,096
+
+
 def test_counts_beyond_2_to_the_53_are_added_exactly() -> None:
     values, counts = 1.0 + np.arange(9_000.0) / 9_000, np.full(9_000, (1 << 60) // 9_000 + 1)
     sketch = QuantileSketch().add(values, counts)
