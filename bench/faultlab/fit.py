@@ -60,7 +60,7 @@ def _calibrated(cases: Sequence[Case]) -> Calibration:
         if not findings:
             continue
         found.append(findings[0].detection.confidence)
-        right.append(findings[0].detection.failure.value in case.label["accepted"])
+        right.append(findings[0].detection.failure.name in case.label["accepted"])
         if case.label["cause"]:
             # The first cause and the runners-up: a table fitted on winners alone would not know what 0.2 means.
             for cause in findings[0].causes[:3]:
@@ -75,7 +75,7 @@ def _story(case: Case) -> tuple[list[str], dict[str, float]] | None:
     if not stories:
         return None
     seen = observe(stories[0], case.log.signals, case.context)
-    return [detection.failure.value for detection in stories[0]], seen
+    return [detection.failure.name for detection in stories[0]], seen
 
 
 def _regress(matrix: np.ndarray, truth: np.ndarray) -> dict[str, list[Any]]:

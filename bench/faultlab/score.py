@@ -45,14 +45,14 @@ class Outcome:
     @property
     def named(self) -> str:
         """The failure of the worst finding, or healthy."""
-        return self.findings[0].detection.failure.value if self.findings else "healthy"
+        return self.findings[0].detection.failure.name if self.findings else "healthy"
 
     @property
     def right(self) -> bool:
         """Whether a finding has one of the names the label accepts (or there is none, for a healthy run)."""
         if self.case.label["failure"] is None:
             return not self.findings
-        return any(finding.detection.failure.value in self.case.label["accepted"] for finding in self.findings)
+        return any(finding.detection.failure.name in self.case.label["accepted"] for finding in self.findings)
 
     def cause_rank(self) -> int | None:
         """The place of the true cause among those given for the worst finding, from 0; None when it is not there."""
@@ -128,7 +128,7 @@ def print_outcomes(outcomes: Sequence[Outcome]) -> None:
             spec, label = outcome.case.spec, outcome.case.label
             print(
                 f"  {outcome.case.name} ({spec['family']}, {spec['log_format']}): {label['failure'] or 'healthy'} "
-                f"({label['why']}), named {[f.detection.failure.value for f in outcome.findings] or 'healthy'}"
+                f"({label['why']}), named {[f.detection.failure.name for f in outcome.findings] or 'healthy'}"
             )
     print("\nwrong first cause")
     for outcome in outcomes:

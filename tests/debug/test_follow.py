@@ -134,7 +134,7 @@ def test_a_loss_that_is_no_longer_printed_is_told_while_the_log_grows(tmp_path: 
     assert look(follower).verdict is Verdict.HEALTHY
     append(path, megatron_lines(loss[240:], 240))
     (run,) = look(follower).runs
-    assert run.findings[0].detection.failure is Failure.NAN
+    assert run.findings[0].detection.failure == Failure.NAN
 
 
 def test_climbing_gradients_are_told_before_the_loss_jumps(tmp_path: Path) -> None:

@@ -33,7 +33,7 @@ def test_climbing_gradients_raise_an_alarm_before_the_loss_jumps(seed: int, quie
     alarms = [
         step
         for step, detection in feed_all(OnlineDebugger(), loss=loss, grad_norm=norm)
-        if detection.failure is Failure.EXPLOSION
+        if detection.failure == Failure.EXPLOSION
     ]
     assert alarms
     assert alarms[0] < quiet + 5
@@ -51,7 +51,7 @@ def test_a_nan_is_reported_at_the_step_it_appears_and_once() -> None:
     loss[60:] = np.nan
     found = [(step, detection.failure) for step, detection in feed_all(OnlineDebugger(), loss=loss)]
     assert found.count((60, Failure.NAN)) == 1
-    assert sum(failure is Failure.NAN for _, failure in found) == 1
+    assert sum(failure == Failure.NAN for _, failure in found) == 1
 
 
 def test_the_window_is_bounded_and_still_remembers_the_beginning() -> None:
@@ -90,7 +90,7 @@ def test_findings_so_far_are_those_of_the_log_so_far() -> None:
     online = OnlineDebugger()
     feed_all(online, loss=loss)
     (finding,) = online.findings()
-    assert finding.detection.failure is Failure.DIVERGENCE
+    assert finding.detection.failure == Failure.DIVERGENCE
     assert finding.causes
 
 

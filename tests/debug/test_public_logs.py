@@ -63,13 +63,13 @@ def test_a_healthy_public_log_has_no_finding(public_logs: Path, name: str) -> No
 @pytest.mark.parametrize(("name", "failure"), BROKEN.items())
 def test_a_broken_public_log_is_called_by_its_failure(public_logs: Path, name: str, failure: str) -> None:
     run = diagnose(public_logs / name)
-    assert failure in [finding.detection.failure.value for finding in run.findings]
+    assert failure in [finding.detection.failure.name for finding in run.findings]
     assert run.verdict is Verdict.UNHEALTHY
 
 
 def test_the_collapse_of_the_loss_scale_is_named_beside_the_nan_it_hides(public_logs: Path) -> None:
     run = diagnose(public_logs / "nan" / "fairseq_issue512_loss_scale_collapse.stdout.txt")
-    assert {finding.detection.failure.value for finding in run.findings} == {"loss_scale_collapse", "nan"}
+    assert {finding.detection.failure.name for finding in run.findings} == {"loss_scale_collapse", "nan"}
 
 
 def test_a_cause_that_is_known_is_among_the_first_three(public_logs: Path) -> None:
@@ -89,7 +89,7 @@ def test_a_log_of_zeros_is_neither_healthy_nor_broken(public_logs: Path) -> None
 
 def test_the_desync_begins_at_the_first_step_after_the_start(public_logs: Path) -> None:
     (finding,) = diagnose(public_logs / "desync" / "traincheck_x-jxmnop-ddp").findings
-    assert (finding.detection.failure.value, finding.detection.first_step) == ("desync", 1.0)
+    assert (finding.detection.failure.name, finding.detection.first_step) == ("desync", 1.0)
 
 
 @pytest.mark.parametrize("name", ["gpu_error_2nd", "lock_gil_2nd"])
@@ -101,4 +101,4 @@ def test_exactly_the_ranks_that_were_made_to_hang_are_named(public_logs: Path, n
     injected = [int(rank) for rank in truth.split("[")[1].rstrip("]").split(",")]
     found = diagnose(folder).findings
     assert sorted(finding.detection.replica or 0 for finding in found) == injected
-    assert {finding.detection.failure.value for finding in found} == {"hang"}
+    assert {finding.detection.failure.name for finding in found} == {"hang"}

@@ -11,7 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import DebugError
+from holdfast.errors import ConfigError, DebugError
 
 __all__ = ["read_feedback", "register"]
 
@@ -74,12 +74,15 @@ def _run_of(report: Path, run: int) -> dict[str, Any]:
 
 
 def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None, missed: str | None) -> dict[str, Any]:
-    from holdfast.debug.types import Failure
+    from holdfast.debug.types import KNOWN_FAILURES, Failure
 
     path = str(found.get("path", ""))
     if missed is not None:
-        if missed not in {failure.value for failure in Failure}:
-            raise DebugError("no such failure", failure=missed, hint=", ".join(failure.value for failure in Failure))
+        try:
+            missed = Failure(missed).name  # Names are open: a plug-in's failure can be missed too.
+        except ConfigError as error:
+            known = ", ".join(failure.name for failure in KNOWN_FAILURES)
+            raise DebugError("not a name of a failure", failure=missed, hint=f"one of {known}") from error
         return {"path": path, "failure": missed, "verdict": "missed", "confidence": None}
     findings = found["findings"]
     if finding > len(findings):

@@ -38,7 +38,9 @@ if TYPE_CHECKING:
     from holdfast.debug.signals import DistributionSignalExtractor as DistributionSignalExtractor
     from holdfast.debug.signals import GradientSignalExtractor as GradientSignalExtractor
     from holdfast.debug.signals import NumericalSignalExtractor as NumericalSignalExtractor
+    from holdfast.debug.types import KNOWN_FAILURES as KNOWN_FAILURES
     from holdfast.debug.types import AttributionHypothesis as AttributionHypothesis
+    from holdfast.debug.types import Coverage as Coverage
     from holdfast.debug.types import DebugReport as DebugReport
     from holdfast.debug.types import Detection as Detection
     from holdfast.debug.types import DetectionContext as DetectionContext
@@ -46,12 +48,20 @@ if TYPE_CHECKING:
     from holdfast.debug.types import Evidence as Evidence
     from holdfast.debug.types import Failure as Failure
     from holdfast.debug.types import Finding as Finding
+    from holdfast.debug.types import Part as Part
+    from holdfast.debug.types import Reason as Reason
+    from holdfast.debug.types import ReasonCode as ReasonCode
     from holdfast.debug.types import RunReport as RunReport
     from holdfast.debug.types import Severity as Severity
     from holdfast.debug.types import Signal as Signal
     from holdfast.debug.types import Verdict as Verdict
 
 _TYPES = (
+    "KNOWN_FAILURES",
+    "ReasonCode",
+    "Reason",
+    "Part",
+    "Coverage",
     "AttributionHypothesis",
     "DebugReport",
     "Detection",

@@ -41,9 +41,8 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
             notes.append(
                 f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value"
             )
-    verdict, why = judge(findings, run.signals)
-    kept = [note for note in run.notes if not note.startswith("cannot tell")]
-    return replace(run, findings=_sorted(findings), verdict=verdict, notes=(*why, *kept, *notes))
+    verdict, reason = judge(findings, run.signals)
+    return replace(run, findings=_sorted(findings), verdict=verdict, reason=reason, notes=(*run.notes, *notes))
 
 
 def _as_normal(finding: Finding, path: str) -> Finding:

@@ -23,7 +23,16 @@ from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.plugins import load_plugins
 from holdfast.debug.routing import Router
-from holdfast.debug.types import DebugReport, DetectionContext, DetectionResult, RunReport, Signal, Verdict
+from holdfast.debug.types import (
+    DebugReport,
+    DetectionContext,
+    DetectionResult,
+    Reason,
+    ReasonCode,
+    RunReport,
+    Signal,
+    Verdict,
+)
 from holdfast.debug.verdict import judge
 from holdfast.errors import ConfigError, UnreadableLogError
 
@@ -173,11 +182,11 @@ class MLSystemsDebugger:
         )
         results, failed = self._detect(log.signals, context)
         findings = self._engine.explain(results, log.signals, context)
-        verdict, why = judge(findings, log.signals)
+        verdict, reason = judge(findings, log.signals)
         if failed and verdict is Verdict.HEALTHY:
-            verdict = Verdict.UNKNOWN
-        notes = (*why, *failed, *log.notes, *self._notes)
-        return RunReport(log.path, log.format, verdict, findings, log.signals, notes, log.config)
+            verdict, reason = Verdict.UNKNOWN, Reason(ReasonCode.DETECTOR_FAILED, "a detector failed")
+        notes = (*failed, *log.notes, *self._notes)
+        return RunReport(log.path, log.format, verdict, findings, log.signals, notes, log.config, reason)
 
     def _detect(self, signals: Sequence[Signal], context: DetectionContext) -> tuple[list[DetectionResult], list[str]]:
         if self._router is None:

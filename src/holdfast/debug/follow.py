@@ -18,7 +18,7 @@ from pathlib import Path
 
 from holdfast.debug.debugger import MLSystemsDebugger
 from holdfast.debug.growing import GrowingLog
-from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, number, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, number, sure, where
 from holdfast.debug.types import DebugReport, Detection, Failure, Finding, RunReport, Verdict
 from holdfast.errors import UnreadableLogError
 
@@ -114,7 +114,7 @@ class Follower:
             return
         claim = clean(detection.evidence[0].claim) if detection.evidence else ""
         yield (
-            f"  {detection.severity.value}: {FAILURES[detection.failure]}, {where(detection)}"
+            f"  {detection.severity.value}: {detection.failure.title}, {where(detection)}"
             f" ({sure(detection.confidence)} sure): {claim}"
         )
         if finding.causes:
@@ -122,7 +122,7 @@ class Follower:
 
 
 def _key(run: RunReport, detection: Detection) -> _Key:
-    return run.path, detection.failure.value, detection.layer, detection.replica
+    return run.path, detection.failure.name, detection.layer, detection.replica
 
 
 def _last_step(run: RunReport) -> float | None:

@@ -207,7 +207,7 @@ class OnlineDebugger:
         """What has not been reported yet; one failure of one layer and rank is reported once."""
         fresh: list[Detection] = []
         for detection in result.detections:
-            key = (detection.failure.value, detection.layer, detection.replica)
+            key = (detection.failure.name, detection.layer, detection.replica)
             if key not in self._seen:
                 self._seen.add(key)
                 fresh.append(detection)

@@ -6,16 +6,21 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.errors import ConfigError
+
 __all__ = [
+    "KNOWN_FAILURES",
     "AttributionHypothesis",
+    "Coverage",
     "DebugReport",
     "Detection",
     "DetectionContext",
@@ -23,31 +28,112 @@ __all__ = [
     "Evidence",
     "Failure",
     "Finding",
+    "Part",
+    "Reason",
+    "ReasonCode",
     "RunReport",
     "Severity",
     "Signal",
     "Verdict",
 ]
 
+DEFAULT_RANK = 1000
+"""The rank of a failure that names none: every known failure names a story before it."""
 
-class Failure(str, Enum):
-    """The failures holdfast can name; the values are the words of the JSON report."""
+_FAILURE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
-    NAN = "nan"
-    INF = "inf"
-    EXPLOSION = "explosion"
-    VANISHING = "vanishing"
-    PLATEAU = "plateau"
-    DIVERGENCE = "divergence"
-    SPIKE = "spike"
-    LOSS_SCALE_COLLAPSE = "loss_scale_collapse"
-    OVERFITTING = "overfitting"
-    DESYNC = "desync"
-    STRAGGLER = "straggler"
-    HANG = "hang"
-    SKEW = "skew"
-    DEAD_LAYER = "dead_layer"
-    DATA_STARVATION = "data_starvation"
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """A kind of failure: its name, and what every report says of it. The set is open.
+
+    Two are equal when their names are. The known ones are constants (``Failure.NAN``, all in ``KNOWN_FAILURES``); a
+    detector of your own names its own: ``Failure("stuck_policy", title="Policy is stuck", rank=45, advice="…")``.
+
+    Args:
+        name: lower-case words joined by underscores; the word of the JSON report.
+        title: what a person calls it; the name in words where none is given.
+        rank: of two failures as severe as each other in one story, the one of the lower rank names it.
+        advice: what to do about it where no cause is known.
+
+    Raises:
+        ConfigError: the name is not of that form.
+    """
+
+    name: str
+    title: str = field(default="", compare=False)
+    rank: int = field(default=DEFAULT_RANK, compare=False)
+    advice: str = field(default="", compare=False)
+
+    NAN: ClassVar[Failure]
+    INF: ClassVar[Failure]
+    EXPLOSION: ClassVar[Failure]
+    VANISHING: ClassVar[Failure]
+    PLATEAU: ClassVar[Failure]
+    DIVERGENCE: ClassVar[Failure]
+    SPIKE: ClassVar[Failure]
+    LOSS_SCALE_COLLAPSE: ClassVar[Failure]
+    OVERFITTING: ClassVar[Failure]
+    DESYNC: ClassVar[Failure]
+    STRAGGLER: ClassVar[Failure]
+    HANG: ClassVar[Failure]
+    SKEW: ClassVar[Failure]
+    DEAD_LAYER: ClassVar[Failure]
+    DATA_STARVATION: ClassVar[Failure]
+
+    def __post_init__(self) -> None:
+        if not _FAILURE_NAME.fullmatch(self.name):
+            raise ConfigError(
+                "the name of a failure must be lower-case words joined by underscores",
+                failure=self.name,
+                hint="write it like 'loss_scale_collapse'",
+            )
+        if not self.title:
+            object.__setattr__(self, "title", self.name.replace("_", " ").capitalize())
+
+
+Failure.NAN = Failure("nan", "Not a number", 0, "Restart from a checkpoint before the first bad step.")
+Failure.INF = Failure("inf", "Infinite value", 10, "Restart from a checkpoint before the first bad step.")
+Failure.LOSS_SCALE_COLLAPSE = Failure(
+    "loss_scale_collapse", "Loss scale collapse", 20, "Train in bfloat16, or find the values that overflow."
+)
+Failure.DIVERGENCE = Failure("divergence", "Divergence", 30, "Restart from before the rise at a lower learning rate.")
+Failure.EXPLOSION = Failure("explosion", "Exploding values", 40, "Lower the learning rate, or clip the gradients.")
+Failure.VANISHING = Failure(
+    "vanishing", "Vanishing gradients", 50, "Check the initialisation, the normalisation and the learning rate."
+)
+Failure.DESYNC = Failure("desync", "Replicas out of sync", 60, "Compare the ranks' seeds, data and updates.")
+Failure.HANG = Failure("hang", "Hung collective", 65, "Look at the rank that did not arrive.")
+Failure.PLATEAU = Failure(
+    "plateau", "Plateau: not learning", 70, "Check that every parameter gets gradients and the labels fit the inputs."
+)
+Failure.DEAD_LAYER = Failure("dead_layer", "Dead layer", 80, "Check the layer's initialisation and learning rate.")
+Failure.SPIKE = Failure("spike", "Loss spike", 90, "Look at the batches of these steps.")
+Failure.OVERFITTING = Failure("overfitting", "Overfitting", 100, "Keep the best checkpoint, or regularise.")
+Failure.STRAGGLER = Failure("straggler", "Slow rank", 110, "Look at the slow rank's host.")
+Failure.SKEW = Failure("skew", "Train/serve skew", 120, "Compare the preprocessing of both sides.")
+Failure.DATA_STARVATION = Failure(
+    "data_starvation", "Starved for data", 130, "Give the loader more workers, or move the data closer."
+)
+
+KNOWN_FAILURES: tuple[Failure, ...] = (
+    Failure.NAN,
+    Failure.INF,
+    Failure.EXPLOSION,
+    Failure.VANISHING,
+    Failure.PLATEAU,
+    Failure.DIVERGENCE,
+    Failure.SPIKE,
+    Failure.LOSS_SCALE_COLLAPSE,
+    Failure.OVERFITTING,
+    Failure.DESYNC,
+    Failure.STRAGGLER,
+    Failure.HANG,
+    Failure.SKEW,
+    Failure.DEAD_LAYER,
+    Failure.DATA_STARVATION,
+)
+"""The failures holdfast's own detectors name."""
 
 
 class Severity(str, Enum):
@@ -64,6 +150,67 @@ class Verdict(str, Enum):
     HEALTHY = "healthy"
     UNHEALTHY = "unhealthy"
     UNKNOWN = "unknown"
+
+
+class ReasonCode(str, Enum):
+    """Why nothing can be told of a run."""
+
+    NOTHING_READ = "nothing_read"
+    NO_LOSS = "no_loss"
+    NOT_COLLECTED = "not_collected"
+    TOO_FEW_POINTS = "too_few_points"
+    SMALL_PART_READ = "small_part_read"
+    END_NOT_READ = "end_not_read"
+    DETECTOR_FAILED = "detector_failed"
+
+
+@dataclass(frozen=True, slots=True)
+class Reason:
+    """Why a verdict is ``unknown``: a code for programs, and what is missing for people."""
+
+    code: ReasonCode
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Coverage:
+    """How much of a log was understood.
+
+    Args:
+        lines: lines in the log.
+        training_lines: lines that look like training: a step or an epoch beside numbers with names.
+        read_lines: those of them that gave at least one value to a series.
+        last_training_line: the number of the last line that looks like training, from 1; 0 where there is none.
+        last_read_line: the number of the last line that was read, from 1; 0 where there is none.
+    """
+
+    lines: int
+    training_lines: int
+    read_lines: int
+    last_training_line: int = 0
+    last_read_line: int = 0
+
+    @property
+    def share(self) -> float:
+        """The share of the lines that look like training that were read; 1 where none looks like it."""
+        return self.read_lines / self.training_lines if self.training_lines else 1.0
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Which of several runs in one file a report is about.
+
+    Args:
+        number: counted from 1, in the order of the file.
+        total: how many runs the file holds.
+        first_line: where the run begins in the file, from 1, where lines are known.
+        last_line: where it ends.
+    """
+
+    number: int
+    total: int
+    first_line: int | None = None
+    last_line: int | None = None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -102,7 +249,10 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """One failure seen by one detector, with where and how sure."""
+    """One failure seen by one detector, with where and how sure.
+
+    ``first_step`` is the onset: where the series left its noise. ``certain_step`` is where it could no longer be noise.
+    """
 
     failure: Failure
     severity: Severity
@@ -114,6 +264,7 @@ class Detection:
     replica: int | None = None
     signal: str | None = None
     facts: Mapping[str, Any] = field(default_factory=dict)
+    certain_step: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -161,7 +312,11 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class RunReport:
-    """The verdict on one run, its findings worst first, and what was read."""
+    """The verdict on one run, its findings worst first, and what was read.
+
+    ``reason`` is set exactly where the verdict is ``unknown``; ``part`` where the file holds several runs; ``coverage``
+    where the log is text.
+    """
 
     path: str
     format: str
@@ -170,6 +325,14 @@ class RunReport:
     signals: tuple[Signal, ...] = ()
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
+    reason: Reason | None = None
+    coverage: Coverage | None = None
+    part: Part | None = None
+
+    @property
+    def title(self) -> str:
+        """The path, and which of its runs this is where it holds several."""
+        return self.path if self.part is None else f"{self.path} (run {self.part.number} of {self.part.total})"
 
 
 @dataclass(frozen=True, slots=True)

@@ -56,7 +56,7 @@ def test_verdicts_and_misses_are_recorded_and_summed_up(report: Path, tmp_path: 
 
 @pytest.mark.parametrize(
     "arguments",
-    [["--verdict", "true", "--finding", "2"], ["--verdict", "true", "--run", "3"], ["--missed", "bankruptcy"], []],
+    [["--verdict", "true", "--finding", "2"], ["--verdict", "true", "--run", "3"], ["--missed", "Bank ruptcy"], []],
 )
 def test_a_verdict_on_nothing_is_refused(report: Path, tmp_path: Path, arguments: list[str]) -> None:
     with pytest.raises(DebugError):

@@ -15,7 +15,7 @@ from tests.debug.detectors.series import falling_loss, signal
 from holdfast.debug.attribution import OBSERVATIONS, AttributionEngine, Calibration, LearnedRanker, load_rules, observe
 from holdfast.debug.attribution.ranker import feature_names
 from holdfast.debug.detectors import default_detectors
-from holdfast.debug.types import DetectionContext, Failure, Finding, Severity, Signal
+from holdfast.debug.types import KNOWN_FAILURES, DetectionContext, Failure, Finding, Severity, Signal
 from holdfast.errors import ConfigError
 
 CAUSES = {rule.cause for rule in load_rules()}
@@ -46,12 +46,12 @@ def test_every_cause_of_the_catalogue_has_a_rule_and_a_remedy() -> None:
 
 
 def test_every_failure_has_at_least_one_possible_cause() -> None:
-    assert {failure for rule in load_rules() for failure in rule.priors} == {failure.value for failure in Failure}
+    assert {failure for rule in load_rules() for failure in rule.priors} == {failure.name for failure in KNOWN_FAILURES}
 
 
 def test_a_raised_rate_an_explosion_and_nan_are_one_finding() -> None:
     (finding,) = explain(*exploding_run())
-    assert finding.detection.failure is Failure.NAN
+    assert finding.detection.failure == Failure.NAN
     assert finding.detection.severity is Severity.CRITICAL
     assert Failure.EXPLOSION in {related.failure for related in finding.related}
     assert finding.causes[0].cause == "learning_rate_too_high"

@@ -36,8 +36,8 @@ def test_gradients_that_burst_with_a_loss_that_came_back_are_called_a_spike() ->
         seen(Failure.EXPLOSION, CRITICAL, shape="norm"),
         seen(Failure.SPIKE, WARNING, recovered=1.0, at_end=False),
     )
-    assert leader(burst, jump).failure is Failure.SPIKE
-    assert leader(burst, jump, seen(Failure.NAN, CRITICAL)).failure is Failure.NAN
+    assert leader(burst, jump).failure == Failure.SPIKE
+    assert leader(burst, jump, seen(Failure.NAN, CRITICAL)).failure == Failure.NAN
 
 
 def test_a_layer_that_died_in_an_explosion_does_not_name_the_story() -> None:
@@ -50,7 +50,7 @@ def test_a_layer_that_died_in_an_explosion_does_not_name_the_story() -> None:
 def test_a_layer_that_was_dead_before_an_explosion_does() -> None:
     explosion = seen(Failure.EXPLOSION, CRITICAL, shape="grew", first=60.0)
     dead = seen(Failure.DEAD_LAYER, CRITICAL, statistic="zero", late=False, first=0.0)
-    assert leader(explosion, dead).failure is Failure.DEAD_LAYER
+    assert leader(explosion, dead).failure == Failure.DEAD_LAYER
 
 
 @given(st.permutations([Failure.NAN, Failure.EXPLOSION, Failure.DIVERGENCE, Failure.PLATEAU, Failure.DEAD_LAYER]))

@@ -49,7 +49,7 @@ def test_many_threads_get_the_answer_one_thread_gets() -> None:
     signals = [signal("loss", loss), signal("grad_norm", np.abs(loss))]
 
     def answers(_: int) -> list[tuple[str, float | None]]:
-        return [(d.failure.value, d.first_step) for detector in EVERY for d in found_by(detector, *signals)]
+        return [(d.failure.name, d.first_step) for detector in EVERY for d in found_by(detector, *signals)]
 
     with ThreadPoolExecutor(8) as pool:
         results = list(pool.map(answers, range(32)))
@@ -72,7 +72,7 @@ def test_a_rise_is_a_rise_in_any_unit(factor: float) -> None:
 
     def names(scale: float) -> set[str]:
         detectors = [detector for detector in EVERY if detector.name in ("divergence", "spike", "nan")]
-        return {d.failure.value for detector in detectors for d in found_by(detector, signal("loss", scale * loss))}
+        return {d.failure.name for detector in detectors for d in found_by(detector, signal("loss", scale * loss))}
 
     assert names(factor) == names(1.0) == {"divergence"}
 

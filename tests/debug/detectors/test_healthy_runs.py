@@ -14,7 +14,7 @@ from holdfast.debug.types import DetectionContext, Signal
 
 def alarms(*signals: Signal, context: DetectionContext | None = None) -> list[str]:
     return [
-        f"{detection.failure.value}: {detection.evidence[0].claim}"
+        f"{detection.failure.name}: {detection.evidence[0].claim}"
         for detector in default_detectors()
         for detection in found_by(detector, *signals, context=context)
     ]

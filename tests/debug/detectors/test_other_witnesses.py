@@ -158,7 +158,7 @@ def test_a_gradient_norm_that_drifts_like_a_running_sum_needs_to_grow_by_less() 
     loss = signal("loss", 4.0 + 0.4 * generator.standard_normal(240))
     drift = np.cumsum(np.full(240, 0.06)) + 1.0
     (found,) = found_by(GradientExplosionDetector(), loss, signal("grad_norm", drift))
-    assert found.failure is Failure.EXPLOSION
+    assert found.failure == Failure.EXPLOSION
     ragged = drift * np.exp(0.6 * generator.standard_normal(240))
     assert found_by(GradientExplosionDetector(), loss, signal("grad_norm", ragged)) == ()
 

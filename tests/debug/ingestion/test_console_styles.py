@@ -44,7 +44,7 @@ def test_a_loss_that_turns_into_nan_is_found_where_it_happens(tmp_path: Path, st
     loss = falling_loss(TOTAL)
     loss[200:] = np.nan
     run = diagnose(tmp_path, write(style, loss.tolist()))
-    found = next(finding.detection for finding in run.findings if finding.detection.failure is Failure.NAN)
+    found = next(finding.detection for finding in run.findings if finding.detection.failure == Failure.NAN)
     healthy = loss_of(diagnose(tmp_path, write(style, falling_loss(TOTAL).tolist())))
     assert found.first_step == healthy.steps[200]
 
@@ -92,7 +92,7 @@ def test_a_run_that_died_and_was_started_again_into_the_same_file_is_one_run(tmp
 def test_a_warning_about_a_loss_that_is_nan_counts(tmp_path: Path) -> None:
     text = "".join(f"step {i} loss {value:.4f}\n" for i, value in enumerate(falling_loss(TOTAL)))
     run = diagnose(tmp_path, text + "WARNING: Loss is NaN, skipping batch\n" * 3)
-    assert run.findings[0].detection.failure is Failure.NAN
+    assert run.findings[0].detection.failure == Failure.NAN
 
 
 def megatron(loss: bool, *, until: int = TOTAL) -> str:

@@ -21,6 +21,8 @@ from holdfast.debug.types import (
     Evidence,
     Failure,
     Finding,
+    Reason,
+    ReasonCode,
     RunReport,
     Severity,
     Signal,
@@ -45,7 +47,7 @@ def report(name: str = "train/loss", *, values: np.ndarray | None = None) -> Deb
         name, "csv", Verdict.UNHEALTHY, (Finding(detection, (cause,), (related,)),), (signal,), (f"note {name}",)
     )
     fine = RunReport("fine", "csv", Verdict.HEALTHY, (), (signal,))
-    unknown = RunReport("unknown", "csv", Verdict.UNKNOWN, notes=("cannot tell: no loss found",))
+    unknown = RunReport("unknown", "csv", Verdict.UNKNOWN, reason=Reason(ReasonCode.NO_LOSS, "no loss found"))
     return DebugReport((run, fine, unknown))
 
 

@@ -27,16 +27,14 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         return [Row("a run with a learning rate far too high", "missed", False)]
     cause = finding.causes[0]
     seen = finding.detection
-    where = (
-        f"{seen.failure.value} from step {seen.first_step:.0f}" if seen.first_step is not None else seen.failure.value
-    )
+    where = f"{seen.failure.name} from step {seen.first_step:.0f}" if seen.first_step is not None else seen.failure.name
     say(f"verdict: {run_report.verdict.value}; {where} ({seen.severity.value})")
     for evidence in seen.evidence[:3]:
         say(f"  {evidence.signal}: {evidence.claim}")
     say(f"cause: {cause.cause} ({100 * cause.confidence:.0f}% sure) — {cause.remediation}")
     say(f"the page: {page}")
     right = "learning" in cause.cause.lower()
-    return [Row("a run with a learning rate far too high", f"{seen.failure.value}: {cause.cause}", right)]
+    return [Row("a run with a learning rate far too high", f"{seen.failure.name}: {cause.cause}", right)]
 
 
 def _train_too_hot(folder: Path, log: Path) -> None:

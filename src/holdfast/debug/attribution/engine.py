@@ -85,7 +85,7 @@ class AttributionEngine:
 
     def raw_shares(self, detections: Sequence[Detection], seen: dict[str, float]) -> dict[str, float]:
         """The uncalibrated share of every cause that can explain the story."""
-        failures = [detection.failure.value for detection in detections]
+        failures = [detection.failure.name for detection in detections]
         scores: dict[str, float] = {}
         for rule in self.rules:
             # A story is explained by its leading failure; related ones may add, never take away.

@@ -15,7 +15,7 @@ from typing import Any
 
 from holdfast.debug.attribution.engine import AttributionEngine
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Finding, Signal
+from holdfast.debug.types import KNOWN_FAILURES, DetectionContext, DetectionResult, Finding, Signal
 from holdfast.errors import DebugError
 
 __all__ = ["Label", "LabelledRun", "Score", "Tally", "detect_all", "load_labels", "score_runs"]
@@ -82,7 +82,7 @@ def load_labels(path: Path) -> list[Label]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DebugError(f"the labels cannot be read: {error.strerror}", file=str(path)) from error
-    known = {failure.value for failure in Failure}
+    known = {failure.name for failure in KNOWN_FAILURES}
     try:
         entries = (
             json.loads(text)
@@ -132,8 +132,8 @@ def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], e
         findings = engine.explain(results, run.signals, run.context)
         names = run.label.names
         _count(tallies, results, names)
-        hit = any(finding.detection.failure.value in names for finding in findings)
-        claims += [(finding.detection.confidence, finding.detection.failure.value in names) for finding in findings]
+        hit = any(finding.detection.failure.name in names for finding in findings)
+        claims += [(finding.detection.confidence, finding.detection.failure.name in names) for finding in findings]
         if run.label.failure is None:
             healthy += 1
             alarms += bool(findings)
@@ -162,11 +162,11 @@ def _first_cause(findings: tuple[Finding, ...]) -> str | None:
 
 def _count(tallies: dict[str, Tally], results: Sequence[DetectionResult], names: frozenset[str]) -> None:
     """A detector is missed only where its failure is one of the right names and nobody found any of them."""
-    found = {detection.failure.value for result in results for detection in result.detections}
+    found = {detection.failure.name for result in results for detection in result.detections}
     for result in results:
         tally = tallies[result.detector]
         if result.detected:
-            own = {detection.failure.value for detection in result.detections}
+            own = {detection.failure.name for detection in result.detections}
             tally.true_positives += bool(own & names)
             tally.false_positives += not own & names
     if names and not found & names:

@@ -140,7 +140,7 @@ def observe_precision(seen: dict[str, float], detections: Sequence[Detection], s
         bool(scales) and any(np.nanmax(s.values) > 1 for s in scales if np.isfinite(s.values).any())
     )
     fell = any(s.values[-1] < np.nanmax(s.values) / 64 for s in scales if np.isfinite(s.values).any())
-    seen["scale_fell"] = float(fell or any(d.failure is Failure.LOSS_SCALE_COLLAPSE for d in detections))
+    seen["scale_fell"] = float(fell or any(d.failure == Failure.LOSS_SCALE_COLLAPSE for d in detections))
 
 
 def facts_of(detections: Sequence[Detection], *failures: Failure) -> list[Mapping[str, object]]:

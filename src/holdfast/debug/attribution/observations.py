@@ -169,7 +169,7 @@ def _loss_shape(
         values, steps = loss.values[finite], loss.steps[finite]
         if len(values) < 4:
             continue
-        for spike in (d for d in detections if d.failure is Failure.SPIKE and d.first_step is not None):
+        for spike in (d for d in detections if d.failure == Failure.SPIKE and d.first_step is not None):
             before = values[steps < float(spike.first_step or 0)][-4:]
             level = middle(values[steps < float(spike.first_step or 0)][-12:])
             quiet = len(before) >= 2 and level > 0 and float(before.max()) < 1.6 * max(level, 1e-12)

@@ -16,7 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.attribution.observations import OBSERVATIONS
-from holdfast.debug.types import Failure
+from holdfast.debug.types import KNOWN_FAILURES
 from holdfast.errors import ConfigError
 
 __all__ = ["LearnedRanker", "feature_names", "features_of"]
@@ -26,13 +26,13 @@ Array = NDArray[np.float64]
 
 def feature_names() -> tuple[str, ...]:
     """The names of the ranker's inputs: every observation, then every failure."""
-    return (*OBSERVATIONS, *(f"failure:{failure.value}" for failure in Failure))
+    return (*OBSERVATIONS, *(f"failure:{failure.name}" for failure in KNOWN_FAILURES))
 
 
 def features_of(failures: Sequence[str], seen: Mapping[str, float]) -> Array:
     """The ranker's inputs for one story: the failures in it and what was observed."""
     present = set(failures)
-    flags = [float(failure.value in present) for failure in Failure]
+    flags = [float(failure.name in present) for failure in KNOWN_FAILURES]
     return np.asarray([*(seen.get(name, 0.0) for name in OBSERVATIONS), *flags], dtype=np.float64)
 
 

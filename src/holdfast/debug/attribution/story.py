@@ -45,7 +45,7 @@ def tell_stories(detections: Sequence[Detection], signals: Sequence[Signal]) -> 
 
 def _effect(leader: Detection) -> int:
     """Of two stories as bad as each other the cause comes first: a loss scale gives way, then NaN gets in."""
-    return 0 if leader.failure is Failure.LOSS_SCALE_COLLAPSE else 1
+    return 0 if leader.failure == Failure.LOSS_SCALE_COLLAPSE else 1
 
 
 def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[list[Detection]]:
@@ -70,17 +70,17 @@ def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[l
 def _named(group: list[Detection]) -> tuple[Detection, ...]:
     """Put the detection that names the story first; but for a jump that came back, the story is as bad as its worst."""
     leader = min(group, key=_rank)
-    if leader.failure is Failure.EXPLOSION and leader.facts.get("shape") in ("norm", "activations"):
+    if leader.failure == Failure.EXPLOSION and leader.facts.get("shape") in ("norm", "activations"):
         # Gradients that burst with a loss that came back are part of the jump a person sees.
-        jumps = [d for d in group if d.failure is Failure.SPIKE and _came_back(d)]
+        jumps = [d for d in group if d.failure == Failure.SPIKE and _came_back(d)]
         worse = any(d.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for d in group)
         leader = jumps[0] if jumps and not worse else leader
-    elif leader.failure is Failure.EXPLOSION:
+    elif leader.failure == Failure.EXPLOSION:
         # What was dead before it is no victim of the explosion.
-        dead = [d for d in group if d.failure is Failure.DEAD_LAYER and _is_dead(d)]
+        dead = [d for d in group if d.failure == Failure.DEAD_LAYER and _is_dead(d)]
         leader = next((d for d in dead if (d.first_step or 0.0) < (leader.first_step or 0.0)), leader)
     rest = [detection for detection in group if detection is not leader]
-    if leader.failure is not Failure.SPIKE and any(d.severity is Severity.CRITICAL for d in rest):
+    if leader.failure != Failure.SPIKE and any(d.severity is Severity.CRITICAL for d in rest):
         leader = replace(leader, severity=Severity.CRITICAL)
     return (leader, *rest)
 
@@ -98,7 +98,7 @@ def _came_back(jump: Detection) -> bool:
 def _rank(detection: Detection) -> tuple[int, int]:
     critical = 0 if detection.severity is Severity.CRITICAL else 1
     shape = detection.facts.get("shape")
-    if detection.failure is Failure.EXPLOSION and shape in ("grew", "early"):
+    if detection.failure == Failure.EXPLOSION and shape in ("grew", "early"):
         critical = 0  # it names what follows even where the loss came back: a layer that died in it, say
     # Dead activations are the most specific thing there is to say, short of numbers that are gone; a layer that was
     # alive at first, or one that died in an explosion, is what became of something else.
@@ -111,13 +111,13 @@ def _rank(detection: Detection) -> tuple[int, int]:
         Failure.DEAD_LAYER: 2 if _is_dead(detection) else 8,
         Failure.PLATEAU: 7,
         Failure.SPIKE: 9,
-    }[detection.failure]
+    }.get(detection.failure, detection.failure.rank)
     return critical, rank
 
 
 def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:
     """Overfitting of a run that broke, or that learns nothing, is no story of its own."""
-    if leader.failure is not Failure.OVERFITTING:
+    if leader.failure != Failure.OVERFITTING:
         return False
     broken = (
         Failure.NAN,

@@ -119,11 +119,11 @@ def _tail_length(bad: NDArray[np.bool_]) -> int:
 
 
 def _values(signal: Signal, failure: Failure) -> Detection | None:
-    bad = np.isnan(signal.values) if failure is Failure.NAN else np.isinf(signal.values)
+    bad = np.isnan(signal.values) if failure == Failure.NAN else np.isinf(signal.values)
     if not bad.any():
         return None
     lasts = _tail_length(~np.isfinite(signal.values)) > 0
-    word = "NaN" if failure is Failure.NAN else "infinite"
+    word = "NaN" if failure == Failure.NAN else "infinite"
     claim = f"is {word} at {int(bad.sum())} of {len(bad)} points" + (", to the end of the log" if lasts else "")
     severity = Severity.CRITICAL if lasts or bad.mean() > 0.1 else Severity.WARNING
     return _detection(failure, signal, bad, claim, severity, 0.98 if lasts else 0.85)

@@ -6,7 +6,7 @@ import html
 
 from holdfast.debug.reporting.plot import draw
 from holdfast.debug.reporting.style import STYLE
-from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, number, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, number, remarks, sure, where
 from holdfast.debug.types import DebugReport, Detection, Finding, RunReport, Signal, Verdict
 
 __all__ = ["render_html"]
@@ -55,7 +55,7 @@ def _overview(report: DebugReport) -> str:
     rows = "".join(
         f'<tr><td><a href="#run-{place}">{_safe(run.path)}</a></td><td>{_safe(run.format)}</td>'
         f"<td>{_pill(run.verdict.value, VERDICTS[run.verdict])}</td>"
-        f"<td>{_safe(', '.join(f.detection.failure.value for f in run.findings) or '–')}</td></tr>"
+        f"<td>{_safe(', '.join(f.detection.failure.name for f in run.findings) or '–')}</td></tr>"
         for place, run in enumerate(report.runs)
     )
     heads = "".join(f"<th>{head}</th>" for head in ("run", "format", "verdict", "findings"))
@@ -74,7 +74,7 @@ def _run(run: RunReport, place: int) -> str:
         f'<p>{_LEADS[run.verdict]}</p><p class="facts">{" · ".join(facts)}</p></div></div>'
     )
     findings = "".join(_finding(finding, count, run) for count, finding in enumerate(run.findings, 1))
-    notes = "".join(f"<li>{_safe(note)}</li>" for note in run.notes)
+    notes = "".join(f"<li>{_safe(note)}</li>" for note in remarks(run))
     notes = f'<h2>How this was read</h2><ul class="notes">{notes}</ul>' if notes else ""
     return f"{head}{findings}{_others(run)}{notes}</section>"
 
@@ -86,7 +86,7 @@ def _finding(finding: Finding, count: int, run: RunReport) -> str:
         for item in detection.evidence
     )
     related = "".join(
-        f"<li>{_pill(other.severity.value, FAILURES[other.failure])} {_safe(where(other))}</li>"
+        f"<li>{_pill(other.severity.value, other.failure.title)} {_safe(where(other))}</li>"
         for other in finding.related
     )
     related = f'<h4>Part of the same story</h4><ul class="related">{related}</ul>' if related else ""
@@ -98,7 +98,7 @@ def _finding(finding: Finding, count: int, run: RunReport) -> str:
     )
     return (
         f'<article class="finding {level}"><h2><span class="count">{count}</span>'
-        f"{_safe(FAILURES[detection.failure])} {_pill(level, level)}"
+        f"{_safe(detection.failure.title)} {_pill(level, level)}"
         f'</h2><p class="where">{_safe(where(detection))}<span class="sure">{_gauge(detection.confidence)}'
         f"{sure(detection.confidence)} sure</span></p>{plots}"
         f'<h4>Evidence</h4><ul class="evidence">{evidence}</ul>{related}{_causes(finding)}</article>'

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import asdict
 from typing import Any
 
-from holdfast.debug.types import DebugReport, Evidence, Finding, RunReport
+from holdfast.debug.types import Coverage, DebugReport, Evidence, Finding, Part, RunReport
 
 __all__ = ["SCHEMA", "render_json", "report_as_dict"]
 
@@ -28,7 +29,10 @@ def _run(run: RunReport) -> dict[str, Any]:
     return {
         "path": run.path,
         "format": run.format,
+        "part": _part(run.part),
         "verdict": run.verdict.value,
+        "reason": None if run.reason is None else {"code": run.reason.code.value, "text": run.reason.text},
+        "coverage": _coverage(run.coverage),
         "findings": [_finding(finding) for finding in run.findings],
         "signals": len(run.signals),
         "points": sum(len(signal.values) for signal in run.signals),
@@ -36,13 +40,23 @@ def _run(run: RunReport) -> dict[str, Any]:
     }
 
 
+def _part(part: Part | None) -> dict[str, Any] | None:
+    return None if part is None else asdict(part)
+
+
+def _coverage(coverage: Coverage | None) -> dict[str, Any] | None:
+    return None if coverage is None else {**asdict(coverage), "share": _number(coverage.share)}
+
+
 def _finding(finding: Finding) -> dict[str, Any]:
     detection = finding.detection
     return {
-        "failure": detection.failure.value,
+        "failure": detection.failure.name,
         "severity": detection.severity.value,
         "confidence": _number(detection.confidence),
+        "title": detection.failure.title,
         "first_step": _number(detection.first_step),
+        "certain_step": _number(detection.certain_step),
         "last_step": _number(detection.last_step),
         "layer": detection.layer,
         "replica": detection.replica,
@@ -60,7 +74,7 @@ def _finding(finding: Finding) -> dict[str, Any]:
         ],
         "related": [
             {
-                "failure": other.failure.value,
+                "failure": other.failure.name,
                 "severity": other.severity.value,
                 "first_step": _number(other.first_step),
                 "last_step": _number(other.last_step),

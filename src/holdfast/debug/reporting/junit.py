@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
-from holdfast.debug.reporting.words import FAILURES, clean, sure, where
-from holdfast.debug.types import DebugReport, Failure, Finding, RunReport, Severity, Verdict
+from holdfast.debug.reporting.words import clean, sure, where
+from holdfast.debug.types import KNOWN_FAILURES, DebugReport, Failure, Finding, RunReport, Severity, Verdict
 
 __all__ = ["render_junit"]
 
@@ -28,21 +28,22 @@ def _suite(run: RunReport) -> ElementTree.Element:
     for finding in run.findings:
         found.setdefault(finding.detection.failure, []).append(finding)
     failures = 0
-    for failure in Failure:
-        case = ElementTree.SubElement(suite, "testcase", classname=clean(run.format), name=failure.value)
+    looked_for = tuple(dict.fromkeys((*KNOWN_FAILURES, *found)))
+    for failure in looked_for:
+        case = ElementTree.SubElement(suite, "testcase", classname=clean(run.format), name=failure.name)
         bad = [item for item in found.get(failure, []) if item.detection.severity is not Severity.INFO]
         if bad:
             failures += 1
             element = ElementTree.SubElement(case, "failure", type=bad[0].detection.severity.value)
-            element.set("message", f"{FAILURES[failure]}, {where(bad[0].detection)}")
+            element.set("message", f"{failure.title}, {where(bad[0].detection)}")
             element.text = "\n".join(line for item in bad for line in _lines(item))
         elif run.verdict is Verdict.UNKNOWN:
-            why = next((note for note in run.notes if note.startswith("cannot tell")), "cannot tell")
-            ElementTree.SubElement(case, "skipped", message=clean(why))
-    suite.set("tests", str(len(Failure)))
+            why = run.reason.text if run.reason is not None else "no reason given"
+            ElementTree.SubElement(case, "skipped", message=clean(f"cannot tell: {why}"))
+    suite.set("tests", str(len(looked_for)))
     suite.set("failures", str(failures))
     suite.set("errors", "0")
-    suite.set("skipped", str(len(Failure) - failures if run.verdict is Verdict.UNKNOWN else 0))
+    suite.set("skipped", str(len(looked_for) - failures if run.verdict is Verdict.UNKNOWN else 0))
     return suite
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import html
 import re
 
-from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
 __all__ = ["render_markdown"]
@@ -26,7 +26,7 @@ def render_markdown(report: DebugReport) -> str:
     if len(report.runs) > 1:
         rows = ["| run | format | verdict | findings |", "| --- | --- | --- | --- |"]
         for run in report.runs:
-            failures = ", ".join(finding.detection.failure.value for finding in run.findings) or "–"
+            failures = ", ".join(finding.detection.failure.name for finding in run.findings) or "–"
             verdict = f"{_MARKS[run.verdict]} {VERDICTS[run.verdict]}"
             rows.append(f"| {_safe(run.path)} | {_safe(run.format)} | {verdict} | {failures} |")
         parts.append("\n".join(rows))
@@ -43,18 +43,18 @@ def _run(run: RunReport) -> str:
     ]
     for finding in run.findings:
         lines += ["", *_finding(finding)]
-    if run.notes:
-        lines += ["", *(f"> {_safe(note)}  " for note in run.notes)]
+    if remarks(run):
+        lines += ["", *(f"> {_safe(note)}  " for note in remarks(run))]
     return "\n".join(lines)
 
 
 def _finding(finding: Finding) -> list[str]:
     detection = finding.detection
-    lines = [f"### {FAILURES[detection.failure]}: {_LEVELS[detection.severity]}", ""]
+    lines = [f"### {detection.failure.title}: {_LEVELS[detection.severity]}", ""]
     lines.append(f"**Where:** {_safe(where(detection))} · **How sure:** {sure(detection.confidence)}")
     lines.append("")
     lines += [f"- **{_safe(item.signal)}** {_safe(item.claim)}" for item in detection.evidence]
-    lines += [f"- with it: {FAILURES[other.failure].lower()}, {_safe(where(other))}" for other in finding.related]
+    lines += [f"- with it: {other.failure.title.lower()}, {_safe(where(other))}" for other in finding.related]
     if finding.causes:
         lines += ["", "| likely cause | how likely | what to do |", "| --- | --- | --- |"]
         for cause in finding.causes[:3]:

@@ -31,7 +31,7 @@ def export_events(report: DebugReport, tracer_provider: Any | None = None) -> in
     for run in report.runs:
         with tracer.start_as_current_span("holdfast.debug", attributes=_of_run(run)) as span:
             for finding in run.findings:
-                span.add_event(f"holdfast.finding.{finding.detection.failure.value}", attributes=_of_finding(finding))
+                span.add_event(f"holdfast.finding.{finding.detection.failure.name}", attributes=_of_finding(finding))
                 count += 1
     return count
 
@@ -53,7 +53,7 @@ def export_metrics(report: DebugReport, meter_provider: Any | None = None) -> No
         health.set(_VERDICTS[run.verdict], {"path": run.path, "format": run.format})
         for finding in run.findings:
             detection = finding.detection
-            labels = {"path": run.path, "failure": detection.failure.value, "severity": detection.severity.value}
+            labels = {"path": run.path, "failure": detection.failure.name, "severity": detection.severity.value}
             confidence.set(detection.confidence, labels)
 
 
@@ -67,7 +67,7 @@ def _of_finding(finding: Finding) -> dict[str, Any]:
     attributes: dict[str, Any] = {
         "severity_number": number,
         "severity_text": text,
-        "failure": detection.failure.value,
+        "failure": detection.failure.name,
         "confidence": detection.confidence,
         "evidence": [f"{item.signal}: {item.claim}" for item in detection.evidence],
     }

@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
 __all__ = ["print_report"]
@@ -25,7 +25,7 @@ def print_report(report: DebugReport, console: Console | None = None) -> None:
         for head in ("run", "format", "verdict", "findings"):
             table.add_column(head, overflow="fold")
         for run in report.runs:
-            failures = ", ".join(finding.detection.failure.value for finding in run.findings) or "–"
+            failures = ", ".join(finding.detection.failure.name for finding in run.findings) or "–"
             verdict = Text(VERDICTS[run.verdict], style=_TONES[run.verdict])
             table.add_row(Text(clean(run.path)), Text(clean(run.format)), verdict, failures)
         console.print(table)
@@ -38,7 +38,7 @@ def _run(run: RunReport) -> Panel:
     parts: list[Text | Padding] = [Text(f"{run.format}, {len(run.signals)} series, {points:,} points", style="dim")]
     for finding in run.findings:
         parts += _finding(finding)
-    parts += [Text(f"note: {clean(note)}", style="dim") for note in run.notes]
+    parts += [Text(f"note: {clean(note)}", style="dim") for note in remarks(run)]
     title = Text.assemble((VERDICTS[run.verdict].upper(), f"bold {_TONES[run.verdict]}"), "  ", clean(run.path))
     return Panel(Group(*parts), title=title, title_align="left", border_style=_TONES[run.verdict])
 
@@ -47,7 +47,7 @@ def _finding(finding: Finding) -> list[Text | Padding]:
     detection = finding.detection
     head = Text.assemble(
         "\n",
-        (FAILURES[detection.failure], _LEVELS[detection.severity]),
+        (detection.failure.title, _LEVELS[detection.severity]),
         f"  {where(detection)}  ",
         (f"{sure(detection.confidence)} sure", "dim"),
     )
@@ -55,7 +55,7 @@ def _finding(finding: Finding) -> list[Text | Padding]:
     for item in detection.evidence:
         claim = Text.assemble("• ", (clean(item.signal), "bold"), f" {clean(item.claim)}")
         lines.append(Padding(claim, (0, 0, 0, 2)))
-    related = (f"• with it: {FAILURES[other.failure].lower()}, {where(other)}" for other in finding.related)
+    related = (f"• with it: {other.failure.title.lower()}, {where(other)}" for other in finding.related)
     lines += [Padding(Text(line), (0, 0, 0, 2)) for line in related]
     for cause in finding.causes[:3]:
         name = Text.assemble((cause.cause.replace("_", " "), "bold"), (f"  {sure(cause.confidence)}", "dim"))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from holdfast.debug.reporting.words import FAILURES, VERDICTS, clean, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport
 
 __all__ = ["render_text"]
@@ -25,21 +25,21 @@ def _run(run: RunReport) -> str:
     ]
     for count, finding in enumerate(run.findings, 1):
         lines += ["", *_finding(count, finding)]
-    if run.notes:
+    if remarks(run):
         lines.append("")
-        lines += [_wrapped(f"note: {clean(note)}", 2) for note in run.notes]
+        lines += [_wrapped(f"note: {clean(note)}", 2) for note in remarks(run)]
     return "\n".join(lines)
 
 
 def _finding(count: int, finding: Finding) -> list[str]:
     detection = finding.detection
     lines = [
-        f"  {count}. {FAILURES[detection.failure]} [{detection.severity.value}], {where(detection)}"
+        f"  {count}. {detection.failure.title} [{detection.severity.value}], {where(detection)}"
         f" ({sure(detection.confidence)} sure)"
     ]
     lines += [_wrapped(f"- {clean(item.signal)}: {clean(item.claim)}", 5) for item in detection.evidence]
     for other in finding.related:
-        lines.append(_wrapped(f"- with it: {FAILURES[other.failure].lower()}, {where(other)}", 5))
+        lines.append(_wrapped(f"- with it: {other.failure.title.lower()}, {where(other)}", 5))
     for rank, cause in enumerate(finding.causes[:3]):
         head = "likely cause" if rank == 0 else "or"
         lines.append(_wrapped(f"{head}: {clean(cause.cause).replace('_', ' ')} ({sure(cause.confidence)})", 5))

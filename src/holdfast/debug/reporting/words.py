@@ -5,27 +5,10 @@ from __future__ import annotations
 import math
 import re
 
-from holdfast.debug.types import Detection, Failure, RunReport, Severity, Verdict
+from holdfast.debug.types import Detection, RunReport, Severity, Verdict
 
-__all__ = ["FAILURES", "VERDICTS", "clean", "number", "sure", "where", "worst"]
+__all__ = ["VERDICTS", "clean", "number", "remarks", "sure", "where", "worst"]
 
-FAILURES: dict[Failure, str] = {
-    Failure.NAN: "Not a number",
-    Failure.INF: "Infinite value",
-    Failure.EXPLOSION: "Exploding values",
-    Failure.VANISHING: "Vanishing gradients",
-    Failure.PLATEAU: "Plateau: not learning",
-    Failure.DIVERGENCE: "Divergence",
-    Failure.SPIKE: "Loss spike",
-    Failure.LOSS_SCALE_COLLAPSE: "Loss scale collapse",
-    Failure.OVERFITTING: "Overfitting",
-    Failure.DESYNC: "Replicas out of sync",
-    Failure.STRAGGLER: "Slow rank",
-    Failure.HANG: "Hung collective",
-    Failure.SKEW: "Train/serve skew",
-    Failure.DEAD_LAYER: "Dead layer",
-    Failure.DATA_STARVATION: "Starved for data",
-}
 VERDICTS: dict[Verdict, str] = {
     Verdict.HEALTHY: "healthy",
     Verdict.UNHEALTHY: "unhealthy",
@@ -51,6 +34,11 @@ def number(value: float | None) -> str:
     if value == int(value) and abs(value) < 1e15:
         return f"{int(value):,}"
     return f"{value:,.1f}" if 1e3 <= abs(value) < 1e9 else f"{value:.4g}"
+
+
+def remarks(run: RunReport) -> tuple[str, ...]:
+    """What is said of a run besides its findings: why nothing can be told, then the notes."""
+    return (f"cannot tell: {run.reason.text}", *run.notes) if run.reason is not None else run.notes
 
 
 def where(detection: Detection) -> str:
