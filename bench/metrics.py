@@ -32,7 +32,7 @@ from holdfast.metrics import (
 )
 from holdfast.metrics.handlers import known_handlers
 from holdfast.metrics.sketch import QuantileSketch
-from holdfast.metrics.state import Table, decode_table, merge_tables
+from holdfast.metrics.state import METRICS_STATE, Table, decode_table, merge_tables
 
 Figures = dict[str, float]
 PERCENTS = (5, 50, 95)
@@ -209,7 +209,7 @@ def merging(quick: bool) -> Figures:
     handlers = known_handlers()
 
     def decode(some: list[str]) -> list[Table]:
-        return [decode_table(json.loads(text), handlers) for text in some]
+        return [decode_table(METRICS_STATE.from_json(json.loads(text)), handlers) for text in some]
 
     # A thousand decoded states are gigabytes: decoding and merging are timed on a hundred at a time.
     hundred = decode(texts[:100])

@@ -115,8 +115,8 @@ def test_a_window_of_another_length_is_not_continued_but_the_totals_are() -> Non
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        (lambda state: state.pop("metrics"), "not a state"),
-        (lambda state: state.update(version=99), "version 99"),
+        (lambda state: state.pop("metrics"), "metrics is missing"),
+        (lambda state: state.update(version=99), "newer holdfast"),
         (lambda state: state["metrics"][0].pop("state"), "damaged"),
         (lambda state: state["metrics"][-1].update(state={"count": "x"}), "damaged"),
         (lambda state: state["metrics"][0].update(state=7), "damaged"),

@@ -211,7 +211,7 @@ def test_a_state_of_another_stream_is_refused(option: dict[str, Any]) -> None:
 
 
 def test_a_foreign_or_newer_state_is_refused() -> None:
-    with pytest.raises(StateError, match="not the state"):
+    with pytest.raises(StateError, match="state of a streaming dataset"):
         dataset().load_state_dict({"version": 1})
     with pytest.raises(StateVersionError):
         dataset().load_state_dict({**dataset().state_dict(), "version": 99})

@@ -53,7 +53,7 @@ def test_after_a_roll_back_what_is_saved_is_the_newest_and_the_abandoned_states_
         loader.skip(samples={"a": [bad]})
         run(loader, 3)  # one save
         assert load_state(tmp_path).step == 7 < abandoned.step
-        assert load_state(tmp_path).skips == loader.state_dict()["skips"]
+        assert load_state(tmp_path).skips == loader.get_checkpoint().skips
         assert len(list(tmp_path.iterdir())) == 3
     run(loader, 7)
     assert [path.name for path in state_files(tmp_path)] == [f"state-{step:012d}.1.json" for step in (9, 11, 13)]

@@ -21,6 +21,7 @@ from holdfast.metrics.gather import exchange_bytes, gather_bytes, world_of
 from holdfast.metrics.handlers import GivenHandlers, MetricHandler, Scalar, handler_for, known_handlers
 from holdfast.metrics.state import (
     MERGE_AT_ONCE,
+    METRICS_STATE,
     MetricState,
     Scope,
     Table,
@@ -125,15 +126,16 @@ class MetricsAggregator:
         The state of one rank is taken as it is. The state of the whole run may be loaded on every rank, of any number:
         rank 0 takes the totals and the others start from nothing, so that they are counted once.
         """
-        table = decode_table(state, self._handlers)
-        if state["recent_steps"] != self._recent_steps:
+        stored = METRICS_STATE.from_json(state)
+        table = decode_table(stored, self._handlers)
+        if stored.recent_steps != self._recent_steps:
             table = {key: replace(metric, recent={}) for key, metric in table.items()}
         # Which rank this is may not be known yet (a state can be read before the process group is made), so the run's
         # totals wait beside the rank's own until figures or states are asked for.
-        is_run = state["scope"] == "run"
+        is_run = stored.scope == "run"
         self._run_so_far = table if is_run else {}
         self._entries = {} if is_run else {key: self._restored(metric) for key, metric in table.items()}
-        self._step = int(state["step"])
+        self._step = stored.step
 
     def as_stateful(self) -> RunMetricsState:
         """This aggregator for ``torch.distributed.checkpoint``: one entry, holding the state of the whole run."""
@@ -246,7 +248,7 @@ class MetricsAggregator:
             part = json.loads(received)
             if "error" in part:
                 raise MetricError(part["error"])
-            merged |= decode_table(part, self._handlers)
+            merged |= decode_table(METRICS_STATE.from_json(part), self._handlers)
         return dict(sorted(merged.items()))
 
     def _merge_share(self, received: list[bytes]) -> dict[str, Any]:
@@ -254,7 +256,7 @@ class MetricsAggregator:
         try:
             tables: list[Table] = []
             for state in received:
-                tables.append(decode_table(json.loads(state), self._handlers))
+                tables.append(decode_table(METRICS_STATE.from_json(json.loads(state)), self._handlers))
                 if len(tables) == MERGE_AT_ONCE:
                     tables = [merge_tables(tables, self._handlers)]
             return self._encode(merge_tables(tables, self._handlers), "rank")

@@ -11,8 +11,7 @@ from holdfast.errors import HoldfastError, MetricError
 from holdfast.metrics.handlers import GivenHandlers, Handlers, MetricHandler, Scalar, handler_for, known_handlers
 from holdfast.metrics.types import MetricKey, conflicting_types
 from holdfast.metrics.window import Panes, finalize_panes, merge_panes
-
-STATE_VERSION = 1
+from holdfast.versioned import Count, Format
 
 #: How many ranks' states are held at once while merging: many, since one merge of many is quicker than many of two.
 MERGE_AT_ONCE = 64
@@ -38,6 +37,25 @@ class MetricState:
     nan: int = 0
     infinite: int = 0
     recent: Panes = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class StoredMetrics:
+    """What ``MetricsAggregator.state_dict()`` holds; the entries of ``metrics`` are their handlers' to read."""
+
+    scope: Scope
+    step: Count
+    recent_steps: Count | None
+    metrics: list[Any]
+
+
+METRICS_STATE = Format(
+    "metrics state",
+    StoredMetrics,
+    error=MetricError,
+    version_error=MetricError,
+    hint="pass what MetricsAggregator.state_dict() returned",
+)
 
 
 #: The metrics of a rank, or of several merged.
@@ -77,25 +95,15 @@ def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar
 def encode_table(
     table: Table, handlers: Handlers, *, scope: Scope, step: int, recent_steps: int | None
 ) -> dict[str, Any]:
-    """A table as JSON-friendly data; equal tables give equal data."""
-    return {
-        "version": STATE_VERSION,
-        "scope": scope,
-        "step": step,
-        "recent_steps": recent_steps,
-        "metrics": [_encode_metric(key, table[key], handlers) for key in sorted(table)],
-    }
+    """Return a table as JSON-friendly data; equal tables give equal data."""
+    metrics = [_encode_metric(key, table[key], handlers) for key in sorted(table)]
+    return METRICS_STATE.to_json(StoredMetrics(scope, step, recent_steps, metrics))
 
 
-def decode_table(state: Mapping[str, Any], handlers: Handlers) -> Table:
-    """The inverse of :func:`encode_table`."""
-    version = state.get("version") if isinstance(state, Mapping) else None
-    if not isinstance(version, int) or not {"scope", "step", "recent_steps", "metrics"} <= state.keys():
-        raise MetricError("this is not a state of a MetricsAggregator", hint="pass what its state_dict() returned")
-    if version > STATE_VERSION:
-        raise MetricError(f"the metrics state has version {version}; this holdfast reads up to {STATE_VERSION}")
+def decode_table(stored: StoredMetrics, handlers: Handlers) -> Table:
+    """Return the table that :func:`encode_table` wrote."""
     table: Table = {}
-    for entry in state["metrics"]:
+    for entry in stored.metrics:
         key, metric = _decode_metric(entry, handlers)
         if key in table:
             raise MetricError(f"the metrics state names {key[1]!r} of dataset {key[0]!r} twice")
@@ -119,10 +127,11 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHan
     windows: set[int | None] = set()
     step = 0
     for state in states:
-        tables.append(decode_table(state, known))
-        scopes.append(state["scope"])
-        windows.add(state["recent_steps"])
-        step = max(step, state["step"])
+        stored = METRICS_STATE.from_json(state)
+        tables.append(decode_table(stored, known))
+        scopes.append(stored.scope)
+        windows.add(stored.recent_steps)
+        step = max(step, stored.step)
         if len(tables) == MERGE_AT_ONCE:
             tables = [merge_tables(tables, known)]
     if len(scopes) > 1 and "run" in scopes:

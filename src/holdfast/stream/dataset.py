@@ -23,7 +23,7 @@ from holdfast.order import Order, Partition, Shuffle, SourceSpec
 from holdfast.order.mixture import Schedule
 from holdfast.order.shuffle import parse_shuffle
 from holdfast.sources import Columns, Source
-from holdfast.stream.dataset_state import check_state
+from holdfast.stream.dataset_state import DATASET_STATE, DatasetState, check_fingerprint
 from holdfast.stream.share import check_share, share_of_process
 
 __all__ = ["DatasetInfo", "Leaf", "OrderedDataset", "Sample", "StreamDataset", "Transform", "TuneIterableDataset"]
@@ -231,15 +231,19 @@ class OrderedDataset(TuneIterableDataset):
             spec.name: int(order.count(number, np.array([self._position]))[0])
             for number, spec in enumerate(order.sources)
         }
-        state = {"position": self._position, "epoch": order.epoch_of(self._position)}
-        return state | {"fingerprint": fingerprint, "children": states_of(self._children, counts)}
+        children = states_of(self._children, counts)
+        return DATASET_STATE.to_json(
+            DatasetState(self._position, order.epoch_of(self._position), fingerprint, children)
+        )
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to the state's position, after checking that it belongs to this very order."""
         if self._streamed is not None:
             self._streamed.load_state_dict(state_dict)
             return
-        self._position = check_state(state_dict, self.state_dict(), dataset=self._name)
+        state = DATASET_STATE.from_json(state_dict)
+        check_fingerprint(state.fingerprint, state.children, self.state_dict(), dataset=self._name)
+        self._position = state.position
 
     def _own_order(self) -> tuple[Order, str]:
         """Return the order without a partition and its fingerprint; kept, as a state may be asked for every batch."""
@@ -333,6 +337,5 @@ def states_of(
             states[name] = {"position": position, "children": states_of(child._children, counts, streams)}
         else:
             order, fingerprint = child._own_order()
-            own = {"position": position, "epoch": order.epoch_of(position), "fingerprint": fingerprint}
-            states[name] = own | {"children": {}}
+            states[name] = DATASET_STATE.to_json(DatasetState(position, order.epoch_of(position), fingerprint, {}))
     return states

@@ -3,32 +3,50 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from holdfast.errors import StateError, StateMismatchError
+from holdfast.errors import StateMismatchError
+from holdfast.versioned import Count, Format
 
-__all__ = ["check_state"]
+__all__ = ["DATASET_STATE", "DatasetState", "check_fingerprint"]
 
 
-def check_state(state: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> int:
-    """Return the position of a state that belongs to the dataset whose own state is given, or say why it does not."""
-    try:
-        position, expected, before = int(state["position"]), state["fingerprint"], state["children"]
-    except (KeyError, TypeError, ValueError) as error:
-        raise StateError(
-            "this is not the state of a dataset on its own",
-            dataset=dataset,
-            hint="a mixture inside another has no state of its own: load the state of the outermost one",
-        ) from error
-    if expected != own["fingerprint"]:
+@dataclass(frozen=True, slots=True)
+class DatasetState:
+    """Where a dataset stands that is iterated on its own.
+
+    Attributes:
+        position: positions of its order that lie behind.
+        epoch: the epoch at that point.
+        fingerprint: of the order.
+        children: the states of its children by name, nested as the children are.
+    """
+
+    position: Count
+    epoch: Count
+    fingerprint: str
+    children: dict[str, Any]
+
+
+DATASET_STATE = Format(
+    "dataset state",
+    DatasetState,
+    unmarked=1,
+    hint="a mixture inside another has no state of its own: load the state of the outermost one",
+)
+
+
+def check_fingerprint(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> None:
+    """Raise ``StateMismatchError`` where a state does not belong to the dataset whose own state is given."""
+    if found != own["fingerprint"]:
         raise StateMismatchError(
             "the state was made with other sources, weights or seeds",
             dataset=dataset,
             fingerprint=own["fingerprint"],
-            expected=expected,
-            children=_changes(before, own["children"]),
+            expected=found,
+            children=_changes(children, own["children"]),
         )
-    return position
 
 
 def _changes(before: Any, now: Mapping[str, Any]) -> dict[str, str]:

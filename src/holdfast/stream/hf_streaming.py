@@ -8,7 +8,6 @@ one window is read again. Nothing of a shuffle buffer is kept, and nothing of on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any, Literal
 
 import numpy as np
@@ -26,7 +25,7 @@ from holdfast.order import derive_key
 from holdfast.stream.dataset import DatasetInfo, Sample, Transform, TuneIterableDataset, named_copy
 from holdfast.stream.filtered import Filter
 from holdfast.stream.hf import load_hf_dataset
-from holdfast.stream.shard_queue import ShardPart, ShardQueue, StreamIdentity
+from holdfast.stream.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
 from holdfast.stream.share import Share, check_share, share_of_process
 from holdfast.stream.transform_stages import SeededStages, in_stages
 
@@ -125,11 +124,11 @@ class HFStreamingDataset(TuneIterableDataset):
 
     def state_dict(self) -> dict[str, Any]:
         """Return what is left to this process, as plain JSON."""
-        return self._now().to_json()
+        return SHARD_QUEUE.to_json(self._now())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go on from a state of the same process, or from one that ``merge_states`` made."""
-        queue = ShardQueue.from_json(state_dict)
+        queue = SHARD_QUEUE.from_json(state_dict)
         if queue.identity != self._queue.identity:
             raise StateMismatchError(
                 "the state was made with another name, seed, window or number of shards",
@@ -147,7 +146,7 @@ class HFStreamingDataset(TuneIterableDataset):
 
         What is left of every shard, the ones begun too, is dealt anew: no sample is lost and none comes twice.
         """
-        return ShardQueue.merge([ShardQueue.from_json(state) for state in states]).to_json()
+        return SHARD_QUEUE.to_json(ShardQueue.merge([SHARD_QUEUE.from_json(state) for state in states]))
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield this process's samples from where its state stands."""
@@ -180,7 +179,7 @@ class HFStreamingDataset(TuneIterableDataset):
                 self._queue, self._at = self._queue.without_first(), None
 
     def _now(self) -> ShardQueue:
-        return self._queue if self._at is None else self._queue.with_first(replace(self._at, given=self._given))
+        return self._queue if self._at is None else self._queue.with_first(self._at._replace(given=self._given))
 
     def _shard(self, part: ShardPart) -> Iterator[Sample]:
         for window in self._windows(part):
@@ -207,7 +206,7 @@ class HFStreamingDataset(TuneIterableDataset):
         try:
             # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers once more.
             for columns in shard.iter(batch_size=size):
-                yield _Window(replace(part, window=number, given=given, place=place), _rows(columns, self._name))
+                yield _Window(part._replace(window=number, given=given, place=place), _rows(columns, self._name))
                 place, number, given = shard.state_dict(), number + 1, 0
         except (KeyError, IndexError) as error:
             if part.place is None:

@@ -188,7 +188,7 @@ class StreamingShardLoader:
             skips=record["skips"],
             epochs=record["epochs"],
             sources=self._fingerprints,
-            samples_failed=[[failed.source, failed.index] for failed in self._delivery.failed],
+            samples_failed=[(failed.source, failed.index) for failed in self._delivery.failed],
         )
 
     def restore_from_checkpoint(self, checkpoint: CheckpointState, *, strict: bool = True) -> None:

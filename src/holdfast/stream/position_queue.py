@@ -7,15 +7,16 @@ processes merge into one that any number of processes can be dealt: every positi
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import StateError
 from holdfast.stream.share import Share, check_same_share, complete_shares
+from holdfast.versioned import Count
 
 __all__ = ["PositionQueue", "Run"]
 
@@ -25,9 +26,9 @@ Int64 = NDArray[np.int64]
 class Run(NamedTuple):
     """Positions ``first``, ``first + step``, …: ``length`` of them."""
 
-    first: int
-    step: int
-    length: int
+    first: Count
+    step: Count
+    length: Count
 
     def every(self, total: int, start: int) -> Run:
         """Return every ``total``-th position of this run, from its ``start``-th on."""
@@ -46,7 +47,7 @@ class PositionQueue:
 
     share: Share | None = None
     left: tuple[Run, ...] = ()
-    position: int = 0
+    position: Count = 0
 
     def dealt_to(self, share: Share, *, dataset: str) -> PositionQueue:
         """Return this queue for a process that is about to read from it."""
@@ -78,18 +79,6 @@ class PositionQueue:
             return replace(self, left=(*rest, *others))
         assert self.share is not None
         return replace(self, position=self.position + count * self.share.total)
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the queue as plain JSON."""
-        share = None if self.share is None else list(self.share)
-        return {"share": share, "position": self.position, "left": [list(run) for run in self.left]}
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> PositionQueue:
-        """Read what ``to_json`` wrote; a damaged value raises KeyError, TypeError or ValueError."""
-        share = None if state["share"] is None else Share(*map(int, state["share"]))
-        left = tuple(Run(*map(int, run)) for run in state["left"])
-        return cls(share, left, int(state["position"]))
 
     @staticmethod
     def merge(queues: Sequence[PositionQueue], *, dataset: str) -> PositionQueue:

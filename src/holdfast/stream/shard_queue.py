@@ -8,18 +8,17 @@ samples were delivered, so they merge into one list of what is left, which any n
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, NamedTuple
 
 import numpy as np
 
-from holdfast.errors import StateError, StateMismatchError, StateVersionError
+from holdfast.errors import StateError, StateMismatchError
 from holdfast.order import Permutation, derive_key
 from holdfast.stream.share import Share, check_same_share, complete_shares
+from holdfast.versioned import Count, Format
 
-__all__ = ["ShardPart", "ShardQueue", "StreamIdentity"]
-
-STATE_VERSION = 1
+__all__ = ["SHARD_QUEUE", "ShardPart", "ShardQueue", "StreamIdentity"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,8 +27,8 @@ class StreamIdentity:
 
     name: str
     seed: int
-    shards: int
-    window: int
+    shards: Count
+    window: Count
     shuffled: bool
 
     def shard_order(self, epoch: int) -> list[int]:
@@ -52,8 +51,7 @@ class StreamIdentity:
         return order
 
 
-@dataclass(frozen=True, slots=True)
-class ShardPart:
+class ShardPart(NamedTuple):
     """What is left of a shard in an epoch.
 
     Attributes:
@@ -64,10 +62,10 @@ class ShardPart:
         place: where the window begins, in the reader's own terms; None for the start of the shard.
     """
 
-    epoch: int
-    shard: int
-    window: int = 0
-    given: int = 0
+    epoch: Count
+    shard: Count
+    window: Count = 0
+    given: Count = 0
     place: Any = None
 
 
@@ -78,7 +76,7 @@ class ShardQueue:
     identity: StreamIdentity
     share: Share | None = None
     parts: tuple[ShardPart, ...] = ()
-    next_epoch: int = field(default=0)
+    next_epoch: Count = 0
 
     def dealt_to(self, share: Share) -> ShardQueue:
         """Return this queue for a process that is about to read from it."""
@@ -102,40 +100,6 @@ class ShardQueue:
     def without_first(self) -> ShardQueue:
         """Return this queue with its first shard done."""
         return replace(self, parts=self.parts[1:])
-
-    def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON."""
-        identity = self.identity
-        return {
-            "version": STATE_VERSION,
-            "name": identity.name,
-            "seed": identity.seed,
-            "shards": identity.shards,
-            "window": identity.window,
-            "shuffled": identity.shuffled,
-            "share": None if self.share is None else list(self.share),
-            "next_epoch": self.next_epoch,
-            "parts": [[part.epoch, part.shard, part.window, part.given, part.place] for part in self.parts],
-        }
-
-    @classmethod
-    def from_json(cls, state: Mapping[str, Any]) -> ShardQueue:
-        """Read what ``to_json`` wrote."""
-        try:
-            if state["version"] > STATE_VERSION:
-                raise StateVersionError(
-                    "the state was made by a newer holdfast", version=state["version"], known=STATE_VERSION
-                )
-            identity = StreamIdentity(
-                state["name"], state["seed"], state["shards"], state["window"], bool(state["shuffled"])
-            )
-            share = None if state["share"] is None else Share(*map(int, state["share"]))
-            parts = tuple(ShardPart(int(e), int(s), int(w), int(g), place) for e, s, w, g, place in state["parts"])
-            return cls(identity, share, parts, int(state["next_epoch"]))
-        except (KeyError, TypeError, ValueError) as error:
-            if isinstance(error, StateError):
-                raise
-            raise StateError(f"this is not the state of a streaming dataset: {error!r}") from error
 
     @staticmethod
     def merge(queues: Sequence[ShardQueue]) -> ShardQueue:
@@ -161,6 +125,15 @@ class ShardQueue:
             for epoch in range(queue.next_epoch, latest):
                 left += _fresh(identity, queue.share, epoch)
         return ShardQueue(identity, None, tuple(_sorted(identity, left)), latest)
+
+
+def _identified(old: Mapping[str, Any]) -> dict[str, Any]:
+    """Put what identifies the stream under a key of its own, as version 2 has it."""
+    names = ("name", "seed", "shards", "window", "shuffled")
+    return {"identity": {name: old[name] for name in names}} | {k: v for k, v in old.items() if k not in names}
+
+
+SHARD_QUEUE = Format("state of a streaming dataset", ShardQueue, version=2, upgrades={1: _identified})
 
 
 def _fresh(identity: StreamIdentity, share: Share, epoch: int) -> tuple[ShardPart, ...]:

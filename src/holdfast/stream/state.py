@@ -7,35 +7,15 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from dataclasses import dataclass, field
+from typing import Annotated, Any
 
-from holdfast.errors import HoldfastError, StateError, StateVersionError
+from holdfast.errors import HoldfastError, StateError
 from holdfast.order import Order, Partition, Schedule
+from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 
-__all__ = ["STATE_VERSION", "CheckpointState"]
+__all__ = ["CheckpointState"]
 
-STATE_VERSION = 1
-
-_KINDS: dict[str, type | tuple[type, ...]] = {
-    "step": int,
-    "epoch": int,
-    "position": int,
-    "shuffle_seed": int,
-    "rank": int,
-    "world_size": int,
-    "timestamp": (int, float),
-    "order": dict,
-    "fingerprint": str,
-    "segments": list,
-    "skips": list,
-    "epochs": (int, type(None)),
-    "sources": dict,
-    "samples_failed": list,
-}
-_COUNTS = frozenset(("step", "epoch", "position", "rank", "world_size"))
-_DEFAULTS: dict[str, Any] = {"sources": {}, "samples_failed": []}
 _DAMAGED = "it was changed after it was saved; take an earlier one"
 
 
@@ -58,51 +38,31 @@ class CheckpointState:
         epochs: how many epochs the stream has; None for no end.
         sources: a fingerprint of each source's data.
         samples_failed: (source, index) of samples left out because they failed.
-        version: of this format.
     """
 
-    step: int
-    epoch: int
-    position: int
+    step: Count
+    epoch: Count
+    position: Count
     shuffle_seed: int
-    rank: int
-    world_size: int
+    rank: Count
+    world_size: Annotated[int, Between(1, 1 << 32)]
     timestamp: float
-    order: dict[str, Any]
+    order: Annotated[dict[str, Any], AS_TEXT]
     fingerprint: str
     segments: list[list[Any]]
-    skips: list[dict[str, Any]]
-    epochs: int | None = None
-    sources: dict[str, str] = field(default_factory=dict)
-    samples_failed: list[list[Any]] = field(default_factory=list)
-    version: int = STATE_VERSION
+    skips: Annotated[list[dict[str, Any]], AS_TEXT]
+    epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None
+    sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)
+    samples_failed: list[tuple[str, int]] = field(default_factory=list)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the state as plain JSON."""
-        return asdict(self)
+        """Return the state as plain JSON, always with the same keys: what grows with a run is inside lists or text."""
+        return STREAM_STATE.to_json(self)
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> CheckpointState:
-        """Read what ``to_json`` wrote; a newer version or a foreign value is refused."""
-        version = value.get("version") if isinstance(value, Mapping) else None
-        if not isinstance(version, int):
-            raise StateError("this is not a stream state", found=type(value).__name__)
-        if version > STATE_VERSION:
-            raise StateVersionError(
-                "the state was made by a newer holdfast", version=version, known=STATE_VERSION, hint="upgrade holdfast"
-            )
-        known = set(cls.__dataclass_fields__)
-        missing = sorted(known - set(value) - {"epochs", "sources", "samples_failed", "version"})
-        if missing:
-            raise StateError("the stream state lacks some fields", missing=missing)
-        for name, allowed in _KINDS.items():
-            entry: Any = value.get(name, _DEFAULTS.get(name))
-            sound = isinstance(entry, allowed) and not isinstance(entry, bool)
-            if not sound or (name in _COUNTS and value[name] < 0):
-                raise StateError(
-                    "a field of the stream state makes no sense", field=name, found=f"{entry!r}"[:80], hint=_DAMAGED
-                )
-        return cls(**{name: entry for name, entry in value.items() if name in known})
+    def from_json(cls, value: Any) -> CheckpointState:
+        """Read what ``to_json`` of this or an earlier release wrote."""
+        return STREAM_STATE.from_json(value)
 
     def rebuild(self, partition: Partition | None = None) -> Schedule:
         """Return the schedule this state describes, from the state alone (and labels or keys where it needs them)."""
@@ -113,3 +73,7 @@ class CheckpointState:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the stream state is damaged: {error!r}", hint=_DAMAGED) from error
+
+
+# Version 2 keeps order, skips and sources as text: torch's DCP makes keys of nested dicts, and they change with a run.
+STREAM_STATE = Format("stream state", CheckpointState, version=2, upgrades={1: dict}, hint=_DAMAGED)

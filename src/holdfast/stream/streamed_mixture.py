@@ -9,6 +9,7 @@ merge into one that any number of them can load.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -18,10 +19,11 @@ from holdfast.order import Order
 from holdfast.sources import Columns, Source
 from holdfast.sources.base import Indices
 from holdfast.stream.dataset import READ_AT_ONCE, DatasetInfo, Leaf, Sample, TuneIterableDataset, states_of
-from holdfast.stream.dataset_state import check_state
-from holdfast.stream.position_queue import PositionQueue
+from holdfast.stream.dataset_state import DATASET_STATE, check_fingerprint
+from holdfast.stream.position_queue import PositionQueue, Run
 from holdfast.stream.reader import Reader
 from holdfast.stream.share import Share, share_of_process
+from holdfast.versioned import Count, Format
 
 __all__ = ["StreamedMixture", "streamed_leaf"]
 
@@ -41,6 +43,23 @@ class _ReadForwards(Source):
 def streamed_leaf(name: str) -> Leaf:
     """Return the leaf by which the order of a mixture knows a streamed child."""
     return Leaf(name, _ReadForwards(), shuffle="none")
+
+
+@dataclass(frozen=True, slots=True)
+class StreamedMixtureState:
+    """What is left to one process of a mixture with streamed children; see ``PositionQueue``.
+
+    ``children`` are the states of all children, nested as they are; those of streamed ones are their own.
+    """
+
+    share: Share | None
+    left: tuple[Run, ...]
+    position: Count
+    fingerprint: str
+    children: dict[str, Any]
+
+
+MIXTURE_STATE = Format("state of a streamed mixture", StreamedMixtureState, unmarked=1, hint=DATASET_STATE.hint)
 
 
 class StreamedMixture(TuneIterableDataset):
@@ -126,13 +145,17 @@ class StreamedMixture(TuneIterableDataset):
             for number, leaf in enumerate(self._leaves)
         }
         children = states_of(self._children, counts, streams)
-        return queue.to_json() | {"fingerprint": self._fingerprint, "children": children}
+        return MIXTURE_STATE.to_json(
+            StreamedMixtureState(queue.share, queue.left, queue.position, self._fingerprint, children)
+        )
 
     def _parsed(self, state: Mapping[str, Any]) -> tuple[PositionQueue, dict[str, Any]]:
         """Return the positions a state leaves and its streamed children's states, or say what is wrong with it."""
-        check_state(state, self.state_dict(), dataset=self.dataset_name)
+        stored = MIXTURE_STATE.from_json(state)
+        check_fingerprint(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
+        queue = PositionQueue(stored.share, stored.left, stored.position)
         try:
-            return PositionQueue.from_json(state), _streams_in(state["children"], self._streams)
+            return queue, _streams_in(stored.children, self._streams)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state of this mixture is damaged: {error!r}", dataset=self.dataset_name) from error
 
