@@ -140,8 +140,12 @@ class Format(Generic[Record]):
         return content
 
 
+def _hints(record: Any) -> dict[str, Any]:
+    return _cached_hints(record)
+
+
 @cache
-def _hints(record: type[Any]) -> dict[str, Any]:
+def _cached_hints(record: Any) -> dict[str, Any]:
     return {
         name: hint
         for name, hint in get_type_hints(record, include_extras=True).items()
