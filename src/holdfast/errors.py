@@ -33,6 +33,14 @@ Each error says what happened, where (as attributes and in the text) and what to
     ├── CoordinationError (RuntimeError)        workers could not agree
     │   ├── CoordinatorLost (ConnectionError)   the store is gone
     │   └── StaleLeaseError                     a commit under a lease that is no longer held
+    ├── RunError (RuntimeError)                 a training run could not be started, recorded or continued
+    │   ├── RunFolderError (ValueError)         the folder holds something else, or nothing a run can continue from
+    │   ├── RunMismatchError (ValueError)       the folder belongs to another run, other data or another model
+    │   ├── RunLockedError                      another process is running in this folder
+    │   ├── RunLogError (ValueError)            the run log was cut, edited or cannot be read
+    │   ├── RunWriteError (OSError)             the run's folder cannot be written to
+    │   ├── RunStoppedError                     a finding stopped the run, as its policy asked
+    │   └── RollbackError                       there is no checkpoint to roll back to, or too many were tried
     └── MissingDependencyError (ImportError)    an optional extra is not installed
 
 All of them survive pickling with their attributes, so they cross process boundaries whole.
@@ -62,6 +70,14 @@ __all__ = [
     "OrderError",
     "PartitionError",
     "RemoteReadError",
+    "RollbackError",
+    "RunError",
+    "RunFolderError",
+    "RunLockedError",
+    "RunLogError",
+    "RunMismatchError",
+    "RunStoppedError",
+    "RunWriteError",
     "SourceChangedError",
     "SourceError",
     "SourceFormatError",
@@ -230,6 +246,38 @@ class CoordinatorLost(CoordinationError, ConnectionError):
 
 class StaleLeaseError(CoordinationError):
     """A commit under a lease that is no longer held."""
+
+
+class RunError(HoldfastError, RuntimeError):
+    """A training run could not be started, recorded or continued."""
+
+
+class RunFolderError(RunError, ValueError):
+    """The folder holds something else, or nothing a run can continue from."""
+
+
+class RunMismatchError(RunError, ValueError):
+    """The folder belongs to another run, other data or another model; names what differs."""
+
+
+class RunLockedError(RunError):
+    """Another process is running in this folder; names it."""
+
+
+class RunLogError(RunError, ValueError):
+    """The run log was cut, edited or cannot be read."""
+
+
+class RunWriteError(RunError, OSError):
+    """The run's folder cannot be written to: full, read-only or gone."""
+
+
+class RunStoppedError(RunError):
+    """A finding stopped the run, as its policy asked."""
+
+
+class RollbackError(RunError):
+    """There is no checkpoint to roll back to, or too many rollbacks were tried."""
 
 
 class MissingDependencyError(HoldfastError, ImportError):

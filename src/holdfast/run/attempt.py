@@ -1,0 +1,239 @@
+"""One start of a run: the folder locked, the log opened, the newest good checkpoint restored."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from holdfast.errors import RunFolderError, StateMismatchError
+from holdfast.run.buckets import Origin, Stopwatch
+from holdfast.run.checkpoints import Checkpoints, Found
+from holdfast.run.compact import Compaction
+from holdfast.run.environment import describe_environment
+from holdfast.run.history import History
+from holdfast.run.identity import Identity
+from holdfast.run.layout import RunFolder
+from holdfast.run.lock import FolderLock
+from holdfast.run.options import RunOptions
+from holdfast.run.ranks import Ranks
+from holdfast.run.recorder import Recorder
+from holdfast.run.snapshot import Components
+
+__all__ = ["Attempt"]
+
+
+@dataclass(slots=True)
+class Attempt:
+    """What an attempt holds open, and where it stands.
+
+    Attributes:
+        ranks: the processes of the run.
+        identity: which run this is.
+        number: of this attempt, from 1.
+        recorder: this rank's log.
+        stopwatch: where the time goes.
+        checkpoints: saves and finds.
+        history: what earlier attempts left.
+        step: steps done.
+        batch: batches taken for them.
+        reached: one more than the highest step any attempt has done; steps below are redone.
+    """
+
+    ranks: Ranks
+    identity: Identity
+    number: int
+    recorder: Recorder
+    stopwatch: Stopwatch
+    checkpoints: Checkpoints
+    compaction: Compaction
+    history: History
+    began: float
+    lock: FolderLock | None
+    step: int = 0
+    batch: int = 0
+    reached: int = 0
+    saved_step: int = -1
+    saved_at: float = field(default_factory=time.monotonic)
+
+    def event(self, kind: str, **fields: Any) -> None:
+        """Write an event, with the time spent since the record before it."""
+        spent, at = self.stopwatch.take()
+        self.recorder.write({"event": kind, **fields, **spent, "at": at})
+
+    def close(self) -> None:
+        """Close the log and let the folder go."""
+        self.compaction.join()
+        self.recorder.close()
+        if self.lock is not None:
+            self.lock.release()
+            self.lock = None
+
+
+def begin(
+    folder: RunFolder, components: Components, options: RunOptions, *, fresh: bool, config: Mapping[str, Any]
+) -> Attempt:
+    """Start an attempt: lock, check whose folder it is, open the log, restore. All ranks call it.
+
+    Raises:
+        RunLockedError: another process is running here.
+        RunMismatchError: the folder belongs to another run, other data or another model.
+        RunFolderError: the folder holds checkpoints, but none a run could continue from.
+    """
+    ranks = Ranks.joined()
+    locks: list[FolderLock] = []
+    ranks.first(lambda: locks.append(FolderLock(folder.lock)))
+    try:
+        return _begin(folder, components, options, ranks, locks, fresh=fresh, config=config)
+    except BaseException:
+        for lock in locks:
+            lock.release()
+        raise
+
+
+def _begin(
+    folder: RunFolder,
+    components: Components,
+    options: RunOptions,
+    ranks: Ranks,
+    locks: list[FolderLock],
+    *,
+    fresh: bool,
+    config: Mapping[str, Any],
+) -> Attempt:
+    identity = ranks.first(lambda: _identify(folder, components, fresh=fresh))
+    histories = ranks.each(lambda: _outline(History.read(folder, rank=ranks.rank)))
+    history = histories[ranks.rank]
+    number = 1 + max(each.attempts for each in histories)
+    origin, down = _origin(history)
+    stopwatch = Stopwatch(origin.monotonic, stall_after=options.stall_after)
+    header = {
+        "run": identity.run,
+        "world_size": ranks.world,
+        "time": origin.time,
+        "monotonic": origin.monotonic,
+        "boot": origin.boot,
+        "pid": os.getpid(),
+    }
+    if ranks.is_first:
+        header |= {
+            "ranks_before": _heads(folder),
+            "config": dict(config),
+            "environment": describe_environment(),
+        }
+    recorder = Recorder(folder, rank=ranks.rank, attempt=number, header=header, head=history.head)
+    attempt = Attempt(
+        ranks=ranks,
+        identity=identity,
+        number=number,
+        recorder=recorder,
+        stopwatch=stopwatch,
+        checkpoints=Checkpoints(folder, ranks, keep=options.keep),
+        compaction=Compaction(folder, rank=ranks.rank, min_bytes=options.compact_bytes),
+        history=history,
+        began=origin.monotonic,
+        lock=locks[0] if locks else None,
+        reached=max(each.reached for each in histories),
+    )
+    try:
+        stopwatch.lap("startup")
+        _restore(attempt, components, down)
+    except BaseException:
+        recorder.close()
+        raise
+    attempt.compaction.start(before=recorder.file)
+    return attempt
+
+
+def _identify(folder: RunFolder, components: Components, *, fresh: bool) -> Identity:
+    current = Identity.new(components.model, components.loader)
+    if fresh:
+        _move_aside(folder)
+    known = Identity.read(folder)
+    if known is None:
+        current.write(folder)
+        return current
+    known.refuse_others(current, folder)
+    return known
+
+
+def _move_aside(folder: RunFolder) -> None:
+    """Move whatever run is there to a place of its own; nothing is deleted."""
+    entries = [folder.identity, folder.logs, folder.checkpoints, folder.abandoned, folder.stalls, folder.progress]
+    present = [path for path in entries if path.exists()]
+    if not present:
+        return
+    place = folder.earlier / f"{time.strftime('%Y%m%d-%H%M%S')}-{len(list(folder.earlier.glob('*')))}"
+    place.mkdir(parents=True)
+    # The identity last: a crash in between leaves a folder that still says whose it is.
+    for path in (*[path for path in present if path != folder.identity], folder.identity):
+        if path.exists():
+            os.replace(path, place / path.name)
+
+
+def _outline(history: History) -> History:
+    """Return the history with its decisions only: every rank gets everyone's."""
+    history.events = [event for event in history.events if event["event"] in _REMEMBERED]
+    return history
+
+
+_REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert", "finding"))
+
+
+def _heads(folder: RunFolder) -> dict[str, str]:
+    """Return the digest at the end of every rank's log so far."""
+    return {str(rank): History.read(folder, rank=rank).head for rank in {file.rank for file in folder.log_files()}}
+
+
+def _origin(history: History) -> tuple[Origin, float]:
+    """Return when this attempt began, and for how long the run was down before."""
+    if history.origin is None:
+        return Origin.of_process(), 0.0
+    ended = history.origin.monotonic + history.elapsed
+    same_boot = Origin.of_process().boot == history.origin.boot
+    origin = Origin.of_process(not_before=ended if same_boot else float("-inf"))
+    return origin, origin.seconds_since(history.origin, history.elapsed)
+
+
+def _restore(attempt: Attempt, components: Components, down: float) -> None:
+    found = attempt.checkpoints.newest()
+    if found is not None and found.step < 0:
+        raise RunFolderError(
+            "the folder holds checkpoints, but none of them is whole: "
+            + "; ".join(f"{name}: {reason}" for name, reason in found.passed_over),
+            hint="restore one from a backup, or pass fresh=True to begin again at step 0",
+        )
+    notes: tuple[str, ...] = ()
+    if found is not None:
+        notes = restore_checkpoint(attempt, components, found)
+    attempt.stopwatch.lap("restore")
+    attempt.event(
+        "start",
+        step=attempt.step,
+        batch=attempt.batch,
+        checkpoint=None if found is None else found.path.name,
+        passed_over=[list(entry) for entry in found.passed_over] if found is not None else [],
+        notes=list(notes),
+        down_time=down,
+    )
+
+
+def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -> tuple[str, ...]:
+    """Put everything back from a checkpoint; returns what could not be carried over exactly."""
+    try:
+        restored = components.restore(found.path, attempt.ranks)
+    except StateMismatchError as error:
+        from holdfast.errors import RunMismatchError
+
+        raise RunMismatchError(
+            f"the run's data is not what it was: {error.message}",
+            folder=str(found.path.parent.parent),
+            hint="restore the data and options of the run, or choose another folder",
+        ) from error
+    position = restored.position
+    attempt.step, attempt.batch = position["step"], position["batch"]
+    attempt.reached = max(attempt.reached, position["reached"])
+    attempt.saved_step = found.step
+    return restored.notes

@@ -1,0 +1,62 @@
+"""The hash chain of a run log: every line carries a digest of itself and of the digest before it.
+
+A line is a JSON object whose last field is ``chain``. Editing, removing, inserting or reordering lines breaks the
+chain at that line. The first line of every file carries on from the last line of the rank's file before it, so that a
+missing file, or one cut short before another was begun, is noticed too.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from hashlib import blake2b
+from typing import Any
+
+__all__ = ["START", "Chain", "link", "split_line"]
+
+START = "0" * 32
+"""What a chain begins with."""
+
+_FIELD = b',"chain":"'
+_encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
+
+
+def link(previous: str, body: bytes) -> str:
+    """Return the digest that follows ``previous`` when ``body`` is written."""
+    return blake2b(previous.encode() + body, digest_size=16).hexdigest()
+
+
+def split_line(line: bytes) -> tuple[bytes, str] | None:
+    """Return a line's body and the digest it carries; None if it carries none."""
+    body, found, rest = line.rstrip(b"\n").rpartition(_FIELD)
+    if not found or len(rest) != 34 or not rest.endswith(b'"}'):
+        return None
+    try:
+        return body, rest[:32].decode("ascii")
+    except UnicodeDecodeError:
+        return None
+
+
+class Chain:
+    """The writing end of a chain.
+
+    Args:
+        head: the digest to carry on from.
+    """
+
+    __slots__ = ("head", "lines")
+
+    def __init__(self, head: str = START) -> None:
+        self.head = head
+        self.lines = 0
+
+    def line(self, fields: Mapping[str, Any]) -> tuple[bytes, str]:
+        """Return the line of these fields and the digest after it; nothing is taken over until ``advance``."""
+        body = _encode(fields)[:-1].encode()
+        head = link(self.head, body)
+        return b'%b,"chain":"%b"}\n' % (body, head.encode()), head
+
+    def advance(self, head: str) -> None:
+        """Take over the digest of a line that was written."""
+        self.head = head
+        self.lines += 1

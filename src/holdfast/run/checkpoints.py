@@ -1,0 +1,135 @@
+"""The run's checkpoints: saved whole or not at all, found verified, abandoned but never deleted by a rollback."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import warnings
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.errors import CheckpointError, HoldfastError
+from holdfast.run.layout import RunFolder
+from holdfast.run.ranks import Ranks
+
+__all__ = ["Checkpoints", "Found", "load_checkpoint"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """A checkpoint that verified, and the newer ones that did not."""
+
+    path: Path
+    step: int
+    passed_over: tuple[tuple[str, str], ...] = ()
+
+
+class Checkpoints:
+    """Saves and finds the checkpoints of a run.
+
+    Args:
+        folder: the run's folder.
+        ranks: who saves.
+        keep: how many to keep; older ones are removed.
+    """
+
+    def __init__(self, folder: RunFolder, ranks: Ranks, *, keep: int) -> None:
+        self._folder = folder
+        self._ranks = ranks
+        self._keep = keep
+
+    def save(self, state: dict[str, Any], step: int, run_id: str) -> Future[Path]:
+        """Save a state taken after this many steps; all ranks call it."""
+        import torch.distributed.checkpoint as dcp
+
+        target = self._folder.checkpoint(step)
+        temporary = target.with_name(f".saving-{target.name}")
+        outcome: Future[Path] = Future()
+
+        def clear() -> None:
+            shutil.rmtree(temporary, ignore_errors=True)
+            temporary.mkdir(parents=True)
+
+        self._ranks.first(clear)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it saves in one process, which is meant
+            dcp.save(
+                state, checkpoint_id=temporary, process_group=self._ranks.group, no_dist=self._ranks.group is None
+            )
+
+        def publish() -> None:
+            if target.exists():
+                shutil.rmtree(target)
+            os.replace(temporary, target)
+            for path in list(self._folder.checkpoint_steps().values())[: -self._keep]:
+                shutil.rmtree(path)
+
+        self._ranks.first(publish)
+        outcome.set_result(target)
+        return outcome
+
+    def newest(self, *, not_after: int | None = None) -> Found | None:
+        """Return the newest checkpoint that verifies (of this step or earlier); rank 0 looks for all."""
+        return self._ranks.first(lambda: self._newest(not_after))
+
+    def _newest(self, not_after: int | None) -> Found | None:
+        passed_over: list[tuple[str, str]] = []
+        for step, path in reversed(self._folder.checkpoint_steps().items()):
+            if not_after is not None and step > not_after:
+                continue
+            reason = _damage(path)
+            if reason is None:
+                return Found(path, step, tuple(passed_over))
+            passed_over.append((path.name, reason))
+        if passed_over:
+            return Found(Path(), -1, tuple(passed_over))
+        return None
+
+    def abandon(self, *, after: int, name: str) -> list[str]:
+        """Move every checkpoint taken after this step aside; returns their names. Moving twice is harmless."""
+
+        def move() -> list[str]:
+            later = [path for step, path in self._folder.checkpoint_steps().items() if step > after]
+            if later:
+                place = self._folder.abandoned / name
+                place.mkdir(parents=True, exist_ok=True)
+                for path in later:
+                    os.replace(path, place / path.name)
+            return [path.name for path in later]
+
+        return self._ranks.first(move)
+
+
+def _damage(path: Path) -> str | None:
+    try:
+        report = verify_checkpoint(path)
+    except HoldfastError as error:
+        return str(error)
+    return None if report.sound else f"{report.damaged[0].tensor}: {report.damaged[0].problem}"
+
+
+def load_checkpoint(path: Path, make_state: Callable[[ParallelFileSystemReader], dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
+    """Load a checkpoint into the state that ``make_state`` lays out for it; all ranks call it.
+
+    Raises:
+        CheckpointError: it cannot be restored; says what of it.
+    """
+    from torch.distributed.checkpoint.api import CheckpointException
+    from torch.distributed.checkpoint.state_dict_loader import load
+
+    reader = ParallelFileSystemReader(path)
+    state = make_state(reader)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # torch says that it loads in one process, which is meant
+            load(state, storage_reader=reader, process_group=ranks.group, no_dist=ranks.group is None)
+    except CheckpointException as error:
+        rank, (cause, _) = next(iter(error.failures.items()))
+        if isinstance(cause, HoldfastError):
+            raise cause from error
+        raise CheckpointError(f"the checkpoint cannot be restored: {cause}", path=str(path), rank=rank) from error
+    return state

@@ -1,0 +1,102 @@
+"""Compaction: a sealed part of the log becomes a Parquet file that holds every line and the numbers as columns.
+
+The lines are kept byte for byte, so the chain can still be checked. A part is compacted by its own rank, in the
+background; a kill leaves either the original, or both, or the compacted file, and each of the three reads the same.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import HoldfastError
+from holdfast.run.layout import LogFile, RunFolder
+from holdfast.run.run_log import read_lines
+
+__all__ = ["Compaction", "compact"]
+
+# Below this a file is read faster as it is, and ``tail`` and ``jq`` keep working on it.
+MIN_BYTES = 1 << 20
+
+
+def compact(file: LogFile) -> Path:
+    """Replace a sealed log file by its Parquet form; returns the new file."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    lines = read_lines(file)
+    records = [json.loads(line) for line in lines]
+    columns: dict[str, Any] = {"line": arrow.array([line[:-1].decode() for line in lines], arrow.string())}
+    names = dict.fromkeys(name for record in records for name, value in record.items() if _is_number(value))
+    for name in names:
+        values = [record.get(name) for record in records]
+        columns[f"value/{name}"] = arrow.array(
+            [float(value) if _is_number(value) else None for value in values], arrow.float64()
+        )
+    target = file.path.with_suffix(".parquet")
+    temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
+    parquet.write_table(arrow.table(columns), temporary, compression="zstd")
+    made = LogFile(file.rank, file.attempt, file.part, temporary.with_suffix(".parquet"))
+    os.replace(temporary, made.path)
+    if read_lines(made) != lines:
+        made.path.unlink()
+        raise OSError("the compacted log does not hold the lines it was made of")
+    _sync(made.path)
+    os.replace(made.path, target)
+    _sync(target.parent)
+    file.path.unlink()
+    return target
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, (int, float)) and not isinstance(value, bool)
+
+
+def _sync(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Compaction:
+    """Compacts one rank's sealed parts in a background thread.
+
+    Args:
+        folder: the run's folder.
+        rank: whose parts.
+        min_bytes: smaller files stay as they are.
+    """
+
+    def __init__(self, folder: RunFolder, *, rank: int, min_bytes: int = MIN_BYTES) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._min_bytes = min_bytes
+        self._thread: threading.Thread | None = None
+
+    def start(self, *, before: LogFile) -> None:
+        """Compact what was sealed before this file was begun; does nothing while an earlier compaction runs."""
+        if self._thread is not None and self._thread.is_alive():
+            return
+        self._thread = threading.Thread(target=self._run, args=(before,), name="holdfast-compaction", daemon=True)
+        self._thread.start()
+
+    def join(self) -> None:
+        """Wait until the compaction under way has ended."""
+        if self._thread is not None:
+            self._thread.join()
+
+    def _run(self, before: LogFile) -> None:
+        sealed = [file for file in self._folder.log_files(rank=self._rank) if file < before and not file.is_compacted]
+        for left in self._folder.logs.glob(f".attempt-*.rank-{self._rank:05d}.*"):
+            left.unlink(missing_ok=True)  # left by a process that was killed while it compacted
+        for file in sealed:
+            # A full disk or a damaged line leaves the original as it is; it is tried again at the next start.
+            with contextlib.suppress(OSError, HoldfastError, ValueError):
+                if file.path.stat().st_size >= self._min_bytes:
+                    compact(file)

@@ -1,0 +1,29 @@
+"""An evaluation inside a run: its figures are a record of their own, outside the training series."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+__all__ = ["Evaluation"]
+
+
+class Evaluation:
+    """Collects the figures of one evaluation.
+
+    Args:
+        name: which evaluation this is.
+    """
+
+    def __init__(self, name: str) -> None:
+        self.name = name
+        self.figures: dict[str, float] = {}
+
+    def record(self, **figures: Any) -> None:
+        """Note figures, to be written when the evaluation ends."""
+        for name, value in figures.items():
+            try:
+                self.figures[name] = float(value)
+            except (TypeError, ValueError):
+                raise ConfigError("a figure is a number", figure=name, found=type(value).__name__) from None

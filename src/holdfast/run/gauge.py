@@ -1,0 +1,168 @@
+"""The numbers a training step leaves behind, taken by hooks and read one step later.
+
+Nothing here waits for the device: norms are computed by fused kernels where the gradients are, copied to the host in
+the background, and read when the next step has begun.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+from holdfast.run.parameters import local_tensor
+
+__all__ = ["Deferred", "Gauge"]
+
+
+class Deferred:
+    """A tensor of numbers that is on its way to the host."""
+
+    __slots__ = ("_event", "_value")
+
+    def __init__(self, value: torch.Tensor) -> None:
+        value = local_tensor(value)
+        self._event: Any = None
+        if value.is_cuda:
+            host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
+            host.copy_(value, non_blocking=True)
+            self._event = torch.cuda.Event()
+            self._event.record()
+            value = host
+        elif value.device.type == "cpu":
+            value = value.clone()  # a program may reuse the memory of its loss
+        self._value = value
+
+    @property
+    def is_ready(self) -> bool:
+        """Whether reading it waits for nothing."""
+        return self._event is None or bool(self._event.query())
+
+    def numbers(self) -> list[float]:
+        """Return the numbers; waits for the device where they are not here yet."""
+        if self._event is not None:
+            self._event.synchronize()
+        flat: list[float] = self._value.double().reshape(-1).tolist()
+        return flat
+
+
+class Gauge:
+    """Hooks on the model and its optimizers.
+
+    Args:
+        model: whose forward pass is timed.
+        optimizers: whose gradients are measured, just before they are used.
+        grad_norm: measure the norm of the whole gradient at every step.
+        stats_every: measure every layer's gradient and weights at every n-th step; None never.
+    """
+
+    def __init__(
+        self,
+        model: nn.Module,
+        optimizers: Sequence[torch.optim.Optimizer],
+        *,
+        grad_norm: bool,
+        stats_every: int | None,
+    ) -> None:
+        self._optimizers = list(optimizers)
+        self._grad_norm = grad_norm
+        self._stats_every = stats_every
+        self._names = _names_of(model)
+        self._handles: list[Any] = []
+        self._norms: list[torch.Tensor] = []
+        self._layers: list[str] = []
+        self._weights: list[torch.Tensor] = []
+        self._stepped = False
+        self.rate: float | None = None
+        self.sharded = False
+        self.forward_ended = 0.0
+        self.wants_layers: Callable[[], bool] = lambda: False
+        if self._optimizers:
+            hook = self._before_step
+            self._handles += [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
+        self._handles.append(model.register_forward_hook(self._after_forward))
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+
+    def is_due(self, step: int) -> bool:
+        """Whether this step's layers are measured."""
+        return self._stats_every is not None and step % self._stats_every == 0
+
+    @property
+    def stepped(self) -> bool:
+        """Whether an optimizer made a step since the last ``take``."""
+        return self._stepped
+
+    def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
+        self.forward_ended = time.monotonic()
+
+    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        self._stepped = True
+        groups = optimizer.param_groups
+        if self.rate is None and groups:
+            rate = groups[0].get("lr")
+            self.rate = float(rate) if rate is not None else None
+        layers = self.wants_layers()
+        if not self._grad_norm and not layers:
+            return
+        grads: list[torch.Tensor] = []
+        owners: list[torch.Tensor] = []
+        for group in groups:
+            for parameter in group["params"]:
+                gradient = parameter.grad
+                if gradient is not None and not gradient.is_sparse:
+                    self.sharded = self.sharded or hasattr(gradient, "to_local")
+                    grads.append(local_tensor(gradient))
+                    owners.append(parameter)
+        if not grads:
+            return
+        self._norms += torch._foreach_norm(grads)
+        if layers:
+            self._layers += [self._names.get(id(parameter), "?") for parameter in owners]
+            self._weights += torch._foreach_norm([local_tensor(parameter) for parameter in owners])
+
+    def take(self) -> tuple[Deferred | None, Deferred | None, list[str]]:
+        """Return what was measured since the last call: gradient norms, weight norms, and the layers they are of."""
+        norms, weights, layers = self._norms, self._weights, self._layers
+        self._norms, self._weights, self._layers = [], [], []
+        self._stepped = False
+        self.rate = None
+        return _stacked(norms), _stacked(weights), layers
+
+
+def _stacked(norms: list[torch.Tensor]) -> Deferred | None:
+    if not norms:
+        return None
+    return Deferred(torch.stack([norm.to(torch.float32) if norm.dtype.itemsize < 4 else norm for norm in norms]))
+
+
+def total_norm(norms: Sequence[float]) -> float:
+    """Return the norm of the whole from the norms of its parts; NaN and infinities stay what they are."""
+    if any(math.isnan(norm) for norm in norms):
+        return math.nan
+    return math.hypot(*norms)
+
+
+def by_layer(layers: Sequence[str], norms: Sequence[float]) -> dict[str, float]:
+    """Return layer → norm, a layer's tensors taken together."""
+    parts: dict[str, list[float]] = {}
+    for layer, norm in zip(layers, norms, strict=False):
+        parts.setdefault(layer, []).append(norm)
+    return {layer: total_norm(own) for layer, own in parts.items()}
+
+
+def _names_of(model: nn.Module) -> dict[int, str]:
+    """Return the layer of every parameter: its name without the last part and without a wrapper's prefix."""
+    found = {}
+    for name, parameter in model.named_parameters():
+        plain = name.removeprefix("module.").replace("_orig_mod.", "")
+        found[id(parameter)] = plain.rpartition(".")[0] or plain
+    return found

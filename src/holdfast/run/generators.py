@@ -1,0 +1,51 @@
+"""The random generators of a process: Python's, NumPy's, torch's, and one per accelerator."""
+
+from __future__ import annotations
+
+import random
+import sys
+from typing import Any
+
+import torch
+
+__all__ = ["generator_states", "restore_generators"]
+
+
+def generator_states() -> dict[str, Any]:
+    """Return the state of every global generator of this process, as plain values and tensors."""
+    version, words, gauss = random.getstate()
+    states: dict[str, Any] = {
+        "python": {"version": version, "words": list(words), "gauss": gauss},
+        "torch": torch.get_rng_state(),
+    }
+    numpy = sys.modules.get("numpy")
+    if numpy is not None:
+        kind, keys, position, has_gauss, cached = numpy.random.get_state()
+        states["numpy"] = {
+            "kind": kind,
+            "keys": torch.from_numpy(keys.astype("int64")),
+            "position": int(position),
+            "has_gauss": int(has_gauss),
+            "cached": float(cached),
+        }
+    if torch.cuda.is_available() and torch.cuda.is_initialized():
+        states["cuda"] = torch.cuda.get_rng_state_all()
+    return states
+
+
+def restore_generators(states: dict[str, Any]) -> None:
+    """Put every generator back to where ``generator_states`` found it."""
+    python = states["python"]
+    random.setstate((python["version"], tuple(python["words"]), python["gauss"]))
+    torch.set_rng_state(states["torch"])
+    if "numpy" in states:
+        import numpy
+
+        saved = states["numpy"]
+        keys = saved["keys"].numpy().astype("uint32")
+        numpy.random.set_state((saved["kind"], keys, saved["position"], saved["has_gauss"], saved["cached"]))
+    devices = states.get("cuda")
+    if devices is not None and torch.cuda.is_available():
+        count = min(len(devices), torch.cuda.device_count())
+        for number in range(count):
+            torch.cuda.set_rng_state(devices[number], number)

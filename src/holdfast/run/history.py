@@ -1,0 +1,67 @@
+"""What a new attempt must know of those before it, read from the log without parsing every step."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, field
+
+from holdfast.errors import RunLogError
+from holdfast.run.buckets import Origin
+from holdfast.run.chain import START, split_line
+from holdfast.run.layout import LogFile, RunFolder
+from holdfast.run.run_log import Record, read_lines
+
+__all__ = ["History"]
+
+
+@dataclass(slots=True)
+class History:
+    """One rank's log so far.
+
+    Attributes:
+        head: the digest of its last line.
+        attempts: the number of the last attempt.
+        reached: one more than the highest step ever recorded; steps below it are redone.
+        origin: when the last attempt began.
+        elapsed: how long it ran, as far as recorded.
+        events: every event, in order.
+    """
+
+    head: str = START
+    attempts: int = 0
+    reached: int = 0
+    origin: Origin | None = None
+    elapsed: float = 0.0
+    events: list[Record] = field(default_factory=list)
+
+    @classmethod
+    def read(cls, folder: RunFolder, *, rank: int = 0) -> History:
+        """Read a rank's log."""
+        history = cls()
+        for file in folder.log_files(rank=rank):
+            history._add(file, read_lines(file))
+        return history
+
+    def _add(self, file: LogFile, lines: list[bytes]) -> None:
+        self.attempts = max(self.attempts, file.attempt)
+        if not lines:
+            return
+        ended = split_line(lines[-1])
+        if ended is None:
+            raise RunLogError("the last line of the run log carries no digest", file=str(file.path), line=len(lines))
+        self.head = ended[1]
+        header = json.loads(lines[0])
+        self.origin = Origin(header["time"], header["monotonic"], header["boot"])
+        self.elapsed = 0.0
+        last = len(lines) - 1
+        for number in range(1, last + 1):
+            line = lines[number]
+            is_event = b'"event":' in line
+            # Steps only grow between two events, so the last one before an event, or before the end, is the highest.
+            if is_event or number == last or b'"event":' in lines[number + 1]:
+                record = json.loads(line)
+                if is_event and "event" in record:
+                    self.events.append(record)
+                elif "step" in record:
+                    self.reached = max(self.reached, record["step"] + 1)
+                self.elapsed = record.get("at", self.elapsed)

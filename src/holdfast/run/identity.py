@@ -1,0 +1,123 @@
+"""Whose folder this is: ``run.json`` names the run, its data and its model, and refuses any other."""
+
+from __future__ import annotations
+
+import json
+import os
+import secrets
+import time
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from torch import nn
+
+from holdfast.errors import RunFolderError, RunMismatchError, RunWriteError
+from holdfast.run.layout import RunFolder
+from holdfast.run.parameters import describe_model, differences
+
+__all__ = ["Identity", "describe_data"]
+
+FORMAT = "run"
+FORMAT_VERSION = 1
+MAX_DIFFERENCES = 8
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """What makes a run this run.
+
+    Attributes:
+        run: a number no other run has.
+        created: when, for people.
+        data: what the stream is made of.
+        model: name → shape and type of every parameter.
+    """
+
+    run: str
+    created: str
+    data: dict[str, Any]
+    model: dict[str, str]
+
+    @classmethod
+    def new(cls, model: nn.Module, loader: Any) -> Identity:
+        """Return the identity of a run that begins now."""
+        created = time.strftime("%Y-%m-%dT%H:%M:%S%z")
+        return cls(secrets.token_hex(8), created, describe_data(loader), describe_model(model))
+
+    @classmethod
+    def read(cls, folder: RunFolder) -> Identity | None:
+        """Return whose folder this is; None if it is nobody's yet.
+
+        Raises:
+            RunFolderError: the file is damaged, or the folder holds checkpoints or logs without it.
+        """
+        try:
+            value = json.loads(folder.identity.read_text(encoding="utf-8"))
+        except FileNotFoundError:
+            strangers = [path.name for path in (folder.checkpoints, folder.logs) if path.exists()]
+            if strangers:
+                raise RunFolderError(
+                    "the folder holds files of another program: there is no run.json beside them",
+                    folder=str(folder.root),
+                    found=strangers,
+                    hint="choose an empty folder, or pass fresh=True to move them aside",
+                ) from None
+            return None
+        except (OSError, ValueError) as error:
+            raise RunFolderError("run.json cannot be read", file=str(folder.identity)) from error
+        if not isinstance(value, dict) or value.get("holdfast") != FORMAT:
+            raise RunFolderError("run.json was not written by a run", file=str(folder.identity))
+        if value.get("version", 0) > FORMAT_VERSION:
+            raise RunFolderError(
+                "the run was made by a newer holdfast", version=value["version"], hint="upgrade holdfast"
+            )
+        try:
+            return cls(value["run"], value["created"], value["data"], value["model"])
+        except KeyError as error:
+            raise RunFolderError("run.json lacks a field", field=str(error), file=str(folder.identity)) from error
+
+    def write(self, folder: RunFolder) -> None:
+        """Write ``run.json``, whole or not at all."""
+        value = {"holdfast": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+        temporary = folder.identity.with_name(f".run.json.{os.getpid()}.tmp")
+        try:
+            folder.root.mkdir(parents=True, exist_ok=True)
+            with open(temporary, "w", encoding="utf-8") as file:
+                json.dump(value, file, indent=1)
+                file.flush()
+                os.fsync(file.fileno())
+            os.replace(temporary, folder.identity)
+        except OSError as error:
+            raise RunWriteError(
+                f"the run's folder cannot be written to: {error.strerror}", folder=str(folder.root)
+            ) from error
+
+    def refuse_others(self, other: Identity, folder: RunFolder) -> None:
+        """Raise if the folder belongs to another model or to other data, naming what differs."""
+        found = [f"model: {text}" for text in differences(self.model, other.model)]
+        for name in sorted({*self.data, *other.data}):
+            before, now = self.data.get(name), other.data.get(name)
+            if before != now:
+                found.append(f"data: {name} was {before!r} and is {now!r}")
+        if found:
+            more = f" and {len(found) - MAX_DIFFERENCES} more" if len(found) > MAX_DIFFERENCES else ""
+            raise RunMismatchError(
+                "the folder belongs to another run: " + "; ".join(found[:MAX_DIFFERENCES]) + more,
+                folder=str(folder.root),
+                differences=found,
+                hint="choose another folder, or pass fresh=True to move the run that is there aside",
+            )
+
+
+def describe_data(loader: Any) -> dict[str, Any]:
+    """Return what tells one stream from another: names, seed and sources, without reading any data."""
+    order = getattr(loader, "order", None)
+    if order is None or not hasattr(order, "to_json"):
+        return {"loader": type(loader).__qualname__}
+    value = order.to_json()
+    return {
+        "loader": type(loader).__qualname__,
+        "name": value.get("name"),
+        "seed": value.get("seed"),
+        "sources": sorted(source["name"] for source in value.get("sources", ())),
+    }

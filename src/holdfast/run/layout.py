@@ -1,0 +1,133 @@
+"""Where a run's files lie, and what they are called.
+
+::
+
+    runs/exp7/
+      run.json                                    whose folder this is: run, data, model
+      lock                                        held by the process that runs here
+      log/attempt-00002.rank-00000.part-000.jsonl one file per rank and attempt (large ones are cut into parts)
+      log/…parquet                                the same, compacted once it is sealed
+      checkpoints/step-00001000/                  ordinary torch distributed checkpoints
+      abandoned/rollback-001/step-…/              checkpoints of a branch that was rolled back
+      earlier/RUN/                                what ``fresh=True`` moved aside
+      progress/rank-00000.json                    how far each rank is, for the watchdogs
+      stalls/                                     stacks of every thread, written when a rank stood still
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+__all__ = ["LogFile", "RunFolder", "is_run_folder"]
+
+_LOG_NAME = re.compile(
+    r"attempt-(?P<attempt>\d{5,})\.rank-(?P<rank>\d{5,})\.part-(?P<part>\d{3,})\.(?P<kind>jsonl|parquet)"
+)
+_CHECKPOINT_NAME = re.compile(r"step-(\d{8,})")
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class LogFile:
+    """One file of the run log. Files of one rank, sorted, are that rank's log from the run's first step on."""
+
+    rank: int
+    attempt: int
+    part: int
+    path: Path
+
+    @property
+    def is_compacted(self) -> bool:
+        """Whether it was compacted to Parquet."""
+        return self.path.suffix == ".parquet"
+
+    @classmethod
+    def at(cls, folder: Path, *, rank: int, attempt: int, part: int) -> LogFile:
+        """Return the file of this name in a folder of logs, existing or not."""
+        return cls(rank, attempt, part, folder / f"attempt-{attempt:05d}.rank-{rank:05d}.part-{part:03d}.jsonl")
+
+    @classmethod
+    def parse(cls, path: Path) -> LogFile | None:
+        """Return what the file's name says, or None if it is not a run log."""
+        match = _LOG_NAME.fullmatch(path.name)
+        return None if match is None else cls(int(match["rank"]), int(match["attempt"]), int(match["part"]), path)
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """The folder of one run."""
+
+    root: Path
+
+    @property
+    def identity(self) -> Path:
+        """The file that says whose folder this is."""
+        return self.root / "run.json"
+
+    @property
+    def lock(self) -> Path:
+        """The file the running process holds."""
+        return self.root / "lock"
+
+    @property
+    def logs(self) -> Path:
+        """The folder of the run log."""
+        return self.root / "log"
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the checkpoints."""
+        return self.root / "checkpoints"
+
+    @property
+    def abandoned(self) -> Path:
+        """The folder of checkpoints that were rolled back."""
+        return self.root / "abandoned"
+
+    @property
+    def earlier(self) -> Path:
+        """The folder of runs that ``fresh=True`` moved aside."""
+        return self.root / "earlier"
+
+    @property
+    def progress(self) -> Path:
+        """The folder in which every rank's watchdog says how far it is."""
+        return self.root / "progress"
+
+    @property
+    def stalls(self) -> Path:
+        """The folder of stack dumps."""
+        return self.root / "stalls"
+
+    @property
+    def paused(self) -> Path:
+        """The file that exists while the run is paused; deleting it lets the run continue."""
+        return self.root / "PAUSED"
+
+    def checkpoint(self, step: int) -> Path:
+        """Return the folder of the checkpoint taken after this many steps."""
+        return self.checkpoints / f"step-{step:08d}"
+
+    def checkpoint_steps(self) -> dict[int, Path]:
+        """Return every checkpoint folder by its step, earliest first; whether they are whole is not looked at."""
+        if not self.checkpoints.is_dir():
+            return {}
+        found = ((match, path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name)))
+        return dict(sorted((int(match[1]), path) for match, path in found))
+
+    def log_files(self, *, rank: int | None = None) -> list[LogFile]:
+        """Return the files of the log, sorted by rank, attempt and part; where both forms exist, the original one."""
+        if not self.logs.is_dir():
+            return []
+        found: dict[tuple[int, int, int], LogFile] = {}
+        for path in sorted(self.logs.iterdir()):  # "jsonl" sorts before "parquet"
+            file = LogFile.parse(path)
+            if file is not None and (rank is None or file.rank == rank):
+                found.setdefault((file.rank, file.attempt, file.part), file)
+        return sorted(found.values())
+
+
+def is_run_folder(path: Path) -> bool:
+    """Whether the folder is that of a run."""
+    return (path / "run.json").is_file() and (path / "log").is_dir()

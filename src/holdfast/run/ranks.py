@@ -1,0 +1,111 @@
+"""The processes of one run, and how they agree.
+
+The run has a process group of its own over gloo, so that what it exchanges never waits behind, or mixes with, the
+collectives of the training step.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any, TypeVar
+
+import torch
+import torch.distributed as dist
+
+from holdfast.errors import HoldfastError, RunError
+
+__all__ = ["Exchange", "Ranks"]
+
+T = TypeVar("T")
+
+
+class Exchange:
+    """Rows of numbers on their way: every rank gives one, every rank gets all."""
+
+    __slots__ = ("_table", "_work")
+
+    def __init__(self, table: torch.Tensor, work: Any) -> None:
+        self._table = table
+        self._work = work
+
+    def rows(self) -> list[list[float]]:
+        """Wait for the others' rows; returns one per rank."""
+        if self._work is not None:
+            self._work.wait()
+            self._work = None
+        found: list[list[float]] = self._table.tolist()
+        return found
+
+
+@dataclass(frozen=True, slots=True)
+class Ranks:
+    """This process among those of the run.
+
+    Attributes:
+        rank: this process.
+        world: how many there are.
+        group: their process group; None where there is only one.
+    """
+
+    rank: int
+    world: int
+    group: Any = None
+
+    @classmethod
+    def joined(cls, timeout: float | None = None) -> Ranks:
+        """Join the others of ``torch.distributed``, or stand alone. All ranks must call it."""
+        if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
+            return cls(0, 1)
+        span = None if timeout is None else timedelta(seconds=timeout)
+        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=span))
+
+    @property
+    def is_first(self) -> bool:
+        """Whether this is rank 0."""
+        return self.rank == 0
+
+    def first(self, action: Callable[[], T]) -> T:
+        """Let rank 0 act; every rank gets its result, or its error."""
+        if self.group is None:
+            return action()
+        outcome: list[Any] = [None]
+        if self.is_first:
+            outcome = [_attempt(action)]
+        dist.broadcast_object_list(outcome, src=0, group=self.group)
+        return _unwrap([outcome[0]])[0]  # type: ignore[no-any-return]
+
+    def each(self, action: Callable[[], T]) -> list[T]:
+        """Let every rank act; every rank gets all results, or the first error anyone had."""
+        if self.group is None:
+            return [action()]
+        outcomes: list[Any] = [None] * self.world
+        dist.all_gather_object(outcomes, _attempt(action), group=self.group)
+        return _unwrap(outcomes)
+
+    def exchange(self, row: Sequence[float]) -> Exchange:
+        """Begin to exchange a row of numbers with the other ranks, in one small all-reduce."""
+        table = torch.zeros((self.world, len(row)), dtype=torch.float64)
+        table[self.rank] = torch.tensor(row, dtype=torch.float64)
+        if self.group is None:
+            return Exchange(table, None)
+        return Exchange(table, dist.all_reduce(table, group=self.group, async_op=True))
+
+
+def _attempt(action: Callable[[], T]) -> tuple[bool, Any]:
+    try:
+        return True, action()
+    except HoldfastError as error:
+        return False, error
+    except Exception as error:
+        return False, RunError(f"{type(error).__name__}: {error}")
+
+
+def _unwrap(outcomes: Sequence[Any]) -> list[Any]:
+    for rank, (succeeded, value) in enumerate(outcomes):
+        if not succeeded:
+            if len(outcomes) > 1:
+                value.where.setdefault("rank", rank)
+            raise value
+    return [value for _, value in outcomes]

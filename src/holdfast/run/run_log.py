@@ -1,0 +1,202 @@
+"""The reading end of the run log: every attempt of every rank, rollbacks and restarts applied, the chain checked.
+
+Reading needs no torch and takes no lock: a log can be read while it is written. A line that a crash left unfinished is
+not part of the log.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import RunFolderError, RunLogError
+from holdfast.run.buckets import Goodput, goodput_of
+from holdfast.run.chain import START, link, split_line
+from holdfast.run.layout import LogFile, RunFolder
+
+__all__ = ["ChainFault", "Record", "RunLog", "read_lines"]
+
+Record = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class ChainFault:
+    """A place at which the log is not as it was written."""
+
+    file: str
+    line: int
+    reason: str
+
+
+def read_lines(file: LogFile) -> list[bytes]:
+    """Return the whole lines of a log file, compacted or not; what follows the last line break is left out."""
+    try:
+        if file.is_compacted:
+            import pyarrow.parquet as parquet
+
+            lines = parquet.read_table(file.path, columns=["line"])["line"].to_pylist()
+            return [line.encode() + b"\n" for line in lines]
+        content = file.path.read_bytes()
+    except OSError as error:
+        if not file.is_compacted and not file.path.exists():
+            compacted = LogFile(file.rank, file.attempt, file.part, file.path.with_suffix(".parquet"))
+            if compacted.path.exists():
+                return read_lines(compacted)  # compacted since the folder was listed
+        raise RunLogError(f"the run log cannot be read: {error}", file=str(file.path)) from error
+    lines = content.splitlines(keepends=True)
+    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+
+
+class RunLog:
+    """The log of one run.
+
+    Args:
+        folder: the run's folder.
+
+    Raises:
+        RunFolderError: it is not the folder of a run.
+
+    Example:
+        >>> log = RunLog("runs/exp7")                    # doctest: +SKIP
+        >>> [record["loss"] for record in log.steps()]   # doctest: +SKIP
+    """
+
+    def __init__(self, folder: str | Path) -> None:
+        self.folder = RunFolder(Path(folder))
+        if not self.folder.identity.is_file():
+            raise RunFolderError(
+                "this is not the folder of a run", folder=str(folder), hint="pass the folder given to Run(...)"
+            )
+
+    @cached_property
+    def identity(self) -> dict[str, Any]:
+        """What ``run.json`` says: the run's name and number, its data and its model."""
+        try:
+            value = json.loads(self.folder.identity.read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise RunFolderError("run.json cannot be read", file=str(self.folder.identity)) from error
+        if not isinstance(value, dict):
+            raise RunFolderError("run.json is not an object", file=str(self.folder.identity))
+        return value
+
+    @property
+    def ranks(self) -> list[int]:
+        """Every rank that ever wrote, in order."""
+        return sorted({file.rank for file in self.folder.log_files()})
+
+    @property
+    def attempts(self) -> list[int]:
+        """Every attempt, in order."""
+        return sorted({file.attempt for file in self.folder.log_files()})
+
+    def records(self, rank: int = 0, *, attempt: int | None = None) -> Iterator[Record]:
+        """Yield every record of a rank as it was written, headers included, from the first attempt on."""
+        for file in self.folder.log_files(rank=rank):
+            if attempt is None or file.attempt == attempt:
+                for number, line in enumerate(read_lines(file), start=1):
+                    yield _parsed(file, number, line)
+
+    def header(self, *, rank: int = 0, attempt: int | None = None) -> Record:
+        """Return the first line of an attempt (default: the last): configuration, environment, world size."""
+        found = [f for f in self.folder.log_files(rank=rank) if attempt in (None, f.attempt) and f.part == 0]
+        for file in reversed(found):
+            lines = read_lines(file)
+            if lines:
+                return _parsed(file, 1, lines[0])
+        raise RunLogError("the run log has no such attempt", attempt=attempt, rank=rank, folder=str(self.folder.root))
+
+    def events(self, kind: str | None = None, *, rank: int = 0) -> list[Record]:
+        """Return the events of a rank (``checkpoint``, ``finding``, ``rollback`` …), all or of one kind."""
+        return [r for r in self.records(rank) if "event" in r and (kind is None or r["event"] == kind)]
+
+    def steps(self, rank: int = 0) -> list[Record]:
+        """Return the record of every step that counts, in order.
+
+        Steps that a restart or a rollback did again are there once, as they were done last.
+        """
+        kept: dict[int, Record] = {}
+        for record in self.records(rank):
+            branch = branch_step(record)
+            if branch is not None:
+                for step in [step for step in kept if step >= branch]:
+                    del kept[step]
+            elif "event" not in record and "step" in record:
+                kept[record["step"]] = record
+        return [kept[step] for step in sorted(kept)]
+
+    def goodput(self, rank: int = 0) -> Goodput:
+        """Return where the run's time went, over all attempts."""
+        return goodput_of(self.records(rank))
+
+    def verify(self) -> list[ChainFault]:
+        """Check the chain of every rank; returns every place at which the log is not as it was written."""
+        faults: list[ChainFault] = []
+        ends: dict[tuple[int, int], str] = {}
+        for rank in self.ranks:
+            faults += _check_rank(self.folder.log_files(rank=rank), ends)
+        for file in self.folder.log_files(rank=0):
+            faults += _check_attempt(file, ends)
+        return faults
+
+
+def branch_step(record: Record) -> int | None:
+    """Return the step from which on earlier records no longer count, if this record says so."""
+    if record.get("event") in ("start", "rolled_back"):
+        step = record.get("step")
+        return step if isinstance(step, int) else None
+    return None
+
+
+def _parsed(file: LogFile, number: int, line: bytes) -> Record:
+    try:
+        record = json.loads(line)
+    except ValueError as error:
+        raise RunLogError("a line of the run log is not JSON", file=str(file.path), line=number) from error
+    if not isinstance(record, dict):
+        raise RunLogError("a line of the run log is not an object", file=str(file.path), line=number)
+    return record
+
+
+def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
+    """Check one rank's files; notes the digest each attempt ended with."""
+    head = START
+    for file in files:
+        lines = read_lines(file)
+        for number, line in enumerate(lines, start=1):
+            parts = split_line(line)
+            if parts is None:
+                yield ChainFault(file.path.name, number, "the line carries no digest")
+                return
+            body, digest = parts
+            if number == 1:
+                previous = json.loads(line).get("previous")
+                if previous != head:
+                    yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
+                    return
+            if link(head, body) != digest:
+                yield ChainFault(file.path.name, number, "the line, or one before it, was changed")
+                return
+            head = digest
+        ends[file.rank, file.attempt] = head
+
+
+def _check_attempt(file: LogFile, ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
+    """Check what rank 0 noted at the start of an attempt about the ends of all ranks before it."""
+    lines = read_lines(file)
+    if file.part or not lines:
+        return
+    try:
+        noted = json.loads(lines[0]).get("ranks_before") or {}
+    except ValueError:
+        return  # said already
+    for name, head in noted.items():
+        rank = int(name)
+        attempts = [attempt for known, attempt in ends if known == rank and attempt < file.attempt]
+        if not attempts:
+            yield ChainFault(file.path.name, 1, f"the log of rank {rank} before this attempt is missing")
+        elif ends[rank, max(attempts)] != head:
+            yield ChainFault(file.path.name, 1, f"the log of rank {rank} before this attempt was cut or replaced")

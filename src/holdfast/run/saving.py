@@ -1,0 +1,114 @@
+"""When a run saves, and what the log says about it."""
+
+from __future__ import annotations
+
+import time
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from holdfast.errors import CheckpointError, HoldfastError, RunWriteError
+from holdfast.run.attempt import Attempt
+from holdfast.run.options import RunOptions
+from holdfast.run.parameters import hash_parameters
+from holdfast.run.snapshot import Components
+
+__all__ = ["Saving"]
+
+
+class Saving:
+    """Saves the run's checkpoints.
+
+    Args:
+        attempt: the attempt that saves.
+        components: what is saved.
+        options: how often, and how many are kept.
+    """
+
+    def __init__(self, attempt: Attempt, components: Components, options: RunOptions) -> None:
+        self._attempt = attempt
+        self._components = components
+        self._options = options
+        self._under_way: tuple[int, str, float, dict[str, Any], Future[Path]] | None = None
+        self._failed = 0
+        self.seconds = 0.0
+        """How long the last save took, from its beginning to its end on disk."""
+
+    def is_due(self) -> bool:
+        """Whether enough steps have passed since the last save."""
+        every, attempt = self._options.save_every, self._attempt
+        return every is not None and attempt.step % every == 0 and attempt.step != attempt.saved_step
+
+    def is_time(self) -> bool:
+        """Whether enough time has passed since the last save, by this rank's clock."""
+        minutes, attempt = self._options.save_minutes, self._attempt
+        return minutes is not None and time.monotonic() - attempt.saved_at >= 60 * minutes
+
+    def save(self, reason: str, *, wait: bool = False) -> None:
+        """Save the state after the last step; all ranks call it, with every step written to the log."""
+        attempt = self._attempt
+        self.wait()
+        attempt.stopwatch.lap("step")
+        began = time.monotonic()
+        position = {"step": attempt.step, "batch": attempt.batch, "reached": attempt.reached}
+        about = self._describe()
+        attempt.recorder.sync()
+        attempt.saved_step, attempt.saved_at = attempt.step, began
+        try:
+            state = self._components.collect(attempt.ranks, position)
+            saving = attempt.checkpoints.save(state, attempt.step, attempt.identity.run)
+        except (CheckpointError, OSError, RuntimeError) as error:
+            self._note_failure(attempt.step, error)
+            return
+        self._under_way = (attempt.step, reason, began, about, saving)
+        if wait or not self._options.save_in_background:
+            self.wait()
+        attempt.stopwatch.lap("save")
+
+    def poll(self) -> None:
+        """Note a save that has ended in the meantime."""
+        if self._under_way is not None and self._under_way[-1].done():
+            self.wait()
+
+    def wait(self) -> None:
+        """Wait for the save under way, if there is one."""
+        if self._under_way is None:
+            return
+        step, reason, began, about, saving = self._under_way
+        self._under_way = None
+        try:
+            path = saving.result()
+        except (CheckpointError, OSError, RuntimeError) as error:
+            self._note_failure(step, error)
+            return
+        self._failed = 0
+        self.seconds = time.monotonic() - began
+        self._attempt.stopwatch.lap("save")
+        self._attempt.event(
+            "checkpoint", step=step, path=path.name, reason=reason, seconds=round(self.seconds, 6), **about
+        )
+
+    def _describe(self) -> dict[str, Any]:
+        if not self._options.hash_parameters:
+            return {}
+        own = hash_parameters(self._components.model)
+        found = self._attempt.ranks.each(lambda: (own.whole, own.part))
+        total = (own.whole + sum(part for _, part in found)) & ((1 << 64) - 1)
+        about: dict[str, Any] = {"parameter_hash": f"{total:016x}"}
+        wholes = [whole for whole, _ in found]
+        if len(set(wholes)) > 1:
+            about["hash_by_rank"] = [f"{whole:016x}" for whole in wholes]
+        return about
+
+    def _note_failure(self, step: int, error: Exception) -> None:
+        attempt = self._attempt
+        self._failed += 1
+        attempt.saved_step = -1
+        attempt.stopwatch.lap("save")
+        attempt.event("save_failed", step=step, error=str(error), failures=self._failed)
+        if self._failed >= self._options.max_failed_saves:
+            if isinstance(error, HoldfastError):
+                raise error
+            raise RunWriteError(
+                f"no checkpoint could be saved: {error}", failures=self._failed, hint="free or mount the disk"
+            ) from error

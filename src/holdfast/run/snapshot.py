@@ -1,0 +1,180 @@
+"""Everything a run continues from, in one checkpoint: model, optimizer, and what each rank keeps for itself.
+
+``model`` and ``optimizer`` are stored under their parameters' names, as torch's ``get_state_dict`` gives them, so that
+they load at any world size and outside holdfast too. Scheduler, scaler, loader, metrics, monitor, generators and the
+position are packed per rank under ``run``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+import torch
+from torch import nn
+from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+
+from holdfast.checkpoint import ParallelFileSystemReader
+from holdfast.errors import ConfigError, RunMismatchError
+from holdfast.run.checkpoints import load_checkpoint
+from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.payload import pack, unpack
+from holdfast.run.ranks import Ranks
+
+__all__ = ["Components", "Restored", "Stateful"]
+
+
+@runtime_checkable
+class Stateful(Protocol):
+    """Anything whose state can be taken and put back."""
+
+    def state_dict(self) -> Any:
+        """Return the state."""
+
+    def load_state_dict(self, state_dict: Any) -> Any:
+        """Put a state back."""
+
+
+@dataclass(frozen=True, slots=True)
+class Restored:
+    """What a checkpoint said besides the states it put back.
+
+    Attributes:
+        position: the run's own counters.
+        world: how many ranks saved it.
+        notes: what could not be carried over exactly to another world size, in words.
+    """
+
+    position: dict[str, Any]
+    world: int
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(slots=True)
+class Components:
+    """The parts of a training program that a checkpoint holds.
+
+    Attributes:
+        model: what is trained.
+        optimizers: what trains it.
+        loader: where batches come from.
+        metrics: a metrics aggregator, merged over ranks when the world size changes.
+        parts: anything else with a state, by name: scheduler, scaler, monitor, a user's own.
+    """
+
+    model: nn.Module
+    optimizers: Sequence[torch.optim.Optimizer]
+    loader: Any
+    metrics: Any = None
+    parts: dict[str, Stateful] = field(default_factory=dict)
+    _checked: bool = field(default=False, init=False)
+
+    @property
+    def has_order(self) -> bool:
+        """Whether the loader computes its order, so that it resumes at any size and past batches can be asked for."""
+        return all(hasattr(self.loader, name) for name in ("batch_at", "samples_in", "skip", "schedule"))
+
+    def check(self) -> None:
+        """Refuse parts that have no state."""
+        stateful: dict[str, Any] = {"loader": self.loader, **self.parts}
+        if self.metrics is not None:
+            stateful["metrics"] = self.metrics
+        for name, part in stateful.items():
+            if not isinstance(part, Stateful):
+                raise ConfigError(
+                    f"{name} has no state_dict() and load_state_dict()",
+                    part=name,
+                    found=type(part).__name__,
+                    hint="a run can only continue what has a state; for data, use StreamingShardLoader or torchdata's "
+                    "StatefulDataLoader",
+                )
+
+    def collect(self, ranks: Ranks, position: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state to save. Tensors of model and optimizer are the live ones, not copies."""
+        model, optimizer = get_state_dict(self.model, list(self.optimizers))
+        own: dict[str, Any] = {
+            "position": dict(position),
+            "world": ranks.world,
+            "loader": self.loader.state_dict(),
+            "generators": generator_states(),
+            **{f"part/{name}": part.state_dict() for name, part in self.parts.items()},
+        }
+        if self.metrics is not None:
+            own["metrics"] = self.metrics.state_dict()
+        packed = pack(own, check=not self._checked)
+        self._checked = True
+        return {"model": model, "optimizer": optimizer, "run": {_key(ranks.rank): packed}}
+
+    def restore(self, path: Path, ranks: Ranks) -> Restored:
+        """Put everything back from a checkpoint, at this world size."""
+        kept: dict[int, torch.Tensor] = {}
+
+        def layout(reader: ParallelFileSystemReader) -> dict[str, Any]:
+            sizes = _packed_sizes(reader)
+            if 0 not in sizes:
+                raise RunMismatchError("the checkpoint was not made by a run", path=str(path))
+            same = len(sizes) == ranks.world
+            wanted = {ranks.rank} if same else {0, *([ranks.rank] if ranks.rank in sizes else [])}
+            if not same and ranks.is_first and self.metrics is not None:
+                wanted = set(sizes)
+            for rank in wanted:
+                kept[rank] = torch.empty(sizes[rank], dtype=torch.uint8)
+            model, optimizer = get_state_dict(self.model, list(self.optimizers))
+            return {"model": model, "optimizer": optimizer, "run": {_key(rank): kept[rank] for rank in kept}}
+
+        state = load_checkpoint(path, layout, ranks)
+        set_state_dict(
+            self.model, list(self.optimizers), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
+        )
+        return self._restore_own({rank: unpack(packed) for rank, packed in kept.items()}, ranks)
+
+    def _restore_own(self, saved: dict[int, dict[str, Any]], ranks: Ranks) -> Restored:
+        own = saved[ranks.rank] if ranks.rank in saved else saved[0]
+        world, notes = own["world"], []
+        if world != ranks.world and not self.has_order:
+            raise RunMismatchError(
+                "this loader cannot continue at another world size",
+                world_size=ranks.world,
+                expected=world,
+                loader=type(self.loader).__name__,
+                hint="start with the same number of ranks, or read through a StreamingShardLoader",
+            )
+        self.loader.load_state_dict(own["loader"])
+        for name, part in self.parts.items():
+            if f"part/{name}" in own:
+                part.load_state_dict(own[f"part/{name}"])
+            else:
+                notes.append(f"the checkpoint holds no state of {name}: it begins anew")
+        if self.metrics is not None and "metrics" in own:
+            self._restore_metrics(saved, world, ranks)
+        if ranks.rank in saved:
+            restore_generators(own["generators"])
+        else:
+            notes.append(f"rank {ranks.rank} is new: its generators are as the program seeded them")
+        return Restored(own["position"], world, tuple(notes))
+
+    def _restore_metrics(self, saved: dict[int, dict[str, Any]], world: int, ranks: Ranks) -> None:
+        if world == ranks.world:
+            self.metrics.load_state_dict(saved[ranks.rank]["metrics"])
+        elif ranks.is_first:
+            from holdfast.metrics import merge_state_dicts
+
+            self.metrics.load_state_dict(merge_state_dicts([saved[rank]["metrics"] for rank in sorted(saved)]))
+        else:
+            self.metrics.reset()
+
+
+def _key(rank: int) -> str:
+    return f"rank-{rank:05d}"
+
+
+def _packed_sizes(reader: ParallelFileSystemReader) -> dict[int, int]:
+    """Return how many bytes each rank of the checkpoint keeps for itself."""
+    found: dict[int, int] = {}
+    for name, entry in reader.read_metadata().state_dict_metadata.items():
+        prefix, _, rank = name.partition("run.rank-")
+        if not prefix and rank.isdigit():
+            found[int(rank)] = int(entry.size[0])  # type: ignore[union-attr]
+    return found
