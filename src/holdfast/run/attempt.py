@@ -65,7 +65,7 @@ class Attempt:
 
     def close(self) -> None:
         """Close the log and let the folder go."""
-        self.compaction.join()
+        self.compaction.stop()
         self.recorder.close()
         if self.lock is not None:
             self.lock.release()

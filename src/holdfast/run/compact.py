@@ -78,6 +78,7 @@ class Compaction:
         self._rank = rank
         self._min_bytes = min_bytes
         self._thread: threading.Thread | None = None
+        self._stopping = threading.Event()
 
     def start(self, *, before: LogFile) -> None:
         """Compact what was sealed before this file was begun; does nothing while an earlier compaction runs."""
@@ -86,8 +87,9 @@ class Compaction:
         self._thread = threading.Thread(target=self._run, args=(before,), name="holdfast-compaction", daemon=True)
         self._thread.start()
 
-    def join(self) -> None:
-        """Wait until the compaction under way has ended."""
+    def stop(self) -> None:
+        """Wait for the file being compacted; the others are left for the next start."""
+        self._stopping.set()
         if self._thread is not None:
             self._thread.join()
 
@@ -96,6 +98,8 @@ class Compaction:
         for left in self._folder.logs.glob(f".attempt-*.rank-{self._rank:05d}.*"):
             left.unlink(missing_ok=True)  # left by a process that was killed while it compacted
         for file in sealed:
+            if self._stopping.is_set():
+                return
             # A full disk or a damaged line leaves the original as it is; it is tried again at the next start.
             with contextlib.suppress(OSError, HoldfastError, ValueError):
                 if file.path.stat().st_size >= self._min_bytes:

@@ -1,0 +1,130 @@
+"""A run that is killed and started again, again and again: run by test_run_kill.
+
+One launcher imports torch once and then forks a process per life. Each life notes, with one unbuffered write, every
+step whose successor's batch it was given: from then on the step is acknowledged and must never be missing from the
+log. The launcher prints one line of JSON: what became of the lives, and the hash of the parameters at the end.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from holdfast.run import Run, RunLog, RunOptions
+from holdfast.run.parameters import hash_parameters
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+
+STEPS = 60
+OPTIONS = RunOptions(save_every=7, keep=2, stats_every=5, compact_bytes=0, stall_after=60.0)
+
+
+def train(folder: Path, notes: Path) -> str:
+    """One life: continue, train to the end, return the hash of the parameters."""
+    torch.manual_seed(3)
+    random.seed(3)
+    np.random.seed(3)
+    values = np.random.default_rng(0).normal(size=(256, 6)).astype(np.float32)
+    source = ArraySource({"x": values, "y": values.sum(1, keepdims=True)})
+    loader = StreamingShardLoader(StreamDataset(source, name="numbers", seed=5), StreamingConfig(batch_size=4))
+    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Tanh(), nn.Linear(12, 1))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+    scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 9, gamma=0.7)
+    run = Run(
+        folder, model=model, optimizer=optimizer, scheduler=scheduler, loader=loader, steps=STEPS, options=OPTIONS
+    )
+    descriptor = os.open(notes, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    for batch in run:
+        if run.step_number:
+            os.write(descriptor, f"{run.step_number - 1}\n".encode())
+        scale = 1.0 + 0.01 * random.random() + 0.01 * float(np.random.random())  # every generator takes part
+        loss = scale * nn.functional.mse_loss(model(batch["x"]), batch["y"])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        scheduler.step()
+        run.step(loss=loss)
+    run.close()
+    loader.close()
+    return f"{hash_parameters(model).whole:016x}"
+
+
+def live(folder: Path, notes: Path, told: Path) -> int:
+    """Fork one life; returns its process."""
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            told.write_text(train(folder, notes))
+            code = 0
+        finally:
+            sys.stderr.flush()
+            os._exit(code)
+    return pid
+
+
+def moment_of(folder: Path) -> str:
+    """Return what a kill seems to have interrupted."""
+    names = [path.name for part in ("checkpoints", "log") for path in (folder / part).glob(".*")]
+    if any("tmp" in name or "parquet" in name for name in names):
+        return "compacting"
+    return "saving" if names else "other"
+
+
+def main() -> None:
+    """Kill lives until one reaches the end and enough were killed, then tell."""
+    folder, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    plan = random.Random(seed)
+    torch.set_num_threads(1)
+    for _ in range(2):  # whatever is imported late, compaction's parts too, is imported once, before the forks
+        train(folder / "warm-up", folder / "notes-warm-up")
+    began = time.monotonic()
+    pid = live(folder / "undisturbed", folder / "notes-undisturbed", folder / "hash-undisturbed")
+    assert os.waitpid(pid, 0)[1] == 0
+    whole = time.monotonic() - began
+    outcomes: dict[str, int] = {}
+    runs: list[dict[str, Any]] = []
+    killed = number = 0
+    while killed < kills or not runs:
+        number += 1
+        root = folder / f"run-{number}"
+        while True:
+            pid = live(root, folder / f"notes-{number}", folder / f"hash-{number}")
+            time.sleep(plan.uniform(0.0, 1.1 * whole))
+            os.kill(pid, signal.SIGKILL)
+            status = os.waitpid(pid, 0)[1]
+            if os.WIFEXITED(status):
+                assert os.WEXITSTATUS(status) == 0, "a life failed by itself"
+                break
+            killed += 1
+            moment = moment_of(root)
+            outcomes[moment] = outcomes.get(moment, 0) + 1
+        log = RunLog(root)
+        acknowledged = {int(line) for line in (folder / f"notes-{number}").read_text().split()}
+        recorded = {record["step"] for record in log.records() if "event" not in record and "step" in record}
+        runs.append(
+            {
+                "hash": (folder / f"hash-{number}").read_text(),
+                "missing": sorted(acknowledged - recorded),
+                "steps": [record["step"] for record in log.steps()],
+                "faults": [str(fault) for fault in log.verify()],
+                "attempts": len(log.attempts),
+                "redone": log.goodput().seconds["redone"],
+            }
+        )
+    expected = (folder / "hash-undisturbed").read_text()
+    print(json.dumps({"expected": expected, "killed": killed, "moments": outcomes, "runs": runs}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A run killed at random moments loses no acknowledged step and ends with the very parameters it would have had."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.run_job import STEPS
+
+SCRIPT = Path(__file__).with_name("run_job.py")
+
+
+def check_kills(folder: Path, *, seed: int, kills: int) -> None:
+    command = [sys.executable, str(SCRIPT), str(folder), str(seed), str(kills)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1"}
+    done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
+    assert done.returncode == 0, done.stderr[-4000:]
+    told = json.loads(done.stdout.splitlines()[-1])
+    print(f"\n{told['killed']} kills in {len(told['runs'])} runs; interrupted: {told['moments']}")
+    assert told["killed"] >= kills
+    for run in told["runs"]:
+        assert run["missing"] == []
+        assert run["steps"] == list(range(STEPS))
+        assert run["faults"] == []
+        assert run["hash"] == told["expected"]
+
+
+def test_a_run_killed_twenty_times_ends_as_if_it_had_never_been_killed(tmp_path: Path) -> None:
+    check_kills(tmp_path, seed=1, kills=20)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_a_thousand_kills_change_nothing_either(tmp_path: Path) -> None:
+    check_kills(tmp_path, seed=2, kills=1000)
