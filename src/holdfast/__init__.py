@@ -72,6 +72,10 @@ if TYPE_CHECKING:
     from holdfast.order import SourceSpec as SourceSpec
     from holdfast.order import Stratified as Stratified
     from holdfast.order import WindowShuffle as WindowShuffle
+    from holdfast.run import Goodput as Goodput
+    from holdfast.run import Run as Run
+    from holdfast.run import RunLog as RunLog
+    from holdfast.run import RunOptions as RunOptions
     from holdfast.sources import ArraySource as ArraySource
     from holdfast.sources import ConcatSource as ConcatSource
     from holdfast.sources import HFSource as HFSource
@@ -152,6 +156,10 @@ _HOME: dict[str, str] = {
     "ParallelFileSystemReader": "holdfast.checkpoint",
     "VerifyReport": "holdfast.checkpoint",
     "verify_checkpoint": "holdfast.checkpoint",
+    "Goodput": "holdfast.run",
+    "Run": "holdfast.run",
+    "RunLog": "holdfast.run",
+    "RunOptions": "holdfast.run",
     "ArraySource": "holdfast.sources",
     "ConcatSource": "holdfast.sources",
     "HFSource": "holdfast.sources",

@@ -6,29 +6,25 @@ starting the same program again continues from the newest good one. Reading a ru
 
 from __future__ import annotations
 
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
+
+from holdfast.lazy_names import lazy_names
 
 if TYPE_CHECKING:
     from holdfast.run.buckets import Goodput as Goodput
+    from holdfast.run.evaluation import Evaluation as Evaluation
     from holdfast.run.options import RunOptions as RunOptions
     from holdfast.run.run import Run as Run
     from holdfast.run.run_log import RunLog as RunLog
 
 _HOME = {
-    "Goodput": "holdfast.run.buckets",
-    "Run": "holdfast.run.run",
-    "RunLog": "holdfast.run.run_log",
-    "RunOptions": "holdfast.run.options",
+    "Evaluation": "evaluation",
+    "Goodput": "buckets",
+    "Run": "run",
+    "RunLog": "run_log",
+    "RunOptions": "options",
 }
 
 __all__ = sorted(_HOME)
 
-
-def __getattr__(name: str) -> Any:
-    home = _HOME.get(name)
-    if home is None:
-        raise AttributeError(f"module 'holdfast.run' has no attribute {name!r}")
-    value = getattr(import_module(home), name)
-    globals()[name] = value
-    return value
+__getattr__, __dir__ = lazy_names(__name__, _HOME)

@@ -44,7 +44,7 @@ class Checkpoints:
 
     def save(self, state: dict[str, Any], step: int, run_id: str) -> Future[Path]:
         """Save a state taken after this many steps; all ranks call it."""
-        import torch.distributed.checkpoint as dcp
+        from torch.distributed.checkpoint.state_dict_saver import save
 
         target = self._folder.checkpoint(step)
         temporary = target.with_name(f".saving-{target.name}")
@@ -57,9 +57,7 @@ class Checkpoints:
         self._ranks.first(clear)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it saves in one process, which is meant
-            dcp.save(
-                state, checkpoint_id=temporary, process_group=self._ranks.group, no_dist=self._ranks.group is None
-            )
+            save(state, checkpoint_id=temporary, process_group=self._ranks.group, no_dist=self._ranks.group is None)
 
         def publish() -> None:
             if target.exists():
@@ -112,7 +110,9 @@ def _damage(path: Path) -> str | None:
     return None if report.sound else f"{report.damaged[0].tensor}: {report.damaged[0].problem}"
 
 
-def load_checkpoint(path: Path, make_state: Callable[[ParallelFileSystemReader], dict[str, Any]], ranks: Ranks) -> dict[str, Any]:
+def load_checkpoint(
+    path: Path, make_state: Callable[[ParallelFileSystemReader], dict[str, Any]], ranks: Ranks
+) -> dict[str, Any]:
     """Load a checkpoint into the state that ``make_state`` lays out for it; all ranks call it.
 
     Raises:

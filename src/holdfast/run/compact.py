@@ -31,6 +31,7 @@ def compact(file: LogFile) -> Path:
     lines = read_lines(file)
     records = [json.loads(line) for line in lines]
     columns: dict[str, Any] = {"line": arrow.array([line[:-1].decode() for line in lines], arrow.string())}
+    columns["event"] = arrow.array([record.get("event") for record in records], arrow.string())
     names = dict.fromkeys(name for record in records for name, value in record.items() if _is_number(value))
     for name in names:
         values = [record.get(name) for record in records]

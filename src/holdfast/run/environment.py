@@ -17,21 +17,22 @@ _PACKAGES = ("holdfast", "torch", "numpy", "transformers", "lightning", "acceler
 
 def describe_environment() -> dict[str, Any]:
     """Return versions, host, devices, the git commit (and whether files differ from it) and the command line."""
-    versions = {}
-    for name in _PACKAGES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
     return {
         "python": platform.python_version(),
-        "packages": versions,
+        "packages": {name: version for name in _PACKAGES if (version := _version(name)) is not None},
         "host": socket.gethostname(),
         "platform": platform.platform(),
         "devices": _devices(),
         "command": sys.argv,
         **_commit(),
     }
+
+
+def _version(name: str) -> str | None:
+    try:
+        return importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return None
 
 
 def _devices() -> list[str]:
@@ -51,7 +52,5 @@ def _commit() -> dict[str, Any]:
 
 
 def _git(*arguments: str) -> str:
-    done = subprocess.run(
-        ["git", *arguments], cwd=Path.cwd(), capture_output=True, text=True, timeout=10, check=True
-    )
+    done = subprocess.run(["git", *arguments], cwd=Path.cwd(), capture_output=True, text=True, timeout=10, check=True)
     return done.stdout

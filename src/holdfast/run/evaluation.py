@@ -22,8 +22,11 @@ class Evaluation:
 
     def record(self, **figures: Any) -> None:
         """Note figures, to be written when the evaluation ends."""
-        for name, value in figures.items():
-            try:
-                self.figures[name] = float(value)
-            except (TypeError, ValueError):
-                raise ConfigError("a figure is a number", figure=name, found=type(value).__name__) from None
+        self.figures |= {name: _number(name, value) for name, value in figures.items()}
+
+
+def _number(name: str, value: Any) -> float:
+    try:
+        return float(value)
+    except (TypeError, ValueError):
+        raise ConfigError("a figure is a number", figure=name, found=type(value).__name__) from None

@@ -30,7 +30,7 @@ class Deferred:
         if value.is_cuda:
             host = torch.empty(value.shape, dtype=value.dtype, pin_memory=True)
             host.copy_(value, non_blocking=True)
-            self._event = torch.cuda.Event()
+            self._event = torch.cuda.Event()  # type: ignore[no-untyped-call]
             self._event.record()
             value = host
         elif value.device.type == "cpu":

@@ -6,7 +6,7 @@ import json
 import os
 import secrets
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any
 
 from torch import nn
@@ -14,11 +14,11 @@ from torch import nn
 from holdfast.errors import RunFolderError, RunMismatchError, RunWriteError
 from holdfast.run.layout import RunFolder
 from holdfast.run.parameters import describe_model, differences
+from holdfast.versioned import Format
 
 __all__ = ["Identity", "describe_data"]
 
-FORMAT = "run"
-FORMAT_VERSION = 1
+MARK = "run"
 MAX_DIFFERENCES = 8
 
 
@@ -65,20 +65,13 @@ class Identity:
             return None
         except (OSError, ValueError) as error:
             raise RunFolderError("run.json cannot be read", file=str(folder.identity)) from error
-        if not isinstance(value, dict) or value.get("holdfast") != FORMAT:
+        if not isinstance(value, dict) or value.pop("holdfast", None) != MARK:
             raise RunFolderError("run.json was not written by a run", file=str(folder.identity))
-        if value.get("version", 0) > FORMAT_VERSION:
-            raise RunFolderError(
-                "the run was made by a newer holdfast", version=value["version"], hint="upgrade holdfast"
-            )
-        try:
-            return cls(value["run"], value["created"], value["data"], value["model"])
-        except KeyError as error:
-            raise RunFolderError("run.json lacks a field", field=str(error), file=str(folder.identity)) from error
+        return IDENTITY.from_json(value)
 
     def write(self, folder: RunFolder) -> None:
         """Write ``run.json``, whole or not at all."""
-        value = {"holdfast": FORMAT, "version": FORMAT_VERSION, **asdict(self)}
+        value = {"holdfast": MARK, **IDENTITY.to_json(self)}
         temporary = folder.identity.with_name(f".run.json.{os.getpid()}.tmp")
         try:
             folder.root.mkdir(parents=True, exist_ok=True)
@@ -107,6 +100,15 @@ class Identity:
                 differences=found,
                 hint="choose another folder, or pass fresh=True to move the run that is there aside",
             )
+
+
+IDENTITY = Format(
+    "run.json",
+    Identity,
+    error=RunFolderError,
+    version_error=RunFolderError,
+    hint="restore the file from a backup, or pass fresh=True to begin again",
+)
 
 
 def describe_data(loader: Any) -> dict[str, Any]:

@@ -113,7 +113,9 @@ class RunFolder:
         """Return every checkpoint folder by its step, earliest first; whether they are whole is not looked at."""
         if not self.checkpoints.is_dir():
             return {}
-        found = ((match, path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name)))
+        found = (
+            (match, path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name))
+        )
         return dict(sorted((int(match[1]), path) for match, path in found))
 
     def log_files(self, *, rank: int | None = None) -> list[LogFile]:

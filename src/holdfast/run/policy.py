@@ -48,7 +48,9 @@ class Policy:
                 action = Action[name.upper()]
             except (KeyError, AttributeError):
                 raise ConfigError(
-                    "unknown action for a finding", action=name, hint=f"one of {', '.join(a.name.lower() for a in Action)}"
+                    "unknown action for a finding",
+                    action=name,
+                    hint=f"one of {', '.join(a.name.lower() for a in Action)}",
                 ) from None
             failure, slash, severity = key.partition("/")
             if not failure or (slash and severity not in SEVERITIES):

@@ -1,7 +1,7 @@
 """Everything a run continues from, in one checkpoint: model, optimizer, and what each rank keeps for itself.
 
-``model`` and ``optimizer`` are stored under their parameters' names, as torch's ``get_state_dict`` gives them, so that
-they load at any world size and outside holdfast too. Scheduler, scaler, loader, metrics, monitor, generators and the
+``model`` and ``optimizer`` are stored under their parameters' names, so that they load at any world size and outside
+holdfast too. Scheduler, scaler, loader, metrics, monitor, generators and the
 position are packed per rank under ``run``.
 """
 
@@ -14,16 +14,19 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import nn
-from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
+from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
 from holdfast.checkpoint import ParallelFileSystemReader
 from holdfast.errors import ConfigError, RunMismatchError
 from holdfast.run.checkpoints import load_checkpoint
 from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.optimizer_state import collect_optimizer, lay_out_optimizer, parameter_names, restore_optimizer
 from holdfast.run.payload import pack, unpack
 from holdfast.run.ranks import Ranks
 
 __all__ = ["Components", "Restored", "Stateful"]
+
+_STATE = "optimizer.state."
 
 
 @runtime_checkable
@@ -93,10 +96,11 @@ class Components:
 
     def collect(self, ranks: Ranks, position: Mapping[str, Any]) -> dict[str, Any]:
         """Return the state to save. Tensors of model and optimizer are the live ones, not copies."""
-        model, optimizer = get_state_dict(self.model, list(self.optimizers))
+        tensors, rest = collect_optimizer(self.optimizers, parameter_names(self.model))
         own: dict[str, Any] = {
             "position": dict(position),
             "world": ranks.world,
+            "optimizer": rest,
             "loader": self.loader.state_dict(),
             "generators": generator_states(),
             **{f"part/{name}": part.state_dict() for name, part in self.parts.items()},
@@ -105,14 +109,17 @@ class Components:
             own["metrics"] = self.metrics.state_dict()
         packed = pack(own, check=not self._checked)
         self._checked = True
-        return {"model": model, "optimizer": optimizer, "run": {_key(ranks.rank): packed}}
+        model = get_model_state_dict(self.model)
+        return {"model": model, "optimizer": {"state": tensors}, "run": {_key(ranks.rank): packed}}
 
     def restore(self, path: Path, ranks: Ranks) -> Restored:
         """Put everything back from a checkpoint, at this world size."""
         kept: dict[int, torch.Tensor] = {}
+        names = parameter_names(self.model)
 
         def layout(reader: ParallelFileSystemReader) -> dict[str, Any]:
-            sizes = _packed_sizes(reader)
+            entries = reader.read_metadata().state_dict_metadata
+            sizes = _packed_sizes(entries)
             if 0 not in sizes:
                 raise RunMismatchError("the checkpoint was not made by a run", path=str(path))
             same = len(sizes) == ranks.world
@@ -121,17 +128,21 @@ class Components:
                 wanted = set(sizes)
             for rank in wanted:
                 kept[rank] = torch.empty(sizes[rank], dtype=torch.uint8)
-            model, optimizer = get_state_dict(self.model, list(self.optimizers))
-            return {"model": model, "optimizer": optimizer, "run": {_key(rank): kept[rank] for rank in kept}}
+            stored = {name.removeprefix(_STATE): about for name, about in entries.items() if name.startswith(_STATE)}
+            return {
+                "model": get_model_state_dict(self.model),
+                "optimizer": {"state": lay_out_optimizer(self.optimizers, names, stored)},
+                "run": {_key(rank): kept[rank] for rank in kept},
+            }
 
         state = load_checkpoint(path, layout, ranks)
-        set_state_dict(
-            self.model, list(self.optimizers), model_state_dict=state["model"], optim_state_dict=state["optimizer"]
-        )
-        return self._restore_own({rank: unpack(packed) for rank, packed in kept.items()}, ranks)
-
-    def _restore_own(self, saved: dict[int, dict[str, Any]], ranks: Ranks) -> Restored:
+        set_model_state_dict(self.model, state["model"])
+        saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
+        restore_optimizer(self.optimizers, names, state["optimizer"]["state"], own["optimizer"])
+        return self._restore_own(saved, own, ranks)
+
+    def _restore_own(self, saved: dict[int, dict[str, Any]], own: dict[str, Any], ranks: Ranks) -> Restored:
         world, notes = own["world"], []
         if world != ranks.world and not self.has_order:
             raise RunMismatchError(
@@ -170,11 +181,11 @@ def _key(rank: int) -> str:
     return f"rank-{rank:05d}"
 
 
-def _packed_sizes(reader: ParallelFileSystemReader) -> dict[int, int]:
+def _packed_sizes(entries: Mapping[str, Any]) -> dict[int, int]:
     """Return how many bytes each rank of the checkpoint keeps for itself."""
     found: dict[int, int] = {}
-    for name, entry in reader.read_metadata().state_dict_metadata.items():
+    for name, entry in entries.items():
         prefix, _, rank = name.partition("run.rank-")
         if not prefix and rank.isdigit():
-            found[int(rank)] = int(entry.size[0])  # type: ignore[union-attr]
+            found[int(rank)] = int(entry.size[0])
     return found

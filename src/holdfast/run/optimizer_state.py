@@ -1,0 +1,107 @@
+"""An optimizer's state by the names of its parameters, so that it loads at any world size and in any order.
+
+torch's own ``get_optimizer_state_dict`` makes a step with zero gradients where there is no state yet, which advances
+the step counts of a run that has not begun, and cannot load a state in which some parameters have none. Here a state
+is what is there: nothing is invented, and what a checkpoint holds decides what is restored.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import nn
+
+__all__ = ["collect_optimizer", "lay_out_optimizer", "parameter_names", "restore_optimizer"]
+
+_WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
+
+Tensors = dict[str, dict[str, torch.Tensor]]
+
+
+def parameter_names(model: nn.Module) -> dict[int, str]:
+    """Return the plain name of every parameter by its identity."""
+    names = {}
+    for name, parameter in model.named_parameters():
+        for wrapper in _WRAPPERS:
+            name = name.replace(wrapper, "")
+        names[id(parameter)] = name
+    return names
+
+
+def _named(optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]) -> dict[str, torch.Tensor]:
+    """Return every parameter of the optimizers by name, in their order."""
+    found: dict[str, torch.Tensor] = {}
+    for number, optimizer in enumerate(optimizers):
+        for place, parameter in enumerate(p for group in optimizer.param_groups for p in group["params"]):
+            found[names.get(id(parameter), f"optimizer-{number}.parameter-{place}")] = parameter
+    return found
+
+
+def collect_optimizer(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str]
+) -> tuple[Tensors, dict[str, Any]]:
+    """Return the tensors of the state by parameter and field (the live ones), and everything else it consists of."""
+    tensors: Tensors = {}
+    values: dict[str, dict[str, Any]] = {}
+    devices: dict[str, dict[str, str]] = {}
+    for name, parameter in _named(optimizers, names).items():
+        state = next((o.state[parameter] for o in optimizers if parameter in o.state), {})
+        for field, value in state.items():
+            if isinstance(value, torch.Tensor):
+                tensors.setdefault(name, {})[field] = value
+                devices.setdefault(name, {})[field] = value.device.type
+            else:
+                values.setdefault(name, {})[field] = value
+    groups = [
+        [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
+        for optimizer in optimizers
+    ]
+    return tensors, {"values": values, "devices": devices, "groups": groups}
+
+
+def lay_out_optimizer(
+    optimizers: Sequence[torch.optim.Optimizer], names: Mapping[int, str], stored: Mapping[str, Any]
+) -> Tensors:
+    """Return empty tensors for what a checkpoint holds of these optimizers.
+
+    Args:
+        optimizers: whose state.
+        names: of their parameters.
+        stored: the checkpoint's entries below ``optimizer.state.``, by ``parameter.field``.
+    """
+    tensors: Tensors = {}
+    for name, parameter in _named(optimizers, names).items():
+        for entry, about in stored.items():
+            field = entry.removeprefix(f"{name}.")
+            if field == entry or "." in field:
+                continue
+            if tuple(about.size) == tuple(parameter.shape) and parameter.dim():
+                made = torch.zeros_like(parameter, dtype=about.properties.dtype, requires_grad=False)
+            else:
+                made = torch.zeros(about.size, dtype=about.properties.dtype)
+            tensors.setdefault(name, {})[field] = made
+    return tensors
+
+
+def restore_optimizer(
+    optimizers: Sequence[torch.optim.Optimizer],
+    names: Mapping[int, str],
+    tensors: Tensors,
+    rest: Mapping[str, Any],
+) -> None:
+    """Put a loaded state into the optimizers; what the checkpoint does not hold is gone."""
+    for optimizer, groups in zip(optimizers, rest["groups"], strict=True):
+        optimizer.state.clear()
+        for group, saved in zip(optimizer.param_groups, groups, strict=True):
+            group.update(saved)
+    for name, parameter in _named(optimizers, names).items():
+        state: dict[str, Any] = {}
+        for field, value in tensors.get(name, {}).items():
+            device = rest["devices"].get(name, {}).get(field)
+            state[field] = value.to("cpu") if device == "cpu" else value.to(parameter.device)
+        state |= rest["values"].get(name, {})
+        if state:
+            owner = next(o for o in optimizers if any(parameter is p for g in o.param_groups for p in g["params"]))
+            owner.state[parameter] = state
