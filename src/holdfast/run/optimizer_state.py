@@ -47,7 +47,7 @@ def collect_optimizer(
     values: dict[str, dict[str, Any]] = {}
     devices: dict[str, dict[str, str]] = {}
     for name, parameter in _named(optimizers, names).items():
-        state = next((o.state[parameter] for o in optimizers if parameter in o.state), {})
+        state: dict[str, Any] = next((o.state[parameter] for o in optimizers if parameter in o.state), {})
         for field, value in state.items():
             if isinstance(value, torch.Tensor):
                 tensors.setdefault(name, {})[field] = value
