@@ -17,7 +17,20 @@ from holdfast.errors import HoldfastError
 __all__ = ["COMMANDS", "build_app", "run"]
 
 # Module of this package -> in the order `holdfast --help` shows them.
-COMMANDS = ("debug", "demo", "verify", "inspect", "samples", "when", "feedback", "calibrate", "simulate", "watch")
+COMMANDS = (
+    "debug",
+    "report",
+    "serve",
+    "demo",
+    "verify",
+    "inspect",
+    "samples",
+    "when",
+    "feedback",
+    "calibrate",
+    "simulate",
+    "watch",
+)
 
 EXIT_UNUSABLE = 2
 

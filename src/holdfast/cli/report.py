@@ -1,0 +1,61 @@
+"""`holdfast report PATH`: the page of a run or of any training log, as one file to mail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def report(
+        path: Annotated[Path, typer.Argument(help="A run's folder, or any training log.", show_default=False)],
+        output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
+        compare: Annotated[
+            Path | None, typer.Option("--compare", help="Another run to lay over it.", show_default=False)
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print what the page shows as JSON instead.")] = False,
+    ) -> None:
+        """Write a run's page: verdict, charts, findings, events, all in one file that asks no other host for anything.
+
+        Examples:
+            holdfast report runs/exp7
+
+            holdfast report trainer_state.json -o page.html
+
+            holdfast report runs/exp8 --compare runs/exp7
+        """
+        import json
+
+        from holdfast.page import render_page
+        from holdfast.page.feeds import feed_of
+        from holdfast.page.render import MAX_COLUMNS
+
+        pages = [feed_of(each).page() for each in (path, compare) if each is not None]
+        if as_json:
+            typer.echo(json.dumps([page.to_json(columns=MAX_COLUMNS) for page in pages], allow_nan=False))
+            return
+        text = render_page(*pages)
+        write_whole(output, text)
+        typer.echo(f"{output}: {pages[0].verdict}, {len(text.encode()) / 1e3:,.0f} kB")
+
+
+def write_whole(path: Path, text: str) -> None:
+    """Write a file so that it is either there whole or not at all."""
+    from holdfast.errors import ConfigError
+
+    temporary = path.with_name(f".{path.name}.tmp")
+    try:
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        temporary.unlink(missing_ok=True)
+        raise ConfigError(
+            f"the page cannot be written: {error.strerror}", file=str(path), hint="choose another --output"
+        ) from error

@@ -1,0 +1,48 @@
+"""`holdfast serve PATH…`: the page of runs that are still going, on this machine."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def serve(
+        paths: Annotated[
+            list[Path], typer.Argument(help="Run folders, folders of runs, or any training logs.", show_default=False)
+        ],
+        host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
+        port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8642,
+        token: Annotated[
+            str | None,
+            typer.Option("--token", help="What a browser must present; made up if --host is not this machine."),
+        ] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
+    ) -> None:
+        """Serve the page live until Ctrl-C: a new step is visible about a second later.
+
+        Examples:
+            holdfast serve runs/exp7
+
+            holdfast serve runs/ --port 0
+
+            holdfast serve runs/ --host 0.0.0.0        # prints an address with a token
+        """
+        import json
+
+        from holdfast.page.feeds import feeds_of
+        from holdfast.page.server import PageServer
+
+        with PageServer(feeds_of(paths), host=host, port=port, token=token) as server:
+            if as_json:
+                typer.echo(json.dumps({"url": server.url, "runs": list(server.feeds)}))
+            else:
+                typer.echo(f"{len(server.feeds)} run(s) at {server.url}  (Ctrl-C ends)")
+            server.serve_forever()

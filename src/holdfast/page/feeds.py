@@ -1,0 +1,74 @@
+"""Runs to look at: what stands behind a path, read again when it changes."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+
+from holdfast.debug import MLSystemsDebugger
+from holdfast.errors import UnreadableLogError
+from holdfast.page.from_report import pages_of_report
+from holdfast.page.model import Page
+from holdfast.page.server import Feed
+
+__all__ = ["LogFeed", "feed_of", "feeds_of"]
+
+MAX_FILES = 5000
+"""Files of a folder whose size and time are watched."""
+
+
+class LogFeed:
+    """Any log the debugger reads, a file or a folder.
+
+    Args:
+        path: the log.
+        name: what it is called; the path by default.
+    """
+
+    def __init__(self, path: Path, *, name: str | None = None) -> None:
+        self._path = path
+        self._name = name or str(path)
+        self._lock = threading.Lock()
+        self._version = ""
+        self._page: Page | None = None
+
+    @property
+    def name(self) -> str:
+        """What the log is called."""
+        return self._name
+
+    def version(self) -> str:
+        """Return a text that changes with the files' sizes and times."""
+        return str(hash(tuple(self._states())))
+
+    def page(self) -> Page:
+        """Return the page of the newest run in the log; it is read again only if it has changed."""
+        with self._lock:
+            version = self.version()
+            if self._page is None or version != self._version:
+                self._page = pages_of_report(MLSystemsDebugger().debug(self._path))[-1]
+                self._version = version
+            return self._page
+
+    def _states(self) -> Iterator[tuple[str, int, int]]:
+        paths = sorted(self._path.rglob("*"))[:MAX_FILES] if self._path.is_dir() else [self._path]
+        for path in paths:
+            try:
+                status = os.stat(path)
+            except OSError as error:
+                if path == self._path:
+                    raise UnreadableLogError("there is no such log", path=str(path)) from error
+                continue  # removed between listing and looking
+            yield str(path), status.st_size, status.st_mtime_ns
+
+
+def feed_of(path: Path) -> Feed:
+    """Return what stands at a path: a run of holdfast's own, or any log."""
+    return LogFeed(path)
+
+
+def feeds_of(paths: Iterable[Path]) -> list[Feed]:
+    """Return every run under the paths; a folder of runs gives each of them."""
+    return [feed_of(path) for path in paths]

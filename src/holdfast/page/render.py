@@ -1,0 +1,72 @@
+"""The page as one file: markup, style, script and data, with a policy that lets nothing else in.
+
+The data stands in a block that browsers do not execute, with every ``<`` escaped; the script writes it into the
+document as text only. The policy names the script and style by their digests and allows no other source, so hostile
+text in a log can neither run nor send anything anywhere.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+from collections.abc import Mapping
+from functools import cache
+from importlib.resources import files
+from typing import Any
+
+from holdfast.page.model import Page
+
+__all__ = ["MAX_BYTES", "render_page", "render_shell"]
+
+MAX_BYTES = 700_000
+"""How much thinned data a mailed page holds at most; with the script and style it stays below a megabyte."""
+
+MIN_COLUMNS, MAX_COLUMNS = 300, 4000
+_BYTES_PER_COLUMN = 22  # two points of 8 bytes each, in base64
+
+
+def render_page(page: Page, *others: Page) -> str:
+    """Return the page as one self-contained HTML file.
+
+    Args:
+        page: the run to show.
+        *others: runs to lay over it, for comparison.
+    """
+    lines = sum(len(chart.lines) for each in (page, *others) for chart in each.charts) or 1
+    columns = min(MAX_COLUMNS, max(MIN_COLUMNS, MAX_BYTES // (lines * _BYTES_PER_COLUMN)))
+    return render_shell({"pages": [each.to_json(columns=columns) for each in (page, *others)]}, title=page.title)
+
+
+def render_shell(data: Mapping[str, Any], *, title: str) -> str:
+    """Return the page around any data: pages to draw, or where to ask for them.
+
+    Args:
+        data: what the script reads; NaN and infinities are not allowed in it.
+        title: of the window.
+    """
+    style = _static("uPlot.min.css") + _static("page.css")
+    script = _static("uPlot.min.js") + "\n" + _static("page.js")
+    policy = (
+        f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    )
+    text = json.dumps(data, allow_nan=False, separators=(",", ":")).replace("<", "\\u003c")
+    return (
+        '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'<meta http-equiv="Content-Security-Policy" content="{html.escape(policy, quote=True)}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{html.escape(title)} · holdfast</title><style>{style}</style></head>"
+        f'<body><div id="page"></div><script type="application/json" id="data">{text}</script>'
+        f"<script>{script}</script></body></html>\n"
+    )
+
+
+@cache
+def _static(name: str) -> str:
+    return files("holdfast.page").joinpath("static", name).read_text(encoding="utf-8")
+
+
+def _digest(text: str) -> str:
+    return "sha256-" + base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")

@@ -1,0 +1,192 @@
+"""The same page live: the standard library's server, on this machine, for runs that are still going.
+
+The browser asks once a second whether anything is new and gets only what its pixels can show. Nothing is stored, and no
+other host is spoken to. Bound to another address than loopback the server demands a token; on loopback it answers only
+requests that name this machine, so that no other site can read a run through the user's browser.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hmac
+import json
+import secrets
+from collections.abc import Mapping, Sequence
+from http import HTTPStatus
+from http.cookies import SimpleCookie
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from ipaddress import ip_address
+from typing import Any, Protocol
+from urllib.parse import parse_qs, quote, urlsplit
+
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.page.model import Page
+from holdfast.page.render import MAX_COLUMNS, MIN_COLUMNS, render_shell
+
+__all__ = ["Feed", "PageServer"]
+
+COOKIE = "holdfast_token"
+DEFAULT_COLUMNS = 1000
+
+
+class Feed(Protocol):
+    """A run that can be looked at while it goes on."""
+
+    @property
+    def name(self) -> str:
+        """What the run is called in the list."""
+
+    def version(self) -> str:
+        """Return something that changes whenever the page would."""
+
+    def page(self) -> Page:
+        """Return the page as of now."""
+
+
+class PageServer(ThreadingHTTPServer):
+    """Serves the pages of some runs until it is shut down.
+
+    Args:
+        feeds: the runs.
+        host: the address to listen at.
+        port: 0 takes any free one; ``url`` says which.
+        token: what a browser must present; made up where the address is not loopback and none is given.
+    """
+
+    daemon_threads = True
+
+    def __init__(
+        self, feeds: Sequence[Feed], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
+    ) -> None:
+        if not feeds:
+            raise ConfigError("there is no run to serve", hint="name a run folder or a log")
+        self.feeds = {feed.name: feed for feed in feeds}
+        self.local = _is_loopback(host)
+        self.token = token if token is not None or self.local else secrets.token_urlsafe(24)
+        try:
+            super().__init__((host, port), _Handler)
+        except OSError as error:
+            raise ConfigError(
+                f"cannot listen at {host}:{port}: {error.strerror}", host=host, port=port, hint="choose another --port"
+            ) from error
+
+    @property
+    def url(self) -> str:
+        """Where to look, token included."""
+        host, port = str(self.server_address[0]), self.server_address[1]
+        shown = f"[{host}]" if ":" in host else host
+        return f"http://{shown}:{port}/" + (f"?token={quote(self.token)}" if self.token else "")
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return host == "localhost" or ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: PageServer
+    protocol_version = "HTTP/1.1"
+    server_version = "holdfast"
+    sys_version = ""
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing: a page that polls would fill the terminal."""
+
+    def do_GET(self) -> None:
+        address = urlsplit(self.path)
+        query = {name: values[-1] for name, values in parse_qs(address.query).items()}
+        if not self._is_allowed(query):
+            return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"a token is needed: use the address serve printed")
+        if address.path == "/data":
+            return self._send_data(query)
+        if address.path == "/":
+            return self._send_page(query)
+        return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page")
+
+    def _is_allowed(self, query: Mapping[str, str]) -> bool:
+        named = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        if self.server.local and not _is_loopback(named):
+            return False
+        if self.server.token is None:
+            return True
+        cookies = SimpleCookie(self.headers.get("Cookie", ""))
+        kept = cookies[COOKIE].value if COOKIE in cookies else ""
+        return any(
+            hmac.compare_digest(each.encode(), self.server.token.encode()) for each in (query.get("token", ""), kept)
+        )
+
+    def _send_page(self, query: Mapping[str, str]) -> None:
+        feeds = self.server.feeds
+        name = query.get("run", next(iter(feeds)) if len(feeds) == 1 else "")
+        if name in feeds:
+            data: dict[str, Any] = {"live": f"/data?run={quote(name, safe='')}", "home": "/"}
+            if query.get("compare") in feeds:
+                data["live"] += f"&compare={quote(query['compare'], safe='')}"
+            return self._send(HTTPStatus.OK, "text/html; charset=utf-8", render_shell(data, title=name).encode())
+        runs = [_row(feed) for feed in feeds.values()]
+        return self._send(
+            HTTPStatus.OK, "text/html; charset=utf-8", render_shell({"runs": runs}, title="Runs").encode()
+        )
+
+    def _send_data(self, query: Mapping[str, str]) -> None:
+        names = [query[name] for name in ("run", "compare") if name in query]
+        feeds = [self.server.feeds[name] for name in names if name in self.server.feeds]
+        if not feeds:
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such run")
+        try:
+            version = " ".join(feed.version() for feed in feeds)
+            if version == query.get("version"):
+                return self._send(HTTPStatus.NO_CONTENT, "text/plain", b"")
+            columns = min(MAX_COLUMNS, max(MIN_COLUMNS, int(query.get("columns") or DEFAULT_COLUMNS)))
+            first, last = _number(query.get("first")), _number(query.get("last"))
+            pages = [feed.page().to_json(columns=columns, first=first, last=last) for feed in feeds]
+        except ValueError as error:
+            return self._send(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode())
+        except (
+            HoldfastError,
+            OSError,
+        ) as error:  # a run that is being written, moved or removed: the next look may work
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode())
+        body = json.dumps({"version": version, "pages": pages}, allow_nan=False, separators=(",", ":")).encode()
+        return self._send(HTTPStatus.OK, "application/json", body)
+
+    def _send(self, status: HTTPStatus, kind: str, body: bytes) -> None:
+        self.send_response(status)
+        self.send_header("Content-Type", kind)
+        self.send_header("Cache-Control", "no-store")
+        self.send_header("X-Content-Type-Options", "nosniff")
+        self.send_header("Referrer-Policy", "no-referrer")
+        self.send_header("X-Frame-Options", "DENY")
+        if self.server.token is not None and status is not HTTPStatus.FORBIDDEN:
+            self.send_header("Set-Cookie", f"{COOKIE}={self.server.token}; HttpOnly; SameSite=Strict; Path=/")
+        if body and "gzip" in self.headers.get("Accept-Encoding", ""):
+            body = gzip.compress(body, compresslevel=5)
+            self.send_header("Content-Encoding", "gzip")
+        if status is not HTTPStatus.NO_CONTENT:
+            self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+
+def _number(text: str | None) -> float | None:
+    return float(text) if text else None
+
+
+def _row(feed: Feed) -> dict[str, Any]:
+    href = f"/?run={quote(feed.name, safe='')}"
+    try:
+        page = feed.page()
+    except (HoldfastError, OSError) as error:
+        return {"name": feed.name, "href": href, "verdict": str(error), "steps": None, "goodput": None}
+    last = [float(line.steps[-1]) for chart in page.charts for line in chart.lines if len(line.steps)]
+    wall = sum(bucket.seconds for bucket in page.goodput)
+    useful = sum(bucket.seconds for bucket in page.goodput if bucket.name == "step")
+    return {
+        "name": feed.name,
+        "href": href,
+        "verdict": page.verdict,
+        "steps": max(last, default=None),
+        "goodput": useful / wall if wall else None,
+    }

@@ -1,0 +1,50 @@
+"""Thin a series to what a screen can show without hiding anything: the extremes of every column of pixels."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["thinned"]
+
+Series = NDArray[np.float64]
+
+
+def thinned(
+    steps: Series, values: Series, *, columns: int, first: float | None = None, last: float | None = None
+) -> tuple[Series, Series]:
+    """Return the smallest, the largest and the first non-finite value of every column, in their order.
+
+    The first and the last point of the stretch are always kept.
+
+    Args:
+        steps: where the values stand; sorted where they are not.
+        values: NaN and infinities stay visible: one of them stands for those of its column.
+        columns: how many stretches of equal width the steps are divided into.
+        first: leave out what comes before this step.
+        last: leave out what comes after it.
+    """
+    if np.any(steps[1:] < steps[:-1]):
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+    start = 0 if first is None else int(np.searchsorted(steps, first, side="left"))
+    stop = len(steps) if last is None else int(np.searchsorted(steps, last, side="right"))
+    steps, values = steps[start:stop], values[start:stop]
+    if len(steps) <= 2 * columns:
+        return steps, values
+    edges = np.searchsorted(steps, np.linspace(steps[0], steps[-1], columns + 1), side="left")
+    edges[-1] = len(steps)
+    finite = np.isfinite(values)
+    whole = bool(finite.all())
+    low, high = (values, values) if whole else (np.where(finite, values, np.inf), np.where(finite, values, -np.inf))
+    kept = [0, len(steps) - 1]
+    for begin, end in pairwise(
+        np.unique(edges).tolist()
+    ):  # a few hundred short calls: faster than one over all columns
+        kept += (begin + int(low[begin:end].argmin()), begin + int(high[begin:end].argmax()))
+        if not whole and not finite[begin:end].all():
+            kept.append(begin + int(finite[begin:end].argmin()))
+    chosen = np.unique(kept)
+    return steps[chosen], values[chosen]

@@ -1,0 +1,176 @@
+"""The page in a real browser: it draws, answers clicks and keys, and hostile text does not run."""
+
+from __future__ import annotations
+
+import shutil
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.page.pages import HOSTILE, full_page
+from tests.page.test_server import Stub
+
+from holdfast.page import render_page
+from holdfast.page.server import PageServer
+
+playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
+CHROMIUM = shutil.which("chromium") or shutil.which("google-chrome")
+pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="chromium is not installed (make services)")
+QUIET = ("--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run", "--disable-background-networking")
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Any]:
+    with playwright.sync_playwright() as driver:
+        found = driver.chromium.launch(executable_path=CHROMIUM, args=list(QUIET))
+        yield found
+        found.close()
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """A tab that fails the test if the page complains or asks another host for anything."""
+    page = browser.new_page(viewport={"width": 1200, "height": 900})
+    complaints: list[str] = []
+    page.on("console", lambda message: complaints.append(message.text))
+    page.on("pageerror", lambda error: complaints.append(str(error)))
+    page.on("request", lambda sent: None if _is_local(sent.url) else complaints.append(sent.url))
+    yield page
+    page.close()
+    assert complaints == []
+
+
+def _is_local(url: str) -> bool:
+    return url.startswith(("file:", "data:", "http://127.0.0.1:"))
+
+
+def mailed(tmp_path: Path, *pages: Any) -> str:
+    file = tmp_path / "page.html"
+    file.write_text(render_page(*pages), encoding="utf-8")
+    return file.as_uri()
+
+
+def is_drawn(tab: Any, selector: str) -> bool:
+    """Whether a canvas shows more than one colour."""
+    colours: int = tab.eval_on_selector(
+        selector,
+        """canvas => { const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
+        const seen = new Set(); for (let i = 0; i < pixels.length; i += 4)
+        seen.add((pixels[i] << 16) + (pixels[i + 1] << 8) + pixels[i + 2]); return seen.size; }""",
+    )
+    return colours > 3
+
+
+def test_the_mailed_page_draws_its_charts(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page(series=3)))
+    tab.wait_for_function("document.querySelectorAll('.chart canvas').length === 3")
+    assert tab.inner_text(".verdict .word") == "UNHEALTHY"
+    assert is_drawn(tab, ".chart canvas")
+    assert is_drawn(tab, "canvas.heat")
+
+
+def test_a_flag_opens_its_suspects_proof_and_command(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page()))
+    tab.click(".flag.critical")
+    tab.wait_for_selector("#detail canvas")
+    text = tab.inner_text("#detail")
+    for expected in (
+        "12,345",
+        "Suspects",
+        "Proof",
+        "holdfast prove runs/exp7 --step 1000",
+        "left its noise at step 997",
+    ):
+        assert expected in text
+    tab.keyboard.press("Escape")
+    assert tab.query_selector("#detail") is None
+
+
+def test_keys_zoom_and_walk_through_the_findings(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page()))
+    tab.wait_for_selector(".chart canvas")
+    before = tab.inner_text(".chart .u-legend")
+    tab.keyboard.press("+")
+    tab.keyboard.press("0")
+    tab.keyboard.press("n")
+    assert tab.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
+    tab.keyboard.press("n")
+    assert tab.get_attribute('[data-flag="1"]', "aria-expanded") == "true"
+    assert tab.inner_text(".chart .u-legend") == before
+
+
+def test_dragging_over_a_chart_zooms_all_of_them(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page(series=2)))
+    tab.wait_for_selector(".chart canvas")
+    box = tab.query_selector(".chart .u-over").bounding_box()
+    height = box["y"] + box["height"] / 2
+    tab.mouse.move(box["x"] + box["width"] * 0.4, height)
+    tab.mouse.down()
+    tab.mouse.move(box["x"] + box["width"] * 0.6, height, steps=5)
+    tab.mouse.up()
+    tab.wait_for_selector(".chart canvas")
+    tab.locator(".chart .u-over").nth(1).hover(position={"x": 2, "y": 20})
+    shown = tab.locator(".chart .u-legend").nth(1).locator(".u-value").first.inner_text()
+    assert 790 <= int(shown.replace(",", "")) <= 830, "the drag began at two fifths of 2,000 steps"
+
+
+def test_two_runs_lie_over_each_other(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page(), full_page(steps=1500)))
+    tab.wait_for_selector(".chart canvas")
+    assert tab.inner_text(".chart .u-legend").count("(runs/exp7 calm)") == 2
+
+
+@pytest.mark.parametrize("text", HOSTILE)
+def test_hostile_text_is_shown_and_does_not_run(text: str, tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page(text=text)))
+    tab.click(".flag.critical")
+    tab.wait_for_selector("#detail canvas")
+    for summary in tab.query_selector_all("summary"):
+        summary.click()
+    assert tab.inner_text(".lead").strip() == text.strip("\u2028\u2029")
+    assert "pwned" not in tab.title().split(" ")[0]
+    assert tab.query_selector("img, svg, #detail script, .verdict script") is None
+
+
+def test_dark_and_phone_width(tab: Any, tmp_path: Path) -> None:
+    tab.set_viewport_size({"width": 390, "height": 800})
+    tab.goto(mailed(tmp_path, full_page(series=2)))
+    tab.wait_for_selector(".chart canvas")
+    light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
+    tab.click("#theme")
+    tab.wait_for_selector(".chart canvas")
+    assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
+    assert tab.evaluate("document.documentElement.scrollWidth") <= 390
+
+
+def test_a_new_step_appears_by_itself(tab: Any) -> None:
+    feed = Stub("exp7", full_page(steps=100))
+    with PageServer([feed]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(server.url)
+        tab.wait_for_selector(".chart canvas")
+        feed.current = full_page(steps=200, text="two hundred")
+        tab.wait_for_selector("text=two hundred")
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_the_list_of_runs_leads_to_each(tab: Any) -> None:
+    with PageServer([Stub("exp7", full_page()), Stub("exp/8", full_page(text="eight"))]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(server.url)
+        tab.click("text=exp/8")
+        tab.wait_for_selector("text=runs/exp7 eight")
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_values_that_are_not_finite_are_marked(tab: Any, tmp_path: Path) -> None:
+    page = full_page()
+    assert np.isnan(page.charts[0].lines[1].values).any()
+    tab.goto(mailed(tmp_path, page))
+    tab.wait_for_selector(".chart canvas")
+    assert is_drawn(tab, ".chart canvas")

@@ -1,0 +1,128 @@
+"""The live server: what it sends, to whom, and how much."""
+
+from __future__ import annotations
+
+import gzip
+import json
+import threading
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import pytest
+from tests.page.pages import full_page
+
+from holdfast.errors import ConfigError
+from holdfast.page.model import Page
+from holdfast.page.server import PageServer
+
+
+class Stub:
+    """A run whose page is given."""
+
+    def __init__(self, name: str, page: Page) -> None:
+        self.name = name
+        self.current = page
+        self.looks = 0
+
+    def version(self) -> str:
+        return str(id(self.current))
+
+    def page(self) -> Page:
+        self.looks += 1
+        return self.current
+
+
+@contextmanager
+def serving(*feeds: Stub, **options: Any) -> Iterator[PageServer]:
+    with PageServer(list(feeds), **options) as server:
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        thread.start()
+        yield server
+        server.shutdown()
+        thread.join()
+
+
+def get(url: str, **headers: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(urllib.request.Request(url, headers=headers), timeout=10) as answer:
+            return answer.status, answer.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def address(server: PageServer) -> str:
+    return f"http://127.0.0.1:{server.server_address[1]}"
+
+
+def test_one_run_is_shown_at_once_and_several_are_listed() -> None:
+    with serving(Stub("exp7", full_page())) as server:
+        assert b'"live":"/data?run=exp7"' in get(address(server))[1]
+    with serving(Stub("exp7", full_page()), Stub("exp8", full_page())) as server:
+        assert b'"runs":[' in get(address(server))[1]
+        assert b"compare=exp8" in get(address(server) + "/?run=exp7&compare=exp8")[1]
+
+
+def test_nothing_is_sent_while_nothing_is_new() -> None:
+    feed = Stub("exp7", full_page())
+    with serving(feed) as server:
+        status, body = get(address(server) + "/data?run=exp7")
+        version = json.loads(body)["version"]
+        looks = feed.looks
+        assert get(f"{address(server)}/data?run=exp7&version={version}") == (204, b"")
+        assert feed.looks == looks
+        feed.current = full_page(steps=500)
+        assert get(f"{address(server)}/data?run=exp7&version={version}")[0] == status == 200
+
+
+def test_a_million_steps_of_twenty_series_are_sent_in_300_kilobytes() -> None:
+    with serving(Stub("exp7", full_page(steps=1_000_000, series=19))) as server:
+        sent = sum(
+            len(get(address(server) + path, **{"Accept-Encoding": "gzip"})[1])
+            for path in ("/", "/data?run=exp7&columns=500")
+        )
+    assert sent <= 300_000
+
+
+def test_a_zoomed_stretch_is_sent_in_full() -> None:
+    with serving(Stub("exp7", full_page(steps=100_000))) as server:
+        body = get(address(server) + "/data?run=exp7&columns=300&first=1000&last=1100", **{"Accept-Encoding": "gzip"})[
+            1
+        ]
+    line = json.loads(gzip.decompress(body))["pages"][0]["charts"][0]["lines"][0]
+    assert line["first"] == 1000
+    assert len(line["values"]) >= 101 * 4
+
+
+@pytest.mark.parametrize("path", ["/data?run=other", "/etc/passwd", "/data", "/../run.json"])
+def test_what_does_not_exist_is_not_found(path: str) -> None:
+    with serving(Stub("exp7", full_page())) as server:
+        assert get(address(server) + path)[0] == 404
+
+
+@pytest.mark.parametrize("query", ["columns=x", "first=abc", "last=1e"])
+def test_a_malformed_request_is_refused(query: str) -> None:
+    with serving(Stub("exp7", full_page())) as server:
+        assert get(f"{address(server)}/data?run=exp7&{query}")[0] == 400
+
+
+def test_another_site_cannot_read_a_run_through_the_browser() -> None:
+    with serving(Stub("exp7", full_page())) as server:
+        assert get(address(server), Host="evil.example:80")[0] == 403
+        assert get(address(server), Host=f"localhost:{server.server_address[1]}")[0] == 200
+
+
+def test_a_token_is_demanded_where_others_can_connect() -> None:
+    with serving(Stub("exp7", full_page()), host="0.0.0.0") as server:
+        assert server.token
+        assert get(address(server))[0] == 403
+        assert get(f"{address(server)}/?token=wrong")[0] == 403
+        assert get(f"{address(server)}/?token={server.token}")[0] == 200
+        assert get(address(server), Cookie=f"holdfast_token={server.token}")[0] == 200
+
+
+def test_a_port_in_use_is_an_error_that_says_so() -> None:
+    with serving(Stub("exp7", full_page())) as server, pytest.raises(ConfigError, match="cannot listen at"):
+        PageServer([Stub("exp8", full_page())], port=server.server_address[1])

@@ -1,0 +1,53 @@
+"""Thinning hides nothing a screen could have shown."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.page.thin import thinned
+
+VALUES = st.lists(
+    st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")), st.just(float("inf")), st.just(float("-inf"))),
+    min_size=1,
+    max_size=300,
+)
+
+
+@given(VALUES, st.integers(1, 20))
+def test_every_column_keeps_its_extremes_and_what_is_not_finite(values: list[float], columns: int) -> None:
+    steps = np.cumsum(np.random.default_rng(len(values)).integers(0, 4, len(values))).astype(float)
+    array = np.array(values)
+    kept_steps, kept = thinned(steps, array, columns=columns)
+    assert len(kept) <= max(3 * columns + 2, 2 * columns)
+    assert (kept_steps[0], kept_steps[-1]) == (steps[0], steps[-1])
+    width = (steps[-1] - steps[0]) / columns
+    for column in range(columns):
+        low = steps[0] + column * width
+        last = column == columns - 1
+        inside = (steps >= low) & ((steps < low + width) | last)
+        kept_inside = (kept_steps >= low) & ((kept_steps < low + width) | last)
+        finite = array[inside & np.isfinite(array)]
+        if len(finite):
+            kept_finite = kept[kept_inside & np.isfinite(kept)]
+            assert finite.min() in kept_finite
+            assert finite.max() in kept_finite
+        assert np.any(~np.isfinite(array[inside])) == np.any(~np.isfinite(kept[kept_inside]))
+
+
+def test_a_single_spike_in_a_million_steps_is_kept() -> None:
+    values = np.zeros(1_000_000)
+    values[654_321] = 9.0
+    steps, kept = thinned(np.arange(1_000_000.0), values, columns=300)
+    assert steps[np.argmax(kept)] == 654_321
+
+
+def test_a_stretch_is_cut_out_before_it_is_thinned() -> None:
+    steps, _ = thinned(np.arange(1000.0), np.arange(1000.0), columns=100, first=200.5, last=250)
+    assert steps.tolist() == list(range(201, 251))
+
+
+def test_steps_out_of_order_are_sorted() -> None:
+    steps, values = thinned(np.array([3.0, 1.0, 2.0]), np.array([30.0, 10.0, 20.0]), columns=10)
+    assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [10, 20, 30])
