@@ -69,7 +69,7 @@ def test_a_broken_public_log_is_called_by_its_failure(public_logs: Path, name: s
 
 def test_the_collapse_of_the_loss_scale_is_named_beside_the_nan_it_hides(public_logs: Path) -> None:
     run = diagnose(public_logs / "nan" / "fairseq_issue512_loss_scale_collapse.stdout.txt")
-    assert {finding.detection.failure.name for finding in run.findings} == {"loss_scale_collapse", "nan"}
+    assert {finding.detection.failure.name for finding in run.findings} == {"loss_scale_collapse", "nan", "crash"}
 
 
 def test_a_cause_that_is_known_is_among_the_first_three(public_logs: Path) -> None:

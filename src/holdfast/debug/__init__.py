@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from holdfast.debug.base import BaseIngestor as BaseIngestor
     from holdfast.debug.base import BaseSignalExtractor as BaseSignalExtractor
     from holdfast.debug.debugger import MLSystemsDebugger as MLSystemsDebugger
+    from holdfast.debug.detectors import CrashDetector as CrashDetector
     from holdfast.debug.detectors import DataStarvationDetector as DataStarvationDetector
     from holdfast.debug.detectors import DeadLayerDetector as DeadLayerDetector
     from holdfast.debug.detectors import DistributedDesyncDetector as DistributedDesyncDetector
@@ -76,6 +77,7 @@ _TYPES = (
     "Verdict",
 )
 _DETECTORS = (
+    "CrashDetector",
     "DataStarvationDetector",
     "DeadLayerDetector",
     "DistributedDesyncDetector",

@@ -16,7 +16,9 @@ with a ``"type"``:
                         ``group_ranks``, ``last_enqueued``, ``last_started``, ``last_completed`` (-1: none, None:
                         unknown)
 ``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None)
-``crash``               the log ends in a traceback: ``message``, ``line``
+``crash``               the run ended in an error: ``kind`` (``traceback``, ``out_of_memory``, ``exit_code``,
+                        ``killed``, ``collective_timeout``, ``device_error``, ``interrupted``), ``message``, ``line``
+                        (its number, from 1) and ``lines`` (what to quote)
 ``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
 ======================= ============================================================================================
 
@@ -43,15 +45,18 @@ KINDS: frozenset[str] = frozenset(
         "collective",
         "data_time",
         "distribution",
+        "entropy",
         "eval_loss",
         "grad_norm",
         "inf_count",
+        "kl",
         "loss",
         "loss_scale",
         "lr",
         "memory",
         "metric",
         "nan_count",
+        "other",
         "param_hash",
         "perplexity",
         "range_share",
@@ -60,11 +65,13 @@ KINDS: frozenset[str] = frozenset(
         "step_time",
         "throughput",
         "update_norm",
+        "value_loss",
         "weight_gain",
         "weight_norm",
     )
 )
-"""Every canonical meaning a signal can have."""
+"""Every canonical meaning a signal can have. Under ``"other"`` a detector asks for the series whose meaning is not
+known (kind None)."""
 
 
 class BaseIngestor(ABC):
@@ -111,7 +118,10 @@ class BaseDetector(ABC):
 
     @abstractmethod
     def get_required_signals(self) -> frozenset[str]:
-        """The kinds this detector reads; it is only run, and only handed signals, of these kinds."""
+        """Return the kinds this detector reads; it is only run, and only handed signals, of these kinds.
+
+        A detector that reads events alone asks for none, and is always run.
+        """
 
     @abstractmethod
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

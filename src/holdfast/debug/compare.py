@@ -41,7 +41,7 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
             notes.append(
                 f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value"
             )
-    verdict, reason = judge(findings, run.signals)
+    verdict, reason = judge(findings, run.signals, run.coverage)
     return replace(run, findings=_sorted(findings), verdict=verdict, reason=reason, notes=(*run.notes, *notes))
 
 

@@ -182,11 +182,13 @@ class MLSystemsDebugger:
         )
         results, failed = self._detect(log.signals, context)
         findings = self._engine.explain(results, log.signals, context)
-        verdict, reason = judge(findings, log.signals)
+        verdict, reason = judge(findings, log.signals, log.coverage)
         if failed and verdict is Verdict.HEALTHY:
             verdict, reason = Verdict.UNKNOWN, Reason(ReasonCode.DETECTOR_FAILED, "a detector failed")
         notes = (*failed, *log.notes, *self._notes)
-        return RunReport(log.path, log.format, verdict, findings, log.signals, notes, log.config, reason)
+        return RunReport(
+            log.path, log.format, verdict, findings, log.signals, notes, log.config, reason, log.coverage, log.part
+        )
 
     def _detect(self, signals: Sequence[Signal], context: DetectionContext) -> tuple[list[DetectionResult], list[str]]:
         if self._router is None:

@@ -100,7 +100,7 @@ class GrowingLog:
             if count % (4 * self._window) == 0:  # A long log that is met half-way: thinning has its price too.
                 reading.thin(2 * self._window)
         self.thinned = reading.thin(2 * self._window) or self.thinned
-        return [reading.so_far()]
+        return reading.so_far().runs()
 
     def _whole(self, what: str) -> list[RunLog]:
         note = f"{self.path}: {what} is read again whole whenever it changes"

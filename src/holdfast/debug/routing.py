@@ -9,12 +9,16 @@ from holdfast.debug.types import Signal
 
 __all__ = ["Router"]
 
+OTHER = "other"
+"""Under this kind a detector asks for series whose meaning is not known."""
+
 
 class Router:
     """Routes signals to the detectors that declared their kinds."""
 
     def __init__(self, detectors: Sequence[BaseDetector]) -> None:
         self._required = tuple((detector, frozenset(detector.get_required_signals())) for detector in detectors)
+        self._always = [detector for detector, required in self._required if not required]
         self._routes: dict[frozenset[str], tuple[tuple[BaseDetector, frozenset[str]], ...]] = {}
 
     @property
@@ -23,16 +27,18 @@ class Router:
         return len(self._routes)
 
     def route(self, signals: Sequence[Signal]) -> list[tuple[BaseDetector, tuple[Signal, ...]]]:
-        """Each detector with something to read, and what it reads, in the order of the run's signals."""
+        """Return each detector with something to read, and what it reads, in the order of the run's signals."""
         by_kind: dict[str, list[tuple[int, Signal]]] = {}
         for place, signal in enumerate(signals):
-            if signal.kind is not None:
-                by_kind.setdefault(signal.kind, []).append((place, signal))
+            by_kind.setdefault(signal.kind or OTHER, []).append((place, signal))
         present = frozenset(by_kind)
         routes = self._routes.get(present)
         if routes is None:
             matched = ((detector, required & present) for detector, required in self._required)
-            routes = self._routes[present] = tuple(pair for pair in matched if pair[1])
+            # One that asks for no signals reads events alone.
+            routes = self._routes[present] = tuple(
+                (detector, kinds) for detector, kinds in matched if kinds or detector in self._always
+            )
         routed = []
         for detector, kinds in routes:
             own = sorted((pair for kind in kinds for pair in by_kind[kind]), key=lambda pair: pair[0])

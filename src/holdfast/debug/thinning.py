@@ -25,7 +25,9 @@ def spread(places: NDArray[np.float64], most: int) -> Rows:
     return np.unique(np.minimum(np.searchsorted(places, wanted), len(places) - 1))
 
 
-def kept_rows(origins: Sequence[int], fields: Sequence[Sequence[int]], precious: Sequence[int] = ()) -> Rows:
+def kept_rows(
+    origins: Sequence[int] | Rows, fields: Sequence[Sequence[int] | Rows], precious: Sequence[int] | Rows = ()
+) -> Rows:
     """Which rows of a table outlive one thinning: its newer half, and half of the older one.
 
     Args:

@@ -159,6 +159,7 @@ class ReasonCode(str, Enum):
     NO_LOSS = "no_loss"
     NOT_COLLECTED = "not_collected"
     TOO_FEW_POINTS = "too_few_points"
+    NOT_IMPROVING = "not_improving"
     SMALL_PART_READ = "small_part_read"
     END_NOT_READ = "end_not_read"
     DETECTOR_FAILED = "detector_failed"
@@ -180,15 +181,13 @@ class Coverage:
         lines: lines in the log.
         training_lines: lines that look like training: a step or an epoch beside numbers with names.
         read_lines: those of them that gave at least one value to a series.
-        last_training_line: the number of the last line that looks like training, from 1; 0 where there is none.
-        last_read_line: the number of the last line that was read, from 1; 0 where there is none.
+        unread_at_end: lines that look like training after the last one that was read.
     """
 
     lines: int
     training_lines: int
     read_lines: int
-    last_training_line: int = 0
-    last_read_line: int = 0
+    unread_at_end: int = 0
 
     @property
     def share(self) -> float:

@@ -1,4 +1,8 @@
-"""What is said of a whole run: a verdict is only as good as what the log holds."""
+"""What is said of a whole run. *Healthy* is earned; what is not earned is *cannot tell*, with what is missing.
+
+Earned means: a loss-like series, enough of it, that did not end worse than it began, read from most of the lines that
+look like training, up to the last of them.
+"""
 
 from __future__ import annotations
 
@@ -6,37 +10,103 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from holdfast.debug.types import Finding, Reason, ReasonCode, Severity, Signal, Verdict
+from holdfast.debug.types import Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
 
 __all__ = ["LOSS_LIKE", "judge"]
 
 LOSS_LIKE = frozenset(("loss", "eval_loss", "perplexity", "metric", "reward"))
-_FEWEST_POINTS = 3
+MIN_POINTS = 8
+"""Points from which a series speaks for itself: below, ups and downs of single points decide."""
+MIN_POINTS_IMPROVING = 3
+"""Points from which a series speaks that only gets better: three epochs, each better than the one before."""
+MIN_READ_SHARE = 0.5
+"""Of the lines that look like training, the share that must have been read."""
+MIN_UNREAD_LINES = 5
+"""Unread lines that look like training below this number may be summaries."""
+MAX_UNREAD_TAIL = 0.2
+"""The share of the lines that look like training that may stand unread at the end of the file."""
+MAX_WORSE_SHARE = 0.1
+"""A series may end this share of its span worse than it began: the last few points are noise."""
 
 
-def judge(findings: Sequence[Finding], signals: Sequence[Signal]) -> tuple[Verdict, Reason | None]:
+def judge(
+    findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
+) -> tuple[Verdict, Reason | None]:
     """Return the verdict, and the reason where nothing can be told."""
     if any(finding.detection.severity is not Severity.INFO for finding in findings):
         return Verdict.UNHEALTHY, None
+    reason = _missing(signals) or (None if coverage is None else _unread(coverage)) or _unproven(signals)
+    return (Verdict.HEALTHY, None) if reason is None else (Verdict.UNKNOWN, reason)
+
+
+def _missing(signals: Sequence[Signal]) -> Reason | None:
+    """Return what is missing before anything can be said."""
     like = [signal for signal in signals if signal.kind in LOSS_LIKE]
     if not like:
         kinds = {signal.kind for signal in signals}
-        if "param_hash" in kinds:
-            return _unknown(ReasonCode.NO_LOSS, "no loss found; the parameter hashes show nothing wrong")
-        if "collective" in kinds:
-            return _unknown(ReasonCode.NO_LOSS, "no loss found; the collectives show nothing wrong")
-        return _unknown(ReasonCode.NO_LOSS, "no loss found")
+        what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
+        what = "; the collectives show nothing wrong" if "collective" in kinds else what
+        return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
     losses = [signal for signal in like if signal.kind == "loss"] or like
     empty = [signal for signal in losses if "not_collected" in signal.metadata]
     if len(empty) == len(losses):
         why = empty[0].metadata["not_collected"]
-        return _unknown(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
-    usable = [signal for signal in like if "not_collected" not in signal.metadata]
-    points = max((int(np.isfinite(signal.values).sum()) for signal in usable), default=0)
-    if points < _FEWEST_POINTS:
-        return _unknown(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
-    return Verdict.HEALTHY, None
+        return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
+    points = max((int(np.isfinite(signal.values).sum()) for signal in _usable(signals)), default=0)
+    if points < MIN_POINTS_IMPROVING:
+        return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
+    return None
 
 
-def _unknown(code: ReasonCode, text: str) -> tuple[Verdict, Reason]:
-    return Verdict.UNKNOWN, Reason(code, text)
+def _unread(coverage: Coverage) -> Reason | None:
+    """Return the reason where the reading covers too little of the text."""
+    unread = coverage.training_lines - coverage.read_lines
+    if unread < MIN_UNREAD_LINES:
+        return None
+    if coverage.share < MIN_READ_SHARE:
+        text = f"{coverage.read_lines:,} of {coverage.training_lines:,} lines that look like training were read"
+        return Reason(ReasonCode.SMALL_PART_READ, text)
+    if coverage.unread_at_end > max(MIN_UNREAD_LINES, MAX_UNREAD_TAIL * coverage.training_lines):
+        text = f"the last {coverage.unread_at_end:,} lines that look like training were not read"
+        return Reason(ReasonCode.END_NOT_READ, text)
+    return None
+
+
+def _unproven(signals: Sequence[Signal]) -> Reason | None:
+    """Return the reason where no series shows that the run learned, or at least did not get worse."""
+    usable = [signal for signal in _usable(signals) if int(np.isfinite(signal.values).sum()) >= MIN_POINTS_IMPROVING]
+    long = [signal for signal in usable if int(np.isfinite(signal.values).sum()) >= MIN_POINTS]
+    if not long:
+        if any(_improves(signal) for signal in usable):
+            return None
+        points = max(int(np.isfinite(signal.values).sum()) for signal in usable)
+        return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points, and they do not only improve")
+    if all(_ends_worse(signal) for signal in long):
+        names = ", ".join(signal.name for signal in long[:3])
+        return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
+    return None
+
+
+def _usable(signals: Sequence[Signal]) -> list[Signal]:
+    return [signal for signal in signals if signal.kind in LOSS_LIKE and "not_collected" not in signal.metadata]
+
+
+def _badness(signal: Signal) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
+    """Return the finite values with the sign that makes lower better."""
+    values = signal.values[np.isfinite(signal.values)]
+    better_up = signal.metadata.get("higher_is_better") or signal.kind == "reward"
+    return -values if better_up else values
+
+
+def _improves(signal: Signal) -> bool:
+    """Whether a short series gets better: its end below its beginning, and no point far above it."""
+    values = _badness(signal)
+    fall = float(values[0] - values[-1])
+    return fall > 0.0 and float(values.max() - values[0]) <= MAX_WORSE_SHARE * fall
+
+
+def _ends_worse(signal: Signal) -> bool:
+    values = _badness(signal)
+    width = max(1, len(values) // 10)
+    first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
+    return last - first > MAX_WORSE_SHARE * float(np.ptp(values))

@@ -82,11 +82,18 @@ def stretch(begin: int, end: int) -> str:
     return "".join(json.dumps({"step": n, "loss": loss[n]}) + "\n" for n in range(begin, end))
 
 
-@pytest.mark.parametrize("begin", [0, 100], ids=["from the start", "from a checkpoint"])
-def test_a_run_that_died_and_was_started_again_into_the_same_file_is_one_run(tmp_path: Path, begin: int) -> None:
-    run = diagnose(tmp_path, stretch(0, 160) + stretch(begin, TOTAL), "log.jsonl")
+def test_a_run_that_was_resumed_from_a_checkpoint_into_the_same_file_is_one_run(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, stretch(0, 160) + stretch(100, TOTAL), "log.jsonl")
     assert loss_of(run).steps.tolist() == list(range(TOTAL))
     assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_run_that_was_started_again_from_the_beginning_is_a_run_of_its_own(tmp_path: Path) -> None:
+    path = tmp_path / "log.jsonl"
+    path.write_text(stretch(0, 160) + stretch(0, TOTAL))
+    first, second = DEBUGGER.debug(path).runs
+    assert [loss_of(run).steps.tolist() for run in (first, second)] == [list(range(160)), list(range(TOTAL))]
+    assert [run.part and (run.part.number, run.part.total) for run in (first, second)] == [(1, 2), (2, 2)]
 
 
 def test_a_warning_about_a_loss_that_is_nan_counts(tmp_path: Path) -> None:

@@ -30,9 +30,9 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "trl": {
         "rewards/chosen": "reward", "rewards/rejected": "-", "rewards/accuracies": "metric", "rewards/margins": "-",
-        "objective/kl": "-", "objective/rlhf_reward": "reward", "policy/clipfrac_avg": "-", "loss/policy_avg": "loss",
-        "reward_std": "-", "mean_token_accuracy": "metric", "entropy": "-", "frac_reward_zero_std": "-",
-        "completions/mean_length": "-", "kl": "-",
+        "objective/kl": "kl", "objective/rlhf_reward": "reward", "policy/clipfrac_avg": "-", "loss/policy_avg": "loss",
+        "reward_std": "-", "mean_token_accuracy": "metric", "entropy": "entropy", "frac_reward_zero_std": "-",
+        "completions/mean_length": "-", "kl": "kl",
     },
     "nemo": {
         "reduced_train_loss": "loss", "train_step_timing in s": "step_time", "validation_step_timing in s": "-",
@@ -73,17 +73,17 @@ NAMES: dict[str, dict[str, str]] = {
         "updates/norm/total": "update_norm", "eval/bpb": "eval_loss", "throughput/mfu": "throughput",
     },
     "litgpt": {"iter_time": "step_time", "val_ppl": "perplexity", "iter": "-", "remaining_time": "-"},
-    "trlx": {"losses/total_loss": "loss", "policy/sqrt_kl": "-", "reward/mean": "reward", "time/exp": "-"},
+    "trlx": {"losses/total_loss": "loss", "policy/sqrt_kl": "kl", "reward/mean": "reward", "time/exp": "-"},
     "stable-baselines3": {
-        "rollout/ep_rew_mean": "reward", "rollout/ep_len_mean": "-", "train/value_loss": "loss",
+        "rollout/ep_rew_mean": "reward", "rollout/ep_len_mean": "-", "train/value_loss": "value_loss",
         "time/fps": "throughput",
-        "train/approx_kl": "-", "train/clip_fraction": "-", "train/explained_variance": "-",
+        "train/approx_kl": "kl", "train/clip_fraction": "-", "train/explained_variance": "-",
         "time/total_timesteps": "-",
         "train/ent_coef": "-",
     },
     "verl": {
-        "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "critic/score/mean": "reward", "actor/ppo_kl": "-",
-        "timing_s/step": "step_time", "timing_s/gen": "-", "perf/mfu/actor": "throughput", "actor/entropy": "-",
+        "actor/pg_loss": "loss", "actor/grad_norm": "grad_norm", "critic/score/mean": "reward", "actor/ppo_kl": "kl",
+        "timing_s/step": "step_time", "timing_s/gen": "-", "perf/mfu/actor": "throughput", "actor/entropy": "entropy",
         "val-core/acc/mean@1": "metric",
     },
     "olmo": {
@@ -99,7 +99,7 @@ NAMES: dict[str, dict[str, str]] = {
     },
     "drift monitors": {
         "psi/age": "distribution", "kl/income": "distribution", "ks/clicks": "distribution", "js/age": "distribution",
-        "drift/psi/age": "distribution", "kl/mean": "-",
+        "drift/psi/age": "distribution", "kl/mean": "kl",
     },
 }  # fmt: skip
 

@@ -1,7 +1,8 @@
-"""The fifteen detectors: each sees one failure in a window of signals, and takes its scale from the run itself."""
+"""The detectors: each sees one failure in a window of signals, and takes its scale from the run itself."""
 
 from __future__ import annotations
 
+from holdfast.debug.detectors.crash import CrashDetector
 from holdfast.debug.detectors.dead_layer import DeadLayerDetector
 from holdfast.debug.detectors.desync import DistributedDesyncDetector
 from holdfast.debug.detectors.divergence import DivergentTrainingDetector
@@ -19,6 +20,7 @@ from holdfast.debug.detectors.vanishing import GradientVanishingDetector
 
 __all__ = [
     "DETECTOR_TYPES",
+    "CrashDetector",
     "DataStarvationDetector",
     "DeadLayerDetector",
     "DistributedDesyncDetector",

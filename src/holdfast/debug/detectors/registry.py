@@ -7,6 +7,7 @@ from dataclasses import fields
 from typing import Any
 
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.crash import CrashDetector
 from holdfast.debug.detectors.dead_layer import DeadLayerDetector
 from holdfast.debug.detectors.desync import DistributedDesyncDetector
 from holdfast.debug.detectors.divergence import DivergentTrainingDetector
@@ -40,6 +41,7 @@ DETECTOR_TYPES: Mapping[str, type[BaseDetector]] = {
     "skew": TrainingServingSkewDetector,
     "dead_layer": DeadLayerDetector,
     "data_starvation": DataStarvationDetector,
+    "crash": CrashDetector,
 }
 """Every detector by its name."""
 

@@ -15,11 +15,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, meaning_of, plain
-from holdfast.debug.ingestion.steps import repair_steps
+from holdfast.debug.ingestion.restarts import Counters, divide_runs
+from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
 from holdfast.debug.types import Signal
 
-__all__ = ["Reading", "read_columns"]
+__all__ = ["Reading", "dense", "main_column", "read_columns", "restrict"]
 
 Floats = NDArray[np.float64]
 
@@ -41,12 +42,24 @@ class Reading:
     notes: list[str] = field(default_factory=list)
     events: list[Mapping[str, Any]] = field(default_factory=list)
     has_step: bool = True
+    later: list[Reading] = field(default_factory=list)
+    """The runs that follow in the same rows."""
+    rows: tuple[int, int] | None = None
+    """The rows of this run, where there are several."""
 
 
 def read_columns(
-    count: int, columns: Sequence[Column], labels: Mapping[str, NDArray[Any]], *, source_name: str = ""
+    count: int,
+    columns: Sequence[Column],
+    labels: Mapping[str, NDArray[Any]],
+    *,
+    source_name: str = "",
+    divide: bool = True,
 ) -> Reading:
-    """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word a row, None where a row has none)."""
+    """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None where a row has none).
+
+    Several runs in the rows are told apart, unless ``divide`` is false.
+    """
     reading = Reading()
     # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
     columns = [c for c in columns if c.name and not c.name.endswith(("__MIN", "__MAX")) and not _INDEX.match(c.name)]
@@ -59,20 +72,51 @@ def read_columns(
     axis_columns = {id(column) for column in (step, epoch) if column is not None}
     rest = [column for column in columns if id(column) not in axis_columns]
     rest, groups = _groups(count, rest, labels, source_name)
-    for rows, prefix, layer, replica in groups:
-        part = rest if rows is None else [_restrict(column, rows, count) for column in rest]
-        steps = _dense(step if step is not None else epoch, count, rows)
-        epochs = _dense(epoch, count, rows) if step is not None and epoch is not None else None
-        axis = repair_steps(steps, epochs)
-        named = [
-            _named(column, prefix, layer, replica)
-            for column in part
-            if len(column.values) or column.placeholder_rows is not None
-        ]
-        reading.signals += Table(axis, named).signals()
-        reading.notes += [note for note in axis.notes if note not in reading.notes]
-        reading.events += axis.events
+    steps = dense(step if step is not None else epoch, count, None)
+    epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
+    begins = _begins(steps, epochs, rest, groups) if divide and reading.has_step else [0]
+    for begin, end in zip(begins, [*begins[1:], count], strict=True):
+        one = reading if begin == 0 else Reading()
+        if one is not reading:
+            reading.later.append(one)
+        one.rows = (begin, end) if len(begins) > 1 else None
+        for rows, prefix, layer, replica in groups:
+            own = rows if one.rows is None else _within(rows, begin, end)
+            if own is not None and not len(own):
+                continue
+            part = rest if own is None else [restrict(column, own, count) for column in rest]
+            axis = repair_steps(
+                steps if own is None else steps[own], None if epochs is None else epochs if own is None else epochs[own]
+            )
+            named = [
+                _named(column, prefix, layer, replica)
+                for column in part
+                if len(column.values) or column.placeholder_rows is not None
+            ]
+            one.signals += Table(axis, named).signals()
+            one.notes += [note for note in axis.notes if note not in one.notes]
+            one.events += axis.events
     return reading
+
+
+def _begins(steps: Floats, epochs: Floats | None, columns: Sequence[Column], groups: Sequence[Group]) -> list[int]:
+    """Return the rows at which runs begin, by the group of rows that is longest."""
+    rows = max((group[0] for group in groups), key=lambda own: len(steps) if own is None else len(own), default=None)
+    count = len(steps)
+    main = main_column(columns)
+    level = None if main is None else dense(main, count, None)
+    if rows is None:
+        return divide_runs(Counters(fill_gaps(steps), None if epochs is None else fill_gaps(epochs), level))
+    own = Counters(
+        fill_gaps(steps[rows]),
+        None if epochs is None else fill_gaps(epochs[rows]),
+        None if level is None else level[rows],
+    )
+    return [0, *(int(rows[begin]) for begin in divide_runs(own)[1:])]
+
+
+def _within(rows: NDArray[np.int64] | None, begin: int, end: int) -> NDArray[np.int64]:
+    return np.arange(begin, end) if rows is None else rows[(rows >= begin) & (rows < end)]
 
 
 def _from_long_form(columns: list[Column], labels: Mapping[str, NDArray[Any]]) -> list[Column]:
@@ -103,17 +147,19 @@ def _choose(columns: Sequence[Column], names: Sequence[str], count: int) -> Colu
     return None if best is None or count > 3 else best
 
 
-def _dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> Floats:
+def dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> Floats:
+    """Return one entry per row, NaN where the column has none; the numbers of the rows where there is no column."""
     if column is None:
         return np.arange(count if rows is None else len(rows), dtype=np.float64)
-    dense = column.values
+    values = column.values
     if column.rows is not None:
-        dense = np.full(count, np.nan)
-        dense[column.rows] = column.values
-    return dense if rows is None else dense[rows]
+        values = np.full(count, np.nan)
+        values[column.rows] = column.values
+    return values if rows is None else values[rows]
 
 
-def _restrict(column: Column, rows: NDArray[np.int64], count: int) -> Column:
+def restrict(column: Column, rows: NDArray[np.int64], count: int) -> Column:
+    """Return the column over some of the ``count`` rows only, numbered anew."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     own = np.arange(count) if column.rows is None else column.rows
@@ -141,6 +187,15 @@ def _named(column: Column, prefix: str, layer: str | None, replica: int | None) 
     return replace(column, name=name, meaning=meaning)
 
 
+def main_column(columns: Sequence[Column]) -> Column | None:
+    """Return the loss (or what comes nearest to one) that most rows hold."""
+    for kinds in (("loss",), ("eval_loss", "perplexity"), ("reward", "metric")):
+        known = [c for c in columns if (c.meaning or meaning_of(c.name)).kind in kinds and len(c.values)]
+        if known:
+            return max(known, key=lambda column: len(column.values))
+    return None
+
+
 Group = tuple[NDArray[np.int64] | None, str, str | None, int | None]
 
 
@@ -161,8 +216,10 @@ def _groups(
         columns = [column for column in columns if column is not ranks]
     groups: list[Group] = [(None, "", None, None)]
     if ranks is not None:
-        dense = _dense(ranks, count, None)
-        groups = [(np.flatnonzero(dense == rank), "", None, int(rank)) for rank in np.unique(dense[np.isfinite(dense)])]
+        numbers = dense(ranks, count, None)
+        groups = [
+            (np.flatnonzero(numbers == rank), "", None, int(rank)) for rank in np.unique(numbers[np.isfinite(numbers)])
+        ]
     for name, words in labels.items():
         word = plain(name)
         if word in _SPLIT_NAMES:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from holdfast.debug.ingestion.crash_lines import read_crash
 from holdfast.debug.ingestion.formats.bordered_table import BorderedTableFormat
 from holdfast.debug.ingestion.formats.column_table import ColumnTableFormat
 from holdfast.debug.ingestion.formats.csv_table import CsvFormat
@@ -87,6 +88,9 @@ def read_file(path: Path, limits: Limits | None = None, formats: list[LogFormat]
         log = _attempt(form, file, refusals)
         if log is not None:
             return log
+    crashed = read_crash(file) if file.is_text else None
+    if crashed is not None:
+        return crashed
     if refusals:
         raise refusals[0]
     what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"

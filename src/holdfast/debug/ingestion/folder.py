@@ -58,7 +58,7 @@ def read_path(path: Path, limits: Limits | None = None, formats: list[LogFormat]
         raise UnreadableLogError("there is no such file or folder", hint="check the path", file=str(path))
     if not path.is_file():
         raise UnreadableLogError("the path is neither a file nor a folder", hint="check the path", file=str(path))
-    return [read_file(path, limits, formats)]
+    return read_file(path, limits, formats).runs()
 
 
 def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[RunLog]:
@@ -141,6 +141,10 @@ def _home(folder: Path) -> Path:
 
 def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
     """Files of different formats, or of different ranks, are one run; several of one format are runs of their own."""
+    divided = [run for log in logs if log.later for run in log.runs()]
+    logs = [log for log in logs if not log.later]
+    if divided:
+        return [*divided, *(_split_into_runs(folder, logs) if logs else ())]
     by_format: dict[str, list[RunLog]] = {}
     for log in logs:
         by_format.setdefault(log.format, []).append(log)

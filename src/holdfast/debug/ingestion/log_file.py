@@ -17,6 +17,8 @@ from holdfast.errors import UnreadableLogError
 __all__ = ["LineSplitter", "LogFile", "clean_line"]
 
 _SAMPLE = 1 << 16
+MAX_NUL_SHARE = 1000
+"""One byte in this many may be NUL: a hole a crash left in a text; binary files have far more."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
 
 
@@ -24,7 +26,7 @@ def clean_line(line: str) -> str:
     """Take terminal colours off a line and keep what stands after the last carriage return of a progress bar."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
-    return line
+    return line.replace("\0", "") if "\0" in line else line
 
 
 class LineSplitter:
@@ -96,8 +98,13 @@ class LogFile:
         head = self.head
         if not head:
             return False
+        if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+            return True
+        head = head.lstrip(b"\0")  # A file that was cut under its writer, or that a full disk left holes in.
+        if not head:
+            return False
         if b"\0" in head:
-            return head[:2] in (b"\xff\xfe", b"\xfe\xff")
+            return head.count(b"\0") * MAX_NUL_SHARE < len(head) and b"\n" in head
         control = sum(head.count(bytes((code,))) for code in (*range(1, 8), *range(14, 27), *range(28, 32)))
         return control * 50 < len(head)
 

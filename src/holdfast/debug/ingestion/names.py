@@ -73,6 +73,12 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
     (re.compile(pattern), kind)
     for pattern, kind in (
         # Things that contain the word of another kind, so they come first.
+        (
+            r"(^|_)(every|freq|frequency|interval|period|patience|threshold|cutoff|schedule|scheduler|fn|function|batch_size"
+            r"|warmup|warmup_steps|smoothing|init|target|clip_range|range|decay_steps|min_lr|max_lr|base_lr|end_lr)$",
+            "",
+        ),
+        (r"(^|_)(return|exit)_(code|value|status|type|dict|tensors?)s?(_|$)|^target_", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
         (r"(^|_)reward(s)?_(std|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),
@@ -88,7 +94,24 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"^(l2|rms)_norm_update(_|$)|(^|_)updates_norm(_|$)", "update_norm"),
         (r"^(l2|rms)_norm(_|$)", ""),
         (r"(^|_)(loss_?scale|grad_?scale|scale_?factor|amp_scale|scaler_scale|cur_scale)(r|$|_)", "loss_scale"),
-        (r"(^|_)(loss_)?(weight|coef|coeff|lambda|alpha|beta|mask)s?$", ""),
+        (r"(^|_)(loss_)?(weight|coef|coeff|lambda|alpha|beta)s?$", ""),
+        (
+            r"(^|_)(clip_?frac\w*|clip|cliprange|kl_coef|explained_variance|entropy_coef\w*|ent_coef\w*|entropy_bonus)$",
+            "",
+        ),
+        (r"(^|_)(policy_|action_|mean_)?(?<!cross_)entropy(_loss|_mean|_avg)?$", "entropy"),
+        (
+            r"(^|_)(approx_|mean_|policy_|ref_|reverse_|forward_|old_approx_)?kl(_?(div|divergence|mean|avg|ref|policy|old|new))?$|(^|_)kld$",
+            "kl",
+        ),
+        (
+            r"(^|_)(value|vf|critic|baseline|qf?\d?|td)_(function_)?loss(es)?(_|\d|$)|(^|_)loss_(vf|critic|q\d?)$",
+            "value_loss",
+        ),
+        (
+            r"^[dg](_(a|b|ab|ba|real|fake|gan|l1|l2|adv|total|cycle|vgg|feat|rec))+$|^(cycle|idt|identity|rec)_[ab]$",
+            "loss",
+        ),
         (r"(^|_)(best|min|lowest|highest|patience|total_flos|early_stop|counter)(_|$)", ""),
         (r"(^|_)(nan|nans)(_|$)", "nan_count"),
         (r"(^|_)(inf|infs)(_|$)", "inf_count"),
@@ -117,10 +140,6 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "step_time",
         ),
         (r"(^|_)(mem|memory|vram|alloc|allocated|reserved|memallocated)(_|$)", "memory"),
-        (
-            r"(^|_)(clip_?frac\w*|clip|cliprange|approx_kl|kl|kl_coef|explained_variance|(?<!cross_)entropy|entropy_bonus)$",
-            "",
-        ),
         (r"(^|_)(update|delta)_?(to_weight_)?(norm|ratio|rms)(_|$)", "update_norm"),
         (r"(^|_)weight_gain(_|$)", "weight_gain"),
         (r"(^|_)(psi|ks_statistic|js_divergence)(_|$)", "distribution"),
@@ -137,7 +156,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"(^|_)(activation|activations|act_mean|act_std|hidden_norm|saturat\w*|dead_(frac|fraction|share|units))(_|$)",
             "activation",
         ),
-        (r"(^|_)(lr|learning_rate)(_|$)", "lr"),
+        (r"(^|_)(lr|learning_rate)(_|\d|$)", "lr"),
         (r"(^|_)(perplexity|ppl)(_|$)", "perplexity"),
         (
             r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|bits_per_(byte|char|token|dim)|objective)$",
@@ -147,10 +166,13 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
-            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|spearman\w*|pearson\w*|ndcg|hit\w*|mrr)(_|$)",
+            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr)(_|$)",
             "metric+",
         ),
-        (r"(^|_)(error|err|error_rate|wer|cer|mae|mse|rmse|mape|fid|l1|l2|rmsd)(_|\d|$)", "metric-"),
+        (
+            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd)(_|\d|$)",
+            "metric-",
+        ),
     )
 )
 
@@ -165,6 +187,8 @@ STEP_NAMES: tuple[str, ...] = (
     "iteration",
     "iterations",
     "iter",
+    "iters",
+    "itr",
     "num_updates",
     "train_num_updates",
     "update",
@@ -183,6 +207,7 @@ STEP_NAMES: tuple[str, ...] = (
     "batch",
     "batch_idx",
     "batch_index",
+    "batch_id",
     "minibatch",
     "micro_step",
     "tokens_seen",
@@ -297,6 +322,10 @@ def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
     if kind in ("metric+", "metric-"):
         metadata["higher_is_better"] = kind == "metric+"
         return "metric", metadata
+    if kind == "reward":
+        metadata["higher_is_better"] = True
+    if kind == "entropy" and words[-1] == "loss":
+        metadata["negated"] = True  # What is minimised is the entropy with its sign turned.
     if kind == "loss" and evaluation:
         return "eval_loss", metadata
     if evaluation and kind not in ("eval_loss", "perplexity", "reward"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from array import array
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
@@ -10,9 +11,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.columns import Reading, dense, main_column, restrict
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import STEP_NAMES, Meaning, meaning_of, plain
-from holdfast.debug.ingestion.steps import repair_steps
+from holdfast.debug.ingestion.restarts import Counters, divide_runs
+from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
 from holdfast.debug.thinning import kept_rows
 from holdfast.debug.types import Signal
@@ -20,6 +23,7 @@ from holdfast.debug.types import Signal
 __all__ = ["RowCollector", "number_of"]
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
 
 PLACEHOLDERS = frozenset(("", "na", "n/a", "none", "null", "-", "--", "nil", "not available", "unavailable"))
 
@@ -46,12 +50,16 @@ class RowCollector:
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._origins: list[int] = []
-        self._steps: list[float] = []
-        self._epochs: list[float] = []
-        self._values: dict[str, list[float]] = {}
-        self._rows: dict[str, list[int]] = {}
-        self._blanks: dict[str, list[int]] = {}
+        self._steps = array("d")
+        self._epochs = array("d")
+        self._lines = array("q")
+        self._values: dict[str, array[float]] = {}
+        self._rows: dict[str, array[int]] = {}
+        self._blanks: dict[str, array[int]] = {}
+        self._marks: list[int] = []
+        self._pass_length: float | None = None
+        self.line = 0
+        """The number of the line that is being read, from 1; 0 where lines are not counted."""
         self.has_epochs = False
         self.prefer_logged_step = False
         self.notes: list[str] = []
@@ -63,10 +71,10 @@ class RowCollector:
         # Numbers need no copies of their own, and there are many of them.
         twin = RowCollector(self._limits)
         for name, value in vars(self).items():
-            if isinstance(value, list):
-                value = list(value)
+            if isinstance(value, (list, array)):
+                value = value[:]
             elif isinstance(value, dict):
-                value = {key: list(items) for key, items in value.items()}
+                value = {key: items[:] for key, items in value.items()}
             setattr(twin, name, value)
         return twin
 
@@ -79,25 +87,52 @@ class RowCollector:
         if step is not None and self._steps and self._steps[-1] == step and not self._overlaps(fields, row - 1):
             row -= 1  # Several lines speak of the same step: one row.
         else:
-            self._origins.append(self._origins[-1] + 1 if row else 0)
             self._steps.append(math.nan if step is None else step)
             self._epochs.append(math.nan if epoch is None else epoch)
+            self._lines.append(self.line or (self._lines[-1] + 1 if self._lines else 1))
         self.has_epochs = self.has_epochs or epoch is not None
         for name, value in fields.items():
             if value is None:
-                self._blanks.setdefault(name, []).append(row)
-                self._values.setdefault(name, [])
-                self._rows.setdefault(name, [])
+                self._blanks.setdefault(name, array("q")).append(row)
+                self._values.setdefault(name, array("d"))
+                self._rows.setdefault(name, array("q"))
                 continue
             values = self._values.get(name)
             if values is None:
                 if len(self._values) >= self._limits.signals:
                     self._say_once(f"only the first {self._limits.signals:,} fields were read")
                     continue
-                values = self._values[name] = []
-                self._rows[name] = []
+                values = self._values[name] = array("d")
+                self._rows[name] = array("q")
             values.append(value)
             self._rows[name].append(row)
+
+    def add_block(self, steps: Floats, epochs: Floats | None, fields: Mapping[str, Floats], *, first_line: int) -> None:
+        """Add many rows at once, one per line from ``first_line`` on, all with the same fields."""
+        begin, count = len(self._steps), len(steps)
+        rows = np.arange(begin, begin + count, dtype=np.int64)
+        self._steps.frombytes(np.ascontiguousarray(steps, dtype=np.float64).tobytes())
+        self._epochs.frombytes((np.full(count, np.nan) if epochs is None else np.ascontiguousarray(epochs)).tobytes())
+        self._lines.frombytes(np.arange(first_line, first_line + count, dtype=np.int64).tobytes())
+        self.has_epochs = self.has_epochs or epochs is not None
+        for name, values in fields.items():
+            self._values.setdefault(name, array("d")).frombytes(np.ascontiguousarray(values).tobytes())
+            self._rows.setdefault(name, array("q")).frombytes(rows.tobytes())
+
+    def note_pass_length(self, length: float) -> None:
+        """Take note of the batches of an epoch, as a line prints them; two lengths in one file say nothing."""
+        if self._pass_length is None:
+            self._pass_length = length
+        elif self._pass_length != length:
+            self._pass_length = math.nan
+
+    def mark(self, row: int) -> None:
+        """Note that something before this row says that a run begins: settings again, the clock, a crash."""
+        self._marks.append(row)
+
+    def last_step(self) -> float | None:
+        """Return the step of the last row, where it has one."""
+        return self._steps[-1] if self._steps and not math.isnan(self._steps[-1]) else None
 
     def _overlaps(self, fields: Mapping[str, float | None], row: int) -> bool:
         for name in fields:
@@ -110,55 +145,110 @@ class RowCollector:
         """Hold the older rows more coarsely until no more than ``most`` are held; whether any went."""
         before = len(self._steps)
         while len(self._steps) > most:
-            odd = [
-                row
-                for name, values in self._values.items()
-                for row, value in zip(self._rows[name], values, strict=True)
-                if not math.isfinite(value)
-            ]
-            kept = kept_rows(self._origins, list(self._rows.values()), odd).tolist()
-            place = {row: number for number, row in enumerate(kept)}
-            self._origins = [self._origins[row] for row in kept]
-            self._steps = [self._steps[row] for row in kept]
-            self._epochs = [self._epochs[row] for row in kept]
-            for name, rows in self._rows.items():
-                pairs = [(place[row], v) for row, v in zip(rows, self._values[name], strict=True) if row in place]
-                self._rows[name] = [row for row, _ in pairs]
-                self._values[name] = [value for _, value in pairs]
-            for name, rows in self._blanks.items():
-                self._blanks[name] = [place[row] for row in rows if row in place]
+            fields = [np.frombuffer(rows, dtype=np.int64) for rows in self._rows.values()]
+            odd = np.concatenate(
+                [
+                    np.frombuffer(self._rows[name], dtype=np.int64)[~np.isfinite(np.frombuffer(values))]
+                    for name, values in self._values.items()
+                ]
+            )
+            self._keep(kept_rows(np.frombuffer(self._lines, dtype=np.int64), fields, odd))
         return len(self._steps) < before
+
+    def forget_after(self, step: float) -> None:
+        """Drop every row beyond ``step``, as if it had not been written."""
+        self._keep(np.flatnonzero(~(np.array(self._steps, dtype=np.float64) > step)))
+
+    def _keep(self, kept: NDArray[np.int64]) -> None:
+        place = np.full(len(self._steps), -1, dtype=np.int64)
+        place[kept] = np.arange(len(kept))
+        self._marks = [int(np.searchsorted(kept, mark)) for mark in self._marks]
+        self._steps = array("d", np.array(self._steps, dtype=np.float64)[kept].tobytes())
+        self._epochs = array("d", np.array(self._epochs, dtype=np.float64)[kept].tobytes())
+        self._lines = array("q", np.array(self._lines, dtype=np.int64)[kept].tobytes())
+        for name, rows in self._rows.items():
+            places = place[np.array(rows, dtype=np.int64)]
+            self._values[name] = array("d", np.array(self._values[name])[places >= 0].tobytes())
+            self._rows[name] = array("q", places[places >= 0].tobytes())
+        for name, rows in self._blanks.items():
+            places = place[np.array(rows, dtype=np.int64)]
+            self._blanks[name] = array("q", places[places >= 0].tobytes())
 
     def _say_once(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
-    def table(self, *, kinds: Mapping[str, str] | None = None) -> Table:
-        """The rows as a table; ``kinds`` overrides the meaning of names a format defines."""
+    def reading(self, *, kinds: Mapping[str, str] | None = None, divide: bool = True) -> Reading:
+        """Return everything collected, run by run; ``kinds`` overrides the meaning of names a format defines."""
+        count = len(self._steps)
         epochs = np.array(self._epochs) if self.has_epochs else None
         steps = np.array(self._steps, dtype=np.float64)
         if self.prefer_logged_step:
             steps = self._logged_step(steps)
         if epochs is not None and not np.isfinite(steps).any() and np.isfinite(epochs).any():
             steps, epochs = epochs, None
-        axis = repair_steps(steps, epochs)
+        columns = self._columns(kinds)
+        series = main_column(columns)
+        level = None if series is None else dense(series, count, None)
+        main = None
+        if series is not None and series.rows is not None:
+            main = np.zeros(count, dtype=bool)
+            main[series.rows] = True
+        begins = [0]
+        if divide and count:
+            begins = self._begins(steps, epochs, level, main)
+        readings = []
+        for begin, end in zip(begins, [*begins[1:], count], strict=True):
+            rows = np.arange(begin, end)
+            whole = len(begins) == 1
+            own = columns if whole else [restrict(column, rows, count) for column in columns]
+            axis = repair_steps(
+                steps[begin:end],
+                None if epochs is None else epochs[begin:end],
+                None if main is None else main[begin:end],
+                pass_length=self._pass_length,
+            )
+            signals = Table(axis, [c for c in own if len(c.values) or c.placeholder_rows is not None]).signals()
+            readings.append(Reading(signals, list(axis.notes), list(axis.events), rows=None if whole else (begin, end)))
+        readings[0].notes = [*self.notes, *readings[0].notes]
+        readings[0].later = readings[1:]
+        return readings[0]
+
+    def _begins(self, steps: Floats, epochs: Floats | None, level: Floats | None, main: Mask | None) -> list[int]:
+        """Return the rows at which runs begin, by the rows that hold the main series."""
+        rows = np.arange(len(steps)) if main is None else np.flatnonzero(main)
+        counters = Counters(
+            fill_gaps(steps)[rows],
+            None if epochs is None else fill_gaps(epochs)[rows],
+            None if level is None else level[rows],
+            np.searchsorted(rows, self._marks).tolist(),
+        )
+        begins = rows[divide_runs(counters)]
+        # What stands between the last row of one run and the first of the next (its settings) belongs to the next.
+        return [0, *begins[1:].tolist()]
+
+    def _columns(self, kinds: Mapping[str, str] | None) -> list[Column]:
         columns = []
         for name, values in self._values.items():
-            rows = np.array(self._rows[name], dtype=np.int64)
             blanks = self._blanks.get(name)
+            complete = len(values) == len(self._steps) and not blanks
             columns.append(
                 Column(
                     name,
                     np.array(values, dtype=np.float64),
-                    None if len(rows) == len(steps) and not blanks else rows,
+                    None if complete else np.array(self._rows[name], dtype=np.int64),
                     None if blanks is None else np.array(blanks, dtype=np.int64),
                     meaning=None if not kinds or name not in kinds else _override(name, kinds[name]),
                 )
             )
-        return Table(axis, columns)
+        return columns
+
+    def line_of(self, row: int) -> int:
+        """Return the number of the line a row came from."""
+        return self._lines[row]
 
     def _logged_step(self, steps: Floats) -> Floats:
-        """A counter the user logged as a metric, where it stands in every row and only goes up."""
+        """Return a counter the user logged as a metric, where it stands in every row and only goes up."""
         for name, rows in self._rows.items():
             if plain(name) in STEP_NAMES and len(rows) == len(steps) > 1:
                 logged = np.array(self._values[name])
@@ -169,9 +259,9 @@ class RowCollector:
     def finish(
         self, *, kinds: Mapping[str, str] | None = None
     ) -> tuple[list[Signal], list[str], list[Mapping[str, Any]]]:
-        """Signals, notes and events of everything collected."""
-        table = self.table(kinds=kinds)
-        return table.signals(), [*self.notes, *table.axis.notes], list(table.axis.events)
+        """Return signals, notes and events of everything collected, as one run."""
+        reading = self.reading(kinds=kinds, divide=False)
+        return reading.signals, reading.notes, reading.events
 
 
 def _override(name: str, kind: str) -> Meaning:

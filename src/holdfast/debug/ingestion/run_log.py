@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from holdfast.debug.types import Signal
+from holdfast.debug.types import Coverage, Part, Signal
 
-__all__ = ["RunLog", "merge_run_logs"]
+if TYPE_CHECKING:
+    from holdfast.debug.ingestion.columns import Reading
+
+__all__ = ["RunLog", "log_of_readings", "merge_run_logs"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -16,7 +19,8 @@ class RunLog:
     """One run as read from one file or from several.
 
     ``confidence`` says how sure the reading is (1 for a format with a fixed grammar, less for guesses at free text);
-    ``events`` follow the shapes listed in :mod:`holdfast.debug.base`.
+    ``events`` follow the shapes listed in :mod:`holdfast.debug.base`; ``coverage`` says how much of a text was
+    understood. Where a file holds several runs this is the first, and ``later`` are the ones after it.
     """
 
     path: str
@@ -26,6 +30,20 @@ class RunLog:
     events: tuple[Mapping[str, Any], ...] = ()
     notes: tuple[str, ...] = ()
     confidence: float = 1.0
+    coverage: Coverage | None = None
+    part: Part | None = None
+    later: tuple[RunLog, ...] = ()
+
+    def runs(self) -> list[RunLog]:
+        """Return every run of the file, each with its number where there are several."""
+        if not self.later:
+            return [self]
+        found = [replace(self, later=()), *self.later]
+        blank = Part(1, 1)
+        return [
+            replace(log, part=replace(log.part or blank, number=number, total=len(found)))
+            for number, log in enumerate(found, 1)
+        ]
 
     def with_notes(self, *notes: str) -> RunLog:
         """The same log with more said about how it was read."""
@@ -56,3 +74,26 @@ def merge_run_logs(path: str, logs: list[RunLog]) -> RunLog:
         notes=tuple(dict.fromkeys(note for log in logs for note in log.notes)),
         confidence=min(log.confidence for log in logs),
     )
+
+
+def log_of_readings(log: RunLog, reading: Reading, *, line_of_row: Callable[[int], int] | None = None) -> RunLog:
+    """Give ``log`` the signals, notes and events of ``reading``, and the runs that follow in the same rows."""
+
+    def one(part: Reading, base: RunLog) -> RunLog:
+        lines = None
+        if part.rows is not None and line_of_row is not None:
+            lines = Part(1, 1, line_of_row(part.rows[0]), line_of_row(part.rows[1] - 1))
+        return replace(
+            base,
+            signals=tuple(part.signals),
+            events=(*base.events, *part.events),
+            notes=(*base.notes, *part.notes),
+            part=lines,
+        )
+
+    if not reading.later:
+        return one(reading, log)
+    found = [part for part in (reading, *reading.later) if part.signals]
+    note = f"the file holds {len(found)} runs; each is judged by itself"
+    first, *rest = (one(part, replace(log, notes=(*log.notes, note))) for part in found)
+    return replace(first, later=tuple(rest))

@@ -1,7 +1,8 @@
-"""From the step counter a log prints to one that only goes up.
+"""From the step counter one run prints to one that only goes up.
 
 Counters start again each epoch, go back when a run resumes from a checkpoint, or are missing from some rows. Each of
-these is normal; each is put right here and said in a note or an event.
+these is normal; each is put right here and said in a note or an event. Rows are brought into order only where a counter
+is a little late, as asynchronous loggers are; rows on both sides of a restart are never sorted into each other.
 """
 
 from __future__ import annotations
@@ -13,14 +14,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["StepAxis", "repair_steps"]
+__all__ = ["StepAxis", "fill_gaps", "repair_steps"]
 
 Floats = NDArray[np.float64]
+Mask = NDArray[np.bool_]
+
+MAX_LATE_SHARE = 0.02
+"""A row may be late by this share of the run and still be put in its place: loggers flush within seconds."""
+MAX_LATE_STRIDES = 8.0
+"""Or by this many logging intervals."""
+MAX_RESUMES_SHARE = 0.02
+"""Resumes are rare: more drops than this share of the rows (but at least three) are something else."""
+NEAR_START_SHARE = 0.05
+"""The share of the run's span within which a pass over the data may begin."""
 
 
 @dataclass(frozen=True, slots=True)
 class StepAxis:
-    """One step a row, never decreasing along ``order``; rows not in ``order`` were written again later."""
+    """One step per row, never decreasing along ``order``; rows not in ``order`` were written again later."""
 
     steps: Floats
     order: NDArray[np.int64] | None = None
@@ -30,42 +41,37 @@ class StepAxis:
     log_interval: float | None = None
 
 
-def repair_steps(raw: Floats, epochs: Floats | None = None) -> StepAxis:
-    """Make the step of every row, from the printed counter and, where there is one, the epoch."""
+def repair_steps(
+    raw: Floats, epochs: Floats | None = None, main: Mask | None = None, *, pass_length: float | None = None
+) -> StepAxis:
+    """Make the step of every row of one run.
+
+    Args:
+        raw: the printed counter, NaN where a row has none.
+        epochs: the printed epoch, where there is one.
+        main: the rows whose counter is the run's own; others (an evaluation that counts its own batches) are placed
+            between them. All rows by default.
+        pass_length: the steps of an epoch, where the log prints them.
+    """
     if len(raw) == 0:
         return StepAxis(raw)
-    steps = _fill_gaps(raw)
-    whole_epochs = None if epochs is None else np.floor(_fill_gaps(epochs) + 1e-9)
-    order: NDArray[np.int64] | None = None
-    events: list[Mapping[str, Any]] = []
-    notes: list[str] = []
-    drops = np.flatnonzero(np.diff(steps) < 0) + 1
-    if len(drops):
-        span = float(steps.max() - steps.min()) or 1.0
-        near_start = steps[drops] <= steps[0] + 0.05 * span
-        epoch_grows = whole_epochs is not None and bool(np.all(whole_epochs[drops] > whole_epochs[drops - 1]))
-        few = len(drops) <= max(3, len(steps) // 50)
-        passes = bool(np.all(near_start)) and (_alike(steps, drops) if few else len(drops) * 2 < len(steps))
-        if passes or epoch_grows:
-            steps = _count_on(steps, drops)
-            if not epoch_grows:
-                notes.append(f"the step counter starts again {len(drops)} times; the passes are counted on")
-        elif few:
-            order, events = _drop_superseded(steps, drops)
-            notes.append(f"the run went back {len(events)} times and wrote steps again; the later writing is used")
-        else:
-            order = np.argsort(steps, kind="stable")
-            notes.append("rows were not in step order; they were sorted")
-    ordered = steps if order is None else steps[order]
+    steps = fill_gaps(raw)
+    whole_epochs = None if epochs is None else np.floor(fill_gaps(epochs) + 1e-9)
+    own = np.arange(len(steps)) if main is None or not main.any() else np.flatnonzero(main)
+    axis = _repair_main(steps[own], None if whole_epochs is None else whole_epochs[own], pass_length)
+    if len(own) < len(steps):
+        axis = _with_others(axis, steps, own)
+    ordered = axis.steps if axis.order is None else axis.steps[axis.order]
     boundaries = None
     if whole_epochs is not None:
-        ordered_epochs = whole_epochs if order is None else whole_epochs[order]
+        ordered_epochs = whole_epochs if axis.order is None else whole_epochs[axis.order]
         changed = np.flatnonzero(np.diff(ordered_epochs) > 0) + 1
         boundaries = ordered[changed] if 0 < len(changed) < max(2, len(ordered) // 2) else None
-    return StepAxis(steps, order, tuple(events), tuple(notes), boundaries, _interval(ordered))
+    return StepAxis(axis.steps, axis.order, axis.events, axis.notes, boundaries, _interval(ordered))
 
 
-def _fill_gaps(values: Floats) -> Floats:
+def fill_gaps(values: Floats) -> Floats:
+    """Give a row without a counter that of the row before it; count the rows where no row has one."""
     known = np.isfinite(values)
     if known.all():
         return values
@@ -79,13 +85,58 @@ def _fill_gaps(values: Floats) -> Floats:
     return filled
 
 
-def _alike(steps: Floats, drops: NDArray[np.int64]) -> bool:
-    """Whether the stretches between drops may be passes over the same data: none is much longer than one before it."""
-    tops = np.array([float(part.max()) for part in np.split(steps, drops)])
-    spans = tops - steps[np.concatenate([[0], drops])]
-    shortest = np.minimum.accumulate(spans)
-    # A run that died and was begun anew into the same file gets further the second time; an epoch does not.
-    return bool(np.all(spans <= 1.25 * shortest + 1.0))
+def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None) -> StepAxis:
+    """Put right the counter of rows that all count the same thing."""
+    rises = np.diff(steps)
+    dropped = rises < 0
+    if epochs is not None:
+        # One row per epoch, at the epoch's last batch: the counter stands still while the epochs pass.
+        dropped |= (rises == 0) & (np.diff(epochs) > 0)
+    drops = np.flatnonzero(dropped) + 1
+    if not len(drops):
+        return StepAxis(steps)
+    epoch_grows = epochs is not None and bool(np.all(epochs[drops] > epochs[drops - 1]))
+    span = float(np.ptp(steps)) or 1.0
+    near_start = bool(np.all(steps[drops] <= steps[0] + NEAR_START_SHARE * span))
+    late = np.maximum.accumulate(steps)[drops - 1] - steps[drops]
+    stride = _interval(steps) or 1.0
+    if epoch_grows and epochs is not None:
+        if pass_length and float(steps.max()) <= pass_length:
+            return StepAxis(np.maximum.accumulate(steps + (epochs - epochs[0]) * pass_length))
+        return StepAxis(_count_on(steps, drops))
+    if near_start and len(drops) * 2 < len(steps) and not np.all(late <= stride):
+        note = f"the step counter starts again {len(drops)} times; the passes are counted on"
+        return StepAxis(_count_on(steps, drops), notes=(note,))
+    if np.all(late <= max(MAX_LATE_STRIDES * stride, MAX_LATE_SHARE * span)) and len(drops) > 1:
+        order = np.argsort(steps, kind="stable")
+        return StepAxis(steps, order, notes=("rows were a little out of step order; they were put in order",))
+    if len(drops) <= max(3, MAX_RESUMES_SHARE * len(steps)):
+        order, events = _drop_superseded(steps, drops)
+        note = f"the run went back {len(events)} times and wrote steps again; the later writing is used"
+        return StepAxis(steps, order, tuple(events), (note,))
+    note = "the printed counter goes back and forth; rows are counted instead"
+    return StepAxis(np.arange(len(steps), dtype=np.float64), notes=(note,))
+
+
+def _with_others(axis: StepAxis, raw: Floats, own: NDArray[np.int64]) -> StepAxis:
+    """Place the rows that count something else after the row of the run that they follow."""
+    count = len(raw)
+    before = np.searchsorted(own, np.arange(count), side="right") - 1
+    steps: Floats = axis.steps[np.maximum(before, 0)]
+    after = np.append(axis.steps, np.inf)[np.minimum(before + 1, len(own))]
+    repaired = not np.array_equal(axis.steps, raw[own]) or axis.order is not None
+    if not repaired:  # Their own numbers stand where these fit in.
+        fits = (raw >= np.where(before >= 0, steps, -np.inf)) & (raw <= after)
+        steps = np.where(fits, raw, steps)
+    steps[own] = axis.steps
+    if axis.order is None:
+        return StepAxis(np.maximum.accumulate(steps), None, axis.events, axis.notes)
+    kept = np.zeros(count, dtype=bool)
+    kept_own = np.zeros(len(own), dtype=bool)
+    kept_own[axis.order] = True
+    kept = kept_own[np.maximum(before, 0)]
+    rows = np.flatnonzero(kept)
+    return StepAxis(steps, rows[np.argsort(steps[rows], kind="stable")], axis.events, axis.notes)
 
 
 def _count_on(steps: Floats, drops: NDArray[np.int64]) -> Floats:

@@ -5,7 +5,8 @@ Used for JSON documents and for objects handed over in memory alike.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,6 +34,7 @@ _WRAPPERS = (
     "log",
 )
 _DEEPEST = 3
+_KEY = re.compile(r"(?:(?:epoch|step|iter|iteration|round)[ _\-]?)?(\d{1,12})", re.IGNORECASE)
 
 
 def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) -> dict[str, Any]:
@@ -49,13 +51,15 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) 
 
 
 def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
-    """Which structure it is: records, columns, series, golden, numbers, triples, wrapped, nested, or none."""
+    """Which structure it is: records, rows, keyed, columns, series, golden, numbers, triples, wrapped, nested."""
     if isinstance(data, Mapping):
         if not data:
             return None
         if _golden(data):
             return "golden"
         values = list(data.values())
+        if _is_keyed(data):
+            return "keyed"
         if any(_is_numbers(value) for value in values):
             return "columns"
         if all(_is_series(value) for value in values if isinstance(value, (Mapping, list))) and any(
@@ -73,16 +77,27 @@ def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
             return "records"
         if _is_numbers(data):
             return "numbers"
+        if _is_header(first[0]) and all(isinstance(item, (list, tuple)) for item in first):
+            return "rows"
         if all(isinstance(item, (list, tuple)) and len(item) == 3 and _is_numbers(item) for item in first):
             return "triples"
     return None
 
 
-def read_structure(data: Any, limits: Limits, *, source_name: str = "") -> Reading:
-    """Read whichever structure ``data`` is; an empty reading where it is none."""
+def read_structure(data: Any, limits: Limits, *, source_name: str = "", divide: bool = True) -> Reading:
+    """Read whichever structure ``data`` is; an empty reading where it is none.
+
+    Several runs in one list of records are told apart, unless ``divide`` is false.
+    """
     kind = structure_of(data)
     if kind == "records":
-        return _records(data, limits, source_name)
+        return _records(data, limits, source_name, divide=divide)
+    if kind == "keyed":
+        keyed = [{"step": _key_number(key), **record} for key, record in data.items() if isinstance(record, Mapping)]
+        return _records(keyed, limits, source_name, divide=False)
+    if kind == "rows":
+        names = [str(name) for name in data[0]]
+        return _records([dict(zip(names, row, strict=False)) for row in data[1:]], limits, source_name, divide=divide)
     if kind == "columns":
         return _columns(data, limits, source_name)
     if kind == "golden":
@@ -98,7 +113,7 @@ def read_structure(data: Any, limits: Limits, *, source_name: str = "") -> Readi
         return Reading(table.signals())
     if kind == "wrapped":
         name = next(name for name in _WRAPPERS if structure_of(data.get(name)))
-        return read_structure(data[name], limits, source_name=source_name)
+        return read_structure(data[name], limits, source_name=source_name, divide=divide)
     if kind == "nested":
         flat = {
             f"{outer}/{inner}": values
@@ -110,19 +125,19 @@ def read_structure(data: Any, limits: Limits, *, source_name: str = "") -> Readi
     return Reading()
 
 
-def _records(data: Sequence[Any], limits: Limits, source_name: str) -> Reading:
+def _records(data: Sequence[Any], limits: Limits, source_name: str, *, divide: bool) -> Reading:
     builder = ColumnBuilder(limits)
     for record in data:
         if isinstance(record, Mapping):
             builder.add_row(flatten_record(record))
     columns, labels = builder.finish()
-    reading = read_columns(builder.count, columns, labels, source_name=source_name)
+    reading = read_columns(builder.count, columns, labels, source_name=source_name, divide=divide)
     reading.notes = [*builder.notes, *reading.notes]
     return reading
 
 
 def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Reading:
-    lists = {str(name): list(values) for name, values in data.items() if _is_numbers(values)}
+    lists = {name: list(values) for name, values in _leaves(data) if _is_numbers(values)}
     lengths = [len(values) for values in lists.values()]
     count = max(lengths)
     known = {name: values for name, values in lists.items() if meaning_of(name).kind or is_ambient(name)}
@@ -139,12 +154,43 @@ def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Readi
         columns, labels = builder.finish()
         if spread and not any(is_ambient(name) for name in group):
             columns.append(Column("step", np.floor(np.linspace(count / length - 1, count - 1, length))))
-        part = read_columns(builder.count, columns, labels, source_name=source_name)
+        part = read_columns(builder.count, columns, labels, source_name=source_name, divide=False)
         reading.has_step = reading.has_step or part.has_step
         reading.signals += part.signals
         reading.events += part.events
         reading.notes += [note for note in part.notes if note not in reading.notes]
     return reading
+
+
+def _leaves(data: Mapping[str, Any], prefix: str = "", depth: int = 2) -> Iterator[tuple[str, Any]]:
+    """Yield every list with its name; a history nests them beside its epochs, under words that name nothing."""
+    for name, value in data.items():
+        if isinstance(value, Mapping) and depth:
+            inner = prefix if name in _WRAPPERS else f"{prefix}{name}/"
+            yield from _leaves(value, inner, depth - 1)
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _is_header(row: Any) -> bool:
+    """Whether it is a list of names, one of which is known."""
+    names = isinstance(row, (list, tuple)) and len(row) > 1 and all(isinstance(name, str) for name in row)
+    return names and any(meaning_of(name).kind or is_ambient(name) for name in row)
+
+
+def _is_keyed(data: Mapping[str, Any]) -> bool:
+    """Whether it holds one record per step, under the step's number: ``{"epoch_1": {"loss": 2.5}, …}``."""
+    records = [value for value in data.values() if isinstance(value, Mapping)]
+    if len(data) < 2 or len(records) < len(data):
+        return False
+    numbers = [_key_number(key) for key in data]
+    named = any(meaning_of(str(name)).kind for record in records[:3] for name in flatten_record(record))
+    return named and all(number is not None for number in numbers) and len(set(numbers)) == len(numbers)
+
+
+def _key_number(key: Any) -> float | None:
+    match = _KEY.fullmatch(str(key).strip())
+    return None if match is None else float(match.group(1))
 
 
 def _golden(data: Mapping[str, Any]) -> bool:

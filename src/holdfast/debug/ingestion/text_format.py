@@ -10,20 +10,27 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from copy import deepcopy
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
+from holdfast.debug.ingestion.crash_lines import CrashScanner
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.rows import RowCollector
-from holdfast.debug.ingestion.run_log import RunLog
-from holdfast.debug.types import Signal
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
+
+MAX_TRAINING_LINE = 2000
+"""Characters beyond which a line is data or prose, not a line of training."""
+MAX_SETTINGS = 2000
 
 _OVERFLOW = re.compile(
     r"OVERFLOW!|overflow detected|gradient overflow|Gradient overflow|Skipping step, loss scaler", re.ASCII
@@ -32,8 +39,17 @@ _NEW_SCALE = re.compile(
     r"(?:reducing (?:loss scale )?to|setting loss scale to:?|reducing loss scale to|loss scale:? to)\s*([-+\d.eE]+)"
 )
 _OLD_SCALE = re.compile(r"[Aa]ttempted loss scale:\s*([-+\d.eE]+)")
-_TRACEBACK = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?Traceback \(most recent call last\):")
-_ERROR_LINE = re.compile(r"^\s*(?:\[[^\]]*\]:?\s*)?((?:[A-Za-z_][\w.]*)?(?:Error|Exception|Interrupt)\b.*)$")
+MIN_SETTINGS_AGAIN = 3
+"""Settings that must be printed again before it counts as the start of another run."""
+MIN_CLOCK_JUMP_SECONDS = 3600.0
+"""A pause between two rows that no evaluation or checkpoint explains."""
+_CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})")
+_COUNTED = re.compile(r"\b(?:epoch|step|iter|iters|iteration|batch|episode|update)s?\b\W{0,3}\d", re.IGNORECASE)
+_MEASURED = re.compile(
+    r"(?:loss|acc|accuracy|ppl|perplexity|reward|return|error|mse|mae|map|auc|f1|bleu|psnr|score)\b[\"']?"
+    r"\s{0,8}(?:[:=]|\s|is)\s{0,8}[-+]?(?:\d|nan\b|inf\b)",
+    re.IGNORECASE,
+)
 
 
 class LineReader(ABC):
@@ -86,8 +102,14 @@ class TextFormat(LogFormat):
         return reading.close()
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
-        """Put right what can only be seen once all lines have been read."""
+        """Put right what can only be seen once all lines of a run have been read."""
         return log
+
+    def amend_runs(self, log: RunLog, file: LogFile) -> RunLog:
+        """Put right every run of the file; one of which nothing remains is left out."""
+        kept = [run for run in (replace(log, later=()), *log.later) if len(run.signals) or run.events or not log.later]
+        kept = [self.amend(run, file) for run in kept]
+        return replace(kept[0], later=tuple(kept[1:]))
 
 
 class _TextReading(LineReading):
@@ -98,26 +120,64 @@ class _TextReading(LineReading):
         self._file = file
         self._reader = form.reader(RowCollector(file.limits))
         self._config: dict[str, Any] = {}
+        self._again: set[str] = set()
         self._overflows: list[tuple[float | None, float | None, float | None]] = []
-        self._crash: dict[str, Any] | None = None
+        self._crash = CrashScanner()
+        self._crashes: list[tuple[int, tuple[Mapping[str, Any], ...]]] = []
+        self._clock: float | None = None
         self._number = 0
+        self._looked = self._read = self._unread_at_end = 0
 
     def feed(self, line: str) -> None:
         self._number += 1
         line = clean_line(line)
         if not line or line.isspace():
             return
+        rows = self._reader.rows
+        rows.line = self._number
+        before, step = len(rows), rows.last_step()
         if self._reader.feed(line):
-            self._crash = None  # It went on after a traceback: that was not what ended the run.
+            self._read += 1
+            self._unread_at_end = 0
+            if len(rows) > before:
+                self._went_on(line, before, step)
         elif _OVERFLOW.search(line):
             new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
             self._overflows.append((self._reader.step, _to_float(new), _to_float(old)))
-        elif _TRACEBACK.match(line):
-            self._crash = {"type": "crash", "line": self._number, "message": "a traceback"}
-        elif self._crash is not None and (error := _ERROR_LINE.match(line)):
-            self._crash["message"] = error.group(1)[:300]
-        elif len(self._config) < 2000:
-            self._config.update(config_from_line(line))
+        else:
+            self._between(line)
+
+    def _went_on(self, line: str, row: int, step: float | None) -> None:
+        """Take note of what stood before a new row, if it may have begun a run."""
+        rows = self._reader.rows
+        if self._crash.pending:
+            self._crashes.append((row, self._crash.events()))
+            self._crash.went_on()
+            rows.mark(row)
+        now = rows.last_step()
+        if step is not None and now is not None and now < step:
+            clock = _seconds(line)
+            if len(self._again) >= MIN_SETTINGS_AGAIN or (
+                clock is not None
+                and self._clock is not None
+                and not 0.0 <= clock - self._clock <= MIN_CLOCK_JUMP_SECONDS
+            ):
+                rows.mark(row)
+        if row % 16 == 0 or self._again:  # A clock from a few rows ago is near enough to see a jump of an hour.
+            self._clock = _seconds(line) or self._clock
+        self._again.clear()
+
+    def _between(self, line: str) -> None:
+        """Read a line that is not one of the format's own."""
+        if _COUNTED.search(line) and _MEASURED.search(line) and len(line) < MAX_TRAINING_LINE:
+            self._looked += 1
+            self._unread_at_end += 1
+        self._crash.feed(self._number, line)
+        if len(self._config) < MAX_SETTINGS:
+            found = config_from_line(line)
+            if found:
+                self._again |= self._config.keys() & found.keys()
+                self._config.update(found)
 
     def thin(self, most: int) -> bool:
         if len(self._overflows) > most:
@@ -135,18 +195,47 @@ class _TextReading(LineReading):
 
     def close(self) -> RunLog:
         self._reader.close()
-        signals, notes, events = self._reader.rows.finish(kinds=self._reader.kinds)
-        if not signals and not self._overflows:
-            raise self._file.unreadable(f"holds no line that reads as {self._form.name}")
+        form, rows = self._form, self._reader.rows
+        reading = rows.reading(kinds=self._reader.kinds)
+        if not reading.signals and not self._overflows:
+            raise self._file.unreadable(f"holds no line that reads as {form.name}")
         points, overflow_events = _overflow_points(self._overflows)
-        signals = _with_scale(signals, points)
-        events += overflow_events
-        if self._crash is not None:
-            events.append(self._crash)
-            notes.append(f"the log ends in an error: {self._crash['message']}")
-        path, form = str(self._file.path), self._form
-        log = RunLog(path, form.name, tuple(signals), self._config, tuple(events), tuple(notes), form.confidence)
-        return form.amend(log, self._file)
+        runs = [reading, *reading.later]
+        if len(runs) == 1:
+            reading.signals = _with_scale(reading.signals, points)
+        self._tell_crashes(runs)
+        coverage = Coverage(self._number, self._looked + self._read, self._read, self._unread_at_end)
+        log = RunLog(
+            str(self._file.path),
+            form.name,
+            config=self._config,
+            events=tuple(overflow_events) if len(runs) == 1 else (),
+            confidence=form.confidence,
+            coverage=coverage,
+        )
+        return form.amend_runs(log_of_readings(log, reading, line_of_row=rows.line_of), self._file)
+
+    def _tell_crashes(self, runs: list[Reading]) -> None:
+        """Give each run the crash that ended it; what a run went on after is only said."""
+        ends = {run.rows[1]: run for run in runs if run.rows is not None}
+        for row, events in self._crashes:
+            run = ends.get(row)
+            if run is not None:
+                run.events += events
+            elif row:
+                owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
+                owner.notes.append(f"an error was printed at line {events[0]['line']}, and training went on")
+        runs[-1].events += self._crash.events()
+
+
+def _seconds(line: str) -> float | None:
+    """Return the time a line was written, where it says so."""
+    match = _CLOCK.search(line[:80])
+    if match is None:
+        return None
+    year, month, day, hour, minute, second = map(int, match.groups())
+    # Only differences matter: months of 31 days are near enough.
+    return ((((year * 12 + month) * 31 + day) * 24 + hour) * 60 + minute) * 60.0 + second
 
 
 def _to_float(match: re.Match[str] | None) -> float | None:

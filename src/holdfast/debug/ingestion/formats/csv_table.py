@@ -22,7 +22,7 @@ from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.record_columns import ColumnBuilder, columns_from_batches
 from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
-from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 
 __all__ = ["CsvFormat"]
 
@@ -30,11 +30,13 @@ _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), 
 _DELIMITERS = (",", "\t", ";", "|")
 _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
+MAX_PAIR_SHARE = 0.34
+"""The share of a header's names that may hold a colon and a number."""
 _WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
 _DECIMAL_POINT = re.compile(r"^[-+]?\d+\.\d+(?:[eE][-+]?\d+)?$")
-_PAIR = re.compile(r"[:=]\s*[-+]?\d")  # "loss: 2.5" is a line of a log, not a name
+_PAIR = re.compile(r"[:=]\s*[-+]?\d[\d.eE+\-]*\s*%?$")  # "loss: 2.5" is a line of a log, not a name
 
 
 class CsvFormat(LogFormat):
@@ -56,10 +58,10 @@ class CsvFormat(LogFormat):
         lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
         if not lines:
             return 0.0
-        cells = [line.split(None if delimiter == _SPACES else delimiter) for line in lines]
-        same = sum(len(row) == len(header) for row in cells) / len(cells)
+        cells = [_cells(line, delimiter) for line in lines]
+        same = sum(_fits(row, len(header)) for row in cells) / len(cells)
         numeric = [
-            number_of(cell.strip()) is not None or cell.strip().lower() in PLACEHOLDERS for row in cells for cell in row
+            number_of(cell) is not None or cell.lower() in PLACEHOLDERS for row in cells for cell in row[: len(header)]
         ]
         if same < 0.6 or not numeric or sum(numeric) < 0.3 * len(numeric):
             return 0.0
@@ -83,8 +85,8 @@ class CsvFormat(LogFormat):
             raise file.unreadable("has no header row")
         _, delimiter, skip = found
         try:
-            if delimiter == _SPACES:
-                raise pa.ArrowInvalid("columns set apart by any number of spaces")
+            if delimiter == _SPACES or not _plain_rows(file, delimiter, skip, len(found[0])):
+                raise pa.ArrowInvalid("rows that only a line-by-line reading understands")
             builder = columns_from_batches(self._batches(file, delimiter, skip), file.limits)
         except (pa.ArrowInvalid, pa.ArrowNotImplementedError, UnicodeDecodeError):
             reading = _CsvReading(file, *found)
@@ -146,11 +148,20 @@ class _CsvReading(LineReading):
         reading = read_columns(self._builder.count, columns, labels, source_name=self._file.name)
         if not reading.signals:
             raise self._file.unreadable("is a table without a column of numbers")
-        notes = [*self._builder.notes, *reading.notes]
         confidence = 0.95 if reading.has_step else 0.7
-        return RunLog(
-            str(self._file.path), "csv", tuple(reading.signals), {}, tuple(reading.events), tuple(notes), confidence
-        )
+        log = RunLog(str(self._file.path), "csv", notes=tuple(self._builder.notes), confidence=confidence)
+        return log_of_readings(log, reading)
+
+
+def _fits(row: list[str], count: int) -> bool:
+    """Whether a row has the header's cells; a separator at its end makes one more, empty."""
+    return len(row) == count or (len(row) == count + 1 and not row[-1])
+
+
+def _plain_rows(file: LogFile, delimiter: str, skip: int, count: int) -> bool:
+    """Whether the sample's rows have exactly the header's cells, and no NUL byte."""
+    lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
+    return b"\0" not in file.head and not any(len(_cells(line, delimiter)) == count + 1 for line in lines)
 
 
 def _comma_is_decimal(file: LogFile, delimiter: str) -> bool:
@@ -188,9 +199,11 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         if delimiter == _SPACES and not all(_WORD.match(name) for name in names):
             return None
         numbers = np.array([number_of(name) is not None for name in names])
+        # "mAP_0.5:0.95" is a name with a colon; "step: 1, loss: 2.5" is a line of a log.
+        pairs = np.array([bool(_PAIR.search(name)) for name in names])
         if (
-            any(_PAIR.search(name) for name in names)
-            or numbers.mean() > 0.5
+            pairs.mean() > MAX_PAIR_SHARE
+            or (numbers | pairs).mean() > 0.5
             or len(names) > _MOST_COLUMNS
             or len(names) < 2
             or not any(names)

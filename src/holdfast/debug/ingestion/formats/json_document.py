@@ -12,12 +12,14 @@ from typing import Any
 from holdfast.debug.ingestion.config_text import canonical_config
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
-from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.structures import read_structure, structure_of
 
 __all__ = ["JsonDocumentFormat", "load_json"]
 
 _OPENING = re.compile(r"^\s*[\[{]\s*($|[\[{\"}\]\-\d])")
+MAX_HEADER_LINES = 4
+"""Lines that may stand before a document: a title, a comment."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
 
 
@@ -28,11 +30,24 @@ def load_json(file: LogFile) -> Any:
         UnreadableLogError: it is no JSON, or nested too deeply, or too large.
     """
     try:
-        return json.loads(file.read_text())
+        text = file.read_text().lstrip("\0")
+        return json.loads(text[_opening_line(text) or 0 :])
     except RecursionError as error:
         raise file.unreadable("is JSON nested too deeply to be a log") from error
     except ValueError as error:
         raise file.unreadable(f"is not valid JSON: {error}") from error
+
+
+def _opening_line(text: str) -> int | None:
+    """Return where the document begins: at the first character, or after a line or two that name it."""
+    offset = 0
+    for line in text.split("\n", MAX_HEADER_LINES)[:MAX_HEADER_LINES]:
+        if _OPENING.match(line):
+            return offset
+        offset += len(line) + 1
+        if line.lstrip()[:1] in ("{", "["):
+            return None  # It opens like JSON and is something else.
+    return None
 
 
 class JsonDocumentFormat(LogFormat):
@@ -48,7 +63,7 @@ class JsonDocumentFormat(LogFormat):
         if not file.is_text:
             return 0.0
         text = file.head[:4096].decode("utf-8", errors="replace").lstrip("\ufeff")
-        if not _OPENING.match(text.split("\n")[0] if text.strip() else ""):
+        if _opening_line(text) is None:
             return 0.0
         if b'"log_history"' in file.head:
             return 0.99
@@ -68,10 +83,8 @@ class JsonDocumentFormat(LogFormat):
         kind = structure_of(data)
         name = "megatron-golden" if kind == "golden" else self.name
         config = canonical_config(data) if isinstance(data, dict) else {}
-        return RunLog(
-            str(file.path), name, tuple(reading.signals), config, tuple(reading.events), tuple(reading.notes),
-            0.95 if kind in ("golden", "records") else 0.85,
-        )  # fmt: skip
+        confidence = 0.95 if kind in ("golden", "records") else 0.85
+        return log_of_readings(RunLog(str(file.path), name, config=config, confidence=confidence), reading)
 
     def _trainer_state(self, file: LogFile, data: dict[str, Any]) -> RunLog:
         # The last record sums the run up under names (train_loss, …) that look like points of series.
@@ -80,11 +93,4 @@ class JsonDocumentFormat(LogFormat):
         if not reading.signals:
             raise file.unreadable("is a trainer state whose log history is empty", hint="log at least one step first")
         config = canonical_config({name: data[name] for name in _HF_SETTINGS if data.get(name) is not None})
-        return RunLog(
-            str(file.path),
-            "hf-trainer-state",
-            tuple(reading.signals),
-            config,
-            tuple(reading.events),
-            tuple(reading.notes),
-        )
+        return log_of_readings(RunLog(str(file.path), "hf-trainer-state", config=config), reading)

@@ -17,8 +17,9 @@ from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.record_columns import CONFIG_FIELDS, ColumnBuilder
-from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.structures import flatten_record
+from holdfast.debug.types import Coverage
 
 __all__ = ["JsonLinesFormat"]
 
@@ -109,15 +110,22 @@ class _JsonReading(LineReading):
         reading = read_columns(builder.count, columns, labels, source_name=self._file.name)
         if not reading.signals:
             raise self._file.unreadable("holds JSON objects without numbers")
-        notes = [*builder.notes, *reading.notes]
+        notes = list(builder.notes)
         if self._bad:
             notes.append(f"{self._bad} lines were not JSON objects and were left out")
         for settings in builder.settings:
             self._config.update(canonical_config(settings))
-        return RunLog(
-            str(self._file.path), self._name, tuple(reading.signals), self._config, (*self._events, *reading.events),
-            tuple(notes), 1.0 if reading.has_step else 0.75,
-        )  # fmt: skip
+        rows = builder.count
+        log = RunLog(
+            str(self._file.path),
+            self._name,
+            config=self._config,
+            events=tuple(self._events),
+            notes=tuple(notes),
+            confidence=1.0 if reading.has_step else 0.75,
+            coverage=Coverage(rows + self._bad, rows + self._bad, rows),
+        )
+        return log_of_readings(log, reading)
 
 
 def _nested(record: dict[str, Any]) -> bool:

@@ -1,0 +1,139 @@
+"""The named numbers on one line of text: ``loss: 2.5``, ``acc=0.9``, ``Loss nan``, ``Score at iteration 7 is 3``.
+
+A name is one word or a few, and never crosses a tab or two spaces: ``2178 samples/sec   Loss nan`` is a speed with its
+unit, then a loss. A number with a percent sign and a bar is a progress bar's, and names nothing.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, is_ambient, meaning_of, plain
+from holdfast.debug.ingestion.numbers import NUMBER, SUFFIX, to_scaled
+
+__all__ = ["GAP", "TELLING", "Pairs", "find_pairs", "with_gaps"]
+
+GAP = "\x1f"
+"""Stands for a tab or two spaces or more, and for a counter that was taken out: what a name does not reach across."""
+
+TELLING = frozenset(
+    (
+        "loss",
+        "eval_loss",
+        "perplexity",
+        "metric",
+        "reward",
+        "value_loss",
+        "entropy",
+        "kl",
+        "grad_norm",
+        "lr",
+        "loss_scale",
+    )
+)
+"""Kinds that say how training goes."""
+MAX_NAME_CHARACTERS = 60
+
+_WIDE = re.compile(r"\t[\t ]*| {2,}")
+_UNIT = (
+    r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
+    r"samples|%)(?![\w:=]))?"
+)
+_PAIR = re.compile(
+    r"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*(?: [A-Za-z@(][\w@/.\-()']*){0,4}?)[\"']?[ \x1f]*"
+    r"(?:[(\[][\w/ %]{1,12}[)\]])?[ \x1f]*(?P<sign>[:=]+>?|\bis\b|\bwas\b|->|(?<=[ \x1f]))[ \x1f]*\[?[ ]*"
+    rf"(?P<number>{NUMBER}{SUFFIX})(?![\w.]*[:/]\d|[A-Za-z_])(?P<bar>\s?%\s?\|)?{_UNIT}(?:\s*\(\s*{NUMBER}\s*\))?"
+)
+_GLUED = re.compile(
+    rf"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*)(?P<sign>[:=]+)[ \x1f]*(?P<number>{NUMBER})"
+    r"(?P<bar>\s?%\s?\|)?(?:s|ms|%|[kKMG]i?B)(?![\w:=])"
+)
+# Words that end a run of prose before the name of a metric, or are none themselves.
+_PROSE = frozenset(
+    ("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at", "to", "from",
+     "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by", "with", "after", "on", "a", "an",
+     "its", "this", "that", "was", "new", "best", "current", "final", "got", "has", "have", "be", "as", "epoch", "step",
+     "iter", "iteration", "average", "avg", "mean", "using", "set", "code", "than", "over", "under", "are", "exits",
+     "file", "id", "index")
+)  # fmt: skip
+_NAMELESS = frozenset(
+    ("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at", "to", "from",
+     "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by", "local_rank", "code", "id",
+     "index", "than")
+)  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class Pairs:
+    """What was found on a line.
+
+    Args:
+        fields: each name with its number, in the order of the line.
+        covered: characters that belong to a pair: prose with a number in it has few of them.
+        telling: whether one of the numbers says how training goes; a time or a memory alone does not.
+    """
+
+    fields: dict[str, float | None]
+    covered: int
+    telling: bool
+
+
+def with_gaps(line: str) -> str:
+    """Return the line with every wide space made one character, so that patterns need not backtrack over it."""
+    return _WIDE.sub(GAP, line.strip())
+
+
+def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
+    """Find the pairs of a line that went through :func:`with_gaps`.
+
+    ``spellings`` keeps the first spelling of each name, so that ``Loss`` and ``loss`` are one series.
+    """
+    fields: dict[str, float | None] = {}
+    covered, telling = 0, False
+    for match in _PAIR.finditer(text):
+        if match["bar"]:
+            continue
+        name = _trim(match["name"])
+        word = plain(name)
+        if not _is_name(name, word):
+            continue
+        meaning = meaning_of(name)
+        if not match["sign"] and (meaning.kind is None or "." in name):
+            continue  # "took 5" and "Table 3": without a sign only a known name counts.
+        covered += match.end() - match.start()
+        telling = telling or meaning.kind in TELLING
+        name = spellings.setdefault(word, name)
+        if name not in fields:
+            fields[name] = to_scaled(match["number"])
+    for match in _GLUED.finditer(text) if not fields or len(fields) < text.count(":") + text.count("=") else ():
+        word = plain(match["name"])
+        name = spellings.setdefault(word, match["name"])
+        if not match["bar"] and _is_name(name, word) and name not in fields:
+            covered += match.end() - match.start()
+            telling = telling or meaning_of(name).kind in TELLING
+            fields[name] = to_scaled(match["number"])
+    return Pairs(fields, covered, telling)
+
+
+def _is_name(name: str, word: str) -> bool:
+    return not (
+        not word
+        or len(word) > MAX_NAME_CHARACTERS
+        or word in _NAMELESS
+        or word.endswith("_py")
+        or name.count("(") != name.count(")")
+        or word in STEP_NAMES
+        or word in EPOCH_NAMES
+        or is_ambient(name)
+    )
+
+
+def _trim(name: str) -> str:
+    """Keep of a run of words the end that names the metric: ``finished with train loss`` → ``train loss``."""
+    words = name.split(". ")[-1].split(" ")
+    begin = 0
+    for number, word in enumerate(words[:-1]):
+        if plain(word) in _PROSE:
+            begin = number + 1
+    return " ".join(words[begin:]).strip("-._/' ") or words[-1].strip("'")

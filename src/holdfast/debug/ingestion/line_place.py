@@ -1,0 +1,76 @@
+"""Where a line of text stands in its run: the step, the epoch and the batch it prints.
+
+In this order: a counter with a name (``step 12``, ``iter: 12/100``), an epoch and the batch within it
+(``Epoch 3 [40/196]``), a progress bar, an epoch alone. A total printed once (``Total steps: 13002``) is no place.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+from holdfast.debug.ingestion.line_pairs import GAP
+from holdfast.debug.ingestion.numbers import to_scaled
+
+__all__ = ["Place", "find_place"]
+
+_SIGNS = r"[\s:=#\[(\x22\x27\x1f]*"
+_BEFORE = r"(?:\b(?:at|after|in|on|for|of)[ \x1f]+)?"
+_NOT_TOTAL = (
+    r"(?<!total )(?<!max )(?<!num )(?<!warmup )(?<!per )(?<!every )(?<!save )(?<!eval )(?<!logging )(?<!of )(?<!all )"
+)
+_EPOCH = re.compile(
+    rf"{_BEFORE}{_NOT_TOTAL}\bepoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
+    re.IGNORECASE,
+)
+_STEP = re.compile(
+    rf"{_BEFORE}{_NOT_TOTAL}(?:\b(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|iteration|"
+    r"iterations(?=[\s:=]*\d+\s*/)|iters?|itr|it|update|updates|mini-?batch|"
+    r"batch(?:[ _]?(?:idx|id|index|num|no))?|episode|timesteps?|total_timesteps)\b|Up\.)"
+    rf"{_SIGNS}(\d[\d,]{{0,64}}(?:(?:\.\d{{1,64}})?[kKM]\b)?)(?:\.0+(?!\d))?(?![\d.]{{0,64}}\s?%|\.\d)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
+    re.IGNORECASE,
+)
+_TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
+_PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
+_INSIDE = re.compile(r"[\[(|\x1f]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
+_LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
+_ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
+_KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """What a line says of its place; the text without it, so that a counter is not taken for a metric."""
+
+    step: float | None
+    epoch: float | None
+    total: float | None
+    text: str
+
+
+def find_place(text: str) -> Place:
+    """Find the counters of a line that went through :func:`~holdfast.debug.ingestion.line_pairs.with_gaps`."""
+    paired = _PAIRED.search(text)
+    if paired:
+        rest = text[: paired.start()] + GAP + text[paired.end() :]
+        return Place(float(paired.group(2)), float(paired.group(1)), float(paired.group(3)), rest)
+    epoch: float | None = None
+    found = _EPOCH.search(text) or _TRAIN.match(text)
+    after = text
+    if found:
+        epoch = float(found.group(1))
+        after = text[found.end() :]
+        text = text[: found.start()] + GAP + after
+    counter = _STEP.search(text)
+    if counter:
+        step = to_scaled(counter.group(1))
+        total = to_scaled(counter.group(2) or counter.group(3) or "")
+        return Place(step, epoch, total, text[: counter.start()] + GAP + text[counter.end() :])
+    inside = _KERAS.match(text) or _INSIDE.search(after) or (_LATER.search(after) if found else None)
+    if inside:
+        rest = text.replace(inside.group(), GAP, 1)
+        return Place(float(inside.group(1)), epoch, float(inside.group(2)), rest)
+    rounds = _ROUND.match(text)
+    if rounds:
+        return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
+    return Place(None, epoch, None, text)

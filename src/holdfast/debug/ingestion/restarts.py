@@ -1,0 +1,125 @@
+"""Where one run in a file ends and the next begins.
+
+A counter that goes back means one of three things. Each epoch counts its batches from the beginning: a *pass*, still
+the same run. A run resumed from a checkpoint writes some steps again: an *overlap*, the same run too. Or the counter is
+back at its start because another run was written into the same file: only this divides. What tells a pass from a new
+run is the epoch where one is printed, then what stands between the rows (settings printed again, a jump of the clock, a
+crash), then whether the loss is back where the first run began, and last whether the stretches are of equal length.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Counters", "divide_runs"]
+
+Floats = NDArray[np.float64]
+
+NEAR_START_SHARE = 0.02
+"""The share of a stretch within which a counter is back at its start: runs log their first step or their tenth."""
+LEVEL_ROWS = 5
+"""Rows whose median is a loss level: one row is a batch's luck."""
+MIN_FALL_NOISES = 4.0
+"""A loss has visibly moved when it moved by this many times the median distance of neighbouring rows."""
+MIN_FALL_SHARE = 0.05
+"""And by this share of its first level."""
+ALIKE_SHARE = 0.25
+"""Stretches whose lengths differ by less than this share may be passes over the same data."""
+MIN_ROWS_PER_RUN = 2.0
+"""Where the runs found are shorter than this on average, the counter does not count what it seems to."""
+
+
+@dataclass(frozen=True, slots=True)
+class Counters:
+    """What is known of a file's rows, one entry per row.
+
+    Args:
+        steps: the printed step, gaps filled.
+        epochs: the printed epoch, gaps filled, where one is printed.
+        level: the main loss, NaN where a row has none.
+        marks: rows before which something says that a run began: settings again, the clock, a crash.
+    """
+
+    steps: Floats
+    epochs: Floats | None = None
+    level: Floats | None = None
+    marks: Collection[int] = ()
+
+
+def divide_runs(counters: Counters) -> list[int]:
+    """Return the rows at which runs begin; the first is always 0."""
+    steps, epochs = counters.steps, counters.epochs
+    if epochs is not None and float(np.ptp(epochs)) == 0.0:
+        epochs = None  # An epoch that never changes says nothing about the order of rows.
+    back = np.diff(steps) < 0
+    if epochs is not None:
+        back |= np.diff(epochs) < 0
+    suspects = np.flatnonzero(back) + 1
+    begins = [0]
+    for number, row in enumerate(suspects.tolist()):
+        following = int(suspects[number + 1]) if number + 1 < len(suspects) else len(steps)
+        if _begins_a_run(counters, epochs, begins[-1], row, following):
+            begins.append(row)
+    if len(begins) > 1 and len(steps) / len(begins) < MIN_ROWS_PER_RUN:
+        return [0]
+    return begins
+
+
+def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: int, following: int) -> bool:
+    marked = any(row - 1 < mark <= row for mark in counters.marks)
+    if epochs is not None:
+        if epochs[row] < epochs[row - 1]:
+            return _at_start(epochs, begin, row)
+        if epochs[row] > epochs[row - 1]:
+            return False
+        return marked and _at_start(counters.steps, begin, row) and _at_start(epochs, begin, row)
+    if not _at_start(counters.steps, begin, row):
+        return False
+    if marked:
+        return True
+    if counters.level is not None:
+        back_at_first = _level_is_back(counters.level, begin, row, following)
+        if back_at_first is not None:
+            return back_at_first
+    return not _alike(counters.steps, begin, row, following)
+
+
+def _at_start(counter: Floats, begin: int, row: int) -> bool:
+    """Whether the counter is back where this run began: at its first value, or no further than its first few rows."""
+    stretch = counter[begin:row]
+    first, top = float(stretch[0]), float(stretch.max())
+    rises = np.diff(stretch)
+    stride = float(np.median(rises[rises > 0])) if np.any(rises > 0) else 1.0
+    return bool(counter[row] <= first + max(0.5 * stride, NEAR_START_SHARE * (top - first)))
+
+
+def _level_is_back(level: Floats, begin: int, row: int, following: int) -> bool | None:
+    """Whether the loss is back at its first level; None where it never left it visibly, so nothing can be said."""
+    before = level[begin:row][np.isfinite(level[begin:row])]
+    after = level[row:following][np.isfinite(level[row:following])]
+    if len(before) < 2 or not len(after):
+        return None
+    width = max(1, min(LEVEL_ROWS, len(before) // 3))
+    first, last = float(np.median(before[:width])), float(np.median(before[-width:]))
+    now = float(np.median(after[: max(1, min(width, len(after) // 3))]))
+    noise = float(np.median(np.abs(np.diff(before)))) if len(before) > 3 else 0.0
+    if abs(first - last) <= MIN_FALL_NOISES * noise or abs(first - last) <= MIN_FALL_SHARE * abs(first):
+        return None
+    return abs(now - first) < abs(now - last)
+
+
+def _alike(counter: Floats, begin: int, row: int, following: int) -> bool:
+    """Whether the stretches before and after may be passes over the same data: of one length, but for the last."""
+    start = begin
+    drops = np.flatnonzero(np.diff(counter[begin:row]) < 0)
+    if len(drops):
+        start = begin + int(drops[-1]) + 1
+    before = float(counter[start:row].max() - counter[start])
+    after = float(counter[row:following].max() - counter[row])
+    if following == len(counter):
+        return after <= (1.0 + ALIKE_SHARE) * before + 1.0  # The last pass may be cut short, never longer.
+    return abs(after - before) <= ALIKE_SHARE * max(before, after) + 1.0

@@ -1,0 +1,91 @@
+"""What a program prints when it dies is a finding; what training goes on after is not."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, RunReport, Severity, Verdict
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+TRAINING = "".join(f"step {n} loss {3.0 / (n + 1) + 1:.4f}\n" for n in range(60))
+TRACEBACK = 'Traceback (most recent call last):\n  File "train.py", line 9, in <module>\n    step()\n'
+
+ENDINGS = {
+    "traceback": (TRACEBACK + "ValueError: shapes do not match\n", "ValueError: shapes do not match"),
+    "of a rank": (
+        "[rank1]: Traceback (most recent call last):\n[rank1]:   File \"t.py\", line 1, in f\n"
+        "[rank1]: torch.OutOfMemoryError: CUDA out of memory. Tried to allocate 2.00 GiB.\n",
+        "no memory was left",
+    ),
+    "syntax error": ('  File "t.py", line 3\n    def (\n        ^\nSyntaxError: invalid syntax\n', "invalid syntax"),
+    "out of memory": ("RuntimeError: CUDA out of memory. Tried to allocate 20.00 MiB\n", "no memory was left"),
+    "return code": ("[launch.py:321:sigkill_handler] ['python'] exits with return code = 1\n", "return code = 1"),
+    "slurm": ("srun: error: node7: task 0: Exited with exit code 137\n", "exit code 137"),
+    "killed": ("Killed\n", "the job was killed"),
+    "time limit": ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2024 DUE TO TIME LIMIT ***\n", "TIME LIMIT"),
+    "nccl": (
+        "[E ProcessGroupNCCL.cpp:821] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n",
+        "a collective timed out",
+    ),
+    "segmentation fault": ("Segmentation fault (core dumped)\n", "the job was killed"),
+}  # fmt: skip
+
+
+def diagnose(tmp_path: Path, text: str) -> RunReport:
+    path = tmp_path / "train.log"
+    path.write_text(text, encoding="utf-8")
+    (run,) = DEBUGGER.debug(path).runs
+    return run
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_log_that_ends_in_a_crash_is_unhealthy_and_quotes_it(tmp_path: Path, name: str) -> None:
+    ending, quoted = ENDINGS[name]
+    run = diagnose(tmp_path, TRAINING + ending)
+    (crash,) = (finding.detection for finding in run.findings if finding.detection.failure.name == "crash")
+    assert run.verdict is Verdict.UNHEALTHY
+    assert crash.severity is Severity.CRITICAL
+    assert any(quoted in evidence.claim for evidence in crash.evidence)
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_a_crash_without_any_training_is_a_finding_too(tmp_path: Path, name: str) -> None:
+    assert diagnose(tmp_path, "loading data\n" + ENDINGS[name][0]).verdict is Verdict.UNHEALTHY
+
+
+@pytest.mark.parametrize("name", ENDINGS)
+def test_an_error_that_training_goes_on_after_is_no_crash(tmp_path: Path, name: str) -> None:
+    more = "".join(f"step {n} loss {3.0 / (n + 1) + 1:.4f}\n" for n in range(60, 120))
+    run = diagnose(tmp_path, TRAINING + ENDINGS[name][0] + more)
+    assert run.verdict is Verdict.HEALTHY
+    assert any("training went on" in note for note in run.notes)
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "UserWarning: error while loading the extension, ignored",
+        "validation error: 0.12",
+        "WARNING: 3 samples were skipped after an error",
+        "Process finished with exit code 0",
+        "The answer is: the king was killed by his brother.",
+        "INFO: TracebackFilter installed",
+    ],
+)
+def test_words_of_a_crash_in_other_lines_are_no_crash(tmp_path: Path, line: str) -> None:
+    assert diagnose(tmp_path, TRAINING + line + "\n").verdict is Verdict.HEALTHY
+
+
+def test_a_run_stopped_by_hand_is_told_and_not_blamed(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, TRAINING + TRACEBACK + "KeyboardInterrupt\n")
+    assert [finding.detection.severity for finding in run.findings] == [Severity.INFO]
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_crash_belongs_to_the_run_it_ended(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text(TRAINING + ENDINGS["traceback"][0] + TRAINING, encoding="utf-8")
+    first, second = DEBUGGER.debug(path).runs
+    assert (first.verdict, second.verdict) == (Verdict.UNHEALTHY, Verdict.HEALTHY)

@@ -1,0 +1,100 @@
+"""Several runs in one file are told apart; passes over the data and resumes are not taken for runs."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.debug.ingestion import read_path
+from holdfast.debug.ingestion.restarts import Counters, divide_runs
+from holdfast.debug.ingestion.steps import repair_steps
+
+
+def loss(count: int, seed: int = 0) -> list[float]:
+    noise = np.random.default_rng(seed).normal(0, 0.02, count)
+    return [float(value) for value in 2.0 * np.exp(-np.arange(count) / (count / 4)) + 0.5 + noise]
+
+
+def lines(count: int, *, begin: int = 0, seed: int = 0) -> str:
+    return "".join(f"step {n} loss {value:.4f}\n" for n, value in enumerate(loss(count, seed)) if n >= begin)
+
+
+def lengths(tmp_path: Path, text: str, name: str = "train.log") -> list[int]:
+    path = tmp_path / name
+    path.write_text(text, encoding="utf-8")
+    return [max(len(signal.values) for signal in log.signals) for log in read_path(path)]
+
+
+def test_two_runs_in_one_file_are_two(tmp_path: Path) -> None:
+    assert lengths(tmp_path, lines(100) + lines(100, seed=1)) == [100, 100]
+
+
+def test_a_run_that_died_early_and_began_again_is_two_runs(tmp_path: Path) -> None:
+    assert lengths(tmp_path, lines(40) + lines(200, seed=1)) == [40, 200]
+
+
+def test_a_resume_that_overlaps_is_one_run_with_the_later_writing(tmp_path: Path) -> None:
+    (log,) = read_path(_written(tmp_path, lines(100) + lines(200, begin=80)))
+    assert log.signals[0].steps.tolist() == list(range(200))
+
+
+def _written(tmp_path: Path, text: str) -> Path:
+    path = tmp_path / "train.log"
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+def test_epochs_that_count_their_batches_from_the_start_are_one_run(tmp_path: Path) -> None:
+    text = "".join(f"Epoch {n // 50} batch {n % 50} loss {value:.4f}\n" for n, value in enumerate(loss(500)))
+    (log,) = read_path(_written(tmp_path, text))
+    assert np.all(np.diff(log.signals[0].steps) > 0)
+
+
+def test_passes_without_an_epoch_are_told_from_runs_by_the_loss(tmp_path: Path) -> None:
+    passes = "".join(f"batch {n % 50} loss {value:.4f}\n" for n, value in enumerate(loss(500)))
+    assert lengths(tmp_path, passes) == [500]
+    runs = "".join(f"batch {n} loss {value:.4f}\n" for seed in range(4) for n, value in enumerate(loss(50, seed)))
+    assert lengths(tmp_path, runs) == [50] * 4
+
+
+def test_epochs_that_begin_again_are_runs_in_a_table_too(tmp_path: Path) -> None:
+    rows = "".join(f"{n},{value:.4f}\n" for seed in range(3) for n, value in enumerate(loss(30, seed), 1))
+    assert lengths(tmp_path, "epoch,loss\n" + rows, "log.csv") == [30, 30, 30]
+
+
+def test_a_summary_of_the_epoch_does_not_take_the_step_back(tmp_path: Path) -> None:
+    text = ""
+    for epoch in range(4):
+        text += "".join(
+            f"Epoch {epoch} step {n}/400 loss {3 - n / 400:.4f}\n" for n in range(epoch * 100, epoch * 100 + 100)
+        )
+        text += f"Epoch {epoch} finished, val loss: {3 - epoch / 10:.4f}\n"
+    (log,) = read_path(_written(tmp_path, text))
+    assert {signal.name: len(signal.values) for signal in log.signals} == {"loss": 400, "val loss": 4}
+
+
+@given(st.lists(st.integers(5, 40), min_size=1, max_size=5), st.integers(0, 2**16))
+def test_runs_laid_end_to_end_are_divided_exactly(sizes: list[int], seed: int) -> None:
+    steps = np.concatenate([np.arange(size, dtype=np.float64) for size in sizes])
+    level = np.concatenate([np.linspace(3.0, 1.0, size) for size in sizes])
+    level += np.random.default_rng(seed).normal(0, 0.005, len(level))
+    begins = np.concatenate([[0], np.cumsum(sizes)[:-1]])
+    assert divide_runs(Counters(steps, level=level)) == begins.tolist()
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=60), st.booleans())
+def test_steps_never_go_back_along_the_order_whatever_was_printed(raw: list[float], epochs: bool) -> None:
+    steps = np.array(raw)
+    axis = repair_steps(steps, np.floor(np.arange(len(steps)) / 7) if epochs else None)
+    ordered = axis.steps if axis.order is None else axis.steps[axis.order]
+    assert np.all(np.diff(ordered) >= 0)
+
+
+@pytest.mark.parametrize("again", ["Namespace(lr=0.1, batch_size=32, epochs=5, seed=1)\n"])
+def test_settings_printed_again_begin_a_run_where_the_step_is_back(tmp_path: Path, again: str) -> None:
+    flat = "".join(f"step {n} loss 0.6931\n" for n in range(50))
+    assert lengths(tmp_path, again + flat + again + flat) == [50, 50]
