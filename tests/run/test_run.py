@@ -148,7 +148,7 @@ def test_an_evaluation_stays_out_of_the_series_and_changes_no_generator(tmp_path
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
 def test_any_iterable_with_a_state_will_do(tmp_path: Path) -> None:
-    from torchdata.stateful_dataloader import StatefulDataLoader  # type: ignore[import-untyped]
+    from torchdata.stateful_dataloader import StatefulDataLoader
 
     def job_and_loader() -> tuple[Any, Any]:
         made = make_job()
