@@ -72,10 +72,14 @@ if TYPE_CHECKING:
     from holdfast.order import SourceSpec as SourceSpec
     from holdfast.order import Stratified as Stratified
     from holdfast.order import WindowShuffle as WindowShuffle
+    from holdfast.run import Cure as Cure
     from holdfast.run import Goodput as Goodput
+    from holdfast.run import OpenTelemetryAlert as OpenTelemetryAlert
+    from holdfast.run import RollbackOptions as RollbackOptions
     from holdfast.run import Run as Run
     from holdfast.run import RunLog as RunLog
     from holdfast.run import RunOptions as RunOptions
+    from holdfast.run import WebhookAlert as WebhookAlert
     from holdfast.sources import ArraySource as ArraySource
     from holdfast.sources import ConcatSource as ConcatSource
     from holdfast.sources import HFSource as HFSource
@@ -156,10 +160,14 @@ _HOME: dict[str, str] = {
     "ParallelFileSystemReader": "holdfast.checkpoint",
     "VerifyReport": "holdfast.checkpoint",
     "verify_checkpoint": "holdfast.checkpoint",
+    "Cure": "holdfast.run",
     "Goodput": "holdfast.run",
+    "OpenTelemetryAlert": "holdfast.run",
+    "RollbackOptions": "holdfast.run",
     "Run": "holdfast.run",
     "RunLog": "holdfast.run",
     "RunOptions": "holdfast.run",
+    "WebhookAlert": "holdfast.run",
     "ArraySource": "holdfast.sources",
     "ConcatSource": "holdfast.sources",
     "HFSource": "holdfast.sources",

@@ -76,3 +76,14 @@ def train(job: Job, run: Run, *, on_batch: Callable[[Any], None] | None = None) 
         if on_batch is not None:
             on_batch(batch)
         run.step(loss=job.step(batch))
+
+
+def poisoned_values(steps: range, *, scale: float = 300.0) -> Any:
+    """Return the job's data with every sample of these steps (of the first pass) far out of the others' range."""
+    values = np.random.default_rng(0).normal(size=(SAMPLES * 8, 6)).astype(np.float32)
+    clean = make_job(values=values)
+    for step in steps:
+        for sample in clean.loader.samples_in(step):
+            values[sample.index] *= scale
+    clean.loader.close()
+    return values

@@ -11,18 +11,26 @@ from typing import TYPE_CHECKING
 from holdfast.lazy_names import lazy_names
 
 if TYPE_CHECKING:
+    from holdfast.run.alerts import OpenTelemetryAlert as OpenTelemetryAlert
+    from holdfast.run.alerts import WebhookAlert as WebhookAlert
     from holdfast.run.buckets import Goodput as Goodput
+    from holdfast.run.cure import Cure as Cure
     from holdfast.run.evaluation import Evaluation as Evaluation
     from holdfast.run.options import RunOptions as RunOptions
+    from holdfast.run.rollback import RollbackOptions as RollbackOptions
     from holdfast.run.run import Run as Run
     from holdfast.run.run_log import RunLog as RunLog
 
 _HOME = {
+    "Cure": "cure",
     "Evaluation": "evaluation",
     "Goodput": "buckets",
+    "OpenTelemetryAlert": "alerts",
+    "RollbackOptions": "rollback",
     "Run": "run",
     "RunLog": "run_log",
     "RunOptions": "options",
+    "WebhookAlert": "alerts",
 }
 
 __all__ = sorted(_HOME)

@@ -8,10 +8,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import RunFolderError, StateMismatchError
+from holdfast.errors import RunFolderError, RunMismatchError, StateMismatchError
 from holdfast.run.buckets import Origin, Stopwatch
 from holdfast.run.checkpoints import Checkpoints, Found
 from holdfast.run.compact import Compaction
+from holdfast.run.cure import abandoned_name, cures_for, unfinished
 from holdfast.run.environment import describe_environment
 from holdfast.run.history import History
 from holdfast.run.identity import Identity
@@ -22,7 +23,10 @@ from holdfast.run.ranks import Ranks
 from holdfast.run.recorder import Recorder
 from holdfast.run.snapshot import Components
 
-__all__ = ["Attempt"]
+__all__ = ["REMEMBERED", "Attempt", "begin", "restore_checkpoint"]
+
+REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert"))
+"""Events that decide how a run continues."""
 
 
 @dataclass(slots=True)
@@ -40,6 +44,9 @@ class Attempt:
         step: steps done.
         batch: batches taken for them.
         reached: one more than the highest step any attempt has done; steps below are redone.
+        discard: batches a rollback left out, of a loader that cannot skip them itself.
+        saved_step: the step of the last checkpoint.
+        saved_at: when it was begun.
     """
 
     ranks: Ranks
@@ -55,17 +62,26 @@ class Attempt:
     step: int = 0
     batch: int = 0
     reached: int = 0
+    discard: set[int] = field(default_factory=set)
     saved_step: int = -1
     saved_at: float = field(default_factory=time.monotonic)
 
     def event(self, kind: str, **fields: Any) -> None:
         """Write an event, with the time spent since the record before it."""
         spent, at = self.stopwatch.take()
-        self.recorder.write({"event": kind, **fields, **spent, "at": at})
+        self.note(kind, **fields, **spent, at=at)
+
+    def note(self, kind: str, **fields: Any) -> None:
+        """Write an event without its times; the only way from another thread than the loop's."""
+        record = {"event": kind, **fields}
+        self.recorder.write(record)
+        if kind in REMEMBERED:
+            self.history.events.append(record)
 
     def close(self) -> None:
         """Close the log and let the folder go."""
         self.compaction.stop()
+        self.checkpoints.close()
         self.recorder.close()
         if self.lock is not None:
             self.lock.release()
@@ -106,6 +122,7 @@ def _begin(
     identity = ranks.first(lambda: _identify(folder, components, fresh=fresh))
     histories = ranks.each(lambda: _outline(History.read(folder, rank=ranks.rank)))
     history = histories[ranks.rank]
+    history.events = list(histories[0].events)  # what was decided is the same for all
     number = 1 + max(each.attempts for each in histories)
     origin, down = _origin(history)
     stopwatch = Stopwatch(origin.monotonic, stall_after=options.stall_after)
@@ -175,11 +192,8 @@ def _move_aside(folder: RunFolder) -> None:
 
 def _outline(history: History) -> History:
     """Return the history with its decisions only: every rank gets everyone's."""
-    history.events = [event for event in history.events if event["event"] in _REMEMBERED]
+    history.events = [event for event in history.events if event["event"] in REMEMBERED]
     return history
-
-
-_REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert", "finding"))
 
 
 def _heads(folder: RunFolder) -> dict[str, str]:
@@ -198,6 +212,9 @@ def _origin(history: History) -> tuple[Origin, float]:
 
 
 def _restore(attempt: Attempt, components: Components, down: float) -> None:
+    decided = unfinished(attempt.history.events)
+    if decided is not None:
+        attempt.checkpoints.abandon(after=decided["to"], name=abandoned_name(decided))
     found = attempt.checkpoints.newest()
     if found is not None and found.step < 0:
         raise RunFolderError(
@@ -208,6 +225,8 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
     notes: tuple[str, ...] = ()
     if found is not None:
         notes = restore_checkpoint(attempt, components, found)
+        for cure in cures_for(attempt.history.events, found.step):
+            cure.apply(components, attempt.discard)
     attempt.stopwatch.lap("restore")
     attempt.event(
         "start",
@@ -225,8 +244,6 @@ def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -
     try:
         restored = components.restore(found.path, attempt.ranks)
     except StateMismatchError as error:
-        from holdfast.errors import RunMismatchError
-
         raise RunMismatchError(
             f"the run's data is not what it was: {error.message}",
             folder=str(found.path.parent.parent),
@@ -235,5 +252,6 @@ def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -
     position = restored.position
     attempt.step, attempt.batch = position["step"], position["batch"]
     attempt.reached = max(attempt.reached, position["reached"])
+    attempt.discard = set(position["discard"])
     attempt.saved_step = found.step
     return restored.notes

@@ -124,6 +124,11 @@ class Stopwatch:
         return spent, round(self._mark - self._began, 6)
 
     @property
+    def mark(self) -> float:
+        """When the last lap ended, on the monotonic clock."""
+        return self._mark
+
+    @property
     def elapsed(self) -> float:
         """Seconds since the attempt began."""
         return time.monotonic() - self._began

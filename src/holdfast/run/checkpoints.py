@@ -6,10 +6,12 @@ import os
 import shutil
 import warnings
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.errors import CheckpointError, HoldfastError
@@ -41,23 +43,48 @@ class Checkpoints:
         self._folder = folder
         self._ranks = ranks
         self._keep = keep
+        self._apart: Ranks | None = None
+        self._writer: ThreadPoolExecutor | None = None
 
-    def save(self, state: dict[str, Any], step: int, run_id: str) -> Future[Path]:
-        """Save a state taken after this many steps; all ranks call it."""
+    def save(self, state: dict[str, Any], step: int, *, background: bool) -> Future[Path]:
+        """Save a state taken after this many steps; all ranks call it.
+
+        Args:
+            state: what is saved.
+            step: after how many steps it was taken.
+            background: copy the state, and write the copy while training continues.
+        """
+        if not background:
+            outcome: Future[Path] = Future()
+            outcome.set_result(self._write(state, step, self._ranks))
+            return outcome
+        copied = _copied(state)
+        if self._apart is None:
+            self._apart = self._ranks.apart()
+            self._writer = ThreadPoolExecutor(1, thread_name_prefix="holdfast-save")
+        assert self._writer is not None
+        return self._writer.submit(self._write, copied, step, self._apart)
+
+    def close(self) -> None:
+        """Wait for what is being written."""
+        if self._writer is not None:
+            self._writer.shutdown()
+            self._writer = None
+
+    def _write(self, state: dict[str, Any], step: int, ranks: Ranks) -> Path:
         from torch.distributed.checkpoint.state_dict_saver import save
 
         target = self._folder.checkpoint(step)
         temporary = target.with_name(f".saving-{target.name}")
-        outcome: Future[Path] = Future()
 
         def clear() -> None:
             shutil.rmtree(temporary, ignore_errors=True)
             temporary.mkdir(parents=True)
 
-        self._ranks.first(clear)
+        ranks.first(clear)
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # torch says that it saves in one process, which is meant
-            save(state, checkpoint_id=temporary, process_group=self._ranks.group, no_dist=self._ranks.group is None)
+            save(state, checkpoint_id=temporary, process_group=ranks.group, no_dist=ranks.group is None)
 
         def publish() -> None:
             if target.exists():
@@ -66,9 +93,8 @@ class Checkpoints:
             for path in list(self._folder.checkpoint_steps().values())[: -self._keep]:
                 shutil.rmtree(path)
 
-        self._ranks.first(publish)
-        outcome.set_result(target)
-        return outcome
+        ranks.first(publish)
+        return target
 
     def newest(self, *, not_after: int | None = None) -> Found | None:
         """Return the newest checkpoint that verifies (of this step or earlier); rank 0 looks for all."""
@@ -100,6 +126,15 @@ class Checkpoints:
             return [path.name for path in later]
 
         return self._ranks.first(move)
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of every tensor of a state, on the host."""
+    if isinstance(value, dict):
+        return {name: _copied(entry) for name, entry in value.items()}
+    if isinstance(value, torch.Tensor):
+        return value.detach().to("cpu", copy=True)
+    return value
 
 
 def _damage(path: Path) -> str | None:

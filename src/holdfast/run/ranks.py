@@ -20,6 +20,9 @@ __all__ = ["Exchange", "Ranks"]
 
 T = TypeVar("T")
 
+# A paused run waits for a person; a rank that died is noticed by its connections, a stalled one by the watchdog.
+MAX_WAIT_DAYS = 30
+
 
 class Exchange:
     """Rows of numbers on their way: every rank gives one, every rank gets all."""
@@ -54,12 +57,15 @@ class Ranks:
     group: Any = None
 
     @classmethod
-    def joined(cls, timeout: float | None = None) -> Ranks:
+    def joined(cls) -> Ranks:
         """Join the others of ``torch.distributed``, or stand alone. All ranks must call it."""
         if not dist.is_available() or not dist.is_initialized() or dist.get_world_size() == 1:
             return cls(0, 1)
-        span = None if timeout is None else timedelta(seconds=timeout)
-        return cls(dist.get_rank(), dist.get_world_size(), dist.new_group(backend="gloo", timeout=span))
+        return cls(dist.get_rank(), dist.get_world_size(), _new_group())
+
+    def apart(self) -> Ranks:
+        """Return the same ranks with a process group of their own, for another thread. All ranks must call it."""
+        return self if self.group is None else Ranks(self.rank, self.world, _new_group())
 
     @property
     def is_first(self) -> bool:
@@ -91,6 +97,10 @@ class Ranks:
         if self.group is None:
             return Exchange(table, None)
         return Exchange(table, dist.all_reduce(table, group=self.group, async_op=True))
+
+
+def _new_group() -> Any:
+    return dist.new_group(backend="gloo", timeout=timedelta(days=MAX_WAIT_DAYS))
 
 
 def _attempt(action: Callable[[], T]) -> tuple[bool, Any]:

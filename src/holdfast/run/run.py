@@ -10,23 +10,22 @@ from typing import Any
 import torch
 from torch import nn
 
+from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, RunError
-from holdfast.run.attempt import Attempt, begin
+from holdfast.run.alerts import Alert
+from holdfast.run.attempt import begin
 from holdfast.run.evaluation import Evaluation
-from holdfast.run.gauge import Gauge
-from holdfast.run.generators import generator_states, restore_generators
 from holdfast.run.layout import RunFolder
+from holdfast.run.loop import Loop
+from holdfast.run.monitor import Monitor
 from holdfast.run.options import RunOptions
-from holdfast.run.preemption import Preemption
+from holdfast.run.policy import Policy
+from holdfast.run.reactions import Reactions
+from holdfast.run.rollback import RollbackOptions
 from holdfast.run.run_log import RunLog
-from holdfast.run.saving import Saving
 from holdfast.run.snapshot import Components, Stateful
-from holdfast.run.step_record import StepRecord
 
 __all__ = ["Run"]
-
-# How many steps may wait for their numbers to arrive from the device before one of them is waited for.
-MAX_BEHIND = 2
 
 
 class Run:
@@ -50,6 +49,11 @@ class Run:
         steps: how many steps there are in all, over all attempts; None ends with the data.
         config: whatever describes the run; written to the log.
         fresh: begin again at step 0 and move the run that is there aside.
+        monitor: watch the series with the default detectors, with an ``OnlineDebugger`` of your own, or not at all.
+        on_finding: what to do about findings: ``"log"``, ``"alert"``, ``"pause"``, ``"stop"`` or ``"rollback"``, or a
+            table by failure and severity; see ``Policy``.
+        alerts: where alerts go: functions, ``WebhookAlert``, ``OpenTelemetryAlert``.
+        rollback: how to roll back.
         options: how it records, saves and watches.
 
     Example:
@@ -74,6 +78,10 @@ class Run:
         steps: int | None = None,
         config: Mapping[str, Any] | None = None,
         fresh: bool = False,
+        monitor: bool | OnlineDebugger = True,
+        on_finding: str | Mapping[str, str] = "log",
+        alerts: Sequence[Alert] = (),
+        rollback: RollbackOptions | None = None,
         options: RunOptions | None = None,
     ) -> None:
         if accumulate < 1 or (steps is not None and steps < 0):
@@ -94,78 +102,56 @@ class Run:
             parts={name: part for name, part in named.items() if part is not None},
         )
         self.components.check()
-        self._attempt: Attempt | None = None
-        self._saving: Saving | None = None
-        self._gauge: Gauge | None = None
-        self._preemption: Preemption | None = None
-        self._waiting: list[StepRecord] = []
-        self._pending: StepRecord | None = None
-        self._first_batch = 0
+        self._monitor = _make_monitor(monitor)
+        if self._monitor is not None:
+            self.components.parts["monitor"] = self._monitor
+        self._policy = Policy(on_finding)
+        self._alerts = tuple(alerts)
+        self._rollback = rollback or RollbackOptions()
+        self._loop: Loop | None = None
+        self.ended: str | None = None
+        """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
 
     # --- where it stands -------------------------------------------------------------------------------------------
 
     @property
     def step_number(self) -> int:
         """The next step: how many are done."""
-        return self._open.step
+        return self._open().attempt.step
 
     @property
     def log(self) -> RunLog:
         """The run's log, as far as it is written."""
         return RunLog(self.folder.root)
 
-    @property
-    def _open(self) -> Attempt:
-        if self._attempt is None:
-            self.resume()
-        assert self._attempt is not None
-        return self._attempt
-
     def resume(self) -> int:
         """Continue from the newest good checkpoint; returns the next step.
 
         Called by itself when the first batch is asked for; calling it again does nothing. All ranks call it.
         """
-        if self._attempt is not None:
-            return self._attempt.step
-        options, components = self.options, self.components
-        attempt = begin(self.folder, components, options, fresh=self._fresh, config=self._config)
-        self._attempt = attempt
-        self._first_batch = attempt.batch
-        self._gauge = Gauge(
-            components.model, components.optimizers, grad_norm=options.grad_norm, stats_every=options.stats_every
-        )
-        self._gauge.wants_layers = lambda: self._gauge is not None and self._gauge.is_due(attempt.step)
-        self._preemption = Preemption(enabled=options.handle_signals)
-        self._saving = Saving(attempt, components, options)
-        if attempt.step == 0 and attempt.saved_step < 0:
-            self._saving.save("first")
-        return attempt.step
+        return self._open().attempt.step
+
+    def _open(self) -> Loop:
+        if self._loop is None:
+            attempt = begin(self.folder, self.components, self.options, fresh=self._fresh, config=self._config)
+            if self._monitor is not None:
+                self._monitor.rank = attempt.ranks.rank
+            self._loop = Loop(
+                attempt,
+                self.components,
+                self.options,
+                folder=self.folder,
+                monitor=self._monitor,
+                reactions=Reactions(attempt, self.folder, self._policy, self._alerts),
+                rollback=self._rollback,
+            )
+        return self._loop
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from where the run stands, until the data or the steps end."""
-        attempt = self._open
-        return self._batches(attempt)
-
-    def _batches(self, attempt: Attempt) -> Iterator[Any]:
-        lap = attempt.stopwatch.lap
-        batches = iter(self.components.loader)
-        lap("step")
-        while self.steps is None or attempt.step < self.steps:
-            try:
-                batch = next(batches)
-            except StopIteration:
-                lap("data")
-                break
-            lap("data")
-            attempt.batch += 1
-            yield batch
-            lap("step")
-            if self._pending is not None and self._settle(attempt):
-                return
-        self._finish_pass(attempt)
+        return self._open().batches(lambda: self.steps)
 
     def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
         """Say that a step is done.
@@ -176,16 +162,9 @@ class Run:
                 optimizer sees it.
             **metrics: any other numbers.
         """
-        attempt = self._attempt
-        if attempt is None or self._gauge is None:
+        if self._loop is None:
             raise RunError("a step outside the loop", hint="call step() inside `for batch in run:`")
-        if self._pending is not None:
-            raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
-        record = StepRecord(attempt.step, (self._first_batch, attempt.batch), loss, grad_norm, metrics)
-        gauge = self._gauge
-        record.rate, record.sharded = gauge.rate, gauge.sharded
-        record.grad_norms, record.weight_norms, record.layers = gauge.take()
-        self._pending = record
+        self._loop.step(loss, grad_norm, metrics)
 
     def train(self, steps: int | None = None) -> None:
         """Train with ``train_step`` until the data ends, or until this many steps are done in all."""
@@ -209,98 +188,27 @@ class Run:
         Yields:
             an ``Evaluation``, whose ``record(loss=…)`` writes its figures to the log.
         """
-        attempt = self._open
-        attempt.stopwatch.lap("step")
-        states = generator_states()
+        loop = self._open()
         evaluation = Evaluation(name)
-        try:
+        with loop.apart("evaluation"):
             yield evaluation
-        finally:
-            restore_generators(states)
-            attempt.stopwatch.lap("evaluation")
-            attempt.event("evaluation", name=name, step=attempt.step, figures=evaluation.figures)
-
-    # --- between two steps -----------------------------------------------------------------------------------------
-
-    def _settle(self, attempt: Attempt) -> bool:
-        """Close the step that is done: write it, save, act; returns whether the loop ends here."""
-        record, self._pending = self._pending, None
-        assert record is not None
-        self._waiting.append(record)
-        attempt.step += 1
-        self._first_batch = attempt.batch
-        self._write_ready(attempt)
-        assert self._saving is not None
-        assert self._preemption is not None
-        received = self._preemption.received
-        if received is not None:
-            self._flush(attempt)
-            self._saving.save("preempted", wait=True)
-            attempt.event("preempted", signal=received, step=attempt.step)
-            self.close()
-            raise SystemExit(128 + received)
-        if self._saving.is_due():
-            self._flush(attempt)
-            self._saving.save("interval")
-        self._saving.poll()
-        attempt.stopwatch.lap("step")
-        return False
-
-    def _write_ready(self, attempt: Attempt, *, everything: bool = False) -> None:
-        waiting = self._waiting
-        while waiting and (everything or len(waiting) > MAX_BEHIND or waiting[0].is_ready):
-            record = waiting.pop(0)
-            fields = record.fields()
-            spent, at = attempt.stopwatch.take()
-            fields.update(spent)
-            if record.step < attempt.reached:
-                fields["redone"] = True
-            else:
-                attempt.reached = record.step + 1
-            fields["at"] = at
-            attempt.recorder.write(fields)
-
-    def _flush(self, attempt: Attempt) -> None:
-        self._write_ready(attempt, everything=True)
-
-    def _finish_pass(self, attempt: Attempt) -> None:
-        """Save what the pass over the data, or the run, ended with."""
-        assert self._saving is not None
-        self._flush(attempt)
-        if attempt.step != attempt.saved_step:
-            self._saving.save("end", wait=True)
-        self._saving.wait()
+        loop.attempt.event("evaluation", name=name, step=loop.attempt.step, figures=evaluation.figures)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:
         """Write what is left, close the log and let the folder go; closing twice is harmless."""
-        attempt, self._attempt = self._attempt, None
-        if attempt is None:
-            return
-        if self._gauge is not None:
-            self._gauge.close()
-        if self._preemption is not None:
-            self._preemption.close()
-        if self._pending is not None:
-            attempt.stopwatch.lap("step")
-            self._waiting.append(self._pending)
-            self._pending = None
-            attempt.step += 1
-        self._write_ready(attempt, everything=True)
-        if self._saving is not None:
-            self._saving.wait()
-        attempt.event("end", step=attempt.step)
-        attempt.close()
+        loop, self._loop = self._loop, None
+        if loop is not None:
+            self.ended = loop.ended
+            loop.close()
 
     def __enter__(self) -> Run:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
-        if kind is None and self._attempt is not None and self._saving is not None:
-            self._flush(self._attempt)
-            if self._pending is None and self._attempt.step != self._attempt.saved_step:
-                self._saving.save("end", wait=True)
+        if kind is None and self._loop is not None:
+            self._loop.finish()
         self.close()
 
 
@@ -308,3 +216,9 @@ def _as_list(optimizer: Any) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
     return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+
+
+def _make_monitor(monitor: bool | OnlineDebugger) -> Monitor | None:
+    if monitor is False:
+        return None
+    return Monitor(OnlineDebugger() if monitor is True else monitor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
@@ -23,9 +24,17 @@ class Saving:
         attempt: the attempt that saves.
         components: what is saved.
         options: how often, and how many are kept.
+        on_hashes: told the step and every rank's hash of the parameters all ranks hold whole.
     """
 
-    def __init__(self, attempt: Attempt, components: Components, options: RunOptions) -> None:
+    def __init__(
+        self,
+        attempt: Attempt,
+        components: Components,
+        options: RunOptions,
+        on_hashes: Callable[[int, list[int]], None] = lambda step, hashes: None,
+    ) -> None:
+        self._on_hashes = on_hashes
         self._attempt = attempt
         self._components = components
         self._options = options
@@ -50,13 +59,19 @@ class Saving:
         self.wait()
         attempt.stopwatch.lap("step")
         began = time.monotonic()
-        position = {"step": attempt.step, "batch": attempt.batch, "reached": attempt.reached}
+        position = {
+            "step": attempt.step,
+            "batch": attempt.batch,
+            "reached": attempt.reached,
+            "discard": sorted(attempt.discard),
+        }
         about = self._describe()
         attempt.recorder.sync()
         attempt.saved_step, attempt.saved_at = attempt.step, began
         try:
             state = self._components.collect(attempt.ranks, position)
-            saving = attempt.checkpoints.save(state, attempt.step, attempt.identity.run)
+            background = self._options.save_in_background and not wait
+            saving = attempt.checkpoints.save(state, attempt.step, background=background)
         except (CheckpointError, OSError, RuntimeError) as error:
             self._note_failure(attempt.step, error)
             return
@@ -96,6 +111,7 @@ class Saving:
         total = (own.whole + sum(part for _, part in found)) & ((1 << 64) - 1)
         about: dict[str, Any] = {"parameter_hash": f"{total:016x}"}
         wholes = [whole for whole, _ in found]
+        self._on_hashes(self._attempt.step, wholes)
         if len(set(wholes)) > 1:
             about["hash_by_rank"] = [f"{whole:016x}" for whole in wholes]
         return about

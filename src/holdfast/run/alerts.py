@@ -1,0 +1,121 @@
+"""Alerts: a finding sent to where a person sees it. Sending never holds up the training, and never fails it.
+
+An alert is anything that can be called with a finding: a function of your own, ``WebhookAlert``, or
+``OpenTelemetryAlert``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import threading
+import urllib.request
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.errors import ConfigError, MissingDependencyError
+
+__all__ = ["Alert", "Alerts", "OpenTelemetryAlert", "WebhookAlert"]
+
+Alert = Callable[[Mapping[str, Any]], object]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WebhookAlert:
+    """Posts a finding as JSON; the field ``text`` makes it a message in Slack and the like.
+
+    Args:
+        url: where to.
+        seconds: how long to wait for an answer.
+        attempts: how often to try.
+    """
+
+    url: str
+    seconds: float = 10.0
+    attempts: int = 3
+
+    def __post_init__(self) -> None:
+        if not self.url.startswith(("http://", "https://")):
+            raise ConfigError("a webhook is an http or https address", url=self.url)
+
+    def __call__(self, finding: Mapping[str, Any]) -> None:
+        """Send it; raises the last error once every attempt has failed."""
+        text = f"{finding['run']}: {finding['title']} from step {finding['onset']} ({finding['severity']})"
+        if finding.get("evidence"):
+            text += f" — {finding['evidence'][0]}"
+        body = json.dumps({"text": text, **finding}, default=str).encode()
+        request = urllib.request.Request(self.url, data=body, headers={"Content-Type": "application/json"})
+        for _ in range(self.attempts - 1):
+            with contextlib.suppress(OSError):  # urllib's own errors are of this kind
+                return self._post(request)
+        return self._post(request)
+
+    def _post(self, request: urllib.request.Request) -> None:
+        with urllib.request.urlopen(request, timeout=self.seconds):
+            pass
+
+
+class OpenTelemetryAlert:
+    """Emits a finding as an event of an OpenTelemetry span, through the tracer provider the program has set up.
+
+    Args:
+        name: the tracer's name.
+    """
+
+    def __init__(self, name: str = "holdfast.run") -> None:
+        try:
+            from opentelemetry import trace
+        except ImportError as error:
+            raise MissingDependencyError(
+                "OpenTelemetry is not installed", hint="pip install 'holdfast[otel]'"
+            ) from error
+        self._tracer: Any = trace.get_tracer(name)
+
+    def __call__(self, finding: Mapping[str, Any]) -> None:
+        """Emit it."""
+        plain = {
+            f"holdfast.{name}": value for name, value in finding.items() if isinstance(value, (str, int, float, bool))
+        }
+        with self._tracer.start_as_current_span("holdfast.finding", attributes=plain):
+            pass
+
+
+class Alerts:
+    """Sends findings in the background.
+
+    Args:
+        targets: where to.
+    """
+
+    def __init__(self, targets: Sequence[Alert]) -> None:
+        for target in targets:
+            if not callable(target):
+                raise ConfigError("an alert is something that can be called", found=type(target).__name__)
+        self._targets = tuple(targets)
+        self._threads: list[threading.Thread] = []
+
+    def send(self, finding: Mapping[str, Any], note: Callable[[str, str | None], None]) -> None:
+        """Send a finding to every target; ``note`` is told the target and the error, if there was one."""
+        for target in self._targets:
+            thread = threading.Thread(
+                target=self._send, args=(target, finding, note), name="holdfast-alert", daemon=True
+            )
+            self._threads.append(thread)
+            thread.start()
+
+    def wait(self, seconds: float | None = None) -> None:
+        """Wait for what is being sent."""
+        for thread in self._threads:
+            thread.join(seconds)
+        self._threads.clear()
+
+    @staticmethod
+    def _send(target: Alert, finding: Mapping[str, Any], note: Callable[[str, str | None], None]) -> None:
+        name = type(target).__name__ if not hasattr(target, "__name__") else str(target.__name__)
+        try:
+            target(finding)
+        except Exception as error:  # a user's callback may raise anything; the training must not end of it
+            note(name, f"{type(error).__name__}: {error}")
+        else:
+            note(name, None)

@@ -1,0 +1,66 @@
+"""A glance at every loss: is it so far out that the detectors should look now, not when their turn comes?"""
+
+from __future__ import annotations
+
+import math
+import time
+
+__all__ = ["Glance"]
+
+
+class Glance:
+    """Keeps a loss's running level and asks for a few looks after it has left it.
+
+    Args:
+        deviations: how many of its usual deviations above its level a loss must be.
+        warm_up: losses before the first alarm.
+        looks: after how many steps, from the alarm on, to look.
+        share: of the time, that such looks may cost.
+    """
+
+    def __init__(
+        self,
+        *,
+        deviations: float = 6.0,
+        warm_up: int = 24,
+        looks: tuple[int, ...] = (0, 3, 8, 24),
+        share: float = 0.005,
+    ) -> None:
+        self._deviations = deviations
+        self._warm_up = warm_up
+        self._looks = looks
+        self._share = share
+        self._level = self._deviation = 0.0
+        self._seen = 0
+        self._due: list[int] = []
+        self._free_at = 0.0
+
+    def wants_look(self, loss: float) -> bool:
+        """Take a loss; returns whether the detectors should look now."""
+        self._seen += 1
+        due = self._due
+        if due:
+            self._due = due = [steps - 1 for steps in due]
+        if not math.isfinite(loss):
+            return bool(due) and self._take_due()
+        distance = loss - self._level
+        deviation = self._deviation
+        alarm = self._seen > self._warm_up and distance > self._deviations * deviation
+        # The level follows slowly, and hardly at all what lies far out.
+        kept = min(abs(distance), 3.0 * deviation) if self._seen > self._warm_up else abs(distance)
+        weight = max(0.02, 1.0 / self._seen)
+        self._level += weight * math.copysign(kept, distance)
+        self._deviation += weight * (kept - deviation)
+        if alarm and not due and time.monotonic() >= self._free_at:
+            self._due = due = list(self._looks)
+        return bool(due) and self._take_due()
+
+    def _take_due(self) -> bool:
+        if self._due[0] > 0:
+            return False
+        self._due.pop(0)
+        return True
+
+    def paid(self, seconds: float) -> None:
+        """Note what a look took; the next alarm waits until all its looks would be a small share of the time."""
+        self._free_at = time.monotonic() + seconds * len(self._looks) / self._share

@@ -1,0 +1,310 @@
+"""The loop of one attempt: hands out batches, and does everything that happens between two steps."""
+
+from __future__ import annotations
+
+import contextlib
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from holdfast.errors import RollbackError, RunError
+from holdfast.run.agreement import Agreed, Agreement, Wish
+from holdfast.run.attempt import Attempt
+from holdfast.run.gauge import Gauge
+from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.layout import RunFolder
+from holdfast.run.monitor import Monitor, RankComparison
+from holdfast.run.options import RunOptions
+from holdfast.run.policy import Action
+from holdfast.run.preemption import Preemption
+from holdfast.run.reactions import Reactions
+from holdfast.run.rollback import RollbackOptions, roll_back
+from holdfast.run.saving import Saving
+from holdfast.run.snapshot import Components
+from holdfast.run.step_record import StepRecord
+from holdfast.run.watchdog import Watchdog
+
+__all__ = ["Loop"]
+
+# How many steps may wait for their numbers to arrive from the device before one of them is waited for.
+MAX_BEHIND = 2
+# Steps whose batches are remembered, to say which batches a finding suspects.
+MAX_REMEMBERED_STEPS = 10_000
+# How many times the last save's duration is kept in reserve before a known end of time.
+SAVE_RESERVE = 2.0
+
+
+class Loop:
+    """Drives one attempt.
+
+    Args:
+        attempt: what is open.
+        components: what is trained.
+        options: how it records, saves and watches.
+        folder: the run's folder.
+        monitor: watches this rank's series; None for nobody.
+        reactions: what follows from findings.
+        rollback: how to roll back.
+    """
+
+    def __init__(
+        self,
+        attempt: Attempt,
+        components: Components,
+        options: RunOptions,
+        *,
+        folder: RunFolder,
+        monitor: Monitor | None,
+        reactions: Reactions,
+        rollback: RollbackOptions,
+    ) -> None:
+        self.attempt = attempt
+        self.ended: str | None = None
+        self._components = components
+        self._options = options
+        self._monitor = monitor
+        self._reactions = reactions
+        self._rollback = rollback
+        self._waiting: deque[StepRecord] = deque()
+        self._pending: StepRecord | None = None
+        self._first_batch = attempt.batch
+        self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
+        self._handed_out = 0.0
+        self._jumped = False
+        self._agreement = Agreement(attempt.ranks)
+        self._comparison = RankComparison(attempt.ranks.world)
+        self._gauge = Gauge(
+            components.model, components.optimizers, grad_norm=options.grad_norm, stats_every=options.stats_every
+        )
+        self._gauge.wants_layers = lambda: self._gauge.is_due(attempt.step)
+        self._preemption = Preemption(enabled=options.handle_signals)
+        self._saving = Saving(attempt, components, options, self._compare_hashes)
+        self._watchdog = Watchdog(
+            folder,
+            rank=attempt.ranks.rank,
+            world=attempt.ranks.world,
+            stall_after=options.stall_after,
+            stall_timeout=options.stall_timeout,
+            on_stall=self._note_stall,
+        )
+        if attempt.step == 0 and attempt.saved_step < 0:
+            self._save("first")
+
+    # --- handing out batches ---------------------------------------------------------------------------------------
+
+    def batches(self, steps: Callable[[], int | None]) -> Iterator[Any]:
+        """Yield batches until the data ends, the steps are done, or the run ends for another reason."""
+        attempt, watchdog = self.attempt, self._watchdog
+        lap, now = attempt.stopwatch.lap, attempt.stopwatch
+        while True:
+            batches = iter(self._components.loader)
+            self._jumped = False
+            while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
+                watchdog.mark("data", attempt.step)
+                try:
+                    batch = next(batches)
+                except StopIteration:
+                    lap("data")
+                    break
+                lap("data")
+                attempt.batch += 1
+                if attempt.discard and attempt.batch - 1 in attempt.discard:
+                    self._first_batch = attempt.batch if self._pending is None else self._first_batch
+                    continue
+                self._handed_out = now.mark
+                watchdog.mark("step", attempt.step)
+                yield batch
+                lap("step")
+                if self._pending is not None:
+                    self._settle()
+                    if self.ended is not None:
+                        return
+            if self._jumped or self._settle_last():
+                continue
+            self.finish()
+            watchdog.mark("idle", attempt.step)
+            return
+
+    def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
+        """Take what the program says of the step it has just done."""
+        attempt, gauge = self.attempt, self._gauge
+        if self._pending is not None:
+            raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
+        record = StepRecord(attempt.step, (self._first_batch, attempt.batch), loss, grad_norm, metrics)
+        record.rate, record.sharded = gauge.rate, gauge.sharded
+        record.grad_norms, record.weight_norms, record.layers = gauge.take()
+        self._pending = record
+
+    @contextlib.contextmanager
+    def apart(self, bucket: str) -> Iterator[None]:
+        """Do something that is not training: in its own bucket of time, with every generator put back after it."""
+        attempt = self.attempt
+        attempt.stopwatch.lap("step")
+        self._watchdog.mark(bucket, attempt.step)
+        states = generator_states()
+        try:
+            yield
+        finally:
+            restore_generators(states)
+            attempt.stopwatch.lap(bucket)
+            self._watchdog.mark("step", attempt.step)
+
+    # --- between two steps -----------------------------------------------------------------------------------------
+
+    def _settle(self) -> None:
+        """Close the step that is done: write it, watch it, agree with the other ranks, act."""
+        attempt = self.attempt
+        self._close_step()
+        self._write(everything=False)
+        elapsed = attempt.stopwatch.elapsed
+        limit = self._options.time_limit
+        wish = Wish(
+            signal=self._preemption.received or 0,
+            ends=limit is not None and elapsed + SAVE_RESERVE * self._saving.seconds >= limit,
+            saves=self._saving.is_time(),
+            action=self._reactions.wanted,
+            seconds=self._own_seconds(),
+        )
+        agreed = self._agreement.reach(wish)
+        if agreed is not None:
+            self._act(agreed)
+        if self.ended is None and not self._jumped:
+            if self._saving.is_due():
+                self._save("interval")
+            self._saving.poll()
+        attempt.stopwatch.lap("step")
+
+    def _close_step(self) -> None:
+        record, self._pending = self._pending, None
+        assert record is not None
+        self._waiting.append(record)
+        self._batches_of.append((record.step, record.batches[0]))
+        self.attempt.step += 1
+        self._first_batch = self.attempt.batch
+
+    def _settle_last(self) -> bool:
+        """Hear the other ranks about the last step; returns whether the run goes back for it."""
+        self._write(everything=True)
+        agreed = self._agreement.drain()
+        if agreed is None and self._reactions.wanted > Action.LOG and self.attempt.ranks.world == 1:
+            agreed = self._agreement.reach(Wish(action=self._reactions.wanted))
+        if agreed is not None:
+            self._act(agreed)
+        return self._jumped
+
+    def _write(self, *, everything: bool) -> None:
+        """Write the steps whose numbers are on the host, and let the monitor see them."""
+        attempt, waiting = self.attempt, self._waiting
+        while waiting and (everything or len(waiting) > MAX_BEHIND or waiting[0].is_ready):
+            record = waiting.popleft()
+            fields = record.fields()
+            spent, at = attempt.stopwatch.take()
+            fields.update(spent)
+            if record.step < attempt.reached:
+                fields["redone"] = True
+            else:
+                attempt.reached = record.step + 1
+            fields["at"] = at
+            attempt.recorder.write(fields)
+            if self._monitor is not None and (found := self._monitor.update(fields)):
+                self._reactions.note(found)
+
+    def _own_seconds(self) -> float:
+        """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
+        ended = self._gauge.forward_ended
+        return max(0.0, ended - self._handed_out) if self._handed_out else 0.0
+
+    def _act(self, agreed: Agreed) -> None:
+        """Do what all ranks have agreed on."""
+        attempt = self.attempt
+        if attempt.ranks.is_first:
+            self._reactions.note(self._comparison.add_times(attempt.step - 1, agreed.seconds))
+        if agreed.action > Action.LOG:
+            self._watchdog.mark("paused", attempt.step)
+            finding = self._reactions.act(self._agreement.share(self._reactions.take))
+            if finding is not None:
+                self._roll_back(finding)
+                return
+        if agreed.signal:
+            self._save("preempted", wait=True)
+            attempt.event("preempted", signal=agreed.signal, step=attempt.step)
+            self.close()
+            raise SystemExit(128 + agreed.signal)
+        if agreed.ends:
+            self._save("time limit", wait=True)
+            attempt.event("time_up", step=attempt.step)
+            self.ended = "time limit"
+        elif agreed.saves:
+            self._save("interval")
+
+    def _save(self, reason: str, *, wait: bool = False) -> None:
+        self._write(everything=True)
+        if self.attempt.step != self.attempt.saved_step:
+            self._watchdog.mark("save", self.attempt.step)
+            self._saving.save(reason, wait=wait)
+            self._record_metrics()
+        elif wait:
+            self._saving.wait()
+
+    def _record_metrics(self) -> None:
+        metrics = self._components.metrics
+        if metrics is not None:
+            figures = metrics.get_metrics_for_logging()
+            plain = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
+            self.attempt.event("metrics", step=self.attempt.step, figures=plain)
+
+    def _roll_back(self, finding: dict[str, Any]) -> None:
+        attempt = self.attempt
+        self._agreement.drain()
+        self._write(everything=True)
+        self._saving.wait()
+        self._watchdog.mark("restore", attempt.step)
+        onset = finding["onset"] - self._rollback.before
+        first = next((batch for step, batch in self._batches_of if step >= onset), attempt.batch)
+        try:
+            roll_back(attempt, self._components, self._rollback, finding, (first, attempt.batch))
+        except RollbackError as error:
+            self._reactions.stop(finding, error.message)
+        self._reactions.take()
+        self._gauge.take()
+        self._batches_of.clear()
+        self._first_batch = attempt.batch
+        self._jumped = True
+
+    def _compare_hashes(self, step: int, hashes: list[int]) -> None:
+        if self.attempt.ranks.is_first:
+            self._reactions.note(self._comparison.add_hashes(step, hashes))
+
+    def _note_stall(self, stall: dict[str, Any]) -> None:
+        """Called by the watchdog's thread."""
+        attempt = self.attempt
+        attempt.note("stall", **stall)
+        with contextlib.suppress(OSError):
+            attempt.recorder.sync()
+        self._reactions.note_stall(stall)
+
+    # --- the end ---------------------------------------------------------------------------------------------------
+
+    def finish(self) -> None:
+        """Save what the pass over the data, or the run, ended with."""
+        if self._pending is not None:
+            self.attempt.stopwatch.lap("step")
+            self._close_step()
+        self._save("end", wait=True)
+
+    def close(self) -> None:
+        """Write what is left, close the log and let the folder go."""
+        self._watchdog.stop()
+        self._gauge.close()
+        self._preemption.close()
+        attempt = self.attempt
+        try:
+            if self._pending is not None:
+                attempt.stopwatch.lap("step")
+                self._close_step()
+            self._write(everything=True)
+            self._saving.wait()
+            self._reactions.close()
+            attempt.event("end", step=attempt.step)
+        finally:
+            attempt.close()

@@ -1,0 +1,153 @@
+"""The monitor: the debugger's detectors on the live series, and on how the ranks compare."""
+
+from __future__ import annotations
+
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from holdfast.debug.detectors import DistributedDesyncDetector, StragglerDetector
+from holdfast.debug.online import OnlineDebugger
+from holdfast.debug.types import Detection, DetectionContext, Signal
+from holdfast.run.buckets import TIME_FIELDS
+from holdfast.run.findings import describe, key_of
+from holdfast.run.glance import Glance
+
+__all__ = ["Monitor", "RankComparison"]
+
+# Fields of a record that are no signal, or are watched elsewhere.
+_WATCHED_TIMES = ("step_time", "data_time")
+_IGNORED = frozenset(("step", "batches", "at", "redone", "loss_bits", "grad_norm_bits", *TIME_FIELDS.values())) - {
+    *_WATCHED_TIMES
+}
+
+
+# Steps that a checkpoint remembers of the series.
+MAX_ROWS = 1024
+
+
+class Monitor:
+    """One rank's watch over its own series. Its state is part of the checkpoint.
+
+    Args:
+        debugger: the detectors.
+        rank: whose series.
+    """
+
+    def __init__(self, debugger: OnlineDebugger, *, rank: int = 0) -> None:
+        self._debugger = debugger
+        self._glance = Glance()
+        self._rows: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_ROWS)
+        self._reported: dict[tuple[str, str | None, int | None], int] = {}
+        self.rank = rank
+
+    def update(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Take one step's record; returns the findings that are new."""
+        if record.get("redone"):
+            values = {name: value for name, value in record.items() if name not in _IGNORED and name != "step_time"}
+        else:
+            values = {name: value for name, value in record.items() if name not in _IGNORED}
+        step = record["step"]
+        self._rows.append((step, values))
+        found = bool(self._debugger.feed(step, values))
+        loss = values.get("loss")
+        if not found and (loss is None or not self._glance.wants_look(loss)):
+            return []
+        return self._look(step)
+
+    def _look(self, step: int) -> list[dict[str, Any]]:
+        """Ask for everything that holds now, explained; returns what was not reported yet."""
+        began = time.thread_time()
+        held = self._debugger.findings()
+        self._glance.paid(time.thread_time() - began)
+        fresh = []
+        for finding in held:
+            described = describe(finding.detection, rank=self.rank, step=step, causes=finding.causes)
+            key = key_of(described)
+            if described["onset"] > self._reported.get(key, -1):
+                self._reported[key] = step
+                fresh.append(described)
+        return fresh
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what was seen so far."""
+        reported = [[*key, step] for key, step in self._reported.items()]
+        return {"rows": [[step, values] for step, values in self._rows], "reported": reported}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from what was seen up to a checkpoint."""
+        self._debugger = replace(self._debugger)
+        self._rows.clear()
+        for step, values in state["rows"]:
+            self._rows.append((step, values))
+            self._debugger.feed(step, values)
+        self._reported = {(failure, layer, rank): step for failure, layer, rank, step in state["reported"]}
+        self._glance = Glance()
+
+
+class RankComparison:
+    """Rank 0's comparison of all ranks: who is slow, and whose parameters differ.
+
+    Args:
+        world: how many ranks there are.
+        window: steps that are compared.
+        every: steps between comparisons.
+    """
+
+    def __init__(self, world: int, *, window: int = 64, every: int = 16) -> None:
+        self._world = world
+        self._every = every
+        self._times: deque[tuple[int, tuple[float, ...]]] = deque(maxlen=window)
+        self._seen: set[tuple[str, int | None]] = set()
+        self._straggler = StragglerDetector()
+        self._desync = DistributedDesyncDetector()
+
+    def add_times(self, step: int, seconds: tuple[float, ...]) -> list[dict[str, Any]]:
+        """Take every rank's own time of a step; returns stragglers not named before."""
+        if self._world < 2:
+            return []
+        self._times.append((step, seconds))
+        if len(self._times) < self._every or step % self._every:
+            return []
+        steps = np.array([at for at, _ in self._times], dtype=np.float64)
+        signals = [
+            Signal(
+                "step_time",
+                steps,
+                np.array([row[rank] for _, row in self._times]),
+                replica=rank,
+                metadata={"kind": "step_time"},
+            )
+            for rank in range(self._world)
+        ]
+        return self._new(self._straggler.detect(signals, DetectionContext(live=True)).detections, step)
+
+    def add_hashes(self, step: int, hashes: Sequence[int]) -> list[dict[str, Any]]:
+        """Take every rank's hash of the parameters all should share; returns a finding if they differ."""
+        if len(set(hashes)) < 2:
+            return []
+        signals = [
+            Signal(
+                "param_hash",
+                np.array([0.0, float(step)]),
+                np.array([0.0, 1.0 + sorted(set(hashes)).index(value)]),
+                layer="parameters",
+                replica=rank,
+                metadata={"kind": "param_hash"},
+            )
+            for rank, value in enumerate(hashes)
+        ]
+        return self._new(self._desync.detect(signals, DetectionContext(live=True)).detections, step)
+
+    def _new(self, detections: Sequence[Detection], step: int) -> list[dict[str, Any]]:
+        fresh = []
+        for detection in detections:
+            key = (detection.failure.name, detection.replica)
+            if key not in self._seen:
+                self._seen.add(key)
+                fresh.append(describe(detection, rank=0, step=step))
+        return fresh

@@ -1,0 +1,118 @@
+"""Rollback: back to the last good checkpoint before the onset, around what is suspected, and on.
+
+A rollback is two records. ``rollback`` says what was decided and is on disk before anything is touched; ``rolled_back``
+says that it is done. A crash in between, or before the next checkpoint, loses nothing: the next attempt finds the
+decision in the log and carries it out again.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from holdfast.errors import ConfigError, RollbackError
+from holdfast.run.attempt import Attempt, restore_checkpoint
+from holdfast.run.cure import Cure, abandoned_name, cures_for
+from holdfast.run.run_log import Record
+from holdfast.run.snapshot import Components
+
+__all__ = ["RollbackOptions", "roll_back"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RollbackOptions:
+    """How a run rolls back where its policy says ``"rollback"``.
+
+    Args:
+        cure: ``"window"`` leaves out the batches from the onset to where it was found; ``"mask"`` keeps them in place
+            with every sample marked invalid; ``"none"`` does the same steps again; a function is given the finding
+            and the suspect batches, and returns a ``Cure``.
+        before: this many steps before the onset are suspect too.
+        after: this many batches after the one at which it was found are suspect too. Each further rollback to the
+            same checkpoint doubles the suspect window.
+        rate_scale: multiply the learning rate by this after a rollback.
+        max_rollbacks: how many rollbacks a run may make, over all attempts; then it stops.
+    """
+
+    cure: Literal["window", "mask", "none"] | Callable[[Mapping[str, Any], tuple[int, int]], Cure] = "window"
+    before: int = 0
+    after: int = 0
+    rate_scale: float | None = None
+    max_rollbacks: int = 3
+
+    def __post_init__(self) -> None:
+        if self.cure not in ("window", "mask", "none") and not callable(self.cure):
+            raise ConfigError("unknown cure", cure=self.cure, hint='"window", "mask", "none", or a function')
+        if self.before < 0 or self.after < 0 or self.max_rollbacks < 0:
+            raise ConfigError("before, after and max_rollbacks must not be negative")
+        if self.rate_scale is not None and not self.rate_scale > 0:
+            raise ConfigError("rate_scale must be positive", rate_scale=self.rate_scale)
+
+    def cure_for(self, finding: Mapping[str, Any], suspects: tuple[int, int]) -> Cure:
+        """Return what to do differently about the suspect batches."""
+        if callable(self.cure):
+            return self.cure(finding, suspects)
+        return Cure(
+            skip_batches=suspects if self.cure == "window" else None,
+            mask_batches=suspects if self.cure == "mask" else None,
+            rate_scale=self.rate_scale,
+        )
+
+
+def roll_back(
+    attempt: Attempt,
+    components: Components,
+    options: RollbackOptions,
+    finding: Mapping[str, Any],
+    suspects: tuple[int, int],
+) -> Record:
+    """Restore the last good checkpoint before the onset and apply the cure; all ranks call it.
+
+    Raises:
+        RollbackError: there is no such checkpoint, or the run has rolled back too often.
+    """
+    events = attempt.history.events
+    made = sum(event["event"] == "rollback" for event in events)
+    if made >= options.max_rollbacks:
+        raise RollbackError(
+            "the run has rolled back as often as it may",
+            rollbacks=made,
+            finding=finding["failure"],
+            step=attempt.step,
+            hint="look at its findings with `holdfast debug`, or raise max_rollbacks",
+        )
+    onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
+    found = attempt.checkpoints.newest(not_after=onset)
+    if found is None or found.step < 0:
+        raise RollbackError(
+            "there is no good checkpoint from before the onset",
+            onset=onset,
+            finding=finding["failure"],
+            hint="keep more checkpoints, or save more often",
+        )
+    before = len(cures_for(events, found.step))
+    first, stop = suspects
+    suspects = (first, stop + options.after + (stop + options.after - first) * (2**before - 1))
+    cure = attempt.ranks.first(lambda: options.cure_for(finding, suspects))
+    decision: Record = {
+        "number": made + 1,
+        "step": attempt.step,
+        "to": found.step,
+        "checkpoint": found.path.name,
+        "finding": dict(finding),
+        "suspects": list(suspects),
+        "skipped": list(cure.skip_batches or cure.mask_batches or ()),
+        "cure": cure.to_json(),
+    }
+    attempt.event("rollback", **decision)
+    attempt.recorder.sync()
+    attempt.stopwatch.lap("restore")
+    abandoned = attempt.checkpoints.abandon(after=found.step, name=abandoned_name(decision))
+    notes = restore_checkpoint(attempt, components, found)
+    for each in cures_for(events, found.step):
+        each.apply(components, attempt.discard)
+    attempt.stopwatch.lap("restore")
+    attempt.event("rolled_back", step=attempt.step, batch=attempt.batch, abandoned=abandoned, notes=list(notes))
+    attempt.recorder.sync()
+    return decision

@@ -1,0 +1,181 @@
+"""The watchdog: a thread per process, with its own clock, that notices when a run stands still.
+
+Every watchdog writes a heartbeat with how far its rank is. When its own rank has made no progress for ``stall_after``
+seconds it writes the stack of every thread, looks at the others' heartbeats, and says who holds the run up: ranks
+whose heartbeat has stopped altogether, else ranks that are behind the others, else ranks that wait in no collective.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+from holdfast.run.layout import RunFolder
+
+__all__ = ["EXIT_STALLED", "Watchdog", "where_is"]
+
+EXIT_STALLED = 75
+"""The exit code of a process that its watchdog ended: a temporary failure, worth another try."""
+
+MIN_BEAT, MAX_BEAT = 0.05, 5.0
+BEATS_PER_STALL = 10
+# Phases in which standing still is normal, or nobody's fault.
+UNWATCHED = frozenset(("evaluation", "paused", "idle"))
+_ORDER = {"data": 0, "step": 1, "save": 2, "restore": 2}
+
+
+def where_is(frame: FrameType | None) -> tuple[str, str | None]:
+    """Return the innermost place of a stack, and the collective it waits in, if it waits in one."""
+    place, collective = "", None
+    while frame is not None:
+        code = frame.f_code
+        name = code.co_filename.replace(os.sep, "/")
+        if not place:
+            place = f"{name.rpartition('/')[2]}:{frame.f_lineno} {code.co_name}"
+        if "torch/distributed" in name and not code.co_name.startswith(("_", "<", "wrapper")):
+            collective = code.co_name
+        elif collective is None and name.endswith("torch/autograd/graph.py"):
+            collective = "backward"
+        frame = frame.f_back
+    return place, collective
+
+
+class Watchdog:
+    """Watches one rank.
+
+    Args:
+        folder: the run's folder.
+        rank: this rank.
+        world: how many there are.
+        stall_after: seconds without progress that make a stall.
+        stall_timeout: seconds without progress after which the process ends.
+        on_stall: called, in the watchdog's thread, once per stall with what is known about it.
+    """
+
+    def __init__(
+        self,
+        folder: RunFolder,
+        *,
+        rank: int,
+        world: int,
+        stall_after: float,
+        stall_timeout: float | None,
+        on_stall: Callable[[dict[str, Any]], None],
+    ) -> None:
+        self._folder = folder
+        self._rank = rank
+        self._world = world
+        self._stall_after = stall_after
+        self._stall_timeout = stall_timeout
+        self._on_stall = on_stall
+        self._beat_every = min(MAX_BEAT, max(MIN_BEAT, stall_after / BEATS_PER_STALL))
+        self._main = threading.get_ident()
+        self._progress = 0
+        self._phase = "idle"
+        self._step = 0
+        self._beats = 0
+        self._stopping = threading.Event()
+        self._heard: dict[int, tuple[int, float]] = {}
+        self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
+        self._thread.start()
+
+    def mark(self, phase: str, step: int) -> None:
+        """Note progress; called by the training loop at every change of phase."""
+        self._phase = phase
+        self._step = step
+        self._progress += 1
+
+    def stop(self) -> None:
+        """End the watch."""
+        self._stopping.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        seen, since, told = self._progress, time.monotonic(), False
+        while not self._stopping.wait(self._beat_every):
+            now = time.monotonic()
+            if self._progress != seen or self._phase in UNWATCHED:
+                seen, since, told = self._progress, now, False
+            standing = now - since
+            self._beat(standing)
+            others = self._listen(now)
+            if standing >= self._stall_after and not told:
+                told = True
+                self._on_stall(self._describe(standing, others, now))
+            if self._stall_timeout is not None and standing >= self._stall_timeout:
+                os._exit(EXIT_STALLED)
+
+    def _beat(self, standing: float) -> None:
+        self._beats += 1
+        place, collective = where_is(sys._current_frames().get(self._main))
+        about = {
+            "rank": self._rank, "beat": self._beats, "step": self._step, "phase": self._phase,
+            "standing": round(standing, 3), "where": place, "collective": collective,
+        }  # fmt: skip
+        path = self._folder.progress / f"rank-{self._rank:05d}.json"
+        temporary = path.with_name(f".{path.name}.tmp")
+        with contextlib.suppress(OSError):  # a full or vanished disk must not blind the watchdog
+            self._folder.progress.mkdir(parents=True, exist_ok=True)
+            temporary.write_text(json.dumps(about), encoding="utf-8")
+            os.replace(temporary, path)
+
+    def _listen(self, now: float) -> dict[int, dict[str, Any]]:
+        """Return the other ranks' last heartbeats; notes when each was heard, by this rank's own clock."""
+        others: dict[int, dict[str, Any]] = {}
+        for rank in range(self._world):
+            if rank == self._rank:
+                continue
+            with contextlib.suppress(OSError, ValueError):
+                about = json.loads((self._folder.progress / f"rank-{rank:05d}.json").read_text(encoding="utf-8"))
+                others[rank] = about
+                if self._heard.get(rank, (-1, 0.0))[0] != about["beat"]:
+                    self._heard[rank] = (about["beat"], now)
+        return others
+
+    def _describe(self, standing: float, others: dict[int, dict[str, Any]], now: float) -> dict[str, Any]:
+        # A rank is silent when it has missed most of its heartbeats of the time in which this rank stood still.
+        patience = 0.7 * self._stall_after
+        silent = sorted(rank for rank in others if now - self._heard.get(rank, (0, now))[1] > patience)
+        place, collective = where_is(sys._current_frames().get(self._main))
+        own = (self._step, _ORDER.get(self._phase, 1))
+        heard = {rank: about for rank, about in others.items() if rank not in silent}
+        places = {rank: (about["step"], _ORDER.get(about["phase"], 1)) for rank, about in heard.items()}
+        places[self._rank] = own
+        behind = sorted(rank for rank, at in places.items() if at == min(places.values()) != max(places.values()))
+        waiting = {rank: about["collective"] for rank, about in heard.items()} | {self._rank: collective}
+        alone = sorted(rank for rank, name in waiting.items() if name is None)
+        culprits = silent or behind or (alone if len(alone) < len(waiting) else [])
+        return {
+            "rank": self._rank,
+            "step": self._step,
+            "phase": self._phase,
+            "standing": round(standing, 3),
+            "where": place,
+            "collective": collective or next((name for name in waiting.values() if name), None),
+            "silent": silent,
+            "behind": behind,
+            "culprits": culprits or ([self._rank] if self._world == 1 else []),
+            "speaker": min((rank for rank in range(self._world) if rank not in silent), default=self._rank),
+            "stacks": self._write_stacks(),
+        }
+
+    def _write_stacks(self) -> str | None:
+        names = {thread.ident: thread.name for thread in threading.enumerate()}
+        text = []
+        for number, frame in sys._current_frames().items():
+            text.append(f"thread {names.get(number, number)}:\n" + "".join(traceback.format_stack(frame)))
+        path = self._folder.stalls / f"rank-{self._rank:05d}.step-{self._step:08d}.{self._progress}.txt"
+        try:
+            self._folder.stalls.mkdir(parents=True, exist_ok=True)
+            path.write_text("\n".join(text), encoding="utf-8")
+        except OSError:
+            return None
+        return path.name
