@@ -46,7 +46,8 @@ def load(state: State, reader: StorageReader, planner: LoadPlanner | None = None
         failure = wrapped
     if failure is not None:
         # Raised out here, so that the error keeps its own cause.
-        raise next((error for error, _ in failure.failures.values() if isinstance(error, HoldfastError)), failure)
+        raised = [error for error, _ in failure.failures.values()] + [getattr(reader, "error", None)]
+        raise next((error for error in raised if isinstance(error, HoldfastError)), failure)
     return state
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import sys
 import threading
+import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -171,5 +172,8 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, make: Callable[[Path]
 def test_torchs_own_message_tells_what_was_wrong_with_the_metadata(tmp_path: Path) -> None:
     folder = save({"x": torch.zeros(3)}, tmp_path / "c")
     (folder / ".metadata").write_bytes(b"garbage")
-    with pytest.raises(CheckpointException, match="the metadata is damaged"):
-        load({"x": torch.zeros(3)}, ParallelFileSystemReader(folder))
+    reader = ParallelFileSystemReader(folder)
+    with pytest.raises(CheckpointException, match="the metadata is damaged"), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        dcp_load({"x": torch.zeros(3)}, storage_reader=reader, no_dist=True)
+    assert isinstance(reader.error, UnusableCheckpointError)

@@ -13,7 +13,7 @@ from tests.checkpoint.support import blank, nothing_left_behind, random_bits, sa
 from torch.distributed.checkpoint._extension import ZStandard
 
 from holdfast.checkpoint import verify_checkpoint
-from holdfast.checkpoint.items import item_layout
+from holdfast.checkpoint.items import memory_reader, open_item
 from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
 from holdfast.cli.main import run
 from holdfast.errors import UnusableCheckpointError
@@ -39,7 +39,9 @@ def damage(folder: Path, *names: str) -> None:
         if index.fqn in names:
             path = folder / info.relative_path
             data = bytearray(path.read_bytes())
-            layout = item_layout(memoryview(data)[info.offset : info.offset + info.length], {}, check=True)
+            item = memoryview(data)[info.offset : info.offset + info.length]
+            layout = open_item(memory_reader(item), len(item), {}, check=True)
+            item.release()
             assert layout is not None
             data[info.offset + layout.payload_offset] ^= 1
             path.write_bytes(data)
@@ -115,11 +117,23 @@ def test_metadata_of_several_ranks_is_verified_together(tmp_path: Path) -> None:
     assert verify_checkpoint(tmp_path / "all").sound
 
 
-def test_objects_that_need_trust_are_listed_and_are_no_damage(tmp_path: Path) -> None:
-    folder = save({"x": torch.zeros(3), "path": Path("x")}, tmp_path / "c")
+class Own:
+    """A class of the user's own."""
+
+
+def test_objects_that_a_load_refuses_are_listed_and_make_the_verdict_incomplete(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save({"x": torch.zeros(3), "path": Path("x"), "own": Own()}, tmp_path / "c")
     report = verify_checkpoint(folder)
-    assert report.sound
-    assert report.unsafe == ("path",)
+    assert (report.sound, report.verdict, report.verified) == (False, "incomplete", 2)
+    (refused,) = report.unsafe
+    assert (refused.tensor, refused.names) == ("own", (f"{Own.__module__}.Own",))
+    assert verify_checkpoint(folder, trusted=True).sound
+    assert command("verify", str(folder)) == 3
+    output = capsys.readouterr().out
+    assert f"{Own.__module__}.Own" in output
+    assert "INCOMPLETE" in output
 
 
 def test_what_is_no_checkpoint_is_an_error(tmp_path: Path) -> None:

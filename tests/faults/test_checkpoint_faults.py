@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.storage import StorageReader
 
 from holdfast.checkpoint import ParallelFileSystemReader
-from holdfast.checkpoint.items import item_layout
+from holdfast.checkpoint.items import memory_reader, open_item
 from holdfast.errors import (
     CheckpointError,
     CheckpointReadError,
@@ -61,7 +61,7 @@ def payloads(folder: Path) -> list[tuple[str, Path, int, int]]:
     places = []
     for index, info in FileSystemReader(folder).read_metadata().storage_data.items():
         data = (folder / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
-        layout = item_layout(memoryview(data), {}, check=True)
+        layout = open_item(memory_reader(memoryview(data)), len(data), {}, check=True)
         assert layout is not None
         start = info.offset + layout.payload_offset
         places.append((index.fqn, folder / info.relative_path, start, layout.payload_bytes))

@@ -148,12 +148,6 @@ def test_metadata_that_patches_a_class_of_torch_patches_nothing(folder: Path) ->
     assert dict(vars(Metadata)) == before
 
 
-def test_metadata_made_to_exhaust_memory_is_refused(folder: Path) -> None:
-    (folder / ".metadata").write_bytes(b"\x80\x02Nr\xff\xff\xff\x7f.")  # memo index two billion
-    with pytest.raises(UnusableCheckpointError, match="memo index"):
-        ParallelFileSystemReader(folder).read_metadata()
-
-
 def put_object(folder: Path, content: bytes) -> None:
     """Replace the stored object ``step`` and its place in the metadata."""
     metadata = metadata_of(folder)

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.strategies import weights
 
-from holdfast.order.apportion import MAX_BLOCK, WHOLE, Apportionment, integer_weights
+from holdfast.order.apportion import MAX_BLOCK, Apportionment
+from holdfast.order.weights import WHOLE, integer_weights
 
 Int64 = NDArray[np.int64]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from holdfast.order import (
     NoShuffle,
     Order,
     RangeBased,
+    Shuffle,
     SourceSpec,
     Stratified,
     WindowShuffle,
 )
+from holdfast.order.shuffle import EpochOrder
 
 
 @st.composite
@@ -98,7 +101,7 @@ def test_labels_are_asked_for_and_compared_when_an_order_is_read_back() -> None:
 
 def test_an_order_of_another_version_is_refused() -> None:
     value = {**Order([SourceSpec("a", 4)]).to_json(), "version": 99}
-    with pytest.raises(OrderError, match=r"version=99, known=1"):
+    with pytest.raises(OrderError, match=r"version=99, known=2"):
         Order.from_json(value)
 
 
@@ -137,7 +140,7 @@ def test_what_does_not_change_the_order_does_not_change_its_fingerprint() -> Non
 
 
 # Golden values: an order written down by one release must be read the same by the next, on any machine. If one of
-# these ever has to change, JSON_VERSION must change with it.
+# these ever has to change, the version of the order's format must change with it.
 
 GOLDEN_ORDERS: dict[str, Order] = {
     "table": Order([SourceSpec("wiki", 1_000, seed=7)]),
@@ -148,6 +151,17 @@ GOLDEN_ORDERS: dict[str, Order] = {
         weights=[(0, {"wiki": 0.7, "chat": 0.3}), (10_000, {"wiki": 0.5, "chat": 0.2, "code": 0.3})],
         seed=3,
         name="mix",
+        arrangement="blocks",
+    ),
+    "even mixture": Order(
+        [SourceSpec("wiki", 10**9, seed=7), SourceSpec("chat", 5_000, seed=8), SourceSpec("code", 70_000)],
+        weights=[(0, {"wiki": 0.7, "chat": 0.3}), (10_000, {"wiki": 0.5, "chat": 0.2, "code": 0.3})],
+        seed=3,
+        name="mix",
+    ),
+    "many even": Order(
+        [SourceSpec(f"s{number}", 1_000 + number) for number in range(20)],
+        weights={f"s{number}": (number + 1) ** 2 for number in range(20)},
     ),
     "hash": Order([SourceSpec("wiki", 10**6, seed=7)], partition=HashBased(64, 5)),
     "keys": Order([SourceSpec("wiki", 1_000)], partition=HashBased(16, 5, key=np.arange(1_000, dtype=np.int64) % 91)),
@@ -159,6 +173,7 @@ GOLDEN_ORDERS: dict[str, Order] = {
         weights={"a": 1, "b": 2},
         stop="all_exhausted",
         partition=Adaptive(Contiguous()),
+        arrangement="blocks",
     ),
 }
 GOLDEN_POSITIONS = [0, 1, 2, 999, 10_000, 123_456_789, 10**12]
@@ -167,6 +182,8 @@ GOLDEN_FINGERPRINTS = {
     "feistel": "7513ccbea034bedf7d8d90f7d798dc90",
     "window": "e368e31e9ec74b525f70e2b9522a02f4",
     "mixture": "9ac0b077cc420e2ba534446c916fe4d4",
+    "even mixture": "5294d960f0a7f99007a74f56419c5869",
+    "many even": "68fc8dafdb85fb3fed29d84fac914623",
     "hash": "4947c95fc6c2fda61312fb495b5c9dee",
     "keys": "7671c9fec5cd99454117ff5daeb55d1c",
     "text keys": "9a2009e2e989c77768868fcf4388585a",
@@ -179,6 +196,8 @@ GOLDEN_INDICES = {
     "feistel": [57762404877, 688360807240, 402345983586, 422460066512, 219975157502, 77063283503, 106402889999],
     "window": [8628, 8613, 8061, 3298, 4751, 4200, 6161],
     "mixture": [611008952, 2759, 4882, 608119417, 22594, 439056650, 1516],
+    "even mixture": [611008952, 182873913, 2759, 67007022, 553208346, 43670, 248746873],
+    "many even": [551, 21, 718, 882, 918, 633, 301],
     "hash": [957780, 742920, 263694, 694427, 464638, 714653, 604693],
     "keys": [306, 670, 761, 277, 943, 574, 761],
     "text keys": [0, 1, 2, 3, 2, 1, 0],
@@ -186,7 +205,11 @@ GOLDEN_INDICES = {
     "stratified": [153, 348, 621, 270, 216, 118, 963],
     "stops": [551, 467, 291, 244, 617, 728, 429],
 }
-GOLDEN_SOURCES = [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 2, 0, 0, 0, 0, 1, 1, 2, 0, 2, 2, 2]
+GOLDEN_SOURCES = {
+    "mixture": [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 2, 0, 0, 0, 0, 1, 1, 2, 0, 2, 2, 2],
+    "even mixture": [0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 2, 0, 2, 0, 1, 0, 2, 0],
+    "many even": [13, 16, 17, 14, 19, 18, 10, 8, 15, 12, 19, 17, 12, 17, 16, 18, 14, 19, 13, 5, 15, 8, 18, 19],
+}
 
 
 @pytest.mark.parametrize("name", sorted(GOLDEN_ORDERS))
@@ -200,8 +223,110 @@ def test_samples_stand_where_they_stood_in_every_earlier_release(name: str) -> N
 
 
 def test_the_sources_of_a_mixture_stand_where_they_stood() -> None:
-    found = GOLDEN_ORDERS["mixture"].locate([*range(12), *range(10_000, 10_012)])
-    assert found.source.tolist() == GOLDEN_SOURCES
+    for name, expected in GOLDEN_SOURCES.items():
+        found = GOLDEN_ORDERS[name].locate([*range(12), *range(10_000, 10_012)])
+        assert found.source.tolist() == expected, name
+
+
+def test_an_order_that_version_1_saved_is_arranged_as_it_was_then() -> None:
+    saved = {
+        "version": 1,
+        "name": "mix",
+        "seed": 3,
+        "stop": "cycle_forever",
+        "sources": [
+            {"name": "wiki", "length": 10**9, "seed": 7, "shuffle": "full", "growth": []},
+            {"name": "chat", "length": 5_000, "seed": 8, "shuffle": "full", "growth": []},
+            {"name": "code", "length": 70_000, "seed": 0, "shuffle": "full", "growth": []},
+        ],
+        "weights": [
+            [0, {"wiki": 3228180212899171507, "chat": 1383505805528216397}],
+            [10_000, {"wiki": 2305843009213693952, "chat": 922337203685477632, "code": 1383505805528216320}],
+        ],
+        "partition": {"kind": "round_robin"},
+    }
+    order = Order.from_json(saved)
+    assert order.arrangement == "blocks"
+    assert order.fingerprint() == GOLDEN_FINGERPRINTS["mixture"]
+    assert order.locate(GOLDEN_POSITIONS).index.tolist() == GOLDEN_INDICES["mixture"]
+
+
+# Weights that change while the run goes on
+
+
+@given(_mixtures(), st.integers(0, 10**12), st.data())
+def test_other_weights_from_a_position_on_change_nothing_before_it(
+    order: Order, position: int, data: st.DataObject
+) -> None:
+    if len(order.sources) == 1:
+        with pytest.raises(MixtureError, match="no weights to change"):
+            order.reweighted(position, {order.sources[0].name: 1})
+        return
+    chosen = dict(zip([spec.name for spec in order.sources], data.draw(st.permutations([1, 2, 3, 4, 5])), strict=False))
+    changed = order.reweighted(position, chosen)
+    before = np.arange(max(0, position - 500), position)
+    assert np.array_equal(np.stack(changed.locate(before)), np.stack(order.locate(before)))
+    after = changed.locate(np.arange(position, position + 4_000)).source
+    total = sum(chosen.values())
+    for number, spec in enumerate(order.sources):
+        expected = 4_000 * chosen[spec.name] / total
+        assert abs(np.count_nonzero(after == number) - expected) <= changed.max_deviation
+    again = Order.from_json(json.loads(json.dumps(changed.to_json())))
+    assert again.fingerprint() == changed.fingerprint()
+
+
+# Partitions and shuffles of your own
+
+
+@dataclass(frozen=True)
+class _Backwards(Shuffle):
+    """A shuffle this package knows nothing of."""
+
+    gap: tuple[int, ...] = (1, 2)
+
+    def bind(self, length: int, key: bytes) -> EpochOrder:
+        return _Reversed(length)
+
+    def to_json(self) -> Any:
+        return {"mine": "backwards", "gap": self.gap}
+
+
+class _Reversed(EpochOrder):
+    def __init__(self, length: int) -> None:
+        self._last = length - 1
+
+    def forward(self, places: Any) -> Any:
+        return self._last - places
+
+    def inverse(self, indices: Any) -> Any:
+        return self._last - indices
+
+
+@dataclass(frozen=True)
+class _Mine(Contiguous):
+    ranks: tuple[int, ...] = (1, 2)
+
+    def to_json(self) -> dict[str, Any]:
+        return {"kind": "mine", "ranks": self.ranks}
+
+
+def test_a_partition_and_a_shuffle_of_your_own_are_read_back() -> None:
+    order = Order([SourceSpec("a", 10, shuffle=_Backwards())], partition=_Mine())
+    saved = json.loads(json.dumps(order.to_json()))
+    again = Order.from_json(saved, partition=_Mine(), shuffles={"a": _Backwards(), "b": FullShuffle()})
+    assert again.locate(np.arange(10)).index.tolist() == list(range(9, -1, -1))
+    assert (again.partition, again.fingerprint()) == (_Mine(), order.fingerprint())
+
+
+def test_a_partition_or_a_shuffle_nobody_knows_is_refused() -> None:
+    order = Order([SourceSpec("a", 10, shuffle=_Backwards())], partition=_Mine())
+    saved = json.loads(json.dumps(order.to_json()))
+    with pytest.raises(ConfigError, match="unknown shuffle"):
+        Order.from_json(saved, partition=_Mine())
+    with pytest.raises(ConfigError, match="unknown partition"):
+        Order.from_json(saved, shuffles={"a": _Backwards()})
+    with pytest.raises(OrderError, match="not the one this order was made with"):
+        Order.from_json(saved, partition=_Mine((3,)), shuffles={"a": _Backwards()})
 
 
 # What is refused

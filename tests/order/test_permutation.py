@@ -16,6 +16,7 @@ from tests.strategies import lengths, seeds
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order import Permutation, derive_key
 from holdfast.order.cycle import Cycle
+from holdfast.order.numbers import Ordinals
 
 Int64 = NDArray[np.int64]
 
@@ -141,7 +142,7 @@ def test_neighbouring_epochs_seeds_and_names_give_unrelated_permutations(n: int,
     places = np.arange(n)
 
     def epoch_order(name: str, seed: int, epoch: int) -> Int64:
-        return Cycle(name, n, seed=seed).locate(places + epoch * n)[1]
+        return Cycle(name, n, seed=seed).locate(Ordinals(places + epoch * n))[1]
 
     first, second = epoch_order("wiki", 7, 5), epoch_order(*other)
     # Unrelated permutations agree in Poisson(1) places; more than 10 has probability 1e-8.
@@ -152,8 +153,8 @@ def test_neighbouring_epochs_seeds_and_names_give_unrelated_permutations(n: int,
 def test_the_next_epoch_of_a_seed_is_not_an_epoch_of_the_next_seed() -> None:
     n = 4_096
     places = np.arange(n)
-    later = Cycle("a", n, seed=3).locate(places + n)[1]  # (s, e+1)
-    neighbour = Cycle("a", n, seed=4).locate(places)[1]  # (s+1, e)
+    later = Cycle("a", n, seed=3).locate(Ordinals(places + n))[1]  # (s, e+1)
+    neighbour = Cycle("a", n, seed=4).locate(Ordinals(places))[1]  # (s+1, e)
     assert _fixed_points(later, neighbour) <= 10
 
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from tests.order.jobs import Delivered, live
 from tests.strategies import PARTITIONS, Resize, partitions, resizes, seeds
 
-from holdfast.errors import ConfigError, EmptyPartitionError, OrderError, PartitionError
+from holdfast.errors import ConfigError, EmptyPartitionError, MixtureError, OrderError, PartitionError
 from holdfast.order import (
     Adaptive,
     Contiguous,
@@ -308,3 +308,52 @@ def test_a_schedule_crosses_a_process_boundary() -> None:
     schedule = schedule.skipping(4, Skips.of([(0, 7)], {"a": [3]}))
     again = pickle.loads(pickle.dumps(schedule))  # noqa: S301 - our own bytes
     assert all(np.array_equal(schedule.positions(step, 1), again.positions(step, 1)) for step in range(30))
+
+
+# Weights changed while the run goes on.
+
+
+def _mix(partition: Partition) -> Order:
+    specs = [SourceSpec("a", 60, seed=1), SourceSpec("b", 40, seed=2)]
+    return Order(specs, weights={"a": 1, "b": 1}, seed=3, partition=partition)
+
+
+@settings(max_examples=40)
+@given(st.integers(1, 20), st.sampled_from([RoundRobin(), Contiguous(), Adaptive(RoundRobin())]), st.booleans())
+def test_other_weights_hold_from_the_step_on_and_past_steps_stay(step: int, partition: Partition, skips: bool) -> None:
+    schedule = Schedule.start(_mix(partition), world_size=2, global_batch_size=8, epochs=3)
+    if skips:
+        schedule = schedule.skipping(1, Skips.of(intervals=[(40, 57)], samples={"a": [4]}))
+    changed = schedule.reweighted(step, {"a": 0.1, "b": 0.9})
+    for past in range(step):
+        for rank in range(2):
+            before, after = schedule.positions(past, rank), changed.positions(past, rank)
+            assert np.array_equal(before, after)
+            assert np.array_equal(np.stack(schedule.order.locate(before)), np.stack(changed.order.locate(after)))
+    start = changed.reweightings[0][0]
+    first = schedule.delivered_before(step)
+    assert start == first if partition.continuous else start % 100 == 0 and first <= start <= first + 100
+    later = changed.order.locate(np.arange(start, start + 400)).source
+    assert abs(int(later.sum()) - 360) <= 1
+    seen = [
+        position
+        for number in range(changed.total_steps or 0)
+        for rank in range(2)
+        for position in changed.positions(number, rank).tolist()
+    ]
+    assert len(seen) == len(set(seen))
+    again = Schedule.from_json(changed.planned_order, json.loads(json.dumps(changed.to_json())))
+    assert again.order.fingerprint() == changed.order.fingerprint() != changed.planned_order.fingerprint()
+    assert pickle.loads(pickle.dumps(changed)).order.fingerprint() == changed.order.fingerprint()  # noqa: S301
+
+
+def test_going_back_before_a_change_of_weights_forgets_it() -> None:
+    schedule = Schedule.start(_mix(RoundRobin()), world_size=2, global_batch_size=8)
+    changed = schedule.reweighted(20, {"b": 1}).reweighted(30, {"a": 1})
+    assert [position for position, _ in changed.reweightings] == [160, 240]
+    assert changed.resized(40, world_size=1).reweightings == changed.reweightings
+    assert changed.resized(25, world_size=1).reweightings == changed.reweightings[:1]
+    assert changed.resized(10, world_size=1).reweightings == ()
+    assert [position for position, _ in changed.reweighted(20, {"a": 1}).reweightings] == [160]
+    with pytest.raises(MixtureError, match="names no source"):
+        schedule.reweighted(5, {"c": 1})

@@ -13,6 +13,7 @@ from tests.strategies import lengths, seeds, shuffles
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order import FullShuffle, NoShuffle, WindowShuffle, derive_key
 from holdfast.order.cycle import Cycle
+from holdfast.order.numbers import Indices, Ordinals
 from holdfast.order.shuffle import parse_shuffle
 
 KEY = derive_key("test")
@@ -98,11 +99,13 @@ def test_every_epoch_holds_every_index_exactly_once_and_is_shuffled_anew(
     data: st.DataObject, length: int, seed: int
 ) -> None:
     cycle = Cycle("a", length, seed=seed, shuffle=data.draw(shuffles(length)))
-    epoch, index = cycle.locate(np.arange(3 * length))
+    epoch, index = cycle.locate(Ordinals(np.arange(3 * length)))
     assert np.array_equal(epoch, np.repeat([0, 1, 2], length))
     for number in range(3):
         assert np.array_equal(np.sort(index[epoch == number]), np.arange(length))
-        assert np.array_equal(cycle.ordinal_of(number, index[epoch == number]), np.flatnonzero(epoch == number))
+        assert np.array_equal(
+            cycle.ordinal_of(number, Indices(index[epoch == number])), np.flatnonzero(epoch == number)
+        )
 
 
 @given(st.integers(1, 20), st.lists(st.tuples(st.integers(1, 3), st.integers(1, 9)), max_size=3))
@@ -114,9 +117,9 @@ def test_a_source_that_grows_keeps_the_epochs_it_had(length: int, steps: list[tu
         growth.append((epoch, size))
     plain, grown = Cycle("a", length, seed=1), Cycle("a", length, seed=1, growth=tuple(growth))
     kept = np.arange((growth[0][0] if growth else 2) * length)
-    assert np.array_equal(plain.locate(kept)[1], grown.locate(kept)[1])
+    assert np.array_equal(plain.locate(Ordinals(kept))[1], grown.locate(Ordinals(kept))[1])
     last = epoch + 2
-    epochs, indices = grown.locate(np.arange(grown.epoch_start(last)))
+    epochs, indices = grown.locate(Ordinals(np.arange(grown.epoch_start(last))))
     for number in range(last):
         assert np.array_equal(np.sort(indices[epochs == number]), np.arange(grown.epoch_length(number)))
 
@@ -135,6 +138,6 @@ def test_shards_that_will_not_fit_once_the_source_has_grown_are_refused_now() ->
 
 def test_a_sample_that_is_not_there_is_named() -> None:
     with pytest.raises(OrderError, match=r"source='a', epoch=0, index=9, length=5"):
-        Cycle("a", 5).ordinal_of(0, np.array([1, 9]))
+        Cycle("a", 5).ordinal_of(0, Indices(np.array([1, 9])))
     with pytest.raises(OrderError, match="epoch=-1"):
-        Cycle("a", 5).ordinal_of(-1, np.array([1]))
+        Cycle("a", 5).ordinal_of(-1, Indices(np.array([1])))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import numpy as np
@@ -110,6 +111,47 @@ def test_a_copy_refuses_a_file_replaced_since_the_first_look(folder: Path) -> No
     (folder / "a.bin").write_bytes(b"something else")
     with pytest.raises(SourceChangedError):
         copy.read(0, 1)
+
+
+@pytest.mark.parametrize("size", [100, 10**6])
+@pytest.mark.parametrize("in_place", [True, False])
+def test_a_file_written_again_with_the_same_content_is_read_on(tmp_path: Path, size: int, in_place: bool) -> None:
+    content = np.random.default_rng(1).bytes(size)
+    path = tmp_path / "a.bin"
+    path.write_bytes(content)
+    file = LocalFile(path)
+    assert file.read(0, 10) == content[:10]
+    copy = through_pickle(file)
+    if in_place:
+        path.write_bytes(content)
+    else:
+        (tmp_path / "new").write_bytes(content)
+        (tmp_path / "new").replace(path)
+    os.utime(path, (1, 1))
+    assert file.read(size - 10, size) == copy.read(size - 10, size) == content[-10:]
+
+
+@pytest.mark.parametrize("size", [100, 10**6])
+def test_a_file_written_again_with_other_content_is_refused(tmp_path: Path, size: int) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"a" * size)
+    file = LocalFile(path)
+    assert file.read(0, 1) == b"a"
+    path.write_bytes(b"b" * size)
+    os.utime(path, (1, 1))
+    with pytest.raises(SourceChangedError, match="changed while it was being read"):
+        file.read(0, 1)
+
+
+def test_a_file_that_was_removed_is_read_on_from_its_map(tmp_path: Path) -> None:
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"abc")
+    file = LocalFile(path)
+    assert file.read(0, 3) == b"abc"
+    path.unlink()
+    assert file.read(1, 3) == b"bc"
+    with pytest.raises(SourceError, match="cannot"):
+        through_pickle(file).read(0, 1)
 
 
 def test_an_empty_file_reads_as_nothing(tmp_path: Path) -> None:

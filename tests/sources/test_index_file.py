@@ -17,8 +17,8 @@ from hypothesis import strategies as st
 from tests.sources.support import plain, ragged, rows
 
 from holdfast.sources import JsonlSource, TarSource
-from holdfast.sources.files import LocalFile
-from holdfast.sources.index_file import Index, cached_index
+from holdfast.sources.files import DataFile, LocalFile
+from holdfast.sources.index_file import Index, cached_indexes
 
 
 class Builder:
@@ -27,7 +27,7 @@ class Builder:
     def __init__(self) -> None:
         self.built = 0
 
-    def __call__(self) -> Index:
+    def __call__(self, file: DataFile) -> Index:
         self.built += 1
         return Index({"starts": np.arange(100), "keys": np.arange(7, dtype=np.uint8)}, {"columns": ["a", "b"]})
 
@@ -40,7 +40,7 @@ def data(tmp_path: Path) -> Path:
 
 
 def index_of(data: Path, builder: Builder, folder: Path | None = None) -> Index:
-    return cached_index(LocalFile(data), "lines", builder, has_form=lambda index: True, folder=folder)
+    return cached_indexes([LocalFile(data)], "lines", builder, has_form=lambda index: True, folder=folder)[0]
 
 
 def test_it_is_built_once_and_lies_beside_its_file(data: Path) -> None:
@@ -114,7 +114,7 @@ def test_another_kind_never_fits(data: Path, tmp_path: Path) -> None:
     index_of(data, builder, tmp_path / "indexes")
     written = next((tmp_path / "indexes").iterdir())
     written.rename(written.with_name(written.name.replace("lines-index", "tar-index")))
-    cached_index(LocalFile(data), "tar", builder, has_form=lambda index: True, folder=tmp_path / "indexes")
+    cached_indexes([LocalFile(data)], "tar", builder, has_form=lambda index: True, folder=tmp_path / "indexes")
     assert builder.built == 2
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadProgress, LoadReport, Unverified
 from holdfast.checkpoint.summary import CheckpointSummary, TensorSummary, summarise_checkpoint
-from holdfast.checkpoint.verify import Damage, VerifyReport, verify_checkpoint
+from holdfast.checkpoint.verify import Damage, Refused, VerifyReport, verify_checkpoint
 
 __all__ = [
     "CheckpointSummary",
@@ -17,6 +17,7 @@ __all__ = [
     "LoadProgress",
     "LoadReport",
     "ParallelFileSystemReader",
+    "Refused",
     "TensorSummary",
     "Unverified",
     "VerifyReport",

@@ -13,9 +13,9 @@ from typing import NamedTuple
 import torch
 
 from holdfast.checkpoint.checksum import covers, gaps
+from holdfast.checkpoint.items import ItemLayout
 from holdfast.checkpoint.plan import Chunk, Request
 from holdfast.checkpoint.slices import Leaf, cut_box
-from holdfast.checkpoint.zip_records import ItemLayout
 
 __all__ = ["Part", "Parts", "Share", "parts_of_chunk"]
 

@@ -1,43 +1,82 @@
-"""Items that are in memory whole: small neighbours read together, decompressed streams, pickled objects.
+"""One stored item, from its checked bytes to a tensor or an object.
 
-What the fast path does with byte ranges of a file, this does with a buffer: find the payload, check it, see it as a
-tensor. What is not a plain tensor goes through ``torch.load(weights_only=True)``, as torch's own reader does. Pickled
-objects are proven harmless before the planner, which unpickles them with no check at all, gets to see them.
+An item is the archive that ``torch.save`` wrote. Everything that is used of it comes out of here, for a load and for
+``verify`` alike: no other reader ever gets the bytes. A plain tensor is a *layout*, the place of its payload in the
+item. Everything else is made by :mod:`~holdfast.checkpoint.safe_objects`. A planner wants a stream to unpickle, with no
+check at all; what it gets is the object that was made here, saved again.
 """
 
 from __future__ import annotations
 
 import io
-from typing import Any
+import sys
+from typing import Any, NamedTuple
 
 import torch
 
+from holdfast.checkpoint.archive import ZIP_START, DamagedArchiveError, ReadAt, Record, read_archive, read_record
 from holdfast.checkpoint.checksum import crc32
-from holdfast.checkpoint.tensor_pickle import TensorRecipe, is_plain_data
-from holdfast.checkpoint.zip_records import (
-    DamagedArchiveError,
-    ItemLayout,
-    payload_start,
-    read_directory,
-    read_layout,
-    read_record,
-)
-from holdfast.errors import CheckpointMismatchError, UnsafeCheckpointError, UnusableCheckpointError
+from holdfast.checkpoint.inert import DamagedPickleError, read_pickle
+from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
+from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
+from holdfast.errors import UnsafeCheckpointError
 
 __all__ = [
-    "ZIP_START",
-    "check_object",
+    "Expected",
+    "ItemLayout",
+    "ObjectDecoder",
     "check_payload",
-    "check_records",
-    "decode_generic",
-    "item_layout",
+    "decode_item",
+    "decode_tensor",
+    "memory_reader",
+    "open_item",
     "view_payload",
 ]
 
-ZIP_START = b"PK\x03\x04"
+NO_CHECKSUM = "no checksum was stored"
+MAX_CACHED_OBJECT_BYTES = 4096
+"""Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
+# What no checkpoint needs, and no line to paste should ever allow.
+_RUN_CODE = frozenset(
+    {"os", "posix", "nt", "sys", "subprocess", "runpy", "shutil", "importlib", "pty", "socket", "code", "ctypes"}
+    | {f"builtins.{name}" for name in ("eval", "exec", "compile", "open", "getattr", "__import__", "map", "apply")}
+)
+_PICKLE = "data.pkl"
+_BYTE_ORDER = "byteorder"
+_PAYLOADS = "data/"
 
 
-def _reader(data: memoryview) -> Any:
+class Expected(NamedTuple):
+    """What the metadata says a stored tensor is."""
+
+    shape: tuple[int, ...]
+    dtype: torch.dtype
+
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+        """Raise unless the stored tensor is that."""
+        if shape != self.shape or dtype != self.dtype:
+            raise DamagedArchiveError(
+                f"it holds {dtype} {list(shape)} where the metadata says {self.dtype} {list(self.shape)}"
+            )
+
+
+class ItemLayout(NamedTuple):
+    """Where the payload of a saved tensor lies in its item, and how to see it."""
+
+    payload_offset: int
+    payload_bytes: int
+    crc: int
+    recipe: TensorRecipe
+
+    @property
+    def has_checksum(self) -> bool:
+        """Whether there is a CRC-32 to compare the payload with."""
+        return bool(self.crc) or not self.payload_bytes
+
+
+def memory_reader(data: memoryview) -> ReadAt:
+    """Read from an item that is in memory."""
+
     def read_at(offset: int, length: int) -> memoryview:
         piece = data[offset : offset + length]
         if offset < 0 or len(piece) != length:
@@ -47,24 +86,91 @@ def _reader(data: memoryview) -> Any:
     return read_at
 
 
-def item_layout(data: memoryview, cache: dict[bytes, TensorRecipe | None], *, check: bool) -> ItemLayout | None:
-    """Find the payload of a saved tensor in a buffer; ``None`` when it is not a plain tensor."""
-    if bytes(data[:4]) != ZIP_START:
+def open_item(
+    read_at: ReadAt, length: int, cache: dict[bytes, TensorRecipe | None], *, check: bool
+) -> ItemLayout | None:
+    """Find the payload of a saved tensor, and check every record but the payload.
+
+    Args:
+        read_at: reads from the item.
+        length: the length of the item in bytes.
+        cache: recipes by pickle; tensors of one shape share theirs.
+        check: compare the records with their CRC-32.
+
+    Returns:
+        The layout, or ``None`` when the item is sound but not a plain tensor of this machine's byte order.
+
+    Raises:
+        DamagedArchiveError: the item is damaged.
+    """
+    records = _read_records(read_at, length)
+    small = {
+        name: read_record(read_at, name, record, check=check)
+        for name, record in records.items()
+        if not _is_payload(name)
+    }
+    pickle = small[_PICKLE]
+    if pickle in cache:
+        recipe = cache[pickle]
+    else:
+        recipe = cache[pickle] = tensor_recipe(_parse(pickle, records[_PICKLE]))
+    payloads = [name for name in records if _is_payload(name)]
+    if recipe is None or small.get(_BYTE_ORDER, _NATIVE) != _NATIVE or payloads != [_PAYLOADS + recipe.storage_key]:
         return None
-    return read_layout(_reader(data), len(data), cache, check=check)
+    payload = records[payloads[0]]
+    if payload.size != recipe.storage_bytes:
+        raise DamagedArchiveError(
+            f"the payload holds {payload.size} bytes where the tensor's storage takes {recipe.storage_bytes}",
+            payload.start,
+            payload.size,
+        )
+    layout = ItemLayout(payload.start, payload.size, payload.crc, recipe)
+    _check_extent(layout)
+    return layout
+
+
+_NATIVE = sys.byteorder.encode()
+
+
+def _is_payload(name: str) -> bool:
+    return name.startswith(_PAYLOADS)
+
+
+def _read_records(read_at: ReadAt, length: int) -> dict[str, Record]:
+    if length < 4 or bytes(read_at(0, 4)) != ZIP_START:
+        raise DamagedArchiveError("this is not an archive that torch.save wrote", 0, min(4, length))
+    records = read_archive(read_at, length)
+    # A "constants.pkl" makes torch take it for TorchScript, which is code.
+    if _PICKLE not in records or any(name.lower() == "constants.pkl" for name in records):
+        raise DamagedArchiveError("this is not the archive of a tensor or an object", 0, length)
+    return records
+
+
+def _parse(pickle: bytes, record: Record) -> Any:
+    try:
+        return read_pickle(pickle)
+    except DamagedPickleError as error:
+        raise DamagedArchiveError(f"its pickle is damaged: {error}", record.start, record.size) from error
+
+
+def _check_extent(layout: ItemLayout) -> None:
+    recipe = layout.recipe
+    if 0 in recipe.shape:
+        return
+    last = recipe.storage_offset + sum(
+        (size - 1) * stride for size, stride in zip(recipe.shape, recipe.strides, strict=True)
+    )
+    if (last + 1) * recipe.dtype.itemsize > layout.payload_bytes:
+        raise DamagedArchiveError("the tensor reaches beyond its payload", layout.payload_offset, layout.payload_bytes)
 
 
 def check_payload(data: memoryview, layout: ItemLayout) -> str | None:
     """Compare a payload with its CRC-32; returns why it could not be checked, or ``None`` when it matches."""
-    if not layout.payload_bytes:
-        return None
-    if not layout.crc:
-        return "no checksum was stored"
+    if not layout.has_checksum:
+        return NO_CHECKSUM
     payload = data[layout.payload_offset : layout.payload_offset + layout.payload_bytes]
-    if crc32(payload) != layout.crc:
-        raise DamagedArchiveError(
-            "the bytes differ from their CRC-32", layout.payload_offset, layout.payload_bytes, checksum=True
-        )
+    if layout.payload_bytes and crc32(payload) != layout.crc:
+        raise DamagedArchiveError("the bytes differ from their CRC-32", layout.payload_offset, layout.payload_bytes)
     return None
 
 
@@ -83,79 +189,142 @@ def view_payload(data: bytearray | memoryview, layout: ItemLayout) -> torch.Tens
 
 
 def check_records(data: memoryview) -> str | None:
-    """Compare every record of an archive with its CRC-32; returns why that was not possible, or ``None``."""
-    if bytes(data[:4]) != ZIP_START:
-        return "it is not an archive with checksums"
-    read_at = _reader(data)
-    missing = None
-    for record in read_directory(read_at, len(data)).values():
-        if not record.stored:
-            missing = "a record is compressed"
-        elif record.size and not record.crc:
-            missing = "no checksum was stored"
-        elif record.size:
-            start = payload_start(read_at, record)
-            if crc32(read_at(start, record.size)) != record.crc:
-                name = record.raw_name.decode("utf-8", "replace")
-                raise DamagedArchiveError(f"{name} differs from its CRC-32", start, record.size, checksum=True)
-    return missing
+    """Compare every record of an item with its CRC-32; returns why that was not possible, or ``None``."""
+    read_at = memory_reader(data)
+    records = _read_records(read_at, len(data))
+    for name, record in records.items():
+        read_record(read_at, name, record, check=True)
+    return NO_CHECKSUM if any(record.size and not record.crc for record in records.values()) else None
 
 
-def decode_generic(data: bytearray | memoryview, tensor: str, file: str) -> torch.Tensor:
-    """Load anything that is not a plain tensor, with torch's weights-only loader."""
-    try:
-        value = torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # torch.load raises whatever a damaged or foreign file makes it meet
-        raise UnusableCheckpointError(
-            f"torch cannot load this item: {type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}",
-            tensor=tensor,
-            file=file,
-            hint="register its classes with torch.serialization.add_safe_globals if you trust them",
-        ) from error
-    if not isinstance(value, torch.Tensor):
-        raise CheckpointMismatchError(
-            f"the checkpoint holds a {type(value).__name__} where its metadata says tensor", tensor=tensor, file=file
-        )
-    return value
+class Decoded(NamedTuple):
+    """What an item holds, and why it could not be compared with a checksum (``None`` when it was)."""
+
+    value: Any
+    unchecked: str | None
 
 
-def check_object(data: memoryview, tensor: str, file: str, cache: set[bytes]) -> None:
-    """Prove that unpickling an object runs no code of its own choosing.
+def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Decoded:
+    """Make whatever an item holds.
 
-    Numbers, strings, lists and dicts are recognised from their opcodes. Anything else must load under
-    ``weights_only=True``; classes that the user allowed with ``torch.serialization.add_safe_globals`` do.
+    Args:
+        data: the whole item.
+        check: compare every record with its CRC-32.
+        tensor: its name, for messages.
+        file: its file, for messages.
 
     Raises:
-        UnsafeCheckpointError: it does not.
+        DamagedArchiveError: the item is damaged.
+        UnsafeCheckpointError: it uses classes or functions that are not allowed; names all of them.
     """
-    if _is_plain_archive(data, cache):
-        return
+    read_at = memory_reader(data)
+    records = _read_records(read_at, len(data))
+    content = {name: read_record(read_at, name, record, check=check) for name, record in records.items()}
+    unchecked = NO_CHECKSUM if any(record.size and not record.crc for record in records.values()) else None
+    tree = _parse(content[_PICKLE], records[_PICKLE])
+    storages = _Storages(content)
     try:
-        torch.load(io.BytesIO(data), map_location="cpu", weights_only=True)
-    except Exception as error:  # whatever it is, the planner must not see it
-        reason = str(error).strip().splitlines()
-        raise UnsafeCheckpointError(
-            f"an object of the checkpoint cannot be loaded safely: {reason[0] if reason else type(error).__name__}",
-            tensor=tensor,
-            file=file,
-            hint="allow its classes with torch.serialization.add_safe_globals, or pass trusted=True "
-            "if you made this checkpoint yourself",
-        ) from error
+        value = build_object(tree, storages.load)
+    except RefusedNamesError as error:
+        raise refused({tensor: error.names}, file=file) from None
+    except DamagedPickleError as error:
+        raise DamagedArchiveError(f"its pickle is damaged: {error}", records[_PICKLE].start, 0) from error
+    return Decoded(value, unchecked if check else None)
 
 
-def _is_plain_archive(data: memoryview, cache: set[bytes]) -> bool:
-    if bytes(data[:4]) != ZIP_START:
-        return False
-    read_at = _reader(data)
-    records = read_directory(read_at, len(data))
-    record = records.get("data.pkl")
-    # A "constants.pkl" makes torch take it for TorchScript, which is code.
-    if record is None or not record.stored or any(name.lower() == "constants.pkl" for name in records):
-        return False
-    pickle = read_record(read_at, record, check=False)
-    if pickle in cache:
-        return True
-    if is_plain_data(pickle):
-        cache.add(pickle)
-        return True
-    return False
+def decode_tensor(
+    data: memoryview, expected: Expected | None, *, check: bool, tensor: str, file: str
+) -> tuple[torch.Tensor, str | None]:
+    """Make a tensor of whatever kind an item holds; and why it could not be compared with a checksum."""
+    value, unchecked = decode_item(data, check=check, tensor=tensor, file=file)
+    if not isinstance(value, torch.Tensor):
+        raise DamagedArchiveError(f"it holds a {type(value).__name__} where the metadata says tensor", 0, len(data))
+    if expected is not None:
+        expected.check(tuple(value.shape), value.dtype)
+    return value, unchecked
+
+
+def refused(names: dict[str, list[str]], *, file: str) -> UnsafeCheckpointError:
+    """The error for objects that use names outside the allowlist, with the line that would allow them."""
+    classes = sorted({name for used in names.values() for name in used})
+    modules = sorted({name.rpartition(".")[0] for name in classes} - {"builtins"})
+    line = f"torch.serialization.add_safe_globals([{', '.join(name.removeprefix('builtins.') for name in classes)}])"
+    if modules:
+        line = f"import {', '.join(modules)}; {line}"
+    if not _RUN_CODE.isdisjoint(name.partition(".")[0] for name in classes) or not _RUN_CODE.isdisjoint(classes):
+        hint = "this would run code of the checkpoint's choice: do not load it unless you made it yourself"
+    else:
+        hint = f"if you trust them all: {line}; or pass trusted=True if you made this checkpoint yourself"
+    return UnsafeCheckpointError(
+        f"objects of the checkpoint use classes or functions that are not allowed: {', '.join(classes)}",
+        tensor=", ".join(sorted(names)),
+        file=file,
+        names=classes,
+        hint=hint,
+    )
+
+
+class _Storages:
+    """Makes the storages of one archive's tensors out of its records, each once."""
+
+    def __init__(self, content: dict[str, bytes]) -> None:
+        self._content = content
+        self._swap = content.get(_BYTE_ORDER, _NATIVE) != _NATIVE
+        self._made: dict[str, torch.storage.TypedStorage] = {}
+
+    def load(self, identity: Any) -> torch.storage.TypedStorage:
+        """The storage a persistent reference stands for."""
+        kind, storage_type, key, location, count = identity
+        if kind != "storage" or type(key) is not str or type(count) is not int or type(location) is not str:
+            raise DamagedPickleError("a reference to something other than a storage")
+        if key in self._made:
+            return self._made[key]
+        dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
+        content = self._content.get(_PAYLOADS + key)
+        if content is None or len(content) != count * dtype.itemsize:
+            raise DamagedPickleError(f"the storage {key!r} is missing, or of another size")
+        untyped = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage() if content else None
+        storage = torch.UntypedStorage(0) if untyped is None else untyped  # type: ignore[no-untyped-call]
+        if self._swap and dtype.itemsize > 1:
+            storage.byteswap(dtype)  # type: ignore[no-untyped-call]
+        if location != "cpu":
+            storage = _placed(storage, location)
+        self._made[key] = torch.storage.TypedStorage(wrap_storage=storage, dtype=dtype, _internal=True)  # type: ignore[no-untyped-call]
+        return self._made[key]
+
+
+def _placed(storage: Any, location: str) -> Any:
+    try:
+        return torch.serialization.default_restore_location(storage, location)  # type: ignore[no-untyped-call]
+    except (RuntimeError, ValueError, AttributeError):  # that device is not here
+        return storage
+
+
+class ObjectDecoder:
+    """Turns stored objects into streams that a planner may unpickle; equal small ones are made once.
+
+    Args:
+        trusted: give the planner the stored bytes as they are.
+        check: compare every record with its CRC-32.
+    """
+
+    def __init__(self, *, trusted: bool, check: bool) -> None:
+        self._trusted = trusted
+        self._check = check
+        self._known: dict[bytes, tuple[bytes, str | None]] = {}
+
+    def stream(self, data: bytearray | memoryview, *, tensor: str, file: str) -> tuple[io.BytesIO, str | None]:
+        """The object as a stream, and why it could not be compared with a checksum."""
+        if self._trusted:
+            return io.BytesIO(data), check_records(memoryview(data)) if self._check else None
+        key = bytes(data) if len(data) <= MAX_CACHED_OBJECT_BYTES else b""
+        if key in self._known:
+            saved, unchecked = self._known[key]
+            return io.BytesIO(saved), unchecked
+        value, unchecked = decode_item(memoryview(data), check=self._check, tensor=tensor, file=file)
+        buffer = io.BytesIO()
+        torch.save(value, buffer)
+        if key:
+            self._known[key] = (buffer.getvalue(), unchecked)
+        buffer.seek(0)
+        return buffer, unchecked

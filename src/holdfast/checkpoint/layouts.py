@@ -6,19 +6,17 @@ from collections.abc import Callable
 
 import torch
 
+from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ReadAt
 from holdfast.checkpoint.files import CheckpointFile
-from holdfast.checkpoint.items import ZIP_START
+from holdfast.checkpoint.items import ItemLayout, open_item
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
-from holdfast.checkpoint.zip_records import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ItemLayout, ReadAt, read_layout
 
-__all__ = ["check_extent", "chunk_layout", "item_reader", "raw_layout"]
+__all__ = ["chunk_layout", "raw_layout"]
 
 
-def item_reader(
-    file: CheckpointFile, offset: int, length: int, on_read: Callable[[int, int], None]
-) -> tuple[ReadAt, bytes]:
-    """A function that reads from an item of a file, and the item's first bytes.
+def _item_reader(file: CheckpointFile, offset: int, length: int, on_read: Callable[[int, int], None]) -> ReadAt:
+    """Return a function that reads from an item of a file.
 
     Both ends of the item are fetched at once: they hold all that is asked for, but in unusual archives.
     """
@@ -40,7 +38,7 @@ def item_reader(
             raise DamagedArchiveError("the archive is cut short", start, count)
         return piece
 
-    return read_at, head
+    return read_at
 
 
 def chunk_layout(
@@ -53,25 +51,10 @@ def chunk_layout(
     on_read: Callable[[int, int], None],
 ) -> ItemLayout | None:
     """Find the payload of a saved tensor in its file; ``None`` when it is not a plain tensor."""
-    read_at, head = item_reader(file, offset, length, on_read)
-    if head[:4] != ZIP_START:
-        return None
-    return read_layout(read_at, length, recipes, check=check)
+    return open_item(_item_reader(file, offset, length, on_read), length, recipes, check=check)
 
 
 def raw_layout(raw: RawTensor) -> ItemLayout:
     """The layout of a safetensors tensor: all payload."""
     strides = torch.empty(raw.shape, device="meta").stride()
     return ItemLayout(0, raw.length, 0, TensorRecipe("", raw.length, raw.dtype, raw.shape, strides, 0))
-
-
-def check_extent(layout: ItemLayout) -> None:
-    """Raise when the tensor reaches beyond its payload."""
-    recipe = layout.recipe
-    if 0 in recipe.shape:
-        return
-    last = recipe.storage_offset + sum(
-        (size - 1) * stride for size, stride in zip(recipe.shape, recipe.strides, strict=True)
-    )
-    if (last + 1) * recipe.dtype.itemsize > layout.payload_bytes:
-        raise DamagedArchiveError("the tensor reaches beyond its payload", layout.payload_offset, layout.payload_bytes)

@@ -23,14 +23,16 @@ from holdfast.checkpoint.destination import bump_version, check_request, copy_in
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import (
-    check_object,
+    NO_CHECKSUM,
+    ItemLayout,
+    ObjectDecoder,
     check_payload,
-    check_records,
-    decode_generic,
-    item_layout,
+    decode_tensor,
+    memory_reader,
+    open_item,
     view_payload,
 )
-from holdfast.checkpoint.layouts import check_extent, chunk_layout, raw_layout
+from holdfast.checkpoint.layouts import chunk_layout, raw_layout
 from holdfast.checkpoint.load_state import ChunkState, Copy, Finished
 from holdfast.checkpoint.naming import corrupt, naming
 from holdfast.checkpoint.plan import Chunk
@@ -38,7 +40,6 @@ from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.slices import is_dense
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
 from holdfast.checkpoint.windows import fits_window, pack_windows
-from holdfast.checkpoint.zip_records import ItemLayout
 from holdfast.errors import CheckpointError
 
 __all__ = ["Load", "LoadOptions"]
@@ -47,6 +48,8 @@ PIECE_BYTES = 16 << 20
 """How much one job reads straight into a destination."""
 HOT_BYTES = 1 << 20
 """How much is read before its CRC is taken: what stays in a core's own cache."""
+
+NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +90,7 @@ class Load:
         self._unfold = unfold
         self._checks = options.verify != "off"
         self._recipes: dict[bytes, TensorRecipe | None] = {}
-        self._harmless: set[bytes] = set()
+        self._objects = ObjectDecoder(trusted=options.trusted, check=self._checks)
 
     def run(self, chunks: list[Chunk], planner: LoadPlanner) -> None:
         """Read everything and commit it, on the calling thread, as it comes in."""
@@ -156,7 +159,7 @@ class Load:
         if chunk.is_bytes:
             self._finish_object(chunk, bytearray(item), 0)
             return
-        layout = raw_layout(chunk.raw) if chunk.raw else item_layout(item, self._recipes, check=self._checks)
+        layout = self._layout_in_memory(chunk, item)
         request = chunk.requests[0]
         target = request.target
         if (
@@ -179,22 +182,26 @@ class Load:
         # Moved to memory of its own: in the window the payload may lie at an odd address.
         self._deliver(chunk, bytearray(item), layout)
 
-    def _check_item(self, chunk: Chunk, item: memoryview, layout: ItemLayout | None) -> str | None:
+    def _layout_in_memory(self, chunk: Chunk, item: memoryview) -> ItemLayout | None:
+        if chunk.raw is not None:
+            return raw_layout(chunk.raw)
+        return _as_expected(chunk, open_item(memory_reader(item), len(item), self._recipes, check=self._checks))
+
+    def _check_item(self, chunk: Chunk, item: memoryview, layout: ItemLayout) -> str | None:
         if not self._checks:
             return None
-        if chunk.raw is not None:
-            return "the safetensors format has no checksums"
-        return check_records(item) if layout is None else check_payload(item, layout)
+        return NO_CHECKSUMS_IN_SAFETENSORS if chunk.raw is not None else check_payload(item, layout)
 
     def _deliver(self, chunk: Chunk, data: bytearray, layout: ItemLayout | None, reserved: int = 0) -> None:
         """Copy boxes of an item in memory to the destinations that any thread may write; the caller's does the rest."""
-        reason = self._check_item(chunk, memoryview(data), layout)
         if layout is not None:
-            check_extent(layout)
+            reason = self._check_item(chunk, memoryview(data), layout)
             tensor = view_payload(data, layout)
         else:
             self._report.went_generic(chunk.fqn)
-            tensor = decode_generic(data, chunk.fqn, chunk.file)
+            tensor, reason = decode_tensor(
+                memoryview(data), chunk.expected, check=self._checks, tensor=chunk.fqn, file=chunk.file
+            )
         for request in chunk.requests:
             check_request(request, tuple(tensor.shape), tensor.dtype, chunk.file, cast=self._options.cast)
         state = ChunkState(chunk, layout, len(chunk.requests), reserved)
@@ -210,11 +217,8 @@ class Load:
                 self._engine.post(Copy(state, request, start, source, None))
 
     def _finish_object(self, chunk: Chunk, data: bytearray, reserved: int) -> None:
-        view = memoryview(data)
-        reason = check_records(view) if self._checks else None
-        if not self._options.trusted:
-            check_object(view, chunk.fqn, chunk.file, self._harmless)
-        self._finish(chunk, reason, io.BytesIO(data), reserved)
+        stream, reason = self._objects.stream(data, tensor=chunk.fqn, file=chunk.file)
+        self._finish(chunk, reason, stream, reserved)
 
     # One chunk, in pieces.
 
@@ -228,7 +232,6 @@ class Load:
             if chunk.is_bytes or layout is None or not is_dense(layout.recipe.shape, layout.recipe.strides):
                 self._read_whole(chunk)
                 return
-            check_extent(layout)
             for request in chunk.requests:
                 check_request(request, layout.recipe.shape, layout.recipe.dtype, chunk.file, cast=self._options.cast)
             self._read_parts(chunk, layout)
@@ -237,8 +240,7 @@ class Load:
         if chunk.is_bytes:
             self._finish_object(chunk, data, reserved)
         else:
-            layout = item_layout(memoryview(data), self._recipes, check=self._checks)
-            self._deliver(chunk, data, layout, reserved)
+            self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data)), reserved)
 
     def _read_whole(self, chunk: Chunk) -> None:
         """Read an item that has to be understood as a whole: an object, or a tensor of some other kind."""
@@ -249,8 +251,7 @@ class Load:
         if chunk.is_bytes:
             self._finish_object(chunk, data, reserved)
             return
-        layout = item_layout(memoryview(data), self._recipes, check=self._checks)
-        self._deliver(chunk, data, layout, reserved)
+        self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data)), reserved)
 
     def _layout(self, chunk: Chunk) -> ItemLayout | None:
         if chunk.is_bytes:
@@ -258,9 +259,11 @@ class Load:
         if chunk.raw is not None:
             return raw_layout(chunk.raw)
         file = self._files.get(chunk.file)
-        return chunk_layout(
+        file.check_reach(chunk.offset, chunk.length)
+        layout = chunk_layout(
             file, chunk.offset, chunk.length, self._recipes, check=self._checks, on_read=self._report.read
         )
+        return _as_expected(chunk, layout)
 
     def _read_parts(self, chunk: Chunk, layout: ItemLayout) -> None:
         full = self._options.verify == "full"
@@ -269,9 +272,9 @@ class Load:
         if not self._checks:
             pass
         elif chunk.raw is not None:
-            state.reason = "the safetensors format has no checksums"
-        elif not layout.crc and layout.payload_bytes:
-            state.reason = "no checksum was stored"
+            state.reason = NO_CHECKSUMS_IN_SAFETENSORS
+        elif not layout.has_checksum:
+            state.reason = NO_CHECKSUM
         elif parts.whole:
             state.check = RecordCheck(layout.crc, layout.payload_bytes)
         else:
@@ -381,6 +384,13 @@ class Load:
             else:
                 self._report.unchecked(chunk.fqn, chunk.file, reason)
         self._engine.post(Finished(chunk, content, reserved))
+
+
+def _as_expected(chunk: Chunk, layout: ItemLayout | None) -> ItemLayout | None:
+    """Refuse a stored tensor of another shape or dtype than the metadata says."""
+    if layout is not None and chunk.expected is not None:
+        chunk.expected.check(layout.recipe.shape, layout.recipe.dtype)
+    return layout
 
 
 def _job(function: Callable[..., None], *arguments: Any) -> Callable[[], None]:

@@ -10,8 +10,8 @@ import torch
 
 from holdfast.checkpoint.budget import Buffer
 from holdfast.checkpoint.checksum import RecordCheck
+from holdfast.checkpoint.items import ItemLayout
 from holdfast.checkpoint.plan import Chunk, Request
-from holdfast.checkpoint.zip_records import ItemLayout
 
 __all__ = ["ChunkState", "Copy", "Finished"]
 

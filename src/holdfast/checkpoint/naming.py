@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.plan import Chunk
-from holdfast.checkpoint.zip_records import DamagedArchiveError
 from holdfast.errors import CheckpointReadError, CorruptRecordError
 
 __all__ = ["corrupt", "naming"]

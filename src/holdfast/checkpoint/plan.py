@@ -14,12 +14,14 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
+from holdfast.checkpoint.items import Expected
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.errors import CheckpointMismatchError, UnusableCheckpointError
 
-__all__ = ["Chunk", "Request", "chain_overlaps", "gather_chunks", "resolve"]
+__all__ = ["Chunk", "ExpectedChunks", "Request", "chain_overlaps", "gather_chunks", "resolve"]
 
 # Above this many separate runs of memory, overlap is assumed rather than computed.
 _MOST_RUNS = 1 << 21
@@ -49,6 +51,7 @@ class Chunk:
     length: int
     transforms: tuple[str, ...]
     raw: RawTensor | None
+    expected: Expected | None  # what the metadata says it is; None for an object
     requests: list[Request] = field(default_factory=list)
     followers: list[Chunk] = field(default_factory=list)
     blocked: bool = False
@@ -71,7 +74,37 @@ class Chunk:
         return sum(request.target.nbytes for request in self.requests if request.target is not None)
 
 
-def gather_chunks(plan: LoadPlan, storage_data: dict[Any, Any]) -> list[Chunk]:
+class ExpectedChunks:
+    """Looks up what the metadata says about a stored chunk.
+
+    Args:
+        metadata: of the checkpoint.
+    """
+
+    def __init__(self, metadata: Metadata | None) -> None:
+        self._tensors = {} if metadata is None else metadata.state_dict_metadata
+        self._chunks: dict[str, dict[tuple[int, ...], Expected]] = {}
+
+    def of(self, index: MetadataIndex) -> Expected:
+        """What is stored at an index."""
+        if index.fqn not in self._chunks:
+            entry = self._tensors.get(index.fqn)
+            stored = entry.chunks if isinstance(entry, TensorStorageMetadata) else []
+            self._chunks[index.fqn] = {
+                tuple(chunk.offsets): Expected(tuple(chunk.sizes), entry.properties.dtype)  # type: ignore[union-attr]
+                for chunk in stored
+            }
+        try:
+            return self._chunks[index.fqn][tuple(index.offset or ())]
+        except KeyError:
+            raise UnusableCheckpointError(
+                "the metadata does not describe a part of the tensor that the plan asks for",
+                tensor=index.fqn,
+                part=tuple(index.offset or ()),
+            ) from None
+
+
+def gather_chunks(plan: LoadPlan, storage_data: dict[Any, Any], expected: ExpectedChunks) -> list[Chunk]:
     """Group the read items of a plan by the stored chunk they want."""
     per_file: dict[str, list[tuple[ReadItem, Any]]] = {}
     for item in plan.items:
@@ -93,7 +126,8 @@ def gather_chunks(plan: LoadPlan, storage_data: dict[Any, Any]) -> list[Chunk]:
             chunk = chunks.get(key)
             if chunk is None:
                 transforms = tuple(getattr(info, "transform_descriptors", None) or ())
-                chunk = chunks[key] = Chunk(file, info.offset, info.length, transforms, raw)
+                stored = None if item.type == LoadItemType.BYTE_IO else expected.of(item.storage_index)
+                chunk = chunks[key] = Chunk(file, info.offset, info.length, transforms, raw, stored)
             chunk.requests.append(Request(item, order))
             order += 1
     return list(chunks.values())
@@ -149,7 +183,9 @@ def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:
                     result.pop(chunk, None)
             previous: Chunk | None = None
             for _, _, chunk, request in sorted(group, key=lambda entry: entry[3].order):
-                alone = Chunk(chunk.file, chunk.offset, chunk.length, chunk.transforms, chunk.raw, [request])
+                alone = Chunk(
+                    chunk.file, chunk.offset, chunk.length, chunk.transforms, chunk.raw, chunk.expected, [request]
+                )
                 result[alone] = None
                 if previous is not None:
                     previous.followers.append(alone)

@@ -24,7 +24,7 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileLayer, FileTable, LocalFiles
 from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
 from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
-from holdfast.checkpoint.plan import Chunk, chain_overlaps, gather_chunks, resolve
+from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
@@ -60,6 +60,8 @@ class ParallelFileSystemReader(StorageReader):
 
     Attributes:
         report: the :class:`LoadReport` of the last load, or ``None``.
+        error: what ended the last load, or ``None``. Torch turns an error in the metadata into the text of an
+            ``AssertionError``; here it is as it was raised.
     """
 
     def __init__(
@@ -86,6 +88,7 @@ class ParallelFileSystemReader(StorageReader):
         self.storage_data: dict[Any, Any] = {}
         self.load_id = str(uuid.uuid4())
         self.report: LoadReport | None = None
+        self.error: Exception | None = None
         self.rank: int | None = None
         self.use_collectives = True
         self._parallel = parallel
@@ -97,7 +100,6 @@ class ParallelFileSystemReader(StorageReader):
         self._registry = extension_registry
         self._layer = file_layer or LocalFiles()
         self._metadata: Metadata | None = None
-        self._metadata_error: Exception | None = None
 
     @property
     def checkpoint_id(self) -> Path:
@@ -118,7 +120,7 @@ class ParallelFileSystemReader(StorageReader):
         """Forget the last load; called by torch before each one."""
         self.storage_data = {}
         self._metadata = None
-        self._metadata_error = None
+        self.error = None
         if checkpoint_id:
             self.path = Path(checkpoint_id)
         self.load_id = str(uuid.uuid4())
@@ -135,10 +137,11 @@ class ParallelFileSystemReader(StorageReader):
             metadata = read_checkpoint_metadata(self.path, rank=rank, layer=self._layer, trusted=self._options.trusted)
         except Exception as error:
             # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
-            if rank is not None and self._metadata_error is not None and isinstance(error, UnusableCheckpointError):
-                raise self._metadata_error from error
-            self._metadata_error = error
+            if rank is not None and self.error is not None and isinstance(error, UnusableCheckpointError):
+                raise self.error from error
+            self.error = error
             raise
+        self.error = None
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None
@@ -172,9 +175,19 @@ class ParallelFileSystemReader(StorageReader):
         Raises:
             CheckpointError: the first thing that went wrong; nothing is left running or open.
         """
+        try:
+            self.report = self._read(plan, planner)
+        except Exception as error:
+            self.error = error
+            raise
+        future: Future[None] = Future()
+        future.set_result(None)
+        return future
+
+    def _read(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
         began = time.perf_counter()
         self.report = None
-        chunks = gather_chunks(plan, self.storage_data)
+        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata))
         if self._parallel:
             requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
             resolve(requests, planner)
@@ -194,10 +207,7 @@ class ParallelFileSystemReader(StorageReader):
                     workers = peak = 0
             finally:
                 files.close()
-        self.report = report.finish(workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began)
-        future: Future[None] = Future()
-        future.set_result(None)
-        return future
+        return report.finish(workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began)
 
     def _read_parallel(
         self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder, total: int

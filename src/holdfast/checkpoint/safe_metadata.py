@@ -1,178 +1,45 @@
-"""The ``.metadata`` of a checkpoint, read without letting it run code.
+"""The ``.metadata`` of a checkpoint, read without letting it run code, and believed only when it adds up.
 
 Torch reads this file with a bare ``pickle.load``: whoever can write to the checkpoint's folder can run any code in
-every rank of the job. Here three things stand in the way.
-
-1. The opcodes are walked first. An unknown one, a length that does not fit, or a memo index made to exhaust memory
-   (the C unpickler allocates whatever index it is told) ends it.
-2. Names are looked up in a table of some twenty that a checkpoint needs. What the table gives for a class is a
-   *stand-in* that can do nothing but make an empty instance, and cannot be changed: a pickle that tries to patch a
-   class of torch patches nothing.
-3. What comes out is checked, field by field, for the types that the planner and the reader go on to rely on.
+every rank of the job. Here the pickle comes in as data (:mod:`~holdfast.checkpoint.inert`), and torch's classes are
+made from it by name, field by field. Then it must add up: the parts of every tensor tile it, each part has exactly one
+place, and no two places share a byte.
 """
 
 from __future__ import annotations
 
-import io
 import pickle
-from collections import OrderedDict
 from collections.abc import Callable
-from functools import cache
 from pathlib import PurePosixPath
 from typing import Any
 
 import torch
 from torch.distributed.checkpoint import filesystem as dcp_filesystem
-from torch.distributed.checkpoint import metadata as dcp_metadata
 from torch.distributed.checkpoint.metadata import (
     BytesStorageMetadata,
+    ChunkStorageMetadata,
     Metadata,
     MetadataIndex,
+    StorageMeta,
+    TensorProperties,
     TensorStorageMetadata,
 )
-from torch.serialization import _get_layout
 
+from holdfast.checkpoint.inert import DamagedPickleError, Inert, Name, read_pickle
+from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
+from holdfast.checkpoint.tiling import check_tiling
 from holdfast.errors import UnsafeCheckpointError, UnusableCheckpointError
 
 __all__ = ["check_metadata", "load_metadata"]
 
-_HINT_UNSAFE = "if you made this checkpoint yourself, pass trusted=True"
+_HINT_UNSAFE = "do not load this checkpoint unless you made it yourself; if so, pass trusted=True"
 _HINT_DAMAGED = "restore the file from a copy, or load an older checkpoint"
-
-_FIXED = {
-    **dict.fromkeys((0x28, 0x29, 0x2E, 0x30, 0x31, 0x32, 0x4E, 0x51, 0x52, 0x5D, 0x61, 0x62, 0x64, 0x65, 0x6C), 0),
-    **dict.fromkeys((0x73, 0x74, 0x75, 0x7D, 0x81, 0x85, 0x86, 0x87, 0x88, 0x89, 0x8F, 0x90, 0x91, 0x92), 0),
-    **dict.fromkeys((0x93, 0x94), 0),
-    0x80: 1,
-    0x95: 8,
-    0x4B: 1,
-    0x4D: 2,
-    0x4A: 4,
-    0x47: 8,
-    0x71: 1,
-    0x68: 1,
-    0x6A: 4,
-}
-_COUNTED = {0x58: 4, 0x8C: 1, 0x8D: 8, 0x8A: 1, 0x8B: 4, 0x43: 1, 0x42: 4, 0x8E: 8, 0x55: 1, 0x54: 4}
-_LINES = {0x63: 2}  # GLOBAL: module and name, a line each
-_LONG_BINPUT = 0x72
-
-
-def _walk(data: bytes) -> None:
-    """Raise ``ValueError`` unless every opcode is known and fits."""
-    position = 0
-    size = len(data)
-    fixed, counted = _FIXED, _COUNTED
-    while position < size:
-        opcode = data[position]
-        position += 1
-        width = fixed.get(opcode)
-        if width is not None:
-            position += width
-            if opcode == 0x2E:
-                return
-        elif opcode in counted:
-            width = counted[opcode]
-            position += width + int.from_bytes(data[position : position + width], "little")
-        elif opcode == _LONG_BINPUT:
-            if int.from_bytes(data[position : position + 4], "little") > size:
-                raise ValueError(f"a memo index beyond the file's size at byte {position}")
-            position += 4
-        elif opcode in _LINES:
-            for _ in range(_LINES[opcode]):
-                position = data.index(b"\n", position) + 1
-        else:
-            raise ValueError(f"unknown opcode {opcode:#04x} at byte {position - 1}")
-    raise ValueError("it ends in the middle")
-
-
-class _Sealed(type):
-    def __setattr__(cls, name: str, value: object) -> None:
-        raise pickle.UnpicklingError(f"a pickle may not change {cls.__name__}")
-
-
-@cache  # nothing can change one, so all loads share them
-def _stand_in(target: type) -> type:
-    """A class whose only use is ``__new__``: it makes an empty instance of ``target``."""
-    return _Sealed(target.__name__, (), {"__slots__": (), "__new__": lambda _, *__: object.__new__(target)})
-
-
-def _size(values: Any = ()) -> torch.Size:
-    if any(type(value) is not int for value in values):
-        raise pickle.UnpicklingError("a size that is not made of integers")
-    return torch.Size(values)
-
-
-def _layout(name: str) -> torch.layout:
-    layout: torch.layout = _get_layout(name)  # type: ignore[no-untyped-call]
-    return layout
-
-
-def _mem_format(value: int) -> Any:
-    return dcp_metadata._MEM_FORMAT_ENCODING(value)
-
+MAX_DIMENSIONS = 64
+"""Most dimensions of a tensor; torch's own limit."""
 
 _DCP = "torch.distributed.checkpoint"
-_CLASSES: dict[tuple[str, str], type] = {
-    **{
-        (f"{_DCP}.metadata", name): getattr(dcp_metadata, name)
-        for name in (
-            "BytesStorageMetadata",
-            "ChunkStorageMetadata",
-            "Metadata",
-            "MetadataIndex",
-            "StorageMeta",
-            "TensorProperties",
-            "TensorStorageMetadata",
-        )
-    },
-    (f"{_DCP}.filesystem", "_StorageInfo"): dcp_filesystem._StorageInfo,
-    (f"{_DCP}.filesystem", "_StoragePrefix"): dcp_filesystem._StoragePrefix,
-}
-_FUNCTIONS: dict[tuple[str, str], Callable[..., Any]] = {
-    ("torch", "Size"): _size,
-    ("torch.serialization", "_get_layout"): _layout,
-    (f"{_DCP}.metadata", "_MEM_FORMAT_ENCODING"): _mem_format,
-    ("torch.distributed._shard.sharded_tensor.metadata", "MEM_FORMAT_ENCODING"): _mem_format,
-    # The folder it was saved to, which may be a path of another machine: kept as a name only.
-    ("pathlib", "PosixPath"): PurePosixPath,
-    ("pathlib", "PurePosixPath"): PurePosixPath,
-    ("pathlib._local", "PosixPath"): PurePosixPath,
-    ("pathlib._local", "PurePosixPath"): PurePosixPath,
-    ("collections", "OrderedDict"): OrderedDict,
-    ("builtins", "set"): set,
-    ("builtins", "frozenset"): frozenset,
-    ("builtins", "complex"): complex,
-}
-
-
-class _Unpickler(pickle.Unpickler):
-    def __init__(self, data: bytes) -> None:
-        super().__init__(io.BytesIO(data))
-        self._made: dict[tuple[str, str], Any] = {}
-
-    def find_class(self, module: str, name: str) -> Any:
-        key = (module, name)
-        if key not in self._made:
-            self._made[key] = self._find(module, name)
-        return self._made[key]
-
-    def _find(self, module: str, name: str) -> Any:
-        if (module, name) in _CLASSES:
-            return _stand_in(_CLASSES[module, name])
-        if (module, name) in _FUNCTIONS:
-            target = _FUNCTIONS[module, name]
-            # A fresh function each time: a pickle that sets attributes on it changes nothing that stays.
-            return lambda *arguments: target(*arguments)
-        value = getattr(torch, name, None) if module == "torch" and name.isidentifier() else None
-        if isinstance(value, torch.dtype):
-            return value
-        raise UnsafeCheckpointError(
-            "the metadata asks for something a checkpoint has no use for", name=f"{module}.{name}", hint=_HINT_UNSAFE
-        )
-
-    def persistent_load(self, identity: Any) -> Any:
-        raise UnsafeCheckpointError("the metadata refers to an object outside itself", hint=_HINT_UNSAFE)
+_PROPERTIES = ("torch.distributed._shard.sharded_tensor.metadata", f"{_DCP}.metadata")
+_FIELDS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
 
 
 def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
@@ -187,67 +54,275 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         The metadata, every field of it checked.
 
     Raises:
-        UnsafeCheckpointError: it names something outside the allowlist; nothing was run.
-        UnusableCheckpointError: it is damaged, or not metadata of a checkpoint.
+        UnsafeCheckpointError: it names something a checkpoint has no use for; nothing was run.
+        UnusableCheckpointError: it is damaged, or does not add up.
     """
     try:
         if trusted:
             metadata: Metadata = pickle.loads(data)  # noqa: S301 — the caller vouches for it
         else:
-            _walk(data)
-            metadata = _Unpickler(data).load()
+            metadata = _metadata(read_pickle(data))
         check_metadata(metadata)
-    except UnsafeCheckpointError as error:
-        raise UnsafeCheckpointError(error.message, hint=error.hint, **{**error.where, "file": file}) from None
-    except (MemoryError, KeyboardInterrupt):
+    except RefusedNamesError as error:
+        raise UnsafeCheckpointError(
+            f"the metadata asks for something a checkpoint has no use for: {', '.join(error.names)}",
+            names=error.names,
+            file=file,
+            hint=_HINT_UNSAFE,
+        ) from None
+    except (MemoryError, KeyboardInterrupt, UnusableCheckpointError):
         raise
     except Exception as error:  # a damaged pickle raises anything at all
-        raise UnusableCheckpointError(
-            f"the metadata is damaged: {type(error).__name__}: {error}", file=file, hint=_HINT_DAMAGED
-        ) from error
+        raise UnusableCheckpointError(f"the metadata is damaged: {error}", file=file, hint=_HINT_DAMAGED) from error
     return metadata
 
 
-def check_metadata(metadata: Any) -> None:
-    """Raise ``ValueError`` unless the metadata is made of what the planner and the reader rely on."""
-    if type(metadata) is not Metadata:
-        raise ValueError(f"it holds a {type(metadata).__name__}")
-    for fqn, entry in _pairs(metadata.state_dict_metadata, "state_dict_metadata"):
-        if type(fqn) is not str:
-            raise ValueError(f"a key that is a {type(fqn).__name__}")
-        if type(entry) is TensorStorageMetadata:
-            _check_tensor(fqn, entry)
-        elif type(entry) is not BytesStorageMetadata:
-            raise ValueError(f"{fqn} is described by a {type(entry).__name__}")
-    for index, info in _pairs(metadata.storage_data, "storage_data"):
-        descriptors = getattr(info, "transform_descriptors", None) or ()
-        if (
-            type(index) is not MetadataIndex
-            or type(index.fqn) is not str
-            or not (index.offset is None or (type(index.offset) is torch.Size and _whole(*index.offset)))
-            or type(info) is not dcp_filesystem._StorageInfo
-            or type(info.relative_path) is not str
-            or not _whole(info.offset, info.length)
-            or not isinstance(descriptors, (list, tuple))
-            or any(type(descriptor) is not str for descriptor in descriptors)
-        ):
-            raise ValueError(f"the place of {getattr(index, 'fqn', index)!r} is not told")
+# From a pickle read as data to torch's classes.
 
 
-def _pairs(mapping: Any, name: str) -> Any:
-    if not isinstance(mapping, dict):
-        raise ValueError(f"{name} is a {type(mapping).__name__}")
+def _metadata(tree: Any) -> Metadata:
+    if type(tree) is not Inert or not tree.made or type(tree.state) is not dict or tree.arguments:
+        raise _refuse(tree)
+    # The class may be a subclass of torch's (Megatron has one): only its fields are looked at.
+    state = _fields(tree, "state_dict_metadata", "storage_data")
+    made = _Made()
+    tensors = {_text(fqn): made(_STORED, entry) for fqn, entry in _pairs(state["state_dict_metadata"])}
+    storage: dict[MetadataIndex, Any] = {}
+    for key, value in _pairs(state["storage_data"]):
+        index = made(_INDEX, key)
+        if index in storage:
+            raise ValueError(f"{index.fqn} has two places")
+        storage[index] = made(_PLACE, value)
+    meta = state.get("storage_meta")
+    version = state.get("version")
+    metadata = Metadata(
+        state_dict_metadata=tensors,
+        planner_data=_plain(state.get("planner_data")),
+        storage_data=storage,
+        storage_meta=None if meta is None else made(_META, meta),
+    )
+    if version is not None:
+        metadata.version = _text(version)
+    for name in state.keys() - set(_FIELDS):
+        _keep_extra(metadata, name, state[name])
+    return metadata
+
+
+def _keep_extra(metadata: Metadata, name: Any, value: Any) -> None:
+    """Keep a field that torch does not have where it is plain data; leave it out where it holds torch's own plans."""
+    try:
+        metadata.__dict__[_text(name)] = _plain(value)
+    except RefusedNamesError as error:
+        foreign = [used for used in error.names if used.partition(".")[0] not in ("torch", "megatron")]
+        if foreign:
+            raise RefusedNamesError(Name(*used.rpartition(".")[::2]) for used in foreign) from None
+
+
+def _plain(value: Any) -> Any:
+    def storage(_: Any) -> Any:
+        raise DamagedPickleError("the metadata refers to an object outside itself")
+
+    return build_object(value, storage)
+
+
+def _refuse(value: Any) -> Exception:
+    if type(value) is Inert:
+        value = value.function
+    if type(value) is Name:
+        return RefusedNamesError([value])
+    return ValueError(f"a {type(value).__name__} where it should describe something stored")
+
+
+class _Made:
+    """Makes each record once, however often it is shared."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Any] = {}
+
+    def __call__(self, makers: dict[Name, Callable[[_Made, Any], Any]], value: Any) -> Any:
+        known = self._known.get(id(value))
+        if known is not None:
+            return known
+        maker = makers.get(value.function) if type(value) is Inert and type(value.function) is Name else None
+        if maker is None or value.items or value.values or (value.made and value.arguments):
+            raise _refuse(value)
+        made = self._known[id(value)] = maker(self, value)
+        return made
+
+
+def _fields(value: Inert, *required: str) -> dict[str, Any]:
+    if type(value.state) is not dict or not value.state.keys() >= set(required):
+        raise ValueError(f"{value.function} without {', '.join(required)}")
+    return value.state
+
+
+def _tensor(made: _Made, value: Inert) -> TensorStorageMetadata:
+    fields = _fields(value, "properties", "size", "chunks")
+    if type(fields["chunks"]) is not list:
+        raise ValueError("the parts of a tensor are not a list")
+    return TensorStorageMetadata(
+        properties=made(_PROPERTIES_OF, fields["properties"]),
+        size=made(_SIZE, fields["size"]),
+        chunks=[made(_CHUNK, chunk) for chunk in fields["chunks"]],
+    )
+
+
+def _properties(made: _Made, value: Inert) -> TensorProperties:
+    if type(value.state) is not tuple:
+        raise ValueError("the properties of a tensor are not a tuple")
+    dtype, layout, requires_grad, memory_format, pin_memory = value.state
+    kind = getattr(torch, dtype.name, None) if type(dtype) is Name and dtype.module == "torch" else None
+    if not isinstance(kind, torch.dtype):
+        raise _refuse(dtype)
+    if type(requires_grad) is not bool or type(pin_memory) is not bool:
+        raise ValueError("the properties of a tensor are not true or false")
+    return TensorProperties(
+        dtype=kind,
+        layout=made(_LAYOUT, layout),
+        requires_grad=requires_grad,
+        memory_format=made(_MEMORY_FORMAT, memory_format),
+        pin_memory=pin_memory,
+    )
+
+
+def _size(_: _Made, value: Inert) -> torch.Size:
+    (numbers,) = value.arguments
+    if type(numbers) not in (tuple, list) or not _whole(*numbers) or len(numbers) > MAX_DIMENSIONS:
+        raise ValueError("a size that is not made of whole numbers")
+    return torch.Size(numbers)
+
+
+def _layout(_: _Made, value: Inert) -> torch.layout:
+    (name,) = value.arguments
+    layout = getattr(torch, _text(name).removeprefix("torch."), None)
+    if not isinstance(layout, torch.layout):
+        raise ValueError(f"the layout {name!r}")
+    return layout
+
+
+def _memory_format(_: _Made, value: Inert) -> torch.memory_format:
+    (number,) = value.arguments
+    return (torch.contiguous_format, torch.channels_last, torch.preserve_format)[range(3)[number]]
+
+
+def _chunk(made: _Made, value: Inert) -> ChunkStorageMetadata:
+    fields = _fields(value, "offsets", "sizes")
+    return ChunkStorageMetadata(offsets=made(_SIZE, fields["offsets"]), sizes=made(_SIZE, fields["sizes"]))
+
+
+def _index(made: _Made, value: Inert) -> MetadataIndex:
+    fields = _fields(value, "fqn")
+    offset, index = fields.get("offset"), fields.get("index")
+    if index is not None and not _whole(index):
+        raise ValueError("the number of a part")
+    return MetadataIndex(_text(fields["fqn"]), None if offset is None else made(_SIZE, offset), index)
+
+
+def _place(_: _Made, value: Inert) -> Any:
+    fields = _fields(value, "relative_path", "offset", "length")
+    transforms = fields.get("transform_descriptors")
+    place = dcp_filesystem._StorageInfo(_text(fields["relative_path"]), fields["offset"], fields["length"])
+    if transforms is not None:
+        if type(transforms) not in (list, tuple):
+            raise ValueError("transforms that are not a list")
+        place.transform_descriptors = [_text(name) for name in transforms]
+    return place
+
+
+def _storage_meta(made: _Made, value: Inert) -> StorageMeta:
+    fields = _fields(value)
+    path = fields.get("checkpoint_id")
+    texts = {name: fields.get(name) for name in ("save_id", "load_id")}
+    if any(text is not None and type(text) is not str for text in texts.values()):
+        raise ValueError("an id that is not text")
+    # The folder it was saved to may be a path of another machine: kept as a name only.
+    where = path if path is None or type(path) is str else made(_PATH, path)
+    return StorageMeta(checkpoint_id=where, modules=[_text(name) for name in fields.get("modules", [])], **texts)
+
+
+def _path(_: _Made, value: Inert) -> PurePosixPath:
+    return PurePosixPath(*map(_text, value.arguments))
+
+
+def _text(value: Any) -> str:
+    if type(value) is not str:
+        raise ValueError(f"text expected, got {type(value).__name__}")
+    return value
+
+
+def _pairs(mapping: Any) -> Any:
+    if type(mapping) is not dict:
+        raise ValueError(f"a table expected, got {type(mapping).__name__}")
     return mapping.items()
 
 
 def _whole(*numbers: Any) -> bool:
-    return all(type(number) is int and number >= 0 for number in numbers)
+    return all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
 
 
-def _check_tensor(fqn: str, entry: TensorStorageMetadata) -> None:
-    sound = isinstance(entry.properties.dtype, torch.dtype) and type(entry.size) is torch.Size and _whole(*entry.size)
-    rank = len(entry.size)
-    for chunk in entry.chunks:
-        sound = sound and len(chunk.offsets) == len(chunk.sizes) == rank and _whole(*chunk.offsets, *chunk.sizes)
-    if not sound:
-        raise ValueError(f"the shape of {fqn} makes no sense")
+_Makers = dict[Name, Callable[[_Made, Any], Any]]
+_STORED: _Makers = {
+    Name(f"{_DCP}.metadata", "TensorStorageMetadata"): _tensor,
+    Name(f"{_DCP}.metadata", "BytesStorageMetadata"): lambda _, __: BytesStorageMetadata(),
+}
+_PROPERTIES_OF: _Makers = {Name(module, "TensorProperties"): _properties for module in _PROPERTIES}
+_CHUNK: _Makers = {Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): _chunk}
+_SIZE: _Makers = {Name("torch", "Size"): _size}
+_LAYOUT: _Makers = {Name("torch.serialization", "_get_layout"): _layout}
+_MEMORY_FORMAT: _Makers = {
+    Name(_PROPERTIES[0], "MEM_FORMAT_ENCODING"): _memory_format,
+    Name(_PROPERTIES[1], "_MEM_FORMAT_ENCODING"): _memory_format,
+}
+_INDEX: _Makers = {Name(f"{_DCP}.metadata", "MetadataIndex"): _index}
+_PLACE: _Makers = {Name(f"{_DCP}.filesystem", "_StorageInfo"): _place}
+_META: _Makers = {Name(f"{_DCP}.metadata", "StorageMeta"): _storage_meta}
+_PATH: _Makers = {
+    Name(module, name): _path
+    for module in ("pathlib", "pathlib._local")
+    for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
+}
+
+
+# Whether it adds up.
+
+
+def check_metadata(metadata: Any) -> None:
+    """Raise ``ValueError`` unless the metadata adds up; also run on metadata that was trusted."""
+    if not isinstance(metadata, Metadata):
+        raise ValueError(f"it holds a {type(metadata).__name__}")
+    parts: dict[str, set[tuple[int, ...]]] = {}
+    for fqn, entry in metadata.state_dict_metadata.items():
+        if isinstance(entry, TensorStorageMetadata):
+            try:
+                check_tiling(entry.size, [(chunk.offsets, chunk.sizes) for chunk in entry.chunks])
+            except ValueError as error:
+                raise ValueError(f"the parts of {fqn} do not make it up: {error}") from None
+            parts[fqn] = {tuple(chunk.offsets) for chunk in entry.chunks}
+        elif isinstance(entry, BytesStorageMetadata):
+            parts[fqn] = {()}
+        else:
+            raise ValueError(f"{fqn} is described by a {type(entry).__name__}")
+    places: dict[str, list[tuple[int, int, str]]] = {}
+    for index, info in metadata.storage_data.items():
+        if tuple(index.offset or ()) not in parts.get(index.fqn, ()):
+            raise ValueError(f"a place for a part of {index.fqn} that the metadata does not list, or lists once")
+        parts[index.fqn].remove(tuple(index.offset or ()))
+        if not _whole(info.offset, info.length) or type(info.relative_path) is not str:
+            raise ValueError(f"the metadata does not say where {index.fqn} is stored")
+        places.setdefault(info.relative_path, []).append((info.offset, info.length, index.fqn))
+    for fqn, missing in parts.items():
+        if missing:
+            raise ValueError(
+                f"the metadata does not say where {fqn} is stored: no place for its part at {min(missing)}"
+            )
+    for file, used in places.items():
+        _check_places(file, used)
+
+
+def _check_places(file: str, used: list[tuple[int, int, str]]) -> None:
+    end, before = 0, ""
+    for offset, length, fqn in sorted(used):
+        if length and offset < end:
+            raise ValueError(f"{before} and {fqn} are said to be stored in the same place of {file}")
+        if length:
+            end, before = offset + length, fqn

@@ -1,20 +1,18 @@
 """The sequential reference: one item after the other, as torch's own reader does it, with the safety of ours.
 
 ``parallel=False`` uses this. It shares no code with the fast path but the file layer and the checks, reads every item
-whole, lets ``torch.load`` decode it and ``copy_`` deliver it, and calls the planner strictly in pairs. The tests hold
-the fast path against it, and so can a user who distrusts a result.
+whole, makes it as any object is made, lets ``copy_`` deliver it, and calls the planner strictly in pairs. The tests
+hold the fast path against it, and so can a user who distrusts a result.
 """
 
 from __future__ import annotations
-
-import io
 
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 
 from holdfast.checkpoint.destination import check_request, narrow
 from holdfast.checkpoint.files import FileTable
-from holdfast.checkpoint.items import check_object, check_records, decode_generic
-from holdfast.checkpoint.load import LoadOptions
+from holdfast.checkpoint.items import ObjectDecoder, decode_tensor
+from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS, LoadOptions
 from holdfast.checkpoint.naming import naming
 from holdfast.checkpoint.plan import Chunk, resolve
 from holdfast.checkpoint.report import ReportBuilder
@@ -35,7 +33,8 @@ def load_sequentially(
     requests = sorted(
         ((request, chunk) for chunk in chunks for request in chunk.requests), key=lambda pair: pair[0].order
     )
-    harmless: set[bytes] = set()
+    checks = options.verify != "off"
+    objects = ObjectDecoder(trusted=options.trusted, check=checks)
     for request, chunk in requests:
         with naming(chunk):
             file = files.get(chunk.file)
@@ -47,20 +46,24 @@ def load_sequentially(
             else:
                 data = file.read(chunk.offset, chunk.length)
                 report.read(chunk.length)
-            reason = None
-            if options.verify != "off":
-                reason = "the safetensors format has no checksums" if chunk.raw else check_records(memoryview(data))
-                if reason is None:
-                    report.checked()
-                else:
-                    report.unchecked(chunk.fqn, chunk.file, reason)
-            if request.item.type == LoadItemType.BYTE_IO and not options.trusted:
-                check_object(memoryview(data), chunk.fqn, chunk.file, harmless)
-        if request.item.type == LoadItemType.BYTE_IO:
-            planner.load_bytes(request.item, io.BytesIO(data))
+            content = tensor = None
+            if request.item.type == LoadItemType.BYTE_IO:
+                content, reason = objects.stream(data, tensor=chunk.fqn, file=chunk.file)
+            elif chunk.raw is not None:
+                tensor, reason = chunk.raw.view(data), NO_CHECKSUMS_IN_SAFETENSORS
+            else:
+                tensor, reason = decode_tensor(
+                    memoryview(data), chunk.expected, check=checks, tensor=chunk.fqn, file=chunk.file
+                )
+            if checks and reason is None:
+                report.checked()
+            elif checks:
+                report.unchecked(chunk.fqn, chunk.file, str(reason))
+        if content is not None:
+            planner.load_bytes(request.item, content)
             report.done(chunk.length)
             continue
-        tensor = chunk.raw.view(data) if chunk.raw is not None else decode_generic(data, chunk.fqn, chunk.file)
+        assert tensor is not None
         resolve([request], planner)
         check_request(request, tuple(tensor.shape), tensor.dtype, chunk.file, cast=options.cast)
         target = request.target

@@ -1,7 +1,8 @@
 """Checking a checkpoint without loading it: every record against its checksum, every tensor against its metadata.
 
-Unlike a load, which ends at the first error, this goes on and names all that is damaged. It needs no process group and
-no model, and no more memory than its buffers.
+It takes the same steps as a load, through the same functions, so that *sound* means: it loads, and every byte the load
+uses was compared with a checksum. Unlike a load, which ends at the first error, this goes on and names all that is
+damaged. It needs no process group and no model, and no more memory than its buffers.
 """
 
 from __future__ import annotations
@@ -16,22 +17,34 @@ from typing import Any, NamedTuple
 import torch
 from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 
+from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.checksum import crc32
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable, LocalFiles
-from holdfast.checkpoint.items import ZIP_START, check_object, check_records, item_layout
-from holdfast.checkpoint.layouts import item_reader
+from holdfast.checkpoint.items import (
+    NO_CHECKSUM,
+    Expected,
+    ItemLayout,
+    check_payload,
+    check_records,
+    decode_item,
+    decode_tensor,
+    memory_reader,
+    open_item,
+)
+from holdfast.checkpoint.layouts import chunk_layout
+from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS
 from holdfast.checkpoint.metadata_files import read_all_metadata
+from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
-from holdfast.checkpoint.zip_records import DamagedArchiveError, Record, payload_start, read_directory, read_layout
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
-__all__ = ["Damage", "VerifyReport", "verify_checkpoint"]
+__all__ = ["Damage", "Refused", "VerifyReport", "verify_checkpoint"]
 
 _MEMORY_LIMIT = 256 << 20
 _STEP_BYTES = 1 << 20
@@ -50,29 +63,41 @@ class Damage:
 
 
 @dataclass(frozen=True, slots=True)
+class Refused:
+    """An object that a load refuses, and the classes or functions it uses that are not allowed."""
+
+    tensor: str
+    file: str
+    names: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class VerifyReport:
     """What :func:`verify_checkpoint` found.
 
     Attributes:
         path: the checkpoint.
-        sound: nothing is damaged.
+        sound: it loads, and every byte that a load uses was checked; the same as ``verdict == "sound"``.
+        verdict: ``"sound"``, ``"incomplete"`` (nothing is damaged, but not everything could be checked, or some objects
+            are refused: see ``unverified`` and ``unsafe``) or ``"damaged"``.
         items: stored chunks and objects that were looked at.
         bytes_read: how much was read for it.
         verified: items whose records all matched their checksums.
         unverified: items that have no checksum to compare with, and why.
         damaged: what is wrong, in the order of the files.
-        unsafe: names of objects that load only with ``trusted=True``, because unpickling them runs code.
+        unsafe: objects that are refused because they use classes or functions outside the allowlist, with the names.
         seconds: how long it took.
     """
 
     path: str
     sound: bool
+    verdict: str
     items: int
     bytes_read: int
     verified: int
     unverified: tuple[Unverified, ...]
     damaged: tuple[Damage, ...]
-    unsafe: tuple[str, ...]
+    unsafe: tuple[Refused, ...]
     seconds: float
 
 
@@ -83,8 +108,7 @@ class _Item(NamedTuple):
     length: int
     transforms: tuple[str, ...]
     raw: bool
-    dtype: torch.dtype | None  # of the metadata; None for an object
-    shape: tuple[int, ...] | None
+    expected: Expected | None  # None for an object
 
 
 class _Outcome(NamedTuple):
@@ -94,7 +118,7 @@ class _Outcome(NamedTuple):
     at: int | None = None
     length: int | None = None
     unverified: str | None = None
-    unsafe: bool = False
+    unsafe: tuple[str, ...] = ()
 
 
 def verify_checkpoint(
@@ -130,7 +154,6 @@ def verify_checkpoint(
     outcomes: list[_Outcome] = []
     for metadata in read_all_metadata(folder, layer=layer, trusted=trusted):
         items.extend(_items(metadata))
-        outcomes.extend(_not_stored(metadata))
     items = sorted(set(items), key=lambda item: (item.file, item.offset, item.fqn))
     uses: dict[str, int] = {}
     for item in items:
@@ -138,7 +161,7 @@ def verify_checkpoint(
     files = FileTable(folder, layer, uses, follow_links_out=trusted)
     budget = MemoryBudget(_MEMORY_LIMIT)
     engine = Engine(num_workers or min(len(os.sched_getaffinity(0)), _MOST_WORKERS), budget)
-    checker = _Checker(files, budget, extension_registry or default_registry())
+    checker = _Checker(files, budget, extension_registry or default_registry(), trusted=trusted)
     total = sum(item.length for item in items)
     done = 0
     try:
@@ -161,65 +184,55 @@ def _job(engine: Engine, checker: _Checker, item: _Item) -> Callable[[], None]:
 
 def _report(folder: Path, outcomes: list[_Outcome], seconds: float) -> VerifyReport:
     damaged = []
-    for item, _, problem, at, length, _, _ in outcomes:
+    for item, _, problem, at, length, *_ in outcomes:
         if problem is not None:
             offset = item.offset if at is None else at
             damaged.append(Damage(item.fqn, item.file, offset, item.length if length is None else length, problem))
+    unverified = [
+        Unverified(outcome.item.fqn, outcome.item.file, outcome.unverified)
+        for outcome in outcomes
+        if outcome.unverified is not None and outcome.problem is None
+    ]
+    unsafe = [Refused(outcome.item.fqn, outcome.item.file, outcome.unsafe) for outcome in outcomes if outcome.unsafe]
+    verdict = "damaged" if damaged else "incomplete" if unverified or unsafe else "sound"
     return VerifyReport(
         path=str(folder),
-        sound=not damaged,
+        sound=verdict == "sound",
+        verdict=verdict,
         items=len(outcomes),
         bytes_read=sum(outcome.bytes_read for outcome in outcomes),
-        verified=sum(outcome.problem is None and outcome.unverified is None for outcome in outcomes),
-        unverified=tuple(
-            sorted(
-                (
-                    Unverified(outcome.item.fqn, outcome.item.file, outcome.unverified)
-                    for outcome in outcomes
-                    if outcome.unverified is not None and outcome.problem is None
-                ),
-                key=lambda entry: (entry.tensor, entry.file),
-            )
-        ),
+        verified=sum(not (outcome.problem or outcome.unverified or outcome.unsafe) for outcome in outcomes),
+        unverified=tuple(sorted(unverified, key=lambda entry: (entry.tensor, entry.file))),
         damaged=tuple(sorted(damaged, key=lambda entry: (entry.file, entry.offset, entry.tensor))),
-        unsafe=tuple(sorted(outcome.item.fqn for outcome in outcomes if outcome.unsafe)),
+        unsafe=tuple(sorted(unsafe, key=lambda entry: entry.tensor)),
         seconds=seconds,
     )
 
 
 def _items(metadata: Metadata) -> Iterable[_Item]:
-    shapes = {
-        (fqn, tuple(chunk.offsets)): (entry.properties.dtype, tuple(chunk.sizes))
-        for fqn, entry in metadata.state_dict_metadata.items()
-        if isinstance(entry, TensorStorageMetadata)
-        for chunk in entry.chunks
-    }
+    expected = ExpectedChunks(metadata)
     for index, info in metadata.storage_data.items():
-        dtype, shape = shapes.get((index.fqn, tuple(index.offset or ())), (None, None))
-        transforms = tuple(getattr(info, "transform_descriptors", None) or ())
-        raw = isinstance(info, RawTensor)
-        yield _Item(index.fqn, info.relative_path, info.offset, info.length, transforms, raw, dtype, shape)
-
-
-def _not_stored(metadata: Metadata) -> Iterable[_Outcome]:
-    stored = {(index.fqn, tuple(index.offset or ())) for index in metadata.storage_data}
-    for fqn, entry in metadata.state_dict_metadata.items():
-        places = [tuple(chunk.offsets) for chunk in entry.chunks] if isinstance(entry, TensorStorageMetadata) else [()]
-        for place in places:
-            if (fqn, place) not in stored:
-                missing = _Item(fqn, "", 0, 0, (), False, None, None)
-                yield _Outcome(missing, 0, f"the metadata does not say where the part at {place} is stored")
+        tensor = isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
+        yield _Item(
+            index.fqn,
+            info.relative_path,
+            info.offset,
+            info.length,
+            tuple(getattr(info, "transform_descriptors", None) or ()),
+            isinstance(info, RawTensor),
+            expected.of(index) if tensor else None,
+        )
 
 
 class _Checker:
     """Checks one item after the other, on any thread."""
 
-    def __init__(self, files: FileTable, budget: MemoryBudget, registry: Any) -> None:
+    def __init__(self, files: FileTable, budget: MemoryBudget, registry: Any, *, trusted: bool) -> None:
         self._files = files
         self._budget = budget
         self._registry = registry
+        self._trusted = trusted
         self._recipes: dict[bytes, TensorRecipe | None] = {}
-        self._harmless: set[bytes] = set()
 
     def check(self, item: _Item) -> _Outcome:
         """Check an item; never raises for damage."""
@@ -233,60 +246,52 @@ class _Checker:
             try:
                 file = self._files.get(item.file)
                 file.check_reach(item.offset, item.length)
-                unverified, unsafe = self._check(file, item, on_read)
+                unverified = self._check(file, item, on_read)
             finally:
                 self._files.release(item.file)
         except DamagedArchiveError as error:
             return _Outcome(item, count, str(error), item.offset + error.offset, error.length)
-        except UnsafeCheckpointError:
-            raise
+        except UnsafeCheckpointError as error:
+            if "names" not in error.where:
+                raise  # a file outside the folder, not an object of another class
+            return _Outcome(item, count, unsafe=tuple(error.where["names"]))
         except CheckpointError as error:
             return _Outcome(item, count, error.message)
-        return _Outcome(item, count, unverified=unverified, unsafe=unsafe)
+        return _Outcome(item, count, unverified=unverified)
 
-    def _check(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> tuple[str | None, bool]:
+    def _check(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> str | None:
         if item.raw:
-            return "the safetensors format has no checksums", False
-        if item.transforms or item.shape is None:
+            return NO_CHECKSUMS_IN_SAFETENSORS
+        if item.transforms or item.expected is None:
             return self._check_whole(file, item, on_read)
-        read_at, head = item_reader(file, item.offset, item.length, on_read)
-        if head[:4] != ZIP_START:
-            raise DamagedArchiveError("this is not the archive of a tensor", 0, min(4, item.length))
-        reason = None
-        for record in read_directory(read_at, item.length).values():
-            reason = self._check_record(file, item, record, payload_start(read_at, record), on_read) or reason
-        layout = read_layout(read_at, item.length, self._recipes, check=True)
-        self._check_description(item, None if layout is None else layout.recipe)
-        return reason, False
+        layout = chunk_layout(file, item.offset, item.length, self._recipes, check=True, on_read=on_read)
+        if layout is None:
+            return self._check_whole(file, item, on_read)
+        item.expected.check(layout.recipe.shape, layout.recipe.dtype)
+        return self._check_payload(file, item, layout, on_read)
 
-    def _check_record(
-        self, file: CheckpointFile, item: _Item, record: Record, start: int, on_read: Callable[..., None]
+    def _check_payload(
+        self, file: CheckpointFile, item: _Item, layout: ItemLayout, on_read: Callable[..., None]
     ) -> str | None:
-        if start + record.size > item.length:
-            raise DamagedArchiveError("a record reaches beyond its archive", start, record.size)
-        buffer = self._budget.take(min(_STEP_BYTES, max(record.size, 1)))
+        crc = 0
+        size = layout.payload_bytes
+        buffer = self._budget.take(min(_STEP_BYTES, max(size, 1)))
         try:
-            crc = 0
-            for done in range(0, record.size, _STEP_BYTES):
-                view = buffer.view[: min(_STEP_BYTES, record.size - done)]
-                file.read_into(view, item.offset + start + done)
+            for done in range(0, size, _STEP_BYTES):
+                view = buffer.view[: min(_STEP_BYTES, size - done)]
+                file.read_into(view, item.offset + layout.payload_offset + done)
                 crc = crc32(view, crc)
         finally:
             buffer.release()
-        on_read(record.size)
-        if not record.size:
-            return None
-        if not record.stored:
-            return "a record is compressed"
-        if not record.crc:
-            return "no checksum was stored"
-        if crc != record.crc:
-            name = record.raw_name.decode("utf-8", "replace")
-            raise DamagedArchiveError(f"{name} differs from its CRC-32", start, record.size, checksum=True)
+        on_read(size)
+        if not layout.has_checksum:
+            return NO_CHECKSUM
+        if crc != layout.crc:
+            raise DamagedArchiveError("the bytes differ from their CRC-32", layout.payload_offset, size)
         return None
 
-    def _check_whole(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> tuple[str | None, bool]:
-        charged = item.length * (4 if item.transforms else 1)
+    def _check_whole(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> str | None:
+        charged = item.length * (4 if item.transforms else 2)
         self._budget.reserve(charged)
         try:
             if item.transforms:
@@ -297,32 +302,23 @@ class _Checker:
             else:
                 data = file.read(item.offset, item.length)
                 on_read(item.length)
-            reason = check_records(memoryview(data))
-            if item.shape is not None:
-                layout = item_layout(memoryview(data), self._recipes, check=True)
-                self._check_description(item, None if layout is None else layout.recipe)
-                return reason, False
-            try:
-                check_object(memoryview(data), item.fqn, item.file, self._harmless)
-            except UnsafeCheckpointError:
-                return reason, True
-            return reason, False
+            return self._check_data(memoryview(data), item)
         finally:
             self._budget.unreserve(charged)
 
-    def _check_description(self, item: _Item, recipe: TensorRecipe | None) -> None:
-        if recipe is None:
-            return  # something only torch can decode; its records are checked all the same
-        if recipe.shape != item.shape or recipe.dtype != item.dtype:
-            raise DamagedArchiveError(
-                f"it holds {recipe.dtype} {list(recipe.shape)} where the metadata says "
-                f"{item.dtype} {list(item.shape or ())}",
-                0,
-                item.length,
-            )
+    def _check_data(self, data: memoryview, item: _Item) -> str | None:
+        if item.expected is None:
+            if self._trusted:
+                return check_records(data)
+            return decode_item(data, check=True, tensor=item.fqn, file=item.file).unchecked
+        layout = open_item(memory_reader(data), len(data), self._recipes, check=True)
+        if layout is None:
+            return decode_tensor(data, item.expected, check=True, tensor=item.fqn, file=item.file)[1]
+        item.expected.check(layout.recipe.shape, layout.recipe.dtype)
+        return check_payload(data, layout)
 
 
 def _most(item: _Item) -> int:
-    if item.shape is None or item.dtype is None:
+    if item.expected is None:
         return max(64 << 20, 1000 * item.length)
-    return 2 * torch.Size(item.shape).numel() * item.dtype.itemsize + (64 << 20)
+    return 2 * torch.Size(item.expected.shape).numel() * item.expected.dtype.itemsize + (64 << 20)

@@ -1,4 +1,4 @@
-"""`holdfast verify CKPT`: check every record of a checkpoint; exit 0 sound, 1 damaged, 2 unusable."""
+"""`holdfast verify CKPT`: check every record of a checkpoint; exit 0 sound, 1 damaged, 2 unusable, 3 incomplete."""
 
 from __future__ import annotations
 
@@ -11,7 +11,8 @@ import typer
 
 __all__ = ["register"]
 
-EXIT_DAMAGED = 1
+EXIT_CODES = {"sound": 0, "damaged": 1, "incomplete": 3}
+"""By verdict; 2 is for what cannot be read at all."""
 _MOST_LINES = 50
 
 
@@ -27,16 +28,18 @@ def register(app: typer.Typer) -> None:
             False, "--trusted", help="Unpickle metadata that names classes of its own: only for checkpoints you made."
         ),
     ) -> None:
-        """Check every record of a checkpoint against its checksum.
+        """Check everything a load would use of a checkpoint.
 
-        Exits 0 when it is sound, 1 when something is damaged (each damaged tensor is named), 2 when it cannot be read.
+        Exits 0 when it is sound: it loads, and every byte was compared with a checksum. Exits 1 when something is
+        damaged (each damaged tensor is named), 2 when it cannot be read, and 3 when nothing is damaged but the check is
+        incomplete: there are no checksums, or there are objects that a load refuses.
         """
         from holdfast.checkpoint import verify_checkpoint
 
         report = verify_checkpoint(path, num_workers=workers, trusted=trusted, progress=not as_json)
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
-            raise typer.Exit(0 if report.sound else EXIT_DAMAGED)
+            raise typer.Exit(EXIT_CODES[report.verdict])
         for entry in report.damaged:
             typer.echo(
                 f"damaged  {entry.tensor}  {entry.file} at {entry.offset}, {entry.length} bytes: {entry.problem}"
@@ -45,11 +48,15 @@ def register(app: typer.Typer) -> None:
             typer.echo(f"unverified  {unchecked.tensor}  {unchecked.file}: {unchecked.reason}")
         if len(report.unverified) > _MOST_LINES:
             typer.echo(f"unverified  … and {len(report.unverified) - _MOST_LINES} more (--json lists them)")
-        for name in report.unsafe:
-            typer.echo(f"unsafe  {name}: loads only with trusted=True, because unpickling it runs code")
+        for refused in report.unsafe:
+            typer.echo(f"refused  {refused.tensor}  {refused.file}: uses {', '.join(refused.names)}")
+        if report.unsafe:
+            names = sorted({name for refused in report.unsafe for name in refused.names})
+            typer.echo(f"to allow them: torch.serialization.add_safe_globals([{', '.join(names)}])")
+        verdict = report.verdict if report.sound else report.verdict.upper()
         typer.echo(
-            f"{'sound' if report.sound else 'DAMAGED'}: {report.items} items, {report.verified} verified, "
+            f"{verdict}: {report.items} items, {report.verified} verified, "
             f"{len(report.unverified)} without checksum, {len(report.damaged)} damaged; "
             f"{report.bytes_read / 1e9:.2f} GB in {report.seconds:.1f} s"
         )
-        raise typer.Exit(0 if report.sound else EXIT_DAMAGED)
+        raise typer.Exit(EXIT_CODES[report.verdict])

@@ -1,14 +1,15 @@
 """Which sample stands where: pure arithmetic over NumPy arrays, with no state and no random generator.
 
-Read the modules in this order: ``permutation`` (one epoch), ``shuffle`` (its modes), ``cycle`` (one source, epoch after
-epoch), ``apportion`` and ``mixture`` (many sources), ``order`` (all of it composed), ``layout``, ``deal`` and
-``partition`` (who gets what of an epoch), ``skips`` (what is left out), ``schedule`` and ``walks`` (step by step).
+Read the modules in this order: ``numbers`` (positions, ordinals, indices), ``permutation`` (one epoch), ``shuffle``
+(its modes), ``cycle`` (one source, epoch after epoch), ``even`` and ``mixture`` (many sources), ``order`` (all of it
+composed), ``layout``, ``deal`` and ``partition`` (who gets what of an epoch), ``skips`` (what is left out), ``schedule``
+and ``walks`` (step by step). ``blocks`` and ``apportion`` load older mixtures.
 """
 
 from __future__ import annotations
 
 from holdfast.order.keys import derive_key
-from holdfast.order.mixture import Mixture
+from holdfast.order.mixture import ARRANGEMENTS, Mixture
 from holdfast.order.order import Located, Order, SourceSpec
 from holdfast.order.partition import Adaptive, Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
 from holdfast.order.permutation import Permutation
@@ -17,6 +18,7 @@ from holdfast.order.shuffle import FullShuffle, NoShuffle, Shuffle, WindowShuffl
 from holdfast.order.skips import Skips
 
 __all__ = [
+    "ARRANGEMENTS",
     "Adaptive",
     "Assigned",
     "Contiguous",

@@ -19,10 +19,10 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["WHOLE", "Apportionment", "integer_weights"]
+from holdfast.order.weights import WHOLE, WHOLE_BITS
 
-WHOLE_BITS = 62
-WHOLE = 1 << WHOLE_BITS
+__all__ = ["Apportionment"]
+
 MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 20
 LIGHT = 2  # expected places a block below which a source counts as light
@@ -30,21 +30,6 @@ LIGHT = 2  # expected places a block below which a source counts as light
 Int64 = NDArray[np.int64]
 _LOW = np.uint64((1 << 31) - 1)
 _HALF = np.uint64(1 << 61)
-
-
-def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:
-    """Turn positive weights into positive integers that add up to 2^62, by largest remainder."""
-    exact = [Fraction(weight) for weight in weights]
-    total = sum(exact)
-    ideal = [weight * WHOLE / total for weight in exact]
-    # A weight too small to count still gets one part in 2^62: positive weights stay positive.
-    shares = [max(1, int(value)) for value in ideal]
-    missing = WHOLE - sum(shares)
-    by_remainder = sorted(range(len(shares)), key=lambda i: (shares[i] - ideal[i], i))
-    for i in by_remainder[: max(missing, 0)]:
-        shares[i] += 1
-    shares[max(range(len(shares)), key=shares.__getitem__)] += min(missing, 0)
-    return shares
 
 
 def _scaled(counts: NDArray[np.uint64], fraction: NDArray[np.uint64] | np.uint64) -> NDArray[np.uint64]:

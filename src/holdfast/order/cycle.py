@@ -11,17 +11,15 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key
 from holdfast.order.layout import Layout
+from holdfast.order.numbers import Indices, Int64, Ordinals
 from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
 __all__ = ["Cycle"]
-
-Int64 = NDArray[np.int64]
 
 EPOCHS_KEPT = 8
 
@@ -80,7 +78,7 @@ class Cycle:
         stage = int(np.searchsorted(self._from_epoch, epoch, side="right")) - 1
         return int(self._from_ordinal[stage]) + (epoch - int(self._from_epoch[stage])) * int(self._length[stage])
 
-    def split(self, ordinals: Int64) -> tuple[Int64, Int64]:
+    def split(self, ordinals: Ordinals) -> tuple[Int64, Int64]:
         """Return the epoch and the place inside it of each ordinal."""
         if len(self._length) == 1:
             epoch, place = np.divmod(ordinals, self.length)
@@ -89,29 +87,28 @@ class Cycle:
         epoch, place = np.divmod(ordinals - self._from_ordinal[stage], self._length[stage])
         return epoch + self._from_epoch[stage], place
 
-    def locate(self, ordinals: Int64) -> tuple[Int64, Int64]:
+    def locate(self, ordinals: Ordinals) -> tuple[Int64, Indices]:
         """Return (epoch, index) of each ordinal."""
         epoch, place = self.split(ordinals)
         if not epoch.size:
-            return epoch, place
+            return epoch, Indices(place)
         low, high = int(epoch.min()), int(epoch.max())
         if low == high:
-            return epoch, self._epoch_order(low).forward(place)
+            return epoch, Indices(self._epoch_order(low).forward(place))
         index = np.empty_like(place)
         for value in np.unique(epoch):
             mask = epoch == value
             index[mask] = self._epoch_order(int(value)).forward(place[mask])
-        return epoch, index
+        return epoch, Indices(index)
 
-    def ordinal_of(self, epoch: int, indices: Int64) -> Int64:
+    def ordinal_of(self, epoch: int, indices: Indices) -> Ordinals:
         """Return the ordinals at which the indices stand in the epoch."""
-        indices = np.asarray(indices, dtype=np.int64)
         size = self.epoch_length(epoch)
         outside = (indices < 0) | (indices >= size)
         if epoch < 0 or outside.any():
             bad = int(indices[outside].flat[0]) if outside.any() else None
             raise OrderError("no such sample", source=self.name, epoch=epoch, index=bad, length=size)
-        return self.epoch_start(epoch) + self._epoch_order(epoch).inverse(indices)
+        return Ordinals(self.epoch_start(epoch) + self._epoch_order(epoch).inverse(indices))
 
     def _bind(self, epoch: int) -> EpochOrder:
         key = derive_key("epoch", self.seed, self.name, epoch)

@@ -11,23 +11,24 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import blake2b
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, MixtureError, OrderError
-from holdfast.order.apportion import integer_weights
 from holdfast.order.cycle import Cycle
-from holdfast.order.mixture import Mixture, Schedule, Weights, check_schedule
+from holdfast.order.mixture import ArrangementName, Mixture
+from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
 from holdfast.order.partition import Partition, RoundRobin, parse_partition
+from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import FullShuffle, Shuffle, parse_shuffle
+from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, integer_weights
+from holdfast.versioned import Between, Count, Format
 
 __all__ = ["Located", "Order", "SourceSpec", "StopPolicy"]
 
-Int64 = NDArray[np.int64]
 StopPolicy = Literal["cycle_forever", "first_exhausted", "all_exhausted"]
-JSON_VERSION = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,21 +41,36 @@ class SourceSpec:
     shuffle: Shuffle = field(default_factory=FullShuffle)
     growth: tuple[tuple[int, int], ...] = ()
 
-    def to_json(self) -> dict[str, Any]:
-        """Return a JSON value that ``from_json`` reads back."""
-        return {
-            "name": self.name,
-            "length": self.length,
-            "seed": self.seed,
-            "shuffle": self.shuffle.to_json(),
-            "growth": [list(step) for step in self.growth],
-        }
 
-    @classmethod
-    def from_json(cls, value: Mapping[str, Any]) -> SourceSpec:
-        """Read what ``to_json`` wrote."""
-        growth = tuple((int(epoch), int(length)) for epoch, length in value["growth"])
-        return cls(value["name"], value["length"], value["seed"], parse_shuffle(value["shuffle"]), growth)
+@dataclass(frozen=True, slots=True)
+class _SavedSource:
+    name: str
+    length: Annotated[int, Between(1, MAX_LENGTH)]
+    seed: int
+    shuffle: Any
+    growth: list[tuple[Count, Annotated[int, Between(1, MAX_LENGTH)]]]
+
+
+@dataclass(frozen=True, slots=True)
+class _SavedOrder:
+    """What is stored of an order: no data, only names, lengths, seeds, weights (out of 2^62) and digests."""
+
+    name: str
+    seed: int
+    stop: StopPolicy
+    arrangement: ArrangementName | None
+    sources: list[_SavedSource]
+    weights: list[tuple[Count, dict[str, int]]]
+    partition: dict[str, Any]
+
+
+def _upgraded_from_1(old: dict[str, Any]) -> dict[str, Any]:
+    return {**old, "arrangement": "blocks" if len(old["sources"]) > 1 else None}
+
+
+FORMAT = Format(
+    "order", _SavedOrder, version=2, upgrades={1: _upgraded_from_1}, error=OrderError, version_error=OrderError
+)
 
 
 class Located(NamedTuple):
@@ -62,11 +78,11 @@ class Located(NamedTuple):
 
     source: NDArray[np.int32]
     epoch: Int64
-    index: Int64  # type: ignore[assignment]  # a field named as in the design; tuple.index is not used
+    index: Indices  # type: ignore[assignment]  # a field named as in the design; tuple.index is not used
 
     def part(self, rows: slice) -> Located:
         """Return what stands at some of the positions."""
-        return Located(self.source[rows], self.epoch[rows], self.index[rows])
+        return Located(self.source[rows], self.epoch[rows], Indices(self.index[rows]))
 
 
 class Order:
@@ -77,20 +93,22 @@ class Order:
         weights: by source name, or a schedule ``[(from_position, weights), …]``; needed for more than one source.
         seed: of the mixture's arrangement (each source has its own seed).
         name: of the mixture, part of its keys.
-        partition: how an epoch is dealt to ranks.
+        partition: how an epoch is divided among ranks.
         stop: ``cycle_forever`` (endless), ``first_exhausted`` (ends when the first source has been passed through once)
             or ``all_exhausted`` (when the last one has).
+        arrangement: how a mixture is arranged: ``even``, or ``blocks`` as holdfast 1 did.
     """
 
     def __init__(
         self,
         sources: Sequence[SourceSpec],
         *,
-        weights: Weights | Schedule | None = None,
+        weights: Weights | WeightSchedule | None = None,
         seed: int = 0,
         name: str = "mixture",
         partition: Partition | None = None,
         stop: StopPolicy = "cycle_forever",
+        arrangement: ArrangementName = "even",
     ) -> None:
         self.sources = tuple(sources)
         self.seed = seed
@@ -106,7 +124,7 @@ class Order:
             if len(names) > 1:
                 raise MixtureError("a mixture needs weights", sources=names)
             weights = {names[0]: 1.0}
-        self.schedule = check_schedule(weights, names)
+        self.schedule = check_weight_schedule(weights, names)
         self.layout = None
         if self.partition.by_index:
             if len(names) > 1:
@@ -123,11 +141,18 @@ class Order:
             Cycle(s.name, s.length, seed=s.seed, shuffle=s.shuffle, growth=s.growth, layout=self.layout)
             for s in self.sources
         )
-        self._mixture = Mixture(names, self.schedule, seed=seed, name=name) if len(names) > 1 else None
+        self._mixture = None
+        if len(names) > 1:
+            self._mixture = Mixture(names, self.schedule, seed=seed, name=name, arrangement=arrangement)
         self.length = self._find_length()
 
     def __repr__(self) -> str:
         return f"Order({', '.join(spec.name for spec in self.sources)}, {type(self.partition).__name__})"
+
+    @property
+    def arrangement(self) -> ArrangementName | None:
+        """How the sources are arranged; None for a single one."""
+        return None if self._mixture is None else self._mixture.arrangement
 
     def locate(self, positions: ArrayLike) -> Located:
         """Return the source, epoch and index that stand at each position."""
@@ -136,8 +161,8 @@ class Order:
             raise OrderError("a position cannot be negative", position=int(array.min()))
         flat, shape = array.ravel(), array.shape
         if self._mixture is None:
-            epoch, index = self.cycles[0].locate(flat)
-            return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), index.reshape(shape))
+            epoch, index = self.cycles[0].locate(Ordinals(flat))  # of one source, a position is its ordinal
+            return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), Indices(index.reshape(shape)))
         source, ordinal = self._mixture.locate(flat)
         by_source = np.argsort(source.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
         bounds = np.searchsorted(source[by_source], np.arange(len(self.cycles) + 1))
@@ -145,17 +170,17 @@ class Order:
         epochs, indices = np.empty_like(ordinals), np.empty_like(ordinals)
         for cycle, start, stop in zip(self.cycles, bounds[:-1], bounds[1:], strict=True):
             if start < stop:
-                epochs[start:stop], indices[start:stop] = cycle.locate(ordinals[start:stop])
-        epoch, index = np.empty_like(ordinal), np.empty_like(ordinal)
-        epoch[by_source], index[by_source] = epochs, indices
-        return Located(source.reshape(shape), epoch.reshape(shape), index.reshape(shape))
+                epochs[start:stop], indices[start:stop] = cycle.locate(Ordinals(ordinals[start:stop]))
+        epoch, unsorted = np.empty_like(ordinals), np.empty_like(ordinals)
+        epoch[by_source], unsorted[by_source] = epochs, indices
+        return Located(source.reshape(shape), epoch.reshape(shape), Indices(unsorted.reshape(shape)))
 
-    def position_of(self, source: str, epoch: int, indices: ArrayLike) -> Int64:
+    def position_of(self, source: str, epoch: int, indices: ArrayLike) -> Positions:
         """Return the positions at which these samples of the source stand in its epoch; -1 where they never do."""
         number = self.number_of(source)
         array = np.asarray(indices, dtype=np.int64)
-        ordinals = self.cycles[number].ordinal_of(epoch, array.ravel())
-        return self.position_of_ordinal(number, ordinals).reshape(array.shape)
+        ordinals = self.cycles[number].ordinal_of(epoch, Indices(array.ravel()))
+        return Positions(self.position_of_ordinal(number, ordinals).reshape(array.shape))
 
     def number_of(self, source: str) -> int:
         """Return the number of the source with this name."""
@@ -164,13 +189,28 @@ class Order:
                 return number
         raise OrderError("no such source", source=source, sources=[spec.name for spec in self.sources])
 
-    def position_of_ordinal(self, source: int, ordinals: Int64) -> Int64:
+    def position_of_ordinal(self, source: int, ordinals: Ordinals) -> Positions:
         """Return the positions of a source's samples counted from its start, over all epochs."""
-        return ordinals if self._mixture is None else self._mixture.position_of(source, ordinals)
+        return Positions(ordinals) if self._mixture is None else self._mixture.position_of(source, ordinals)
 
-    def count(self, source: int, positions: Int64) -> Int64:
+    def count(self, source: int, positions: Int64) -> Ordinals:
         """Return how many samples of the source stand before each position."""
-        return positions if self._mixture is None else self._mixture.count(source, positions)
+        return Ordinals(positions) if self._mixture is None else self._mixture.count(source, positions)
+
+    def reweighted(self, position: int, weights: Weights) -> Order:
+        """Return the order with other weights from this position on; what stands before it does not change."""
+        if self._mixture is None:
+            raise MixtureError("a single source has no weights to change", source=self.sources[0].name)
+        earlier = [(start, table) for start, table in self.schedule if start < position]
+        return Order(
+            self.sources,
+            weights=[*earlier, (position, weights)],
+            seed=self.seed,
+            name=self.name,
+            partition=self.partition,
+            stop=self.stop,
+            arrangement=self._mixture.arrangement,
+        )
 
     def endless_sources(self) -> tuple[int, ...]:
         """Return the sources, by number, that the stream goes on with for ever."""
@@ -190,7 +230,7 @@ class Order:
     def epoch_of(self, position: int) -> int:
         """Return the stream's epoch at this position."""
         if self._mixture is None:
-            return int(self.cycles[0].split(np.array([position]))[0][0])
+            return int(self.cycles[0].split(Ordinals(np.array([position])))[0][0])
         return position // self._pass_length
 
     @property
@@ -200,7 +240,7 @@ class Order:
 
     @property
     def max_deviation(self) -> float:
-        """How far a source of the mixture may stand from its weight at any prefix of whole blocks."""
+        """How far a source of the mixture may stand from its weight: see ``Mixture.max_deviation``."""
         return 0.0 if self._mixture is None else self._mixture.max_deviation
 
     @property
@@ -218,7 +258,7 @@ class Order:
         for number, spec in enumerate(self.sources):
             if not any(table[spec.name] > 0 for _, table in self.schedule):
                 continue
-            last = int(self._mixture.position_of(number, np.array([spec.length - 1]))[0])
+            last = int(self._mixture.position_of(number, [spec.length - 1])[0])
             if last >= 0:
                 ends.append(last + 1)
             elif self.stop == "all_exhausted":
@@ -231,50 +271,76 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole order as plain JSON: no data, only names, lengths, seeds, weights and digests."""
-        schedule = []
+        weights = []
         for start, table in self.schedule:
             present = [name for name, weight in table.items() if weight > 0]
-            shares = integer_weights([table[name] for name in present])
-            schedule.append([start, dict(zip(present, shares, strict=True))])
-        return {
-            "version": JSON_VERSION,
-            "name": self.name,
-            "seed": self.seed,
-            "stop": self.stop,
-            "sources": [spec.to_json() for spec in self.sources],
-            "weights": schedule,
-            "partition": self.partition.to_json(),
-        }
+            parts = integer_weights([table[name] for name in present])
+            weights.append((start, dict(zip(present, parts, strict=True))))
+        sources = [
+            _SavedSource(spec.name, spec.length, spec.seed, spec.shuffle.to_json(), list(spec.growth))
+            for spec in self.sources
+        ]
+        return FORMAT.to_json(
+            _SavedOrder(self.name, self.seed, self.stop, self.arrangement, sources, weights, self.partition.to_json())
+        )
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], *, partition: Partition | None = None) -> Order:
-        """Read what ``to_json`` wrote.
+    def from_json(
+        cls,
+        value: Mapping[str, Any],
+        *,
+        partition: Partition | None = None,
+        shuffles: Mapping[str, Shuffle] | None = None,
+    ) -> Order:
+        """Read what ``to_json`` of this or an earlier release wrote.
 
         Args:
             value: the JSON value.
-            partition: the partition with its labels or keys, for orders that need them; its digest must match.
+            partition: the partition it was made with, needed where it is a class of your own or takes labels or keys;
+                what its ``to_json`` returns must equal what was saved.
+            shuffles: by source name; taken where their ``to_json`` equals what was saved, so that a shuffle of your
+                own is known again.
         """
-        if value.get("version") != JSON_VERSION:
-            raise OrderError(
-                "this order was written by another version", version=value.get("version"), known=JSON_VERSION
-            )
-        stored = parse_partition(value["partition"])
-        if partition is not None and partition.to_json() != stored.to_json():
+        saved = FORMAT.from_json(value)
+        if partition is not None and not same_json(partition.to_json(), saved.partition):
             raise OrderError(
                 "the partition is not the one this order was made with",
                 partition=partition.to_json(),
-                expected=stored.to_json(),
+                expected=saved.partition,
             )
+        known = shuffles or {}
+        specs = [
+            SourceSpec(
+                source.name,
+                source.length,
+                source.seed,
+                known[source.name]
+                if source.name in known and same_json(known[source.name].to_json(), source.shuffle)
+                else parse_shuffle(source.shuffle),
+                tuple(source.growth),
+            )
+            for source in saved.sources
+        ]
         return cls(
-            [SourceSpec.from_json(spec) for spec in value["sources"]],
-            weights=[(start, table) for start, table in value["weights"]],
-            seed=value["seed"],
-            name=value["name"],
-            partition=partition if partition is not None else stored,
-            stop=value["stop"],
+            specs,
+            weights=saved.weights,
+            seed=saved.seed,
+            name=saved.name,
+            partition=parse_partition(saved.partition) if partition is None else partition,
+            stop=saved.stop,
+            arrangement=saved.arrangement or "even",
         )
 
     def fingerprint(self) -> str:
         """Return a hash of everything that decides the order; equal orders have equal fingerprints everywhere."""
-        text = json.dumps(self.to_json(), sort_keys=True, separators=(",", ":"))
+        # What version 1 could describe keeps the fingerprint it had then.
+        identity = {**self.to_json(), "version": 1}
+        if self.arrangement != "even":
+            del identity["arrangement"]
+        text = json.dumps(identity, sort_keys=True, separators=(",", ":"))
         return blake2b(text.encode(), digest_size=16, person=b"holdfast.order.1").hexdigest()
+
+
+def same_json(one: Any, other: Any) -> bool:
+    """Say whether two values are the same once written as JSON, where a tuple is a list."""
+    return json.dumps(one, sort_keys=True) == json.dumps(other, sort_keys=True)

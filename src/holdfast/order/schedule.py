@@ -22,6 +22,7 @@ from holdfast.order.batch_sizes import BatchSizes
 from holdfast.order.order import Order
 from holdfast.order.partition import Adaptive, check_shares
 from holdfast.order.skips import Kept, Skips
+from holdfast.order.weights import Weights, check_weights, integer_weights
 
 __all__ = ["Assigned", "Schedule", "Segment", "Walk"]
 
@@ -107,14 +108,26 @@ class Schedule:
         segments: the stretches of the run, the first at step 0.
         skips: records of what was left out, in the order they came; each segment says how many apply.
         epochs: how many epochs of the stream there are; None for no end (or the order's own).
+        reweightings: weights that were changed while the run went on, each from a position on.
     """
 
     def __init__(
-        self, order: Order, segments: Sequence[Segment], *, skips: Sequence[Skips] = (), epochs: int | None = None
+        self,
+        order: Order,
+        segments: Sequence[Segment],
+        *,
+        skips: Sequence[Skips] = (),
+        epochs: int | None = None,
+        reweightings: Sequence[tuple[int, Weights]] = (),
     ) -> None:
         # Imported here because both walks are written in terms of this module's Segment and Walk.
         from holdfast.order.walks import Aligned, Continuous
 
+        self.planned_order = order
+        """The order as it was before any weights were changed."""
+        self.reweightings = tuple((int(position), dict(weights)) for position, weights in reweightings)
+        for position, weights in self.reweightings:
+            order = order.reweighted(position, weights)
         self.order = order
         self.segments = tuple(segments)
         self.skips = tuple(skips)
@@ -136,7 +149,7 @@ class Schedule:
         self._walk: Walk = walk(order, self.segments, self._kept_sets(), self.epochs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.order, self.segments, self.skips, self.epochs)
+        return _rebuild, (self.planned_order, self.segments, self.skips, self.epochs, self.reweightings)
 
     @classmethod
     def start(
@@ -240,17 +253,48 @@ class Schedule:
         segment = replace(last, start_step=step, skips=record + 1)
         return self._followed_by(step, segment, skips=(*known, skips))
 
-    def _followed_by(self, step: int, segment: Segment, skips: Sequence[Skips] | None = None) -> Schedule:
+    def reweighted(self, step: int, weights: Weights) -> Schedule:
+        """Return the schedule whose mixture has other weights from this step on.
+
+        They hold from the step's first position. Where a partition ends epochs on all ranks together, positions of an
+        epoch that has begun are divided already, and they hold from the next epoch.
+        """
+        position = self.delivered_before(step)
+        if not self.order.partition.continuous and position > self.order.epoch_start(self.order.epoch_of(position)):
+            position = self.order.epoch_start(self.order.epoch_of(position) + 1)
+        table = check_weights(weights, [spec.name for spec in self.order.sources])
+        present = [name for name, weight in table.items() if weight > 0]
+        exact = dict(zip(present, integer_weights([table[name] for name in present]), strict=True))
+        segment = replace(self.segment_at(step), start_step=step)
+        return self._followed_by(step, segment, reweighting=(position, exact))
+
+    def _followed_by(
+        self,
+        step: int,
+        segment: Segment,
+        *,
+        skips: Sequence[Skips] | None = None,
+        reweighting: tuple[int, Weights] | None = None,
+    ) -> Schedule:
         kept = [old for old in self.segments if old.start_step < step]
         records = self.skips[: max(old.skips for old in (*kept, segment))] if skips is None else skips
-        return Schedule(self.order, [*kept, segment], skips=records, epochs=self.epochs)
+        until = self.delivered_before(step) if reweighting is None else reweighting[0] - 1
+        known = [(position, weights) for position, weights in self.reweightings if position <= until]
+        return Schedule(
+            self.planned_order,
+            [*kept, segment],
+            skips=records,
+            epochs=self.epochs,
+            reweightings=known if reweighting is None else [*known, reweighting],
+        )
 
     def to_json(self) -> dict[str, Any]:
-        """Return segments, skips and epochs as plain JSON; its size does not depend on ranks or samples."""
+        """Return segments, skips, epochs and changed weights as plain JSON, whose size depends on nothing else."""
         return {
             "segments": [segment.to_json() for segment in self.segments],
             "skips": [skips.to_json() for skips in self.skips],
             "epochs": self.epochs,
+            "reweightings": [[position, dict(weights)] for position, weights in self.reweightings],
         }
 
     @classmethod
@@ -261,8 +305,15 @@ class Schedule:
             [Segment.from_json(segment) for segment in value["segments"]],
             skips=[Skips.from_json(skips) for skips in value["skips"]],
             epochs=value["epochs"],
+            reweightings=[(position, weights) for position, weights in value.get("reweightings", ())],
         )
 
 
-def _rebuild(order: Order, segments: Sequence[Segment], skips: Sequence[Skips], epochs: int | None) -> Schedule:
-    return Schedule(order, segments, skips=skips, epochs=epochs)
+def _rebuild(
+    order: Order,
+    segments: Sequence[Segment],
+    skips: Sequence[Skips],
+    epochs: int | None,
+    reweightings: Sequence[tuple[int, Weights]],
+) -> Schedule:
+    return Schedule(order, segments, skips=skips, epochs=epochs, reweightings=reweightings)

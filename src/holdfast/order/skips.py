@@ -17,10 +17,9 @@ from numpy.typing import NDArray
 
 from holdfast.errors import EverythingSkippedError, OrderError
 from holdfast.order.cycle import Cycle
+from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
 
 __all__ = ["Kept", "Skips"]
-
-Int64 = NDArray[np.int64]
 
 EPOCHS_KEPT = 64
 # Above this many positions a select over scattered numbers bisects each instead of walking the stretch between them.
@@ -87,10 +86,10 @@ class CountedOrder(Protocol):
     def cycles(self) -> tuple[Cycle, ...]:
         """Return the sources, by number."""
 
-    def count(self, source: int, positions: Int64) -> Int64:
+    def count(self, source: int, positions: Int64) -> Ordinals:
         """Return how many samples of the source stand before each position."""
 
-    def position_of_ordinal(self, source: int, ordinals: Int64) -> Int64:
+    def position_of_ordinal(self, source: int, ordinals: Ordinals) -> Positions:
         """Return the positions of a source's samples counted from its start, over all epochs."""
 
     def endless_sources(self) -> tuple[int, ...]:
@@ -105,14 +104,14 @@ class Kept:
         self._starts = np.array([start for start, _ in skips.intervals], dtype=np.int64)
         self._stops = np.array([stop for _, stop in skips.intervals], dtype=np.int64)
         numbers = {cycle.name: number for number, cycle in enumerate(order.cycles)}
-        self._samples: dict[int, Int64] = {}
+        self._samples: dict[int, Indices] = {}
         for name, indices in skips.samples:
             if name not in numbers:
                 raise OrderError("a skip names no source of this order", source=name, sources=sorted(numbers))
             length = _final_length(order.cycles[numbers[name]])
             if indices[-1] >= length:
                 raise OrderError("a skip names no sample of the source", source=name, index=indices[-1], length=length)
-            self._samples[numbers[name]] = np.array(indices, dtype=np.int64)
+            self._samples[numbers[name]] = Indices(np.array(indices, dtype=np.int64))
         if all(
             source in self._samples and len(self._samples[source]) >= _final_length(order.cycles[source])
             for source in order.endless_sources()
@@ -152,8 +151,8 @@ class Kept:
             first, last = (int(epoch) for epoch in cycle.split(bounds)[0])
             for epoch in range(first, last + 1):
                 ordinals = cycle.epoch_start(epoch) + self._skipped_places(source, epoch)
-                ordinals = ordinals[(ordinals >= bounds[0]) & (ordinals < bounds[1])]
-                found.append(self._order.position_of_ordinal(source, ordinals))
+                inside = Ordinals(ordinals[(ordinals >= bounds[0]) & (ordinals < bounds[1])])
+                found.append(self._order.position_of_ordinal(source, inside))
         return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
 
     def is_skipped(self, positions: Int64) -> NDArray[np.bool_]:
@@ -235,7 +234,7 @@ class Kept:
     def _find_skipped_places(self, source: int, epoch: int) -> Int64:
         cycle = self._order.cycles[source]
         indices = self._samples[source]
-        present = indices[indices < cycle.epoch_length(epoch)]
+        present = Indices(indices[indices < cycle.epoch_length(epoch)])
         return np.sort(cycle.ordinal_of(epoch, present) - cycle.epoch_start(epoch))
 
 

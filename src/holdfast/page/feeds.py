@@ -10,8 +10,10 @@ from pathlib import Path
 from holdfast.debug import MLSystemsDebugger
 from holdfast.errors import UnreadableLogError
 from holdfast.page.from_report import pages_of_report
+from holdfast.page.from_run import RunFeed
 from holdfast.page.model import Page
 from holdfast.page.server import Feed
+from holdfast.run.layout import is_run_folder
 
 __all__ = ["LogFeed", "feed_of", "feeds_of"]
 
@@ -66,9 +68,13 @@ class LogFeed:
 
 def feed_of(path: Path) -> Feed:
     """Return what stands at a path: a run of holdfast's own, or any log."""
-    return LogFeed(path)
+    return RunFeed(path) if is_run_folder(path) else LogFeed(path)
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:
     """Return every run under the paths; a folder of runs gives each of them."""
-    return [feed_of(path) for path in paths]
+    found: list[Feed] = []
+    for path in paths:
+        runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
+        found += [RunFeed(run, name=run.name) for run in runs] if runs else [feed_of(path)]
+    return found

@@ -9,7 +9,7 @@ from holdfast.debug.reporting.words import clean, remarks
 from holdfast.debug.types import Finding, RunReport, Signal, Verdict
 from holdfast.page.model import Cause, Chart, Flag, Line, Page
 
-__all__ = ["charts_of", "flag_of", "page_of_report", "pages_of_report"]
+__all__ = ["charts_of", "flag_of", "lead_of", "page_of_report", "pages_of_report"]
 
 LEADS = {
     Verdict.HEALTHY: "Nothing in this log points to a failure.",
@@ -46,23 +46,27 @@ def pages_of_report(report: DebugReport) -> list[Page]:
 
 def _page(run: RunReport) -> Page:
     points = sum(len(signal.values) for signal in run.signals)
-    lead = LEADS[run.verdict]
-    if run.verdict is Verdict.UNKNOWN and run.reason is not None:
-        lead = f"Cannot tell: {run.reason.text}"
-    elif run.findings:
-        worst = run.findings[0].detection
-        onset = "" if worst.first_step is None else f" at step {_step(worst.first_step)}"
-        lead = f"{worst.failure.title}{onset}." + (f" {run.findings[0].detection.failure.advice}")
     return Page(
         title=clean(run.title),
         verdict=run.verdict.value,
-        lead=clean(lead).strip(),
+        lead=lead_of(run),
         facts=(f"{run.format} format", f"{len(run.signals):,} series", f"{points:,} points"),
         charts=charts_of(run.signals),
         flags=tuple(flag_of(finding) for finding in run.findings),
         notes=tuple(clean(note) for note in remarks(run)),
         config={clean(name): clean(value) for name, value in run.config.items()},
     )
+
+
+def lead_of(run: RunReport) -> str:
+    """Return the verdict in one or two sentences: what happened and what to do, or what is missing."""
+    if run.verdict is Verdict.UNKNOWN and run.reason is not None:
+        return clean(f"Cannot tell: {run.reason.text}")
+    if run.findings:
+        worst = run.findings[0].detection
+        onset = "" if worst.first_step is None else f" at step {_step(worst.first_step)}"
+        return clean(f"{worst.failure.title}{onset}. {worst.failure.advice}").strip()
+    return LEADS[run.verdict]
 
 
 def charts_of(signals: tuple[Signal, ...]) -> tuple[Chart, ...]:

@@ -2,16 +2,18 @@
 
 A name is a path, a glob, a folder, or any of these behind an fsspec URL (``s3://bucket/shards/*.tar``); several names
 make a list. What comes out are `DataFile` objects: a local one reads through a memory map, a remote one by byte ranges
-through a bounded cache on disk (`holdfast.sources.remote`). Both open lazily, once a process, and pickle as their name.
+through a bounded cache on disk (`holdfast.sources.remote`). Both open lazily, once per process, and pickle as their
+name. A mapped file holds no descriptor, so any number of files may be in use; beyond ``MAX_MAPPED`` of a source, those
+used longest ago are unmapped.
 """
 
 from __future__ import annotations
 
-import mmap
+import hashlib
 import os
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections import OrderedDict
+from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -28,6 +30,9 @@ if TYPE_CHECKING:
 PathLike: TypeAlias = str | os.PathLike[str]
 Paths: TypeAlias = PathLike | Sequence[PathLike]
 
+MAX_MAPPED = 16_384  # files of one source mapped at a time: Linux allows a process 65,530 maps
+PROBES, PROBE_BYTES = 16, 1024
+MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first looked at, not when first read
 _MAGIC = "*?["
 
 
@@ -85,12 +90,19 @@ class DataFile(ABC):
 
 
 class LocalFile(DataFile):
-    """A file on a local or mounted disk, read through a memory map made once a process."""
+    """A file on a local or mounted disk, read through a memory map made once per process.
 
-    def __init__(self, path: PathLike) -> None:
+    Args:
+        path: the file.
+        recent: bounds how many files are mapped at a time; None for no bound.
+    """
+
+    def __init__(self, path: PathLike, recent: RecentFiles | None = None) -> None:
         super().__init__(os.path.abspath(os.fspath(path)))
+        self._recent = recent
         self._stamp: Stamp | None = None
-        self._opened: tuple[int, NDArray[np.uint8]] | None = None
+        self._probe: str | None = None
+        self._values: NDArray[np.uint8] | None = None
         self._lock = ForkSafeLock()
 
     @property
@@ -101,32 +113,39 @@ class LocalFile(DataFile):
     def stamp(self) -> Stamp:
         """Size and modification time when first looked at."""
         if self._stamp is None:
-            try:
-                self._stamp = _stamp_of(os.stat(self.name))
-            except OSError as error:
-                raise SourceError("cannot read the file", file=self.name, reason=error.strerror) from error
+            self._stamp = self._look()
+            if self._stamp.size <= MAX_PROBED_AT_ONCE:
+                self.probe()
         return self._stamp
+
+    def probe(self) -> str:
+        """A digest of pieces spread over the file, taken once: notices other content under the same size and time."""
+        if self._probe is None:
+            self._probe = self._take_probe(self.size)
+        return self._probe
 
     def values(self) -> NDArray[np.uint8]:
         """The whole file as a read-only array of bytes, paged in as it is touched.
 
-        Raises `SourceChangedError` when the file is no longer the one first seen: reading a map past the end of a file
-        cut short kills the process, so the size is looked at before every read.
+        Reading a map past the end of a file cut short kills the process, so the size is looked at before every read. A
+        file that was written again with the same content is mapped anew; another content raises `SourceChangedError`.
         """
-        if self._opened is None:
-            with self._lock:
-                if self._opened is None:
-                    self._opened = self._open()
-        descriptor, values = self._opened
-        found = _stamp_of(os.fstat(descriptor))
-        if found != self.stamp():
-            raise SourceChangedError(
-                "the file changed while it was being read",
-                file=self.name,
-                before=tuple(self.stamp()),
-                now=tuple(found),
-                hint="training data must not change under a run; write a new file instead",
-            )
+        known = self.stamp()
+        try:
+            found = self._look()
+        except SourceError:
+            if self._values is None:
+                raise
+            found = known  # removed, but its map is whole
+        with self._lock:
+            if found != known:
+                self._take_over(known, found)
+            if self._values is None:
+                self._values = map_file(self.name)
+                self.probe()
+            values = self._values
+        if self._recent is not None:
+            self._recent.use(self)
         return values
 
     def read(self, start: int, stop: int) -> bytes:
@@ -142,42 +161,88 @@ class LocalFile(DataFile):
         return gather_rows(self.values(), starts, stops)
 
     def close(self) -> None:
-        """Close the file; arrays given out earlier stay valid."""
-        with self._lock:
-            if self._opened is not None:
-                os.close(self._opened[0])
-                self._opened = None
+        """Unmap the file; arrays given out earlier stay valid."""
+        self._values = None
 
-    def __del__(self, close: Callable[[int], None] = os.close) -> None:
-        # `close` is bound here: when the interpreter ends, the module's own names may be gone already.
-        opened = getattr(self, "_opened", None)
-        if opened is not None:
-            close(opened[0])
+    def _look(self) -> Stamp:
+        try:
+            found = os.stat(self.name)
+        except OSError as error:
+            raise SourceError("cannot read the file", file=self.name, reason=error.strerror) from error
+        return Stamp(found.st_size, f"mtime {found.st_mtime_ns}")
 
-    def _open(self) -> tuple[int, NDArray[np.uint8]]:
+    def _take_over(self, known: Stamp, found: Stamp) -> None:
+        """Go on with a file that was written again, if its content is what it was."""
+        if found.size != known.size or self._probe is None or self._take_probe(found.size) != self._probe:
+            raise SourceChangedError(
+                "the file changed while it was being read",
+                file=self.name,
+                before=tuple(known),
+                now=tuple(found),
+                hint="training data must not change under a run; write a new file instead",
+            )
+        self._stamp, self._values = found, None
+
+    def _take_probe(self, size: int) -> str:
+        digest = hashlib.blake2b(digest_size=16)
+        last = max(0, size - PROBE_BYTES)
+        starts = [0] if last == 0 else sorted({last * piece // (PROBES - 1) for piece in range(PROBES)})
         try:
             descriptor = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                if size <= PROBES * PROBE_BYTES:
+                    digest.update(os.pread(descriptor, size, 0))
+                else:
+                    for start in starts:
+                        digest.update(os.pread(descriptor, PROBE_BYTES, start))
+            finally:
+                os.close(descriptor)
         except OSError as error:
             raise SourceError("cannot open the file", file=self.name, reason=error.strerror) from error
-        size = os.fstat(descriptor).st_size
-        if size == 0:
-            return descriptor, np.empty(0, dtype=np.uint8)
-        mapping = mmap.mmap(descriptor, size, access=mmap.ACCESS_READ)
-        return descriptor, np.frombuffer(mapping, dtype=np.uint8)
+        return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _local_file_at, (self.name, self._stamp)
+        return _local_file_at, (self.name, self._recent, self._stamp, self._probe)
 
 
-def _local_file_at(name: str, stamp: Stamp | None) -> LocalFile:
-    # The stamp travels too: a worker process must refuse a file replaced since its parent looked at it.
-    file = LocalFile(name)
-    file._stamp = stamp
+def _local_file_at(name: str, recent: RecentFiles | None, stamp: Stamp | None, probe: str | None) -> LocalFile:
+    # Stamp and probe travel too: a worker process must refuse a file replaced since its parent looked at it.
+    file = LocalFile(name, recent)
+    file._stamp, file._probe = stamp, probe
     return file
 
 
-def _stamp_of(found: os.stat_result) -> Stamp:
-    return Stamp(found.st_size, f"mtime {found.st_mtime_ns}")
+class RecentFiles:
+    """The files of one source that were used last: when there are too many, the one used longest ago is unmapped."""
+
+    def __init__(self) -> None:
+        self._files: OrderedDict[str, LocalFile] = OrderedDict()
+        self._lock = ForkSafeLock()
+
+    def use(self, file: LocalFile) -> None:
+        """Note that a file is in use."""
+        with self._lock:
+            self._files[file.name] = file
+            self._files.move_to_end(file.name)
+            while len(self._files) > MAX_MAPPED:
+                self._files.popitem(last=False)[1].close()
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), ()
+
+
+def map_file(path: PathLike) -> NDArray[np.uint8]:
+    """The bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
+    import pyarrow as pa
+
+    try:
+        if os.stat(path).st_size == 0:
+            return np.empty(0, dtype=np.uint8)  # an empty file cannot be mapped
+        # Python's own mmap keeps a duplicate of the descriptor. Arrow's map outlives the file it was made from.
+        with pa.memory_map(os.fspath(path)) as opened:
+            return np.frombuffer(opened.read_buffer(), dtype=np.uint8)
+    except OSError as error:
+        raise SourceError("cannot open the file", file=os.fspath(path), reason=error.strerror or str(error)) from error
 
 
 def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions | None = None) -> list[DataFile]:
@@ -202,21 +267,26 @@ def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions
             found += find_remote_files(text, suffixes, remote)
         else:
             found += [LocalFile(path) for path in _find_local(text, suffixes)]
+    local = [file for file in found if isinstance(file, LocalFile)]
+    if len(local) > MAX_MAPPED:
+        recent = RecentFiles()
+        for file in local:
+            file._recent = recent
     return found
 
 
-def _find_local(text: str, suffixes: tuple[str, ...]) -> list[Path]:
-    path = Path(text).expanduser()
-    if path.is_file():
+def _find_local(text: str, suffixes: tuple[str, ...]) -> list[str]:
+    path = os.path.expanduser(text)
+    if os.path.isfile(path):
         return [path]
-    if path.is_dir():
-        matches = sorted(entry for entry in path.iterdir() if entry.is_file() and entry.name.endswith(suffixes))
+    if os.path.isdir(path):
+        with os.scandir(path) as entries:
+            matches = sorted(entry.path for entry in entries if entry.name.endswith(suffixes) and entry.is_file())
         what = f"the folder holds no {' or '.join(suffixes)} file"
     elif any(mark in text for mark in _MAGIC):
         import glob
 
-        expanded = sorted(glob.glob(str(path), recursive=True))
-        matches = [entry for entry in map(Path, expanded) if entry.is_file()]
+        matches = [entry for entry in sorted(glob.glob(path, recursive=True)) if os.path.isfile(entry)]
         what = "the pattern matches no file"
     else:
         matches, what = [], "there is no such file or folder"

@@ -1,8 +1,9 @@
 """Indexes of data files, kept on disk: where each sample lies, found once and used by every later run.
 
-An index lies beside its data file, or in a cache folder where that cannot be written or is behind a URL. It is plain
-data: a JSON header and raw integer arrays, ended by a digest of all before it. It names no file and runs no code; one
-that is torn, damaged, of another version, or made from another state of the data file is built anew.
+An index lies beside its data file, or in a cache folder where that cannot be written or is behind a URL; small files of
+one source share an index, so that a folder of thousands has one. An index is plain data: a JSON header and raw integer
+arrays, ended by a digest of all before it. It runs no code; what is torn, damaged, of another version, or made from
+another state of a data file is built again.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -19,13 +20,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.sources.files import DataFile
+from holdfast.errors import SourceError
+from holdfast.sources.files import DataFile, LocalFile, map_file
 
 _MAGIC = b"holdfast index 1"
 _DIGEST_BYTES = 32
 _DTYPES = ("<i8", "|u1")
-_PROBES, _PROBE_BYTES = 16, 1024
-_MOST_HEADER_BYTES = 64 * 2**20
+MAX_HEADER_BYTES = 64 * 2**20
+MAX_SMALL_FILE = 4 * 2**20  # local files up to this size share an index
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,30 +38,84 @@ class Index:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-def cached_index(
-    file: DataFile,
-    kind: str,
-    build: Callable[[], Index],
-    *,
-    has_form: Callable[[Index], bool],
-    folder: str | os.PathLike[str] | None,
-) -> Index:
-    """The index of a file: read from disk when one fits the file as it is now, else built and kept.
+Build = Callable[[DataFile], Index]
+HasForm = Callable[[Index], bool]
+
+
+def cached_indexes(
+    files: Sequence[DataFile], kind: str, build: Build, *, has_form: HasForm, folder: str | os.PathLike[str] | None
+) -> list[Index]:
+    """The index of every file: read from disk where one fits the file as it is now, else built and kept.
 
     Args:
-        file: the data file.
+        files: the data files.
         kind: what the index is of; another kind never fits.
-        build: makes the index.
+        build: makes the index of a file.
         has_form: whether an index read from disk holds the arrays and fields that one of this kind must.
-        folder: where to keep it instead of beside the file.
+        folder: where to keep indexes instead of beside the files.
     """
+    small = [file for file in files if not file.is_remote and file.size <= MAX_SMALL_FILE]
+    shared = _shared_indexes(small, kind, build, has_form, folder) if len(small) > 1 else {}
+    return [
+        shared[file.name] if file.name in shared else _own_index(file, kind, build, has_form, folder) for file in files
+    ]
+
+
+def _own_index(
+    file: DataFile, kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
+) -> Index:
     expected = {"kind": kind, "stamp": list(file.stamp()), "probe": _probe(file)}
-    places = _places(file, kind, folder)
+    places = _places(file.name, kind, folder, is_remote=file.is_remote)
     for place in places:
         found = _load(place, expected)
         if found is not None and has_form(found):
             return found
-    index = build()
+    return _kept(places, build(file), expected)
+
+
+def _shared_indexes(
+    files: Sequence[DataFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
+) -> dict[str, Index]:
+    """Every file's index by name, from the one they share; only files that are new or changed are looked through."""
+    parent = os.path.commonpath([os.path.dirname(file.name) for file in files])
+    places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
+    expected = {"kind": f"shared {kind}"}
+    now = {os.path.relpath(file.name, parent): [*file.stamp(), _probe(file)] for file in files}
+    known: dict[str, Index] = {}
+    for place in places:
+        found = _load(place, expected)
+        if found is not None and (parts := _parts(found, now, has_form)):
+            known = parts
+            break
+    indexes = {name: known[name] if name in known else build(file) for name, file in zip(now, files, strict=True)}
+    if len(known) < len(files):
+        arrays = {
+            f"{i}/{name}": array for i, part in enumerate(indexes.values()) for name, array in part.arrays.items()
+        }
+        about = [[name, state, indexes[name].about] for name, state in now.items()]
+        _kept(places, Index(arrays, {"files": about}), expected)
+    return {file.name: index for file, index in zip(files, indexes.values(), strict=True)}
+
+
+def _parts(shared: Index, now: dict[str, Any], has_form: HasForm) -> dict[str, Index]:
+    """The indexes of the files that are as they were when the shared index was made."""
+    arrays: dict[str, dict[str, NDArray[Any]]] = {}
+    for key, array in shared.arrays.items():
+        number, _, name = key.partition("/")
+        arrays.setdefault(number, {})[name] = array
+    found: dict[str, Index] = {}
+    try:
+        for place, (file, state, about) in enumerate(shared.about["files"]):
+            if now.get(file) == state:
+                index = Index(arrays.get(str(place), {}), dict(about))
+                if has_form(index):
+                    found[file] = index
+    except (ValueError, TypeError, KeyError):
+        return {}
+    return found
+
+
+def _kept(places: list[Path], index: Index, expected: dict[str, Any]) -> Index:
     for place in places:
         if _save(place, index, expected):
             # Read back as a map: processes then share one copy of a large index.
@@ -67,30 +123,26 @@ def cached_index(
     return index
 
 
-def _places(file: DataFile, kind: str, folder: str | os.PathLike[str] | None) -> list[Path]:
-    base = file.name.rstrip("/").rpartition("/")[2][:100]
-    distinct = hashlib.blake2b(file.name.encode(), digest_size=8).hexdigest()
+def _places(name: str, kind: str, folder: str | os.PathLike[str] | None, *, is_remote: bool) -> list[Path]:
+    base = name.rstrip("/").rpartition("/")[2][:100]
+    distinct = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
     if folder is not None:
         return [Path(folder) / f"{base}-{distinct}.{kind}-index"]
     places = [Path.home() / ".cache" / "holdfast" / "indexes" / f"{base}-{distinct}.{kind}-index"]
-    if not file.is_remote:
-        places.insert(0, Path(file.name + f".{kind}-index"))
+    if not is_remote:
+        places.insert(0, Path(name + f".{kind}-index"))
     return places
 
 
 def _probe(file: DataFile) -> str:
-    """A digest of pieces spread over the file: notices other content under the same size and time."""
-    if file.is_remote:
-        return ""  # the server's tag already tells versions apart
-    starts = np.unique(np.linspace(0, max(0, file.size - _PROBE_BYTES), _PROBES).astype(np.int64))
-    pieces = file.gather(starts, np.minimum(starts + _PROBE_BYTES, file.size))
-    return hashlib.blake2b(pieces.values.tobytes(), digest_size=16).hexdigest()
+    # The server's tag already tells the versions of a remote file apart.
+    return file.probe() if isinstance(file, LocalFile) else ""
 
 
 def _load(place: Path, expected: dict[str, Any]) -> Index | None:
     try:
-        raw = np.memmap(place, dtype=np.uint8, mode="r")
-    except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
+        raw = map_file(place)
+    except SourceError:
         return None
     start = len(_MAGIC) + 8
     if len(raw) < start + _DIGEST_BYTES or raw[: len(_MAGIC)].tobytes() != _MAGIC:
@@ -99,7 +151,7 @@ def _load(place: Path, expected: dict[str, Any]) -> Index | None:
     if hashlib.blake2b(body.data, digest_size=_DIGEST_BYTES).digest() != raw[-_DIGEST_BYTES:].tobytes():
         return None
     header_bytes = int.from_bytes(raw[len(_MAGIC) : start].tobytes(), "little")
-    if header_bytes > min(_MOST_HEADER_BYTES, len(body) - start):
+    if header_bytes > min(MAX_HEADER_BYTES, len(body) - start):
         return None
     try:
         header = json.loads(raw[start : start + header_bytes].tobytes())
@@ -121,7 +173,7 @@ def _view(body: NDArray[np.uint8], at: int, dtype: str, count: int) -> NDArray[A
     size = count * np.dtype(dtype).itemsize
     if at + size > len(body):
         raise ValueError("an array of an index ends outside it")
-    return body[at : at + size].view(np.ndarray).view(dtype)
+    return body[at : at + size].view(dtype)
 
 
 def _save(place: Path, index: Index, expected: dict[str, Any]) -> bool:

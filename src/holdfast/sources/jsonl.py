@@ -21,7 +21,7 @@ from holdfast.sources.arrow_columns import column_of, objects_of
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.index_file import Index, cached_index
+from holdfast.sources.index_file import Index, cached_indexes
 from holdfast.sources.json_kinds import kind_of, merge_fields, settle
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import Ragged
@@ -95,10 +95,7 @@ class JsonlSource(FileSource[_Opened]):
         return self._parse(lines, rows, opened.kinds)
 
     def _open(self) -> _Opened:
-        indexes = [
-            cached_index(file, "lines", partial(_build_index, file), has_form=_has_form, folder=self._index_dir)
-            for file in self._files
-        ]
+        indexes = cached_indexes(self._files, "lines", _build_index, has_form=_has_form, folder=self._index_dir)
         fields = merge_fields(index.about["fields"] for index in indexes)
         lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
         kinds = settle(fields, columns=self._columns, schema=self._schema)

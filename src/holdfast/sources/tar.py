@@ -21,7 +21,7 @@ from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
-from holdfast.sources.index_file import Index, cached_index
+from holdfast.sources.index_file import Index, cached_indexes
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
@@ -99,10 +99,7 @@ class TarSource(FileSource[_Opened]):
         return columns
 
     def _open(self) -> _Opened:
-        indexes = [
-            cached_index(file, "tar", partial(_build_index, file), has_form=_has_form, folder=self._index_dir)
-            for file in self._files
-        ]
+        indexes = cached_indexes(self._files, "tar", _build_index, has_form=_has_form, folder=self._index_dir)
         found = list(dict.fromkeys(str(name) for index in indexes for name in index.about["columns"]))
         wanted = found if self._columns is None else self._columns
         unknown = [name for name in wanted if name not in found]

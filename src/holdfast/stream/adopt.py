@@ -130,6 +130,14 @@ def _carried_over(state: CheckpointState, order: Order) -> Adopted:
         else:
             weights = [(start, table) for start, table in weights if start < state.position]
             weights.append((state.position, dict(order.schedule[-1][1])))
-    grown = Order(specs, weights=weights, seed=order.seed, name=order.name, partition=order.partition, stop=order.stop)
+    grown = Order(
+        specs,
+        weights=weights,
+        seed=order.seed,
+        name=order.name,
+        partition=order.partition,
+        stop=order.stop,
+        arrangement=old.arrangement or order.arrangement or "even",
+    )
     record = {"segments": state.segments, "skips": state.skips, "epochs": state.epochs}
     return Adopted(Schedule.from_json(grown, record), tuple(changes))

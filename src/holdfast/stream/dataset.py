@@ -20,8 +20,8 @@ from torch.utils.data import IterableDataset
 from holdfast.errors import ConfigError, EmptyPartitionError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Order, Partition, Shuffle, SourceSpec
-from holdfast.order.mixture import Schedule
 from holdfast.order.shuffle import parse_shuffle
+from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Columns, Source
 from holdfast.stream.dataset_state import DATASET_STATE, DatasetState, check_fingerprint
 from holdfast.stream.share import check_share, share_of_process
@@ -135,7 +135,7 @@ class OrderedDataset(TuneIterableDataset):
     stop: Any
     _name: str
     _info: DatasetInfo
-    _weights: Schedule
+    _weights: WeightSchedule
     _children: Mapping[str, TuneIterableDataset] = {}
     _streamed: TuneIterableDataset | None = None
     _position: int = 0
@@ -152,7 +152,7 @@ class OrderedDataset(TuneIterableDataset):
         return self._info
 
     @property
-    def weight_schedule(self) -> Schedule:
+    def weight_schedule(self) -> WeightSchedule:
         """The weights of the leaves, as ``[(from_position, weights), …]``."""
         return self._weights
 
@@ -172,7 +172,13 @@ class OrderedDataset(TuneIterableDataset):
     def _order(self, partition: Partition | None = None) -> Order:
         specs = [leaf.spec() for leaf in self.leaves]
         return Order(
-            specs, weights=self._weights, seed=self.mixture_seed, name=self._name, partition=partition, stop=self.stop
+            specs,
+            weights=self._weights,
+            seed=self.mixture_seed,
+            name=self._name,
+            partition=partition,
+            stop=self.stop,
+            arrangement="blocks",
         )
 
     def __iter__(self) -> Iterator[Sample]:

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from holdfast.errors import ConfigError, MixtureError
-from holdfast.order.mixture import Schedule, Weights, check_schedule, nest
+from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
 from holdfast.stream.dataset import DatasetInfo, Leaf, OrderedDataset, TuneIterableDataset
 from holdfast.stream.streamed_mixture import StreamedMixture, streamed_leaf
 
@@ -32,7 +32,7 @@ class InterleavedDataset(OrderedDataset):
     def __init__(
         self,
         datasets: Sequence[TuneIterableDataset],
-        weights: Weights | Schedule | None = None,
+        weights: Weights | WeightSchedule | None = None,
         *,
         seed: int = 0,
         name: str = "mixture",
@@ -53,7 +53,7 @@ class InterleavedDataset(OrderedDataset):
         names = [dataset.dataset_name for dataset in datasets]
         if weights is None:
             weights = {dataset.dataset_name: dataset.info.weight for dataset in datasets}
-        schedule = check_schedule(weights, names)
+        schedule = check_weight_schedule(weights, names)
         self.children: dict[str, TuneIterableDataset] = {dataset.dataset_name: dataset for dataset in datasets}
         self._children = self.children
         nested = {child: d.weight_schedule for child, d in self.children.items() if isinstance(d, InterleavedDataset)}
@@ -64,7 +64,7 @@ class InterleavedDataset(OrderedDataset):
         self.mixture_seed = seed
         self.stop = stop
         self._weights = nest(schedule, nested)
-        check_schedule(self._weights, [leaf.name for leaf in self.leaves])
+        check_weight_schedule(self._weights, [leaf.name for leaf in self.leaves])
         first: Mapping[str, Any] = schedule[0][1]
         children = tuple(
             DatasetInfo(d.info.name, d.info.length, float(first[child]), d.info.children)

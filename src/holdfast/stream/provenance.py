@@ -9,6 +9,7 @@ import numpy as np
 
 from holdfast.errors import OrderError
 from holdfast.order import Schedule
+from holdfast.order.numbers import Indices
 
 __all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when"]
 
@@ -73,7 +74,7 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
         else:
             seen.append(Seen(epoch, step, rank, slot, position))
     if not seen:
-        cycle.ordinal_of(0, np.array([index]))  # raises the error that names the index and the length
+        cycle.ordinal_of(0, Indices(np.array([index])))  # raises the error that names the index and the length
     return seen
 
 

@@ -190,7 +190,7 @@
 
   // --- charts ----------------------------------------------------------------------------------------------------
 
-  function marks(page) {
+  function marks(page, withEvents) {
     return { hooks: { draw: (plot) => {
       const pen = plot.ctx, { left, top, width, height } = plot.bbox, ratio = devicePixelRatio || 1;
       const at = (value) => plot.valToPos(value, "x", true);
@@ -206,7 +206,7 @@
           pen.fillRect(at(flag.certain) - ratio / 2, y, ratio, 4 * ratio);
       });
       pen.font = `${11 * ratio}px system-ui`; pen.textAlign = "center"; pen.fillStyle = colour("--soft");
-      for (const [where, kind] of page.events)
+      for (const [where, kind] of withEvents ? page.events : [])
         pen.fillText(EVENT_MARKS[kind] || "•", at(where), top + height - 3 * ratio);
       pen.fillStyle = colour("--bad");
       for (const x of plot.broken || []) pen.fillText("✕", at(x), top + 11 * ratio);
@@ -272,7 +272,7 @@
         state.logarithmic.set(chart.title, !isLogarithmic(chart)); redraw(); } }, isLogarithmic(chart) ? "linear" : "log");
       grid.append(make("div", { class: number === 0 ? "chart wide" : "chart" },
         make("h3", {}, chart.title, scale), place));
-      requestAnimationFrame(() => draw(place, chart, [marks(page)], number ? CHART_HEIGHT : FIRST_CHART_HEIGHT, true));
+      requestAnimationFrame(() => draw(place, chart, [marks(page, !number)], number ? CHART_HEIGHT : FIRST_CHART_HEIGHT, true));
     });
     return grid;
   }

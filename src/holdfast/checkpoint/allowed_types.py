@@ -1,0 +1,347 @@
+"""The types an object of a checkpoint may be made of, each with the function that makes one from checked parts.
+
+This is the reviewed list. A maker gets what the pickle would have passed to a constructor and to ``__setstate__``,
+looks at every part of it, and raises ``ValueError`` (or ``TypeError``) for anything that its type would not have
+written. No maker imports, calls or sets what the pickle chose.
+"""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import decimal
+import enum
+import io
+import math
+import pathlib
+import re
+import sys
+import types
+import uuid
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import numpy as np
+
+from holdfast.checkpoint.inert import Name, check_key
+
+__all__ = ["FACTORIES", "MAKERS", "Maker", "torch_enum"]
+
+Maker = Callable[[tuple[Any, ...], Any], Any]
+"""Makes a value from the arguments and the state that the pickle holds for it."""
+
+MAX_DECIMAL_DIGITS = 10_000
+_NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
+
+
+def _only(kind: type, *values: Any) -> None:
+    for value in values:
+        if type(value) is not kind:
+            raise TypeError(f"{kind.__name__} expected, got {type(value).__name__}")
+
+
+def _no_state(state: Any) -> None:
+    if state is not None:
+        raise ValueError("it has no state")
+
+
+def _attributes(state: Any) -> dict[str, Any]:
+    _only(dict, state)
+    _only(str, *state)
+    if any(name.startswith("__") for name in state):
+        raise ValueError("a special attribute")
+    return dict(state)
+
+
+def _namespace(arguments: tuple[Any, ...], state: Any) -> argparse.Namespace:
+    if arguments:
+        raise ValueError("it takes no arguments")
+    made = argparse.Namespace()
+    made.__dict__.update(_attributes({} if state is None else state))
+    return made
+
+
+def _simple_namespace(arguments: tuple[Any, ...], state: Any) -> types.SimpleNamespace:
+    if arguments:
+        raise ValueError("it takes no arguments")
+    made = types.SimpleNamespace()
+    made.__dict__.update(_attributes({} if state is None else state))
+    return made
+
+
+def _of_text(kind: type) -> Maker:
+    def make(arguments: tuple[Any, ...], state: Any) -> Any:
+        _no_state(state)
+        _only(str, *arguments)
+        if any("\0" in part for part in arguments):
+            raise ValueError("a zero byte in a path")
+        return kind(*arguments)
+
+    return make
+
+
+def _decimal(arguments: tuple[Any, ...], state: Any) -> decimal.Decimal:
+    _no_state(state)
+    (text,) = arguments
+    _only(str, text)
+    if len(text) > MAX_DECIMAL_DIGITS:
+        raise ValueError("a decimal number of too many digits")
+    return decimal.Decimal(text)
+
+
+def _of_numbers(kind: type, most: int, allowed: tuple[type, ...]) -> Maker:
+    def make(arguments: tuple[Any, ...], state: Any) -> Any:
+        _no_state(state)
+        if len(arguments) > most or any(type(argument) not in allowed for argument in arguments):
+            raise TypeError("other arguments than such a value is saved with")
+        return kind(*arguments)
+
+    return make
+
+
+def _of_time(kind: type, sizes: int) -> Maker:
+    def make(arguments: tuple[Any, ...], state: Any) -> Any:
+        _no_state(state)
+        packed, *zone = arguments
+        _only(bytes, packed)
+        if len(packed) != sizes or len(zone) > 1 or any(type(one) is not datetime.timezone for one in zone):
+            raise ValueError("not a packed date or time")
+        return kind(packed, *zone)
+
+    return make
+
+
+def _timezone(arguments: tuple[Any, ...], state: Any) -> datetime.timezone:
+    _no_state(state)
+    offset, *name = arguments
+    _only(datetime.timedelta, offset)
+    _only(str, *name)
+    return datetime.timezone(offset, *name)
+
+
+def _hashable(values: Any) -> Iterable[Any]:
+    if type(values) not in (list, tuple, set, frozenset):
+        raise TypeError(f"a list expected, got {type(values).__name__}")
+    return [check_key(value) for value in values]
+
+
+def _set(kind: type) -> Maker:
+    def make(arguments: tuple[Any, ...], state: Any) -> Any:
+        _no_state(state)
+        return kind(*(_hashable(values) for values in arguments))
+
+    return make
+
+
+def _deque(arguments: tuple[Any, ...], state: Any) -> collections.deque[Any]:
+    _no_state(state)
+    values = arguments[0] if arguments else ()
+    most = arguments[1] if len(arguments) > 1 else None
+    if type(values) not in (list, tuple) or type(most) not in (int, type(None)):
+        raise TypeError("not what a deque is saved with")
+    return collections.deque(values, most)
+
+
+def _ordered_dict(arguments: tuple[Any, ...], state: Any) -> collections.OrderedDict[Any, Any]:
+    made: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+    for pairs in arguments:
+        _only(list, pairs)
+        for key, value in pairs:
+            made[check_key(key)] = value
+    if state is not None:  # a module's state dict carries `_metadata`
+        made.__dict__.update(_attributes(state))
+    return made
+
+
+def _counter(arguments: tuple[Any, ...], state: Any) -> collections.Counter[Any]:
+    _no_state(state)
+    _only(dict, *arguments)
+    return collections.Counter(*arguments)
+
+
+def _default_dict(arguments: tuple[Any, ...], state: Any) -> collections.defaultdict[Any, Any]:
+    _no_state(state)
+    if len(arguments) > 1 or any(one is not None and one not in FACTORIES.values() for one in arguments):
+        raise ValueError("a default factory other than list, dict, set, int, float, str or tuple")
+    return collections.defaultdict(*arguments)
+
+
+def _bytearray(arguments: tuple[Any, ...], state: Any) -> bytearray:
+    _no_state(state)
+    _only(bytes, *arguments)  # a number would allocate that many
+    return bytearray(*arguments)
+
+
+def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
+    """How protocol 2 stores no bytes at all."""
+    _no_state(state)
+    if arguments:
+        raise ValueError("bytes made from something")
+    return b""
+
+
+def _encode(arguments: tuple[Any, ...], state: Any) -> bytes:
+    """How protocol 2 stores bytes."""
+    _no_state(state)
+    text, encoding = arguments
+    _only(str, text)
+    if encoding not in ("latin1", "latin-1"):
+        raise ValueError(f"bytes saved as {encoding!r}")
+    return bytes(text, "latin-1")
+
+
+def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
+    content, position, attributes = state
+    _only(bytes, content)
+    if arguments or type(position) is not int or not 0 <= position <= len(content) or attributes:
+        raise ValueError("not what a BytesIO is saved with")
+    made = io.BytesIO(content)
+    made.seek(position)
+    return made
+
+
+def _uuid(arguments: tuple[Any, ...], state: Any) -> uuid.UUID:
+    if arguments or set(state) - {"int", "is_safe"}:
+        raise ValueError("not what a UUID is saved with")
+    safety = uuid.SafeUUID(state["is_safe"]) if "is_safe" in state else uuid.SafeUUID.unknown
+    return uuid.UUID(int=state["int"], is_safe=safety)
+
+
+def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
+    code = arguments[0]
+    _only(str, code)
+    if not _NUMPY_CODE.fullmatch(code):
+        raise ValueError(f"the NumPy type {code!r}")
+    if state is None:
+        return np.dtype(code)
+    _version, order, base, names, fields, itemsize, _alignment, _flags, *unit = state
+    if order not in ("<", ">", "|", "=") or base is not None:
+        raise ValueError("a NumPy type with sub-arrays, or of an unknown byte order")
+    if names is None:
+        if code in ("m8", "M8"):
+            (_, (name, count, *_rest)) = unit[0]
+            text = bytes(name).decode("ascii")
+            _only(int, count)
+            if not re.fullmatch(r"[A-Za-z]{1,7}", text):
+                raise ValueError(f"the unit {text!r}")
+            return np.dtype(code if text == "generic" else f"{code}[{count}{text}]").newbyteorder(order)
+        if itemsize not in (-1, np.dtype(code).itemsize) and code[0] not in "SUV":
+            raise ValueError("a NumPy type of another size")
+        return np.dtype(code).newbyteorder(order) if order in "<>" else np.dtype(code)
+    _only(str, *names)
+    parts = [fields[name] for name in names]
+    for part, offset, *_title in parts:
+        if not isinstance(part, np.dtype) or type(offset) is not int or offset < 0 or part.hasobject:
+            raise ValueError("the fields of a NumPy type")
+    size = max((offset + part.itemsize for part, offset, *_ in parts), default=0)
+    if type(itemsize) is not int or not size <= itemsize <= 1 << 20:
+        raise ValueError("the size of a NumPy type")
+    formats, offsets = [part for part, *_ in parts], [offset for _, offset, *_ in parts]
+    return np.dtype({"names": list(names), "formats": formats, "offsets": offsets, "itemsize": itemsize})
+
+
+def _numpy_array(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]:
+    if arguments[0] is not np.ndarray:
+        raise ValueError("a subclass of numpy.ndarray")
+    _version, shape, dtype, fortran, content = state
+    return _array(content, dtype, shape, "F" if fortran else "C")
+
+
+def _numpy_from_buffer(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]:
+    _no_state(state)
+    content, dtype, shape, order = arguments
+    return _array(content, dtype, shape, order)
+
+
+def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, Any]:
+    if not isinstance(dtype, np.dtype) or order not in ("C", "F"):
+        raise TypeError("an array without a type")
+    _only(tuple, shape)
+    _only(int, *shape)
+    if any(size < 0 for size in shape) or len(shape) > 32:
+        raise ValueError("the shape of an array")
+    count = math.prod(shape)
+    if dtype.hasobject:
+        _only(list, content)
+        if len(content) != count or dtype != np.dtype(object):
+            raise ValueError("an array of objects of another length")
+        flat = np.empty(count, dtype=object)
+        for place, value in enumerate(content):
+            flat[place] = value
+        return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+    if type(content) not in (bytes, bytearray) or len(content) != count * dtype.itemsize:
+        raise ValueError("an array whose bytes do not fit its shape")
+    if not dtype.itemsize or not count:
+        return np.empty(shape, dtype=dtype, order=order)  # type: ignore[call-overload,no-any-return]
+    return np.frombuffer(bytearray(content), dtype=dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
+def _numpy_scalar(arguments: tuple[Any, ...], state: Any) -> Any:
+    _no_state(state)
+    dtype, content = arguments
+    return _array(content, dtype, (), "C")[()]
+
+
+def torch_enum(name: Name, arguments: tuple[Any, ...], state: Any) -> Any:
+    """Make a member of an enumeration of torch that is imported already; ``None`` when the name is not one."""
+    if name.module != "torch" and not name.module.startswith("torch."):
+        return None
+    kind: Any = sys.modules.get(name.module)
+    for part in name.name.split("."):
+        kind = vars(kind).get(part) if isinstance(kind, (type, types.ModuleType)) else None
+    if isinstance(kind, type) and issubclass(kind, enum.Enum) and kind.__module__.partition(".")[0] == "torch":
+        (value,) = arguments
+        return kind(value) if type(value) in (int, str) and state is None else None
+    # Enumerations of torch's C++ side are made empty, then told their number.
+    members = vars(kind).get("__members__") if isinstance(kind, type) else None
+    if members is not None and type(kind).__name__ == "pybind11_type":
+        number = state if state is not None else arguments[0]
+        return next((member for member in kind.__members__.values() if int(member) == number), None)
+    return None
+
+
+FACTORIES: dict[Name, Any] = {
+    Name("builtins", kind.__name__): kind for kind in (list, dict, set, int, float, str, tuple, bool)
+}
+"""What a ``defaultdict`` may make."""
+
+MAKERS: dict[Name, Maker] = {
+    Name("_codecs", "encode"): _encode,
+    Name("_io", "BytesIO"): _bytes_io,
+    Name("argparse", "Namespace"): _namespace,
+    Name("builtins", "bytearray"): _bytearray,
+    Name("builtins", "bytes"): _empty_bytes,
+    Name("builtins", "complex"): _of_numbers(complex, 2, (float, int)),
+    Name("builtins", "frozenset"): _set(frozenset),
+    Name("builtins", "range"): _of_numbers(range, 3, (int,)),
+    Name("builtins", "set"): _set(set),
+    Name("builtins", "slice"): _of_numbers(slice, 3, (int, type(None))),
+    Name("collections", "Counter"): _counter,
+    Name("collections", "OrderedDict"): _ordered_dict,
+    Name("collections", "defaultdict"): _default_dict,
+    Name("collections", "deque"): _deque,
+    Name("datetime", "date"): _of_time(datetime.date, 4),
+    Name("datetime", "datetime"): _of_time(datetime.datetime, 10),
+    Name("datetime", "time"): _of_time(datetime.time, 6),
+    Name("datetime", "timedelta"): _of_numbers(datetime.timedelta, 3, (int,)),
+    Name("datetime", "timezone"): _timezone,
+    Name("decimal", "Decimal"): _decimal,
+    **{
+        Name(module, name): _of_text(getattr(pathlib, name))
+        for module in ("pathlib", "pathlib._local")
+        for name in ("PosixPath", "PurePosixPath", "PureWindowsPath")
+    },
+    **{
+        Name(f"numpy.{core}.{module}", name): maker
+        for core in ("core", "_core")
+        for module, name, maker in (
+            ("multiarray", "_reconstruct", _numpy_array),
+            ("multiarray", "scalar", _numpy_scalar),
+            ("numeric", "_frombuffer", _numpy_from_buffer),
+        )
+    },
+    Name("numpy", "dtype"): _numpy_dtype,
+    Name("types", "SimpleNamespace"): _simple_namespace,
+    Name("uuid", "UUID"): _uuid,
+}

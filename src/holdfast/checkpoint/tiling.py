@@ -1,0 +1,75 @@
+"""Whether the stored parts of a tensor cover it exactly: no gap, no overlap, nothing outside.
+
+The parts are boxes inside the tensor whose volumes add up to its own, so they cover it exactly when no two of them
+overlap. Parts in a regular grid, which is how tensors are sharded, are recognised in one pass; for the rest each box is
+compared with those that share a stretch of the first dimension with it.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+__all__ = ["check_tiling"]
+
+MAX_COMPARISONS = 50_000_000
+"""Most pairs of boxes to compare; a tensor in 10,000 irregular parts takes a few million."""
+_MAX_ELEMENTS = 1 << 60
+
+Box = tuple[Sequence[int], Sequence[int]]
+"""Where a part starts, and its size."""
+
+
+def check_tiling(shape: Sequence[int], boxes: Iterable[Box]) -> None:
+    """Raise ``ValueError`` unless the boxes tile a tensor of this shape; empty boxes count for nothing."""
+    total = math.prod(shape)
+    if total > _MAX_ELEMENTS:
+        raise ValueError(f"a tensor of {total} elements")
+    filled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
+    covered = 0
+    for offsets, sizes in boxes:
+        if len(offsets) != len(shape) or len(sizes) != len(shape):
+            raise ValueError(f"a part of {len(sizes)} dimensions of a tensor of {len(shape)}")
+        if any(start + size > extent for start, size, extent in zip(offsets, sizes, shape, strict=True)):
+            raise ValueError(f"the part at {list(offsets)} of size {list(sizes)} reaches out of {list(shape)}")
+        volume = math.prod(sizes)
+        if volume:
+            covered += volume
+            filled.append((tuple(offsets), tuple(sizes)))
+    if covered != total:
+        raise ValueError(f"its parts hold {covered} of {total} elements")
+    if len(filled) > 1 and not _is_grid(shape, filled) and _overlap(filled):
+        raise ValueError("its parts overlap, and leave gaps")
+
+
+def _is_grid(shape: Sequence[int], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    """Whether the boxes are the cells of a grid: different ones, each reaching to the next line in every dimension."""
+    lines = [sorted({offsets[dim] for offsets, _ in boxes}) for dim in range(len(shape))]
+    if math.prod(map(len, lines)) != len(boxes) or len({offsets for offsets, _ in boxes}) != len(boxes):
+        return False
+    ends = [dict(zip(starts, [*starts[1:], extent], strict=True)) for starts, extent in zip(lines, shape, strict=True)]
+    return all(
+        ends[dim][start] == start + size
+        for offsets, sizes in boxes
+        for dim, (start, size) in enumerate(zip(offsets, sizes, strict=True))
+    )
+
+
+def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    starts = np.array([offsets for offsets, _ in boxes], dtype=np.int64)
+    ends = starts + np.array([sizes for _, sizes in boxes], dtype=np.int64)
+    busiest = max(range(starts.shape[1]), key=lambda dim: len(np.unique(starts[:, dim])))
+    order = np.argsort(starts[:, busiest], kind="stable")
+    starts, ends = starts[order], ends[order]
+    comparisons = 0
+    for place in range(len(starts) - 1):
+        behind = int(np.searchsorted(starts[:, busiest], ends[place, busiest], side="left"))
+        comparisons += behind - place
+        if comparisons > MAX_COMPARISONS:
+            raise ValueError("its parts lie too irregularly to be checked")
+        others = slice(place + 1, behind)
+        if ((starts[others] < ends[place]) & (starts[place] < ends[others])).all(axis=1).any():
+            return True
+    return False

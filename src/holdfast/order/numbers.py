@@ -1,0 +1,24 @@
+"""The integers of the order, told apart by type: a position is no ordinal, and an ordinal is no index.
+
+Every one of them is an array of int64 at run time. The type checker proves that what a mixture returns for a position
+goes into a source's cycle, and nothing else does.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NewType
+
+import numpy as np
+
+__all__ = ["Indices", "Int64", "Ordinals", "Positions"]
+
+Int64 = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+
+Positions = NewType("Positions", Int64)
+"""Places in the endless order of the whole stream."""
+
+Ordinals = NewType("Ordinals", Int64)
+"""A source's samples counted from its start, over all epochs."""
+
+Indices = NewType("Indices", Int64)
+"""Samples' numbers inside their source, 0 … N-1."""

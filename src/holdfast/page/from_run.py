@@ -1,0 +1,205 @@
+"""The page of a run of holdfast's own, from its log: live while it runs, and afterwards."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.debug import MLSystemsDebugger
+from holdfast.debug.ingestion.names import meaning_of
+from holdfast.debug.ingestion.run_log import RunLog as ReadLog
+from holdfast.debug.reporting.words import clean, remarks
+from holdfast.debug.types import RunReport, Signal, Verdict
+from holdfast.page.from_report import charts_of, flag_of, lead_of
+from holdfast.page.model import Bucket, Cause, Event, Flag, HeatMap, Page
+from holdfast.run import RunLog
+from holdfast.run.columns import RunColumns
+
+__all__ = ["RunFeed", "page_of_run"]
+
+LAYERS = {"grad_norm/": "Gradient norm by layer", "weight_norm/": "Weight norm by layer"}
+NOT_SERIES = frozenset(("at", "loss_bits", "grad_norm_bits", "redone"))
+MAX_HEAT_COLUMNS = 400
+MAX_RANKS = 64
+"""Ranks whose step times are shown side by side."""
+LOOK_SECONDS = 20.0
+"""How often the detectors look at a run that is still going, at most."""
+
+
+def page_of_run(folder: str | Path) -> Page:
+    """Return the page of a run's folder as it stands."""
+    return RunFeed(Path(folder)).page()
+
+
+class RunFeed:
+    """A run's folder, read as little as possible at every look.
+
+    Args:
+        folder: the run's folder.
+        name: what it is called; the folder's path by default.
+
+    Raises:
+        RunFolderError: it is not the folder of a run.
+    """
+
+    def __init__(self, folder: Path, *, name: str | None = None) -> None:
+        self._log = RunLog(folder)
+        self._name = name or str(folder)
+        self._columns = RunColumns(folder)
+        self._ranks = {0: self._columns}
+        self._lock = threading.Lock()
+        self._changes = 0
+        self._report: RunReport | None = None
+        self._looked_at = (-float("inf"), -1)
+
+    @property
+    def name(self) -> str:
+        """What the run is called."""
+        return self._name
+
+    def version(self) -> str:
+        """Return a text that changes whenever the log has grown."""
+        with self._lock:
+            self._changes += self._columns.refresh()
+            return str(self._changes)
+
+    def page(self) -> Page:
+        """Return the page as of now."""
+        with self._lock:
+            self._changes += self._columns.refresh()
+            signals = self._signals()
+            report = self._diagnosed(signals)
+            return self._page(signals, report)
+
+    def _diagnosed(self, signals: tuple[Signal, ...]) -> RunReport:
+        """Let the detectors look again, if the log has grown and the last look was some time ago."""
+        when, changes = self._looked_at
+        if self._report is None or (changes != self._changes and time.monotonic() - when >= LOOK_SECONDS):
+            log = ReadLog(path=self._name, format="holdfast", signals=signals, config=self._config())
+            self._report = MLSystemsDebugger().diagnose(log)
+            self._looked_at = (time.monotonic(), self._changes)
+        return self._report
+
+    def _config(self) -> dict[str, Any]:
+        config = self._columns.headers[-1].get("config") if self._columns.headers else None
+        return config if isinstance(config, dict) else {}
+
+    def _signals(self) -> tuple[Signal, ...]:
+        found = []
+        for name in self._columns.names:
+            steps, values = self._columns.series(name)
+            if name not in NOT_SERIES and len(steps):
+                meaning = meaning_of(name)
+                metadata = {**meaning.metadata, "kind": meaning.kind}
+                found.append(Signal(name, steps, values, meaning.layer, meaning.replica, metadata))
+        return tuple(found)
+
+    def _page(self, signals: tuple[Signal, ...], report: RunReport) -> Page:
+        columns = self._columns
+        recorded = tuple(_flag(event) for event in columns.events if event["event"] == "finding")
+        seen = {flag.title for flag in recorded}
+        flags = (*recorded, *(flag for flag in map(flag_of, report.findings) if flag.title not in seen))
+        serious = any(flag.severity in ("warning", "critical") for flag in flags)
+        steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
+        environment = columns.headers[-1].get("environment") or {} if columns.headers else {}
+        worst = next((flag for flag in flags if flag.onset is not None), None)
+        return Page(
+            title=clean(self._name),
+            verdict=(Verdict.UNHEALTHY if serious else report.verdict).value,
+            lead=f"{worst.title} at step {worst.onset:,.0f}. {worst.advice}" if serious and worst else lead_of(report),
+            facts=tuple(
+                f"{count:,} {word}{'' if count == 1 else 's'}"
+                for count, word in ((steps, "step"), (len(columns.headers), "attempt"), (len(self._log.ranks), "rank"))
+            ),
+            charts=charts_of(tuple(signal for signal in signals if not signal.name.startswith(tuple(LAYERS)))),
+            flags=flags,
+            events=tuple(_events(columns)),
+            goodput=tuple(Bucket(name, seconds) for name, seconds in columns.goodput.seconds.items() if seconds),
+            heat_maps=tuple(self._heat_maps()),
+            command=f"holdfast blame {self._name} --step {worst.onset:.0f}" if serious and worst else "",
+            notes=tuple(clean(note) for note in remarks(report)),
+            config={clean(name): clean(value) for name, value in self._config().items()},
+            environment={clean(name): clean(value) for name, value in environment.items()},
+        )
+
+    def _heat_maps(self) -> Iterator[HeatMap]:
+        columns = self._columns
+        for prefix, title in LAYERS.items():
+            layers = [name for name in columns.names if name.startswith(prefix)]
+            if layers:
+                yield _heat_map(title, {name.removeprefix(prefix): columns.series(name) for name in layers})
+        ranks = self._log.ranks[:MAX_RANKS]
+        if len(ranks) > 1:
+            rows = {}
+            for rank in ranks:
+                own = self._ranks.setdefault(rank, RunColumns(self._log.folder.root, rank=rank))
+                own.refresh()
+                rows[f"rank {rank}"] = own.series("step_time")
+            yield _heat_map("Step time by rank", rows)
+
+
+def _heat_map(title: str, rows: dict[str, tuple[Any, Any]]) -> HeatMap:
+    """Return series side by side, each column the largest value of its stretch of steps."""
+    every = np.unique(np.concatenate([steps for steps, _ in rows.values()]))
+    edges = every[:: max(1, -(-len(every) // MAX_HEAT_COLUMNS))]
+    values = np.full((len(rows), len(edges)), np.nan)
+    for row, (steps, numbers) in enumerate(rows.values()):
+        places = np.searchsorted(edges, steps, side="right") - 1
+        filled = np.full(len(edges), -np.inf)
+        np.maximum.at(filled, places, numbers)
+        values[row] = np.where(np.isneginf(filled), np.nan, filled)
+    return HeatMap(title, tuple(map(clean, rows)), edges, values)
+
+
+def _events(columns: RunColumns) -> Iterator[Event]:
+    sizes = [header.get("world_size") for header in columns.headers]
+    for record in columns.events:
+        kind, step = record["event"], record.get("step")
+        if not isinstance(step, int) or kind in ("finding", "rolled_back"):
+            continue
+        attempt = record["attempt"]
+        if kind == "start":
+            if attempt == 1:
+                continue
+            before, now = sizes[attempt - 2], sizes[attempt - 1]
+            resized = f", {before} → {now} ranks" if before != now else ""
+            text = f"attempt {attempt}, from {record.get('checkpoint') or 'the beginning'}{resized}"
+            yield Event(step, "resize" if resized else "restart", clean(text))
+        else:
+            left = {"event", "step", "at", "chain", "attempt"}
+            shown = {name: value for name, value in record.items() if name not in left and not name.endswith("_time")}
+            yield Event(step, clean(kind), clean(", ".join(f"{name} {value}" for name, value in shown.items())))
+
+
+def _flag(record: dict[str, Any]) -> Flag:
+    """Return a finding that the run's own monitor wrote down."""
+    number = {name: record.get(name) for name in ("onset", "certain_step", "last_step")}
+    steps = {name: float(value) if isinstance(value, (int, float)) else None for name, value in number.items()}
+    return Flag(
+        title=clean(record.get("title") or record.get("failure") or "finding"),
+        severity=str(record.get("severity", "info")),
+        onset=steps["onset"],
+        certain=steps["certain_step"],
+        last=steps["last_step"],
+        signal=clean(record.get("signal") or ""),
+        confidence=float(record.get("confidence") or 0.0),
+        evidence=tuple(clean(text) for text in record.get("evidence") or ()),
+        causes=tuple(_causes(record.get("causes") or ())),
+        advice=clean(record.get("advice") or ""),
+    )
+
+
+def _causes(records: Any) -> Iterator[Cause]:
+    for cause in records:
+        yield Cause(
+            clean(str(cause.get("cause", "")).replace("_", " ")),
+            float(cause.get("confidence") or 0.0),
+            clean(cause.get("remediation") or ""),
+            tuple(clean(text) for text in cause.get("evidence_for") or ()),
+            tuple(clean(text) for text in cause.get("evidence_against") or ()),
+        )

@@ -1,0 +1,170 @@
+"""The objects people keep in checkpoints: loaded as they were saved, by the default, without running foreign code."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import decimal
+import io
+import pathlib
+import random
+import types
+import uuid
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.checkpoint.support import load, save
+from torch.distributed.fsdp import ShardingStrategy
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.errors import UnsafeCheckpointError
+
+OBJECTS: dict[str, Any] = {
+    "array": np.arange(6.0).reshape(2, 3),
+    "fortran array": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
+    "empty array": np.zeros((0, 3)),
+    "array of text": np.array(["ab", "c"]),
+    "array of objects": np.array([1, "a", None], dtype=object),
+    "array of dates": np.array(["2024-05-06"], dtype="M8[D]"),
+    "record array": np.zeros(3, dtype=[("x", "f4"), ("y", "i8")]),
+    "scalar": np.float32(1.5),
+    "integer scalar": np.int64(3),
+    "dtype": np.dtype("float16"),
+    "numpy random state": np.random.RandomState(3).get_state(),
+    "generator state": np.random.default_rng(3).bit_generator.state,
+    "python random state": random.Random(3).getstate(),
+    "torch random state": torch.get_rng_state(),
+    "namespace": argparse.Namespace(lr=0.1, path=pathlib.Path("a/b"), tags=["x"]),
+    "simple namespace": types.SimpleNamespace(a=[1]),
+    "path": pathlib.Path("a/b"),
+    "pure path": pathlib.PurePosixPath("a/b"),
+    "date": datetime.date(2024, 5, 6),
+    "datetime": datetime.datetime(2024, 5, 6, 7, 8, 9, 10, tzinfo=datetime.timezone.utc),
+    "timedelta": datetime.timedelta(days=1, seconds=2),
+    "time": datetime.time(1, 2),
+    "deque": collections.deque([1, 2], maxlen=5),
+    "frozenset": frozenset({1, (2, "x")}),
+    "set": {1, 2},
+    "range": range(2, 9, 3),
+    "slice": slice(1, None, 2),
+    "decimal": decimal.Decimal("1.25"),
+    "uuid": uuid.UUID(int=77),
+    "enum of torch": ShardingStrategy.FULL_SHARD,
+    "enum of torch in C++": torch.distributed.ReduceOp.SUM,
+    "big integer": 2**1000 + 1,
+    "bytes": b"abc\xff",
+    "no bytes": b"",
+    "bytearray": bytearray(b"abc"),
+    "bytes io": io.BytesIO(b"abc"),
+    "complex": 1 + 2j,
+    "default dict": collections.defaultdict(list, a=[1]),
+    "ordered dict": collections.OrderedDict(b=1, a=2),
+    "counter": collections.Counter("aab"),
+    "torch dtype": torch.bfloat16,
+    "torch size": torch.Size((1, 2)),
+    "torch device": torch.device("cpu"),
+    "parameter": [torch.nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()],
+    "tuple keys": {(1, "a"): 2},
+}
+
+
+def same(left: Any, right: Any) -> bool:
+    if type(left) is not type(right):
+        return False
+    if isinstance(left, torch.Tensor):
+        return str(left) == str(right)
+    if isinstance(left, np.ndarray):
+        alike = (left.dtype, left.shape, left.flags.f_contiguous) == (
+            right.dtype,
+            right.shape,
+            right.flags.f_contiguous,
+        )
+        return bool(alike and (left == right).all())
+    if isinstance(left, dict):
+        return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
+    if isinstance(left, (tuple, list)):
+        return len(left) == len(right) and all(map(same, left, right))
+    if isinstance(left, io.BytesIO):
+        return bool(left.getvalue() == right.getvalue())
+    return bool(left == right)
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_people_store_loads_by_default(tmp_path: Path, parallel: bool) -> None:
+    # In namespaces, which DCP does not take apart.
+    saved = {name: types.SimpleNamespace(value=value) for name, value in OBJECTS.items()}
+    folder = save(saved, tmp_path / "c")
+    state = load(dict.fromkeys(saved), ParallelFileSystemReader(folder, parallel=parallel))
+    assert [name for name in saved if not same(state[name].value, saved[name].value)] == []
+    assert verify_checkpoint(folder).sound
+
+
+@pytest.mark.parametrize("protocol", [2, 4, 5])
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_what_people_store_is_decoded_from_any_protocol(protocol: int) -> None:
+    from holdfast.checkpoint.items import decode_item
+
+    for name, value in OBJECTS.items():
+        buffer = io.BytesIO()
+        torch.save({"value": value}, buffer, pickle_protocol=protocol)
+        decoded = decode_item(memoryview(buffer.getvalue()), check=True, tensor=name, file="f")
+        assert same(decoded.value["value"], value), name
+
+
+class First:
+    """A class of the user's own."""
+
+    def __init__(self) -> None:
+        self.number = 7
+
+
+class Second(First):
+    """Another."""
+
+
+def test_every_refused_class_is_named_at_once_with_the_line_to_paste(tmp_path: Path) -> None:
+    folder = save({"mine": [First(), Second(), First()], "x": torch.ones(2)}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        load({"mine": [None], "x": torch.zeros(2)}, ParallelFileSystemReader(folder))
+    error = caught.value
+    names = [f"{__name__}.First", f"{__name__}.Second"]
+    assert error.names == names
+    assert f"torch.serialization.add_safe_globals([{', '.join(names)}])" in str(error)
+    assert "\x1b" not in str(error)
+
+
+def test_classes_that_the_user_allows_load(tmp_path: Path) -> None:
+    folder = save({"mine": [First(), Second()]}, tmp_path / "c")
+    with torch.serialization.safe_globals([First, Second]):
+        state = load({"mine": [None, None]}, ParallelFileSystemReader(folder))
+        assert verify_checkpoint(folder).sound
+    assert [type(one) for one in state["mine"]] == [First, Second]
+    assert state["mine"][1].number == 7
+
+
+def test_each_flipped_bit_of_a_file_of_objects_loads_the_same_or_is_damage(tmp_path: Path) -> None:
+    options = types.SimpleNamespace(lr=0.1, betas=(0.9, 0.95), scale=np.float64(2.5))
+    saved = {"step": 5, "name": "abc", "options": options}
+    folder = save(saved, tmp_path / "c")
+    (path,) = folder.glob("*.distcp")
+    whole = path.read_bytes()
+    chance = random.Random(4)
+    outcomes = collections.Counter[str]()
+    for place in range(0, len(whole), 3):
+        data = bytearray(whole)
+        data[place] ^= 1 << chance.randrange(8)
+        path.write_bytes(data)
+        verdict = verify_checkpoint(folder).verdict
+        try:
+            state = load(dict.fromkeys(saved), ParallelFileSystemReader(folder))
+        except Exception:
+            state = {}
+        assert (verdict == "sound") == same(state, saved), (place, verdict)
+        outcomes[verdict] += 1
+    assert outcomes["damaged"] > outcomes["sound"] > 0
+    assert outcomes["incomplete"] == 0

@@ -1,0 +1,135 @@
+"""Archives that two readers could understand in two ways: refused, whichever field they disagree in."""
+
+from __future__ import annotations
+
+import io
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.checkpoint.support import load, save
+from tests.faults.checkpoint_archives import UNUSED, Field, archive, changed, fields_of
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.archive import DamagedArchiveError
+from holdfast.checkpoint.items import decode_item, memory_reader, open_item
+from holdfast.errors import CheckpointError, UnsafeCheckpointError
+
+TENSOR = archive(torch.arange(40.0))
+OBJECT = archive({"step": 7, "noise": torch.ones(5), "name": "x" * 300})
+
+
+def accepted(data: bytes) -> Any:
+    """What the item holds, however it is read; raises when it is refused."""
+    layout = open_item(memory_reader(memoryview(data)), len(data), {}, check=False)
+    value = decode_item(memoryview(data), check=False, tensor="x", file="f").value
+    if layout is not None:
+        payload = data[layout.payload_offset : layout.payload_offset + layout.payload_bytes]
+        assert payload == value.numpy().tobytes()
+    return value
+
+
+@pytest.mark.parametrize("data", [TENSOR, OBJECT], ids=["tensor", "object"])
+def test_a_change_of_any_field_that_a_reader_uses_is_refused(data: bytes) -> None:
+    original = accepted(data)
+    fields = fields_of(data)
+    assert len(fields) > 7 * (len(("local", "entry", "descriptor")) * 4)
+    survived = []
+    for field in fields:
+        for bits in (1, 1 << 8 * field.width - 1, -1):
+            try:
+                value = accepted(changed(data, field, bits))
+            except (DamagedArchiveError, UnsafeCheckpointError):
+                continue
+            assert str(value) == str(original)
+            survived.append(field)
+    used = {str(field) for field in survived if (field.structure, field.name) not in UNUSED}
+    # With a different kind of extra field the padding is still padding.
+    assert {name for name in used if not name.endswith("extra_kind")} == set()
+
+
+@pytest.mark.parametrize("bits", [1, 0xFFFFFFFF, 0x0102])
+@pytest.mark.parametrize("data", [TENSOR, OBJECT], ids=["tensor", "object"])
+def test_local_and_central_headers_that_agree_on_other_values_give_the_same_bytes_or_none(
+    data: bytes, bits: int
+) -> None:
+    """Change a field in both places at once: consistent, so only the bounds and the bytes can tell."""
+    original = accepted(data)
+    both: dict[tuple[str, str], list[Field]] = {}
+    for field in fields_of(data):
+        both.setdefault((field.record, field.name), []).append(field)
+    for fields in both.values():
+        altered = data
+        for field in fields:
+            altered = changed(altered, field, bits)
+        try:
+            assert str(accepted(altered)) == str(original)
+        except (DamagedArchiveError, UnsafeCheckpointError):
+            continue
+
+
+def evil_archive(marker: Path, harmless: bytes) -> bytes:
+    """An archive whose local header makes torch read a second pickle, further into the record, than was checked.
+
+    The central directory names the record ``archive/data.pkl``; the local header declares a longer name, so that a
+    reader that believes it starts reading later.
+    """
+
+    class Runs:
+        def __reduce__(self) -> Any:
+            return os.mkdir, (str(marker),)
+
+    evil = pickle.dumps(Runs(), 2)
+    buffer = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(buffer)
+    shift = len(harmless)
+    content = harmless + evil
+    writer.write_record("data.pkl", content, len(content))
+    writer.write_record("byteorder", b"little", 6)
+    writer.write_end_of_file()
+    data = bytearray(buffer.getvalue())
+    name_length = struct.unpack_from("<H", data, 26)[0]
+    struct.pack_into("<H", data, 26, name_length + shift)
+    return bytes(data)
+
+
+@pytest.mark.parametrize("verify", ["crc", "full", "off"])
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_longer_name_in_the_local_header_does_not_run_code(tmp_path: Path, verify: str, parallel: bool) -> None:
+    marker = tmp_path / "marker"
+    folder = save({"weight": torch.ones(3), "step": 5}, tmp_path / "c", single_file_per_rank=False)
+    content = evil_archive(marker, pickle.dumps(5, 2))
+    metadata = FileSystemReader(folder).read_metadata()
+    info = metadata.storage_data[MetadataIndex("step")]
+    (folder / info.relative_path).write_bytes(content)
+    info.length = len(content)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError):
+        load(
+            {"weight": torch.zeros(3), "step": None}, ParallelFileSystemReader(folder, parallel=parallel, verify=verify)
+        )
+    assert not marker.exists()
+    assert verify_checkpoint(folder).verdict == "damaged"
+
+
+def test_the_planner_gets_the_object_that_was_checked_saved_again(tmp_path: Path) -> None:
+    folder = save({"step": {"a": [1, 2.5, "x"]}}, tmp_path / "c", single_file_per_rank=False)
+    seen: list[bytes] = []
+    from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+
+    class Watching(DefaultLoadPlanner):
+        def load_bytes(self, read_item: Any, value: io.BytesIO) -> None:
+            seen.append(value.getvalue())
+            super().load_bytes(read_item, value)
+
+    state = load({"step": {"a": [None, None, None]}}, ParallelFileSystemReader(folder), Watching())
+    assert state == {"step": {"a": [1, 2.5, "x"]}}
+    stored = {path.read_bytes() for path in folder.glob("*.distcp")}
+    assert all(archive(torch.load(io.BytesIO(data), weights_only=True)) == data for data in seen)
+    assert len(seen) == len(stored)

@@ -1,0 +1,146 @@
+"""Pickles made to exhaust time, memory or the stack: refused, in metadata and objects, before anything is built."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+import textwrap
+from pathlib import Path
+
+import pytest
+import torch
+from tests.checkpoint.support import load, save
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.inert import DamagedPickleError, read_pickle
+from holdfast.checkpoint.safe_objects import build_object
+from holdfast.errors import CheckpointError
+
+
+def shared(levels: int, *, as_key: bool, opcode: bytes = b"\x86") -> bytes:
+    """A tuple of twice the tuple below, ``levels`` deep: 2 ** levels leaves."""
+    body = b")" + b"".join(b"q\x00h\x00" + opcode for _ in range(levels))
+    return b"\x80\x02" + (b"}" + body + b"Ns." if as_key else body + b".")
+
+
+def nested(levels: int, *, as_key: bool) -> bytes:
+    body = b")" + b"\x85" * levels
+    return b"\x80\x02" + (b"}" + body + b"Ns." if as_key else body + b".")
+
+
+def nested_lists(levels: int) -> bytes:
+    return b"\x80\x02" + b"]" * levels + b"a" * (levels - 1) + b"."
+
+
+def colliding(count: int) -> bytes:
+    """Keys of one hash: multiples of the modulus of Python's integer hash."""
+    pairs = b"".join(
+        b"\x8a\x10" + (place * (2**61 - 1) << 20).to_bytes(16, "little") + b"N" for place in range(1, count)
+    )
+    return b"\x80\x02}(" + pairs + b"u."
+
+
+BOMBS = {
+    "two million nested tuples": nested(2_000_000, as_key=False),
+    "two million nested tuples as a key": nested(2_000_000, as_key=True),
+    "a tuple shared 60 levels deep": shared(60, as_key=False),
+    "a tuple shared 60 levels deep as a key": shared(60, as_key=True),
+    "a million nested lists": nested_lists(1_000_000),
+    "a memo index of two billion": b"\x80\x02Nr\xff\xff\xff\x7f.",
+    "a string of four gigabytes": b"\x80\x02X\xff\xff\xff\xffabc.",
+    "bytes of eight exabytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fabc.",
+    "a huge bytearray": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x01\x85R.",
+    "an integer of a million digits": b"\x80\x02\x8b\xa0\x86\x01\x00" + b"\x7f" * 100_000 + b".",
+    "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
+    "marks without end": b"\x80\x02" + b"(" * 1_000_000 + b".",
+    "keys of one hash": colliding(110_000),
+    "an unknown opcode": b"\x80\x02\x82\x01.",
+    "something behind the end": b"\x80\x02N.N.",
+}
+
+
+@pytest.mark.parametrize("kind", BOMBS)
+def test_a_bomb_in_the_metadata_is_refused(tmp_path: Path, kind: str) -> None:
+    folder = save({"weight": torch.ones(3)}, tmp_path / "c")
+    (folder / ".metadata").write_bytes(BOMBS[kind])
+    for attempt in (ParallelFileSystemReader(folder).read_metadata, lambda: verify_checkpoint(folder)):
+        with pytest.raises(CheckpointError):
+            attempt()
+
+
+def _refused(data: bytes) -> bool:
+    try:
+        build_object(read_pickle(data), lambda _: None)
+    except DamagedPickleError:
+        return True
+    return False
+
+
+@pytest.mark.parametrize("kind", [kind for kind in BOMBS if kind != "a memo index of two billion"])
+def test_a_bomb_in_an_object_is_refused(kind: str) -> None:
+    assert _refused(BOMBS[kind])
+
+
+def test_a_large_memo_index_costs_no_memory() -> None:
+    assert build_object(read_pickle(BOMBS["a memo index of two billion"]), lambda _: None) is None
+
+
+def test_a_bomb_inside_real_metadata_neither_hangs_nor_ends_the_process(tmp_path: Path) -> None:
+    """In a process of its own: what is guarded against is a segmentation fault, and a hang beyond Ctrl-C."""
+    folder = save({"weight": torch.ones(3), "step": 5}, tmp_path / "c", single_file_per_rank=False)
+    script = textwrap.dedent(
+        """
+        import pickle, sys
+        from pathlib import Path
+        from holdfast.checkpoint import ParallelFileSystemReader
+        from holdfast.errors import CheckpointError
+        from torch.distributed.checkpoint.filesystem import FileSystemReader
+        folder = Path(sys.argv[1])
+        original = (folder / ".metadata").read_bytes()
+        deep = ()
+        for _ in range(60):
+            deep = (deep, deep)
+        long = ()
+        for _ in range(400):
+            long = (long,)
+        for bomb in (deep, long):
+            for place in ("planner_data", "extra", "key"):
+                metadata = pickle.loads(original)
+                if place == "key":
+                    metadata.planner_data = {0: bomb}
+                else:
+                    setattr(metadata, place, {"weight": bomb})
+                (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+                try:
+                    ParallelFileSystemReader(folder).read_metadata()
+                except CheckpointError:
+                    print("refused")
+        """
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120, check=True
+    )
+    assert done.stdout.split() == ["refused"] * 6, done.stderr
+
+
+def test_a_bomb_in_place_of_an_object_is_one_error(tmp_path: Path) -> None:
+    folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
+    import io
+
+    buffer = io.BytesIO()
+    writer = torch._C.PyTorchFileWriter(buffer)
+    bomb = BOMBS["a tuple shared 60 levels deep as a key"]
+    writer.write_record("data.pkl", bomb, len(bomb))
+    writer.write_end_of_file()
+    metadata = FileSystemReader(folder).read_metadata()
+    info = metadata.storage_data[MetadataIndex("step")]
+    (folder / info.relative_path).write_bytes(buffer.getvalue())
+    info.length = len(buffer.getvalue())
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CheckpointError) as caught:
+        load({"step": None}, ParallelFileSystemReader(folder))
+    assert caught.value.tensor == "step"
+    assert verify_checkpoint(folder).verdict == "damaged"

@@ -1,0 +1,196 @@
+"""Metadata that does not add up, or belongs to something else: refused by a load and by verify, never loaded wrong."""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import pickle
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.checkpoint.support import assert_same, load, random_bits, save
+from torch.distributed.checkpoint.api import CheckpointException
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.tiling import check_tiling
+from holdfast.errors import CheckpointError, UnusableCheckpointError
+
+SAVED: dict[str, Any] = {"weight": random_bits(10, 4, seed=1), "other": random_bits(10, 4, seed=2), "step": 5}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    return save(SAVED, tmp_path / "c")
+
+
+def entry_of(metadata: Metadata, fqn: str = "weight") -> Any:
+    return metadata.state_dict_metadata[fqn]
+
+
+def chunk(offsets: tuple[int, ...], sizes: tuple[int, ...]) -> ChunkStorageMetadata:
+    return ChunkStorageMetadata(torch.Size(offsets), torch.Size(sizes))
+
+
+def fewer_rows(metadata: Metadata) -> None:
+    entry_of(metadata).chunks = [chunk((0, 0), (8, 4))]
+
+
+def no_chunks(metadata: Metadata) -> None:
+    entry_of(metadata).chunks = []
+
+
+def twice(metadata: Metadata) -> None:
+    entry_of(metadata).chunks *= 2
+
+
+def other_dtype(metadata: Metadata) -> None:
+    entry_of(metadata).properties.dtype = torch.int32
+
+
+def other_shape(metadata: Metadata) -> None:
+    entry_of(metadata).size = torch.Size((4, 10))
+    entry_of(metadata).chunks = [chunk((0, 0), (4, 10))]
+
+
+def larger(metadata: Metadata) -> None:
+    entry_of(metadata).size = torch.Size((12, 4))
+
+
+def two_halves(metadata: Metadata) -> None:
+    entry_of(metadata).chunks = [chunk((0, 0), (5, 4)), chunk((5, 0), (5, 4))]
+    info = metadata.storage_data[MetadataIndex("weight", torch.Size((0, 0)))]
+    metadata.storage_data[MetadataIndex("weight", torch.Size((5, 0)))] = copy.copy(info)
+
+
+def same_place(metadata: Metadata) -> None:
+    places = metadata.storage_data
+    places[MetadataIndex("other", torch.Size((0, 0)))] = copy.copy(places[MetadataIndex("weight", torch.Size((0, 0)))])
+
+
+def no_place(metadata: Metadata) -> None:
+    del metadata.storage_data[MetadataIndex("other", torch.Size((0, 0)))]
+
+
+def place_of_nothing(metadata: Metadata) -> None:
+    metadata.storage_data[MetadataIndex("ghost", torch.Size((0,)))] = _StorageInfo("__0_0.distcp", 1 << 30, 100)
+
+
+def object_for_tensor(metadata: Metadata) -> None:
+    metadata.state_dict_metadata["weight"] = metadata.state_dict_metadata["step"]
+
+
+def negative(metadata: Metadata) -> None:
+    metadata.storage_data[MetadataIndex("weight", torch.Size((0, 0)))].offset = -5
+
+
+def gigantic(metadata: Metadata) -> None:
+    entry_of(metadata).size = torch.Size((1 << 40, 1 << 40))
+    entry_of(metadata).chunks = [chunk((0, 0), (1 << 40, 1 << 40))]
+
+
+CHANGES: list[Callable[[Metadata], None]] = [
+    fewer_rows, no_chunks, twice, other_dtype, other_shape, larger, two_halves, same_place, no_place,
+    place_of_nothing, object_for_tensor, negative, gigantic,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("change", CHANGES, ids=lambda change: change.__name__)
+def test_metadata_that_does_not_fit_what_is_stored_is_refused(
+    folder: Path, change: Callable[[Metadata], None], parallel: bool
+) -> None:
+    metadata = FileSystemReader(folder).read_metadata()
+    change(metadata)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
+    with pytest.raises((CheckpointError, CheckpointException)):  # some are refused by torch's own planner
+        load(state, ParallelFileSystemReader(folder, parallel=parallel))
+    with contextlib.suppress(UnusableCheckpointError):
+        assert verify_checkpoint(folder).verdict == "damaged"
+
+
+def test_metadata_of_a_subclass_with_plans_of_its_own_loads(folder: Path) -> None:
+    """Megatron's metadata: a subclass, with fields of plain data, and the save plans of all ranks."""
+    metadata = FileSystemReader(folder).read_metadata()
+    megatron = type("MCoreMetadata", (Metadata,), {"__module__": __name__})
+    globals()["MCoreMetadata"] = megatron
+    larger_one = megatron(**vars(metadata))
+    larger_one.mcore_data = {"weight": {"nd_reformulated_orig_global_shape": (10, 4)}}
+    from torch.distributed.checkpoint.planner import SavePlan, WriteItem, WriteItemType
+
+    item = WriteItem(MetadataIndex("step"), WriteItemType.BYTE_IO)
+    larger_one.all_local_plans = [SavePlan([item])]
+    (folder / ".metadata").write_bytes(pickle.dumps(larger_one))
+    reader = ParallelFileSystemReader(folder)
+    assert vars(reader.read_metadata())["mcore_data"] == larger_one.mcore_data
+    state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
+    assert_same(load(state, reader), SAVED)
+    assert verify_checkpoint(folder).sound
+
+
+def test_metadata_with_the_older_tensor_properties_loads(folder: Path) -> None:
+    content = (folder / ".metadata").read_bytes()
+    metadata = FileSystemReader(folder).read_metadata()
+    from torch.distributed._shard.sharded_tensor.metadata import TensorProperties
+
+    for entry in metadata.state_dict_metadata.values():
+        if hasattr(entry, "properties"):
+            entry.properties = TensorProperties(dtype=entry.properties.dtype)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    assert (folder / ".metadata").read_bytes() != content
+    state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
+    assert_same(load(state, ParallelFileSystemReader(folder)), SAVED)
+
+
+def _covered_once(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
+    count = torch.zeros(shape, dtype=torch.int64)
+    for offsets, sizes in boxes:
+        if any(start + size > extent for start, size, extent in zip(offsets, sizes, shape, strict=True)):
+            return False
+        count[tuple(slice(start, start + size) for start, size in zip(offsets, sizes, strict=True))] += 1
+    return bool((count == 1).all())
+
+
+def _cut(
+    chance: random.Random, offsets: tuple[int, ...], sizes: tuple[int, ...], depth: int
+) -> list[tuple[tuple[int, ...], tuple[int, ...]]]:
+    dim = chance.randrange(len(sizes))
+    if not depth or sizes[dim] < 2:
+        return [(offsets, sizes)]
+    at = chance.randrange(1, sizes[dim])
+    first = (*sizes[:dim], at, *sizes[dim + 1 :])
+    rest = (*sizes[:dim], sizes[dim] - at, *sizes[dim + 1 :])
+    moved = (*offsets[:dim], offsets[dim] + at, *offsets[dim + 1 :])
+    return _cut(chance, offsets, first, depth - 1) + _cut(chance, moved, rest, depth - 1)
+
+
+@given(
+    shape=st.lists(st.integers(1, 6), min_size=1, max_size=3).map(tuple),
+    seed=st.integers(0, 1 << 30),
+    changes=st.integers(0, 3),
+)
+def test_tiling_agrees_with_counting_every_element(shape: tuple[int, ...], seed: int, changes: int) -> None:
+    chance = random.Random(seed)
+    boxes = _cut(chance, (0,) * len(shape), shape, 4)
+    chance.shuffle(boxes)
+    for _ in range(changes):
+        place = chance.randrange(len(boxes))
+        offsets, sizes = (list(part) for part in boxes[place])
+        dim = chance.randrange(len(shape))
+        chance.choice((offsets, sizes))[dim] += chance.choice((-1, 1))
+        offsets[dim], sizes[dim] = max(0, offsets[dim]), max(0, sizes[dim])
+        boxes[place] = (tuple(offsets), tuple(sizes))
+    try:
+        check_tiling(shape, boxes)
+        tiles = True
+    except ValueError:
+        tiles = False
+    assert tiles == _covered_once(shape, boxes)

@@ -1,0 +1,136 @@
+"""Thousands of files: no descriptor is held per file, and a folder has one index."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+
+from holdfast.sources import JsonlSource, ParquetSource, Source, TarSource, TokenFileSource, files
+from holdfast.testing import check_source
+
+FILES = 150
+DESCRIPTORS = 64
+
+
+def _jsonl(path: Path, number: int) -> None:
+    lines = [json.dumps({"n": 2 * number + line}) + "\n" for line in range(2)]
+    path.with_suffix(".jsonl").write_text("".join(lines))
+
+
+def _tar(path: Path, number: int) -> None:
+    with tarfile.open(path.with_suffix(".tar"), "w") as archive:
+        for line in range(2):
+            member = tarfile.TarInfo(f"{2 * number + line:06d}.txt")
+            member.size = 8
+            archive.addfile(member, io.BytesIO(b"%08d" % (2 * number + line)))
+
+
+def _tokens(path: Path, number: int) -> None:
+    np.arange(8 * number, 8 * number + 8, dtype="<u2").tofile(path.with_suffix(".bin"))
+
+
+def _parquet(path: Path, number: int) -> None:
+    parquet.write_table(pa.table({"n": [2 * number, 2 * number + 1]}), path.with_suffix(".parquet"))
+
+
+WRITERS: dict[str, Callable[[Path, int], None]] = {
+    "JsonlSource": _jsonl,
+    "TarSource": _tar,
+    "TokenFileSource": _tokens,
+    "ParquetSource": _parquet,
+}
+READ_UNDER_A_LIMIT = """
+import resource, sys
+import numpy as np
+from holdfast import sources
+kind, folder, limit = sys.argv[1], sys.argv[2], int(sys.argv[3])
+resource.setrlimit(resource.RLIMIT_NOFILE, (limit, limit))
+source = getattr(sources, kind)(folder, *([4] if kind == "TokenFileSource" else []))
+for _ in range(2):
+    columns = source.read(np.arange(len(source))[::-1].copy())
+print(len(source), len(columns))
+"""
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_more_files_than_descriptors_are_read(kind: str, tmp_path: Path) -> None:
+    for number in range(FILES):
+        WRITERS[kind](tmp_path / f"{number:05d}", number)
+    run = subprocess.run(
+        [sys.executable, "-c", READ_UNDER_A_LIMIT, kind, str(tmp_path), str(DESCRIPTORS)],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr[-2_000:]
+    assert run.stdout.split()[0] == str(2 * FILES)
+
+
+def _open(kind: str, folder: Path) -> Source:
+    if kind == "TokenFileSource":
+        return TokenFileSource(folder, 4)
+    if kind == "ParquetSource":
+        return ParquetSource(folder)
+    return JsonlSource(folder) if kind == "JsonlSource" else TarSource(folder)
+
+
+@pytest.mark.parametrize("kind", WRITERS)
+def test_files_used_longest_ago_are_closed_and_opened_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(20):
+        WRITERS[kind](tmp_path / f"{number:05d}", number)
+    monkeypatch.setattr(files, "MAX_MAPPED", 3)
+    source = _open(kind, tmp_path)
+    check_source(source)
+    mapped = sum(file._values is not None for file in source._files)  # type: ignore[attr-defined]
+    assert mapped <= 3
+
+
+@pytest.mark.parametrize("kind", ["JsonlSource", "TarSource"])
+def test_a_folder_of_small_files_has_one_index(kind: str, tmp_path: Path) -> None:
+    for number in range(FILES):
+        WRITERS[kind](tmp_path / f"{number:05d}", number)
+    first = _open(kind, tmp_path).read(np.arange(2 * FILES))
+    assert sum("index" in name for name in os.listdir(tmp_path)) == 1
+    again = _open(kind, tmp_path).read(np.arange(2 * FILES))
+    assert {name: list(column) for name, column in again.items() if not hasattr(column, "offsets")} == {
+        name: list(column) for name, column in first.items() if not hasattr(column, "offsets")
+    }
+
+
+@pytest.mark.parametrize("kind", ["JsonlSource", "TarSource"])
+def test_of_a_folder_only_files_that_changed_are_looked_through_again(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(10):
+        WRITERS[kind](tmp_path / f"{number:05d}", number)
+    len(_open(kind, tmp_path))
+    WRITERS[kind](tmp_path / "00003", 77)
+    WRITERS[kind](tmp_path / "00010", 10)
+    module = sys.modules[f"holdfast.sources.{'jsonl' if kind == 'JsonlSource' else 'tar'}"]
+    looked: list[str] = []
+    build = module._build_index
+
+    def counted(file: files.DataFile) -> object:
+        looked.append(Path(file.name).stem)
+        return build(file)
+
+    monkeypatch.setattr(module, "_build_index", counted)
+    source = _open(kind, tmp_path)
+    assert len(source) == 22
+    assert sorted(looked) == ["00003", "00010"]
+    column = source.read(np.array([6, 7, 21]))["n" if kind == "JsonlSource" else "txt"]
+    found = column.tolist() if kind == "JsonlSource" else [int(text) for text in column.to_bytes()]  # type: ignore[union-attr]
+    assert found == [154, 155, 21]
