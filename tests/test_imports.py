@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parent.parent
-HEAVY = {"torch", "pyarrow", "datasets", "transformers", "plotly", "pandas", "scipy", "sklearn", "fsspec", "rich"}
+HEAVY = {"torch", "pyarrow", "datasets", "transformers", "pandas", "scipy", "sklearn", "fsspec", "rich"}
 
 
 def _loaded(statement: str) -> set[str]:
@@ -38,7 +38,7 @@ def test_importing_holdfast_loads_nothing_heavy_not_even_numpy() -> None:
 @pytest.mark.parametrize("package", ["order", "debug", "metrics", "sources"])
 def test_packages_that_do_not_compute_on_tensors_leave_torch_alone(package: str) -> None:
     loaded = _loaded(f"import holdfast.{package}")
-    assert not loaded & {"torch", "plotly", "datasets", "transformers", "pandas"}
+    assert not loaded & {"torch", "datasets", "transformers", "pandas"}
 
 
 def test_the_order_needs_numpy_and_nothing_else() -> None:
@@ -47,4 +47,4 @@ def test_the_order_needs_numpy_and_nothing_else() -> None:
 
 def test_the_command_line_shows_its_help_without_torch() -> None:
     loaded = _loaded("from holdfast.cli.main import run\ntry:\n    run(['--help'])\nexcept SystemExit:\n    pass")
-    assert not loaded & {"torch", "pyarrow", "datasets", "plotly", "pandas", "scipy"}
+    assert not loaded & {"torch", "pyarrow", "datasets", "pandas", "scipy"}

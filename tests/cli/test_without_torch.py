@@ -25,7 +25,7 @@ from holdfast.cli.main import run
 answers = []
 for arguments in json.load(sys.stdin):
     told = io.StringIO()
-    with contextlib.redirect_stdout(told):
+    with contextlib.redirect_stdout(told), contextlib.redirect_stderr(told):
         try:
             run(arguments)
         except SystemExit as ended:
@@ -82,3 +82,21 @@ def test_data_is_inspected_without_torch(tmp_path: Path) -> None:
     names = [["rows.parquet"], ["lines.jsonl"], ["shard.tar"], ["tokens.bin", "--seq-len", "8"]]
     answers = without_torch(*(["inspect", str(tmp_path / name), *options, "--json"] for name, *options in names))
     assert [(code, json.loads(told)["samples"]) for code, told in answers] == [(0, 6), (0, 5), (0, 3), (0, 8)]
+
+
+def test_a_command_that_needs_torch_says_so_and_exits_2(tmp_path: Path) -> None:
+    commands = [["verify", str(tmp_path)], ["demo"]]
+    for (code, told), command in zip(without_torch(*commands), commands, strict=True):
+        assert code == 2, command
+        assert "needs torch, which is not installed — pip install 'holdfast[torch]'" in told
+        assert "Traceback" not in told
+
+
+def test_the_debugger_and_the_page_need_no_torch(tmp_path: Path) -> None:
+    log = tmp_path / "log.jsonl"
+    log.write_text("".join(json.dumps({"step": step, "loss": 3 / (1 + step)}) + "\n" for step in range(200)))
+    (debugged, _), (reported, told) = without_torch(
+        ["debug", str(log)], ["report", str(log), "-o", str(tmp_path / "page.html")]
+    )
+    assert (debugged, reported) == (0, 0), told
+    assert (tmp_path / "page.html").stat().st_size > 50_000

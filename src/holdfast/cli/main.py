@@ -34,6 +34,9 @@ COMMANDS = (
 
 EXIT_UNUSABLE = 2
 
+# Package that may be missing -> the extra that brings it.
+EXTRAS = {"torch": "torch", "zlib_ng": "torch", "datasets": "hf", "transformers": "hf", "accelerate": "hf"}
+
 
 def _show_version(value: bool) -> None:
     if value:
@@ -74,6 +77,13 @@ def run(arguments: list[str] | None = None) -> None:
         command.main(args=arguments, prog_name="holdfast")
     except HoldfastError as error:
         typer.echo(f"holdfast: {error}", err=True)
+        sys.exit(EXIT_UNUSABLE)
+    except ModuleNotFoundError as error:
+        missing = (error.name or "").partition(".")[0]
+        if missing not in EXTRAS:
+            raise
+        hint = f"pip install 'holdfast[{EXTRAS[missing]}]'"
+        typer.echo(f"holdfast: this command needs {missing}, which is not installed — {hint}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except BrokenPipeError:
         # The reader of our output (head, less) went away: not an error of ours.

@@ -19,8 +19,8 @@ from typing import Any, Protocol, final
 
 from typing_extensions import Self
 
-from holdfast.errors import MissingDependencyError
 from holdfast.metrics.handlers import Scalar
+from holdfast.optional import require
 
 
 class MetricSink(ABC):
@@ -82,7 +82,7 @@ class TensorBoardSink(MetricSink):
     """
 
     def __init__(self, folder: str | os.PathLike[str]) -> None:
-        _require("tensorboard", extra="tensorboard", sink="TensorBoardSink")
+        require("tensorboard", extra="tensorboard", needed_by="TensorBoardSink")
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
@@ -117,7 +117,7 @@ class WandbSink(MetricSink):
     def __init__(self, run: WandbRun | None = None, **options: Any) -> None:
         self._owned = run is None
         self._run: WandbRun = (
-            run if run is not None else _require("wandb", extra="wandb", sink="WandbSink").init(**options)
+            run if run is not None else require("wandb", extra="wandb", needed_by="WandbSink").init(**options)
         )
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
@@ -149,7 +149,7 @@ class MlflowSink(MetricSink):
 
     def __init__(self, client: MlflowClient | None = None) -> None:
         self._client: MlflowClient = (
-            client if client is not None else _require("mlflow", extra="mlflow", sink="MlflowSink")
+            client if client is not None else require("mlflow", extra="mlflow", needed_by="MlflowSink")
         )
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
@@ -159,18 +159,6 @@ class MlflowSink(MetricSink):
 
     def close(self) -> None:
         """Nothing to do: the run belongs to whoever started it."""
-
-
-def _require(package: str, *, sink: str, extra: str) -> Any:
-    try:
-        return import_module(package)
-    except ImportError as error:
-        raise MissingDependencyError(
-            f"{sink} needs the package {package!r}, which is not installed",
-            hint=f"pip install 'holdfast[{extra}]'",
-            package=package,
-            extra=extra,
-        ) from error
 
 
 def _as_float(value: Scalar) -> float:

@@ -21,6 +21,7 @@ from holdfast.errors import ConfigError, MetricError
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 from holdfast.metrics.handlers.distribution import PERCENTILES, STATISTICS, as_floats
 from holdfast.metrics.moments import Moments
+from holdfast.optional import require
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -88,7 +89,7 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         return KllDistribution(Moments.deserialize(payload["moments"]), base64.b64decode(payload["kll"]))
 
     def _open(self, serialized: bytes) -> Any:
-        from datasketches import kll_doubles_sketch
+        kll_doubles_sketch = require("datasketches", needed_by="KllDistributionHandler", extra="kll").kll_doubles_sketch
 
         if not serialized:
             return kll_doubles_sketch(self._k)
