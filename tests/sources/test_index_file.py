@@ -7,6 +7,7 @@ import io
 import json
 import os
 import tarfile
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,9 +28,9 @@ class Builder:
     def __init__(self) -> None:
         self.built = 0
 
-    def __call__(self, file: DataFile) -> Index:
+    def __call__(self, files: Sequence[DataFile]) -> list[Index]:
         self.built += 1
-        return Index({"starts": np.arange(100), "keys": np.arange(7, dtype=np.uint8)}, {"columns": ["a", "b"]})
+        return [Index({"starts": np.arange(100), "keys": np.arange(7, dtype=np.uint8)}, {"columns": ["a", "b"]})]
 
 
 @pytest.fixture

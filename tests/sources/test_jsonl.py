@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import gzip
 import json
+import shlex
+import subprocess
 from pathlib import Path
 from typing import Any
 
@@ -181,6 +184,33 @@ def test_a_compressed_file_is_refused_with_a_way_out(tmp_path: Path, magic: byte
     (tmp_path / "a.jsonl").write_bytes(magic + bytes(100))
     with pytest.raises(SourceFormatError, match="decompress"):
         len(JsonlSource(tmp_path / "a.jsonl"))
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_the_command_an_error_gives_unpacks_a_compressed_folder(tmp_path: Path, files: int) -> None:
+    folder = tmp_path / "a folder"
+    folder.mkdir()
+    for number in range(files):
+        (folder / f"{number}.jsonl.gz").write_bytes(gzip.compress(b'{"a": %d}\n' % number))
+    for number in range(files):
+        with pytest.raises(SourceFormatError, match="gzip-compressed") as caught:
+            len(JsonlSource([folder / f"{n}.jsonl{'' if n < number else '.gz'}" for n in range(files)]))
+        if number == 0:
+            with pytest.raises(SourceFormatError, match="gzip-compressed"):
+                JsonlSource(folder)
+        subprocess.run(shlex.split(caught.value.command), check=True)
+    source = JsonlSource(folder)
+    assert plain(source.read(rows(files - 1)), "a").tolist() == [files - 1]
+
+
+def test_a_null_inside_a_list_is_named_or_filled(tmp_path: Path) -> None:
+    path = write(tmp_path / "a.jsonl", [{"l": [1, 2]}] * 700 + [{"l": [3, None]}] + [{"l": [1]}] * 700)
+    source = JsonlSource(path, schema={"l": "list[int64]"})
+    with pytest.raises(SourceFormatError, match="inside a list") as caught:
+        source.read(rows(3, 700))
+    assert caught.value.row == 700
+    filled = JsonlSource(path, schema={"l": "list[int64]"}, fill_null={"l": -1}).read(rows(700, 3))
+    assert [row.tolist() for row in ragged(filled, "l")] == [[3, -1], [1, 2]]
 
 
 def test_an_empty_file_beside_others_adds_nothing(tmp_path: Path) -> None:

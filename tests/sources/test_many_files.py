@@ -8,6 +8,7 @@ import os
 import subprocess
 import sys
 import tarfile
+import tempfile
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,8 +16,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from holdfast.sources import JsonlSource, ParquetSource, Source, TarSource, TokenFileSource, files
+from holdfast.errors import SourceFormatError
+from holdfast.sources import JsonlSource, ParquetSource, Source, TarSource, TokenFileSource, files, jsonl
 from holdfast.testing import check_source
 
 FILES = 150
@@ -121,16 +125,39 @@ def test_of_a_folder_only_files_that_changed_are_looked_through_again(
     WRITERS[kind](tmp_path / "00010", 10)
     module = sys.modules[f"holdfast.sources.{'jsonl' if kind == 'JsonlSource' else 'tar'}"]
     looked: list[str] = []
-    build = module._build_index
+    build = module._build_indexes
 
-    def counted(file: files.DataFile) -> object:
-        looked.append(Path(file.name).stem)
-        return build(file)
+    def counted(files: list[files.DataFile], **options: int) -> object:
+        looked.extend(Path(file.name).stem for file in files)
+        return build(files, **options)
 
-    monkeypatch.setattr(module, "_build_index", counted)
+    monkeypatch.setattr(module, "_build_indexes", counted)
     source = _open(kind, tmp_path)
     assert len(source) == 22
     assert sorted(looked) == ["00003", "00010"]
     column = source.read(np.array([6, 7, 21]))["n" if kind == "JsonlSource" else "txt"]
     found = column.tolist() if kind == "JsonlSource" else [int(text) for text in column.to_bytes()]  # type: ignore[union-attr]
     assert found == [154, 155, 21]
+
+
+PIECES = [b'{"a": 1}', b'{"b": "x"}', b"\n", b"\n", b"\r\n", b" \n", b"\xef\xbb\xbf", b"no JSON"]
+
+
+@given(st.lists(st.lists(st.sampled_from(PIECES), max_size=8).map(b"".join), min_size=2, max_size=6))
+def test_files_looked_through_together_have_the_lines_they_have_alone(contents: list[bytes]) -> None:
+    with tempfile.TemporaryDirectory() as folder:
+        found: list[files.DataFile] = []
+        for number, content in enumerate(contents):
+            path = Path(folder) / f"{number}.jsonl"
+            path.write_bytes(content)
+            found.append(files.LocalFile(path))
+        try:
+            alone = [jsonl._build_index(file, 3) for file in found]
+        except SourceFormatError:
+            with pytest.raises(SourceFormatError):
+                jsonl._build_indexes(found, looked_at=3)
+            return
+        for one, other in zip(alone, jsonl._build_indexes(found, looked_at=3), strict=True):
+            assert one.arrays["starts"].tolist() == other.arrays["starts"].tolist()
+            assert one.arrays["stops"].tolist() == other.arrays["stops"].tolist()
+            assert one.about == other.about

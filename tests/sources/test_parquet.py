@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,8 @@ from hypothesis import strategies as st
 from tests.sources.support import plain, ragged, rows, through_pickle
 
 from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
-from holdfast.sources import ParquetSource
+from holdfast.sources import ParquetSource, Ragged
+from holdfast.sources.base import Indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.testing import check_source
 
@@ -156,6 +158,40 @@ def test_a_null_inside_a_list_of_integers_is_refused_rather_than_turned_into_a_f
     parquet.write_table(pa.table({"l": pa.array([[1, None]], pa.list_(pa.int64()))}), tmp_path / "a.parquet")
     with pytest.raises(SourceFormatError, match="inside a list"):
         ParquetSource(tmp_path).read(rows(0))
+
+
+@pytest.mark.parametrize("kind", [pa.list_(pa.int64()), pa.large_list(pa.int32()), pa.list_(pa.int16(), 2)], ids=str)
+def test_a_null_inside_a_list_is_named_by_its_row_or_is_what_fill_null_says(tmp_path: Path, kind: Any) -> None:
+    values = pa.array([[5, 6], [1, 2], [None, 3], [4, None]], kind)
+    parquet.write_table(pa.table({"l": values}), tmp_path / "a.parquet", row_group_size=2)
+    with pytest.raises(SourceFormatError, match="inside a list") as caught:
+        ParquetSource(tmp_path).read(rows(0, 3))
+    assert caught.value.row == 2
+    with pytest.raises(SourceFormatError, match="inside a list"):
+        ParquetSource(tmp_path, fill_null={"l": [0, 0]}).read(rows(3))
+    filled = ParquetSource(tmp_path, fill_null={"l": -1})
+    check_source(filled)
+    column = filled.read(rows(3, 2, 0))["l"]
+    assert [list(row) for row in column] == [[4, -1], [-1, 3], [5, 6]]
+    assert (column.values if isinstance(column, Ragged) else column).dtype == kind.value_type.to_pandas_dtype()
+
+
+def test_a_cache_that_is_too_small_for_the_shuffle_is_warned_of_once(tmp_path: Path) -> None:
+    parquet.write_table(pa.table({"id": np.arange(4_000)}), tmp_path / "a.parquet", row_group_size=100)
+    shuffled = np.random.default_rng(0).permutation(4_000)
+    small = ParquetSource(tmp_path, cache_bytes=4 * 800)
+    with pytest.warns(UserWarning, match=r"shuffle='window'.*cache_bytes=32,000") as seen:
+        _read_in_batches(small, shuffled)
+    assert len(seen) == 1
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        _read_in_batches(ParquetSource(tmp_path, cache_bytes=40 * 800), shuffled)
+        _read_in_batches(ParquetSource(tmp_path, cache_bytes=4 * 800), np.arange(4_000))
+
+
+def _read_in_batches(source: ParquetSource, indices: Indices) -> None:
+    for start in range(0, len(indices), 10):
+        source.read(indices[start : start + 10])
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1 not really PAR1", b"x" * 1000])

@@ -1,7 +1,8 @@
 """From Arrow arrays to columns: fixed-size values as NumPy arrays, text, bytes and lists as `Ragged`.
 
 Nulls have no place in an array. Floating-point columns show them as NaN; in any other column a null is an error that
-names the column, unless ``fill_null`` says what to put there. Nested values (structs, lists of lists, lists of text)
+names column and row, unless ``fill_null`` says what to put there: for a column of lists, a list in place of a null row,
+or a number in place of nulls inside lists. Nested values (structs, lists of lists, lists of text)
 come as object arrays of plain Python values.
 """
 
@@ -45,14 +46,8 @@ def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: in
         return objects_of(array.to_pylist())
     if array.null_count and not (pa.types.is_floating(kind) and name not in fill_null):
         array = _without_nulls(array, name, fill_null, start)
-    inner = array.flatten() if pa.types.is_nested(kind) else array
-    if inner.null_count and not pa.types.is_floating(inner.type):
-        raise SourceFormatError(
-            "a null inside a list, which has no room for one",
-            column=name,
-            type=str(kind),
-            hint="leave the column out with columns=[…], or store a number that stands for it",
-        )
+    if pa.types.is_nested(kind):
+        array = _without_inner_nulls(array, name, fill_null, start)
     return _plain_column(array, kind)
 
 
@@ -149,6 +144,39 @@ def _without_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: i
             type=str(array.type),
             value=fill_null[name],
         ) from error
+
+
+def _without_inner_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: int) -> Any:
+    """The lists with what ``fill_null`` says (a number, not a list) in place of nulls inside them."""
+    import pyarrow as pa
+
+    kind, inner = array.type, array.flatten()
+    if not inner.null_count or (pa.types.is_floating(inner.type) and name not in fill_null):
+        return array
+    fixed = pa.types.is_fixed_size_list(kind)
+    offsets = np.arange(len(array) + 1) * kind.list_size if fixed else array.offsets.to_numpy(zero_copy_only=False)
+    filler = fill_null.get(name, [])
+    if isinstance(filler, (list, tuple, np.ndarray)):
+        place = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0])
+        row = int(np.searchsorted(offsets - offsets[0], place, side="right")) - 1
+        raise SourceFormatError(
+            "a null inside a list, which has no room for one",
+            column=name,
+            row=start + row,
+            type=str(kind),
+            hint=f"say what stands for it with fill_null={{{name!r}: 0}} (a number, not a list), "
+            "or leave the column out with columns=[…]",
+        )
+    try:
+        filled = inner.fill_null(pa.scalar(filler, type=inner.type))
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise SourceFormatError(
+            "fill_null gives a value of another type than the column's", column=name, type=str(kind), value=filler
+        ) from error
+    if fixed:
+        return pa.FixedSizeListArray.from_arrays(filled, kind.list_size)
+    made = pa.LargeListArray if pa.types.is_large_list(kind) else pa.ListArray
+    return made.from_arrays(pa.array(offsets - offsets[0]), filled)
 
 
 def _fixed_shape(array: Any, shape: tuple[int, ...], name: str) -> NDArray[Any]:

@@ -20,6 +20,7 @@ class _Held(Generic[Value]):
         self.values: OrderedDict[Hashable, tuple[Value, int]] = OrderedDict()
         self.coming: dict[Hashable, Future[Value]] = {}
         self.total = 0
+        self.dropped = 0
 
 
 class DecodedCache(Generic[Value]):
@@ -63,6 +64,7 @@ class DecodedCache(Generic[Value]):
             while held.total > self._limit and len(held.values) > 1:
                 _, (_, freed) = held.values.popitem(last=False)
                 held.total -= freed
+                held.dropped += 1
         mine.set_result(value)
         return value
 
@@ -70,6 +72,17 @@ class DecodedCache(Generic[Value]):
     def total(self) -> int:
         """Bytes held."""
         return self._mine().total
+
+    def any_value(self) -> Value:
+        """One of the values held: the one used last."""
+        held = self._mine()
+        with held.lock:
+            return next(reversed(held.values.values()))[0]
+
+    @property
+    def dropped(self) -> int:
+        """How many values had to make room so far."""
+        return self._mine().dropped
 
     def __len__(self) -> int:
         return len(self._mine().values)

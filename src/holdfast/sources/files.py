@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceChangedError, SourceError
 from holdfast.sources.base import Indices
+from holdfast.sources.compressed import COMPRESSED_SUFFIXES, compressed_error
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged, gather_rows
 
@@ -32,6 +33,7 @@ Paths: TypeAlias = PathLike | Sequence[PathLike]
 
 MAX_MAPPED = 16_384  # files of one source mapped at a time: Linux allows a process 65,530 maps
 PROBES, PROBE_BYTES = 16, 1024
+MAX_COPIED = 16 * 1024  # bytes of a file that is copied rather than mapped
 MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first looked at, not when first read
 _MAGIC = "*?["
 
@@ -137,13 +139,15 @@ class LocalFile(DataFile):
             if self._values is None:
                 raise
             found = known  # removed, but its map is whole
-        with self._lock:
-            if found != known:
-                self._take_over(known, found)
-            if self._values is None:
-                self._values = map_file(self.name)
-                self.probe()
-            values = self._values
+        values = self._values
+        if values is None or found != known:
+            with self._lock:
+                if found != known:
+                    self._take_over(known, found)
+                if self._values is None:
+                    self._values = map_file(self.name)
+                    self.probe()
+                values = self._values
         if self._recent is not None:
             self._recent.use(self)
         return values
@@ -233,14 +237,16 @@ class RecentFiles:
 
 def map_file(path: PathLike) -> NDArray[np.uint8]:
     """The bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
-    import pyarrow as pa
-
     try:
-        if os.stat(path).st_size == 0:
-            return np.empty(0, dtype=np.uint8)  # an empty file cannot be mapped
+        size = os.stat(path).st_size
+        if size <= MAX_COPIED:  # an empty file cannot be mapped, and a small one is copied sooner
+            with open(path, "rb", buffering=0) as opened:
+                return np.frombuffer(opened.read(size), dtype=np.uint8)
+        import pyarrow as pa
+
         # Python's own mmap keeps a duplicate of the descriptor. Arrow's map outlives the file it was made from.
-        with pa.memory_map(os.fspath(path)) as opened:
-            return np.frombuffer(opened.read_buffer(), dtype=np.uint8)
+        with pa.memory_map(os.fspath(path)) as mapped:
+            return np.frombuffer(mapped.read_buffer(), dtype=np.uint8)
     except OSError as error:
         raise SourceError("cannot open the file", file=os.fspath(path), reason=error.strerror or str(error)) from error
 
@@ -275,13 +281,23 @@ def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions
     return found
 
 
+def _check_not_all_compressed(names: Sequence[str], suffixes: tuple[str, ...]) -> None:
+    for name in names:
+        stem, packed = os.path.splitext(name)
+        if packed in COMPRESSED_SUFFIXES and stem.endswith(suffixes):
+            raise compressed_error(name, packed)
+
+
 def _find_local(text: str, suffixes: tuple[str, ...]) -> list[str]:
     path = os.path.expanduser(text)
     if os.path.isfile(path):
         return [path]
     if os.path.isdir(path):
         with os.scandir(path) as entries:
-            matches = sorted(entry.path for entry in entries if entry.name.endswith(suffixes) and entry.is_file())
+            present = sorted(entry.path for entry in entries if entry.is_file())
+        matches = [entry for entry in present if entry.endswith(suffixes)]
+        if not matches:
+            _check_not_all_compressed(present, suffixes)
         what = f"the folder holds no {' or '.join(suffixes)} file"
     elif any(mark in text for mark in _MAGIC):
         import glob

@@ -38,7 +38,7 @@ class Index:
     about: dict[str, Any] = field(default_factory=dict)
 
 
-Build = Callable[[DataFile], Index]
+Build = Callable[[Sequence[DataFile]], Sequence[Index]]
 HasForm = Callable[[Index], bool]
 
 
@@ -50,7 +50,7 @@ def cached_indexes(
     Args:
         files: the data files.
         kind: what the index is of; another kind never fits.
-        build: makes the index of a file.
+        build: makes the indexes of files.
         has_form: whether an index read from disk holds the arrays and fields that one of this kind must.
         folder: where to keep indexes instead of beside the files.
     """
@@ -70,25 +70,27 @@ def _own_index(
         found = _load(place, expected)
         if found is not None and has_form(found):
             return found
-    return _kept(places, build(file), expected)
+    return _kept(places, build([file])[0], expected)
 
 
 def _shared_indexes(
     files: Sequence[DataFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> dict[str, Index]:
     """Every file's index by name, from the one they share; only files that are new or changed are looked through."""
-    parent = os.path.commonpath([os.path.dirname(file.name) for file in files])
+    parent = os.path.commonpath({os.path.dirname(file.name) for file in files})
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
     expected = {"kind": f"shared {kind}"}
-    now = {os.path.relpath(file.name, parent): [*file.stamp(), _probe(file)] for file in files}
+    now = {file.name[len(parent) :]: [*file.stamp(), _probe(file)] for file in files}
     known: dict[str, Index] = {}
     for place in places:
         found = _load(place, expected)
         if found is not None and (parts := _parts(found, now, has_form)):
             known = parts
             break
-    indexes = {name: known[name] if name in known else build(file) for name, file in zip(now, files, strict=True)}
-    if len(known) < len(files):
+    missing = {name: file for name, file in zip(now, files, strict=True) if name not in known}
+    made = dict(zip(missing, build(list(missing.values())), strict=True)) if missing else {}
+    indexes = {name: known[name] if name in known else made[name] for name in now}
+    if made:
         arrays = {
             f"{i}/{name}": array for i, part in enumerate(indexes.values()) for name, array in part.arrays.items()
         }

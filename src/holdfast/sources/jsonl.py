@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 from holdfast.errors import SourceFormatError
 from holdfast.sources.arrow_columns import column_of, objects_of
 from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
@@ -30,9 +31,10 @@ from holdfast.sources.remote import RemoteOptions
 # Fetched at a time, and looked through at a time: the latter stays in the processor's cache.
 _FETCH_BYTES = 16 * 2**20
 _SCAN_BYTES = 256 * 2**10
-_LOOKED_AT = 512
+# Lines whose fields are looked at to learn the columns: of a file, and of all files together.
+MIN_LOOKED_AT, MAX_LOOKED_AT, MAX_LOOKED_AT_IN_ALL = 2, 512, 32_768
 _NEWLINE = 10
-_COMPRESSED = {b"\x1f\x8b": "gzip", b"\x28\xb5\x2f\xfd": "zstd", b"BZh": "bzip2", b"\xfd7zXZ": "xz"}
+_BYTE_ORDER_MARK = b"\xef\xbb\xbf"
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +97,9 @@ class JsonlSource(FileSource[_Opened]):
         return self._parse(lines, rows, opened.kinds)
 
     def _open(self) -> _Opened:
-        indexes = cached_indexes(self._files, "lines", _build_index, has_form=_has_form, folder=self._index_dir)
+        looked_at = max(MIN_LOOKED_AT, min(MAX_LOOKED_AT, MAX_LOOKED_AT_IN_ALL // len(self._files)))
+        build = partial(_build_indexes, looked_at=looked_at)
+        indexes = cached_indexes(self._files, "lines", build, has_form=_has_form, folder=self._index_dir)
         fields = merge_fields(index.about["fields"] for index in indexes)
         lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
         kinds = settle(fields, columns=self._columns, schema=self._schema)
@@ -216,24 +220,71 @@ def _arrow_type(kind: str) -> Any:
     return {"bool": pa.bool_(), "int64": pa.int64(), "float64": pa.float64(), "text": pa.string()}[kind]
 
 
-def _build_index(file: DataFile) -> Index:
-    head = file.read(0, min(6, file.size))
-    for mark, packing in _COMPRESSED.items():
-        if head.startswith(mark):
-            raise SourceFormatError(
-                f"a {packing}-compressed file cannot be read at random", file=file.name, hint="decompress it first"
-            )
-    newlines = _find_newlines(file)
-    stops = newlines + 1
+def _build_indexes(files: Sequence[DataFile], *, looked_at: int) -> list[Index]:
+    indexes: list[Index] = []
+    together: list[DataFile] = []
+    size = 0
+    for file in files:
+        if together and (file.is_remote or size + file.size > _FETCH_BYTES):
+            indexes += _build_together(together, looked_at)
+            together, size = [], 0
+        together.append(file)
+        size += file.size
+    return indexes + _build_together(together, looked_at)
+
+
+def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
+    """The indexes of files small enough to be looked through as one, which costs much less than each on its own."""
+    if len(files) == 1:
+        return [_build_index(files[0], looked_at)]
+    contents = [file.read(0, file.size) for file in files]
+    for file in files:
+        file.close()
+    for file, content in zip(files, contents, strict=True):
+        check_not_compressed(content[:LONGEST_MARK], file.name)
+    if any(content.startswith(_BYTE_ORDER_MARK) for content in contents):
+        return [_build_index(file, looked_at) for file in files]
+    sizes = np.array([len(content) for content in contents], dtype=np.int64)
+    whole = b"".join(content if content.endswith(b"\n") else content + b"\n" for content in contents)
+    begins = np.concatenate(([0], np.cumsum(sizes + [not content.endswith(b"\n") for content in contents])))
+    stops = np.flatnonzero(np.frombuffer(whole, dtype=np.uint8) == _NEWLINE) + 1
+    starts = np.concatenate(([0], stops[:-1]))
+    short = np.flatnonzero(stops - starts <= 2)
+    blank = [not whole[start:stop].strip() for start, stop in zip(starts[short], stops[short], strict=True)]
+    starts, stops = np.delete(starts, short[blank]), np.delete(stops, short[blank])
+    firsts = np.searchsorted(starts, begins)
+    indexes = []
+    for number, file in enumerate(files):
+        lines = slice(firsts[number], firsts[number + 1])
+        own_starts = starts[lines] - begins[number]
+        own_stops = np.minimum(stops[lines] - begins[number], sizes[number])
+        picked = _spread(len(own_starts), looked_at).tolist()
+        texts = [contents[number][own_starts[line] : own_stops[line]] for line in picked]
+        about = {"fields": _fields(file, own_starts[picked].tolist(), texts)}
+        indexes.append(Index({"starts": own_starts, "stops": own_stops}, about))
+    return indexes
+
+
+def _build_index(file: DataFile, looked_at: int) -> Index:
+    head = file.read(0, min(LONGEST_MARK, file.size))
+    check_not_compressed(head, file.name)
+    stops = _find_newlines(file) + 1
     if file.size and (len(stops) == 0 or stops[-1] != file.size):
         stops = np.append(stops, file.size)  # the last line has no newline
-    starts = np.concatenate([np.zeros(1, dtype=np.int64), stops[:-1]]) if len(stops) else stops
-    if head.startswith(b"\xef\xbb\xbf") and len(starts):
-        starts[0] = 3  # a byte-order mark is no part of the first object
-    kept = _not_blank(file, starts, stops)
-    starts, stops = starts[kept], stops[kept]
-    looked = np.unique(np.linspace(0, len(starts) - 1, min(len(starts), _LOOKED_AT)).astype(np.int64))
-    return Index({"starts": starts, "stops": stops}, {"fields": _fields(file, starts[looked], stops[looked])})
+    starts = np.concatenate(([0], stops[:-1])) if len(stops) else stops
+    if head.startswith(_BYTE_ORDER_MARK) and len(starts):
+        starts[0] = len(_BYTE_ORDER_MARK)  # no part of the first object
+    short = np.flatnonzero(stops - starts <= 2)
+    blank = [not row.strip() for row in file.gather(starts[short], stops[short]).to_bytes()]
+    starts, stops = np.delete(starts, short[blank]), np.delete(stops, short[blank])
+    picked = _spread(len(starts), looked_at)
+    texts = file.gather(starts[picked], stops[picked]).to_bytes()
+    return Index({"starts": starts, "stops": stops}, {"fields": _fields(file, starts[picked].tolist(), texts)})
+
+
+def _spread(count: int, most: int) -> NDArray[np.int64]:
+    """Up to ``most`` of the numbers below ``count``, spread evenly, the first and the last among them."""
+    return np.arange(count) if count <= most else np.arange(most) * (count - 1) // (most - 1)
 
 
 def _has_form(index: Index) -> bool:
@@ -257,21 +308,12 @@ def _find_newlines(file: DataFile) -> NDArray[np.int64]:
             np.flatnonzero(piece[at : at + _SCAN_BYTES] == _NEWLINE) + (start + at)
             for at in range(0, len(piece), _SCAN_BYTES)
         ]
-    return np.concatenate(found)
+    return found[1] if len(found) == 2 else np.concatenate(found)
 
 
-def _not_blank(file: DataFile, starts: Indices, stops: Indices) -> NDArray[np.bool_]:
-    kept = np.ones(len(starts), dtype=bool)
-    short = np.flatnonzero(stops - starts <= 2)
-    if len(short):
-        blank = [not row.strip() for row in file.gather(starts[short], stops[short]).to_bytes()]
-        kept[short] = ~np.array(blank)
-    return kept
-
-
-def _fields(file: DataFile, starts: Indices, stops: Indices) -> dict[str, str]:
+def _fields(file: DataFile, starts: Sequence[int], lines: Sequence[bytes]) -> dict[str, str]:
     seen = []
-    for start, line in zip(starts.tolist(), file.gather(starts, stops).to_bytes(), strict=True):
+    for start, line in zip(starts, lines, strict=True):
         try:
             parsed = json.loads(line)
         except (ValueError, RecursionError) as error:

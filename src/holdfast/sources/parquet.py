@@ -8,6 +8,7 @@ few groups are then in use at a time.
 from __future__ import annotations
 
 import hashlib
+import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -26,6 +27,19 @@ from holdfast.sources.parts import bounds_of, take_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
 
+# When to warn of a cache that is too small: after so many groups, if more rows than this were decoded per row read.
+MIN_DECODED, MAX_WASTE = 32, 8
+
+
+@dataclass(slots=True)
+class _Usage:
+    """How well decoding paid off in this process; threads may lose a count, which does no harm here."""
+
+    rows_read: int = 0
+    rows_decoded: int = 0
+    groups_decoded: int = 0
+    warned: bool = False
+
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
@@ -35,6 +49,7 @@ class _Opened:
     file_bounds: NDArray[np.int64]
     columns: list[str]
     decoded: DecodedCache[Columns]
+    usage: _Usage
 
 
 class ParquetSource(FileSource[_Opened]):
@@ -45,7 +60,8 @@ class ParquetSource(FileSource[_Opened]):
         columns: which columns to read and decode; all when None.
         fill_null: what stands for null, by column; without it a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
-        cache_bytes: most memory for decoded row groups; the one in use is always kept.
+        cache_bytes: most memory for decoded row groups; the one in use is always kept. A warning says once when it is
+            too small for how the source is shuffled.
         remote: how URLs are read.
     """
 
@@ -78,6 +94,8 @@ class ParquetSource(FileSource[_Opened]):
         opened = self._opened
         rows = check_indices(indices, len(self), source="ParquetSource")
         columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
+        opened.usage.rows_read += len(rows)
+        self._warn_if_wasteful(opened)
         owner = np.searchsorted(opened.file_bounds, rows, side="right") - 1
         for file, count in zip(self._files, np.bincount(owner, minlength=len(self._files)).tolist(), strict=True):
             if count:
@@ -140,15 +158,33 @@ class ParquetSource(FileSource[_Opened]):
             raise SourceFormatError("the Parquet files hold no rows", files=self.files[:5])
         file_bounds = bounds_of([sum(opened.lengths) for opened in files])
         cache = DecodedCache(self._cache_bytes, _size_of)
-        return _Opened(files, groups, bounds_of(lengths), file_bounds, columns, cache)
+        return _Opened(files, groups, bounds_of(lengths), file_bounds, columns, cache, _Usage())
 
     def _group(self, opened: _Opened, shard: int) -> Columns:
         number, group = opened.groups[shard]
         start = int(opened.bounds[shard])
         return opened.decoded.get(shard, lambda: self._decode(opened, number, group, start))
 
+    def _warn_if_wasteful(self, opened: _Opened) -> None:
+        """Say once that row groups are decoded for a few rows each and dropped again."""
+        usage = opened.usage
+        if usage.warned or not opened.decoded.dropped or usage.groups_decoded < MIN_DECODED:
+            return
+        if usage.rows_decoded > MAX_WASTE * usage.rows_read:
+            usage.warned = True
+            needed = _size_of(opened.decoded.any_value()) * len(opened.groups)
+            warnings.warn(
+                f"Parquet row groups are decoded again and again: {usage.rows_decoded:,} rows were decoded to read "
+                f"{usage.rows_read:,}, because cache_bytes={self._cache_bytes:,} holds a part of the row groups only. "
+                "Shuffle this source with shuffle='window', which needs few row groups at a time, or pass "
+                f"ParquetSource(..., cache_bytes={needed:,}) to hold all of them.",
+                stacklevel=2,
+            )
+
     def _decode(self, opened: _Opened, number: int, group: int, start: int) -> Columns:
         table, size = opened.files[number].read(group, opened.columns)
+        opened.usage.groups_decoded += 1
+        opened.usage.rows_decoded += table.num_rows
         self.counters.add(bytes_read=size)
         return {
             name: column_of(table[name], name=name, fill_null=self._fill_null, start=start) for name in opened.columns

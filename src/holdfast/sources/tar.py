@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
@@ -99,7 +100,7 @@ class TarSource(FileSource[_Opened]):
         return columns
 
     def _open(self) -> _Opened:
-        indexes = cached_indexes(self._files, "tar", _build_index, has_form=_has_form, folder=self._index_dir)
+        indexes = cached_indexes(self._files, "tar", _build_indexes, has_form=_has_form, folder=self._index_dir)
         found = list(dict.fromkeys(str(name) for index in indexes for name in index.about["columns"]))
         wanted = found if self._columns is None else self._columns
         unknown = [name for name in wanted if name not in found]
@@ -132,6 +133,10 @@ class TarSource(FileSource[_Opened]):
                 begin, end = np.where(absent, 0, begin), np.where(absent, 0, end)
             starts[name], stops[name] = begin, end
         return _Shard(keys, starts, stops)
+
+
+def _build_indexes(files: Sequence[DataFile]) -> list[Index]:
+    return [_build_index(file) for file in files]
 
 
 def _build_index(file: DataFile) -> Index:
@@ -184,13 +189,9 @@ def _walk(file: DataFile) -> list[tuple[str, int, int]]:
                 archive.members = []  # type: ignore[attr-defined]  # keeps memory flat over millions of members
             end = archive.offset
     except (tarfile.TarError, EOFError) as error:
-        compressed = file.read(0, min(2, file.size)) == b"\x1f\x8b"
+        check_not_compressed(file.read(0, min(LONGEST_MARK, file.size)), file.name)
         raise SourceFormatError(
-            f"not a readable tar file: {error}",
-            file=file.name,
-            hint="compressed tars cannot be read at random: decompress it"
-            if compressed
-            else "the file may be cut short",
+            f"not a readable tar file: {error}", file=file.name, hint="the file may be cut short"
         ) from error
     # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
     if any(file.read(end, min(end + 512, file.size))):
