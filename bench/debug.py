@@ -106,7 +106,7 @@ def online_seconds(steps: int) -> tuple[float, float]:
     online = OnlineDebugger()
     wall, work = time.perf_counter(), time.process_time()
     for step, row in enumerate(rows):
-        online.feed(step, row)
+        online.update(step, row)
     return (time.perf_counter() - wall) / steps, (time.process_time() - work) / steps
 
 

@@ -29,7 +29,7 @@ from holdfast.debug import (
     Verdict,
 )
 from holdfast.debug import plugins as plugins_module
-from holdfast.debug.follow import Follower
+from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.routing import Router
 from holdfast.errors import ConfigError, UnreadableLogError
 
@@ -206,7 +206,7 @@ def test_a_followed_log_is_read_again_only_when_it_grows(tmp_path: Path) -> None
     path = tmp_path / "log.jsonl"
     lines = [f'{{"step": {n}, "loss": {3 - n / 50 if n < 30 else "NaN"}}}\n' for n in range(40)]
     path.write_text("".join(lines[:20]))
-    follower = Follower(MLSystemsDebugger(plugins=False), [path])
+    follower = OnlineDebugger(MLSystemsDebugger(plugins=False), paths=[path])
     first = follower.look()
     assert first is not None
     assert follower.look() is None

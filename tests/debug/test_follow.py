@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from tests.debug.detectors.series import falling_loss
 
 from holdfast.debug.debugger import MLSystemsDebugger
-from holdfast.debug.follow import Follower
+from holdfast.debug.online import OnlineDebugger, OnlineOptions
 from holdfast.debug.types import DebugReport, Failure, Signal, Verdict
 from holdfast.errors import UnreadableLogError
 
@@ -59,7 +59,7 @@ def append(path: Path, text: str | bytes) -> int:
         return stream.write(text if isinstance(text, bytes) else text.encode())
 
 
-def look(follower: Follower) -> DebugReport:
+def look(follower: OnlineDebugger) -> DebugReport:
     report = follower.look()
     assert report is not None
     return report
@@ -75,7 +75,7 @@ def test_a_look_reads_the_new_bytes_and_no_others(tmp_path: Path, writer: str) -
     loss = falling_loss(6000)
     path = tmp_path / "log.txt"
     size = append(path, write(loss[:5000]))
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     look(follower)
     assert follower.bytes_read == size
     for start in range(5000, 6000, 200):
@@ -94,7 +94,7 @@ def test_a_log_followed_in_any_pieces_reads_as_the_finished_one(writer: str, cut
     bounds = sorted({0, len(data), *(cut for cut in cuts if cut < len(data))})
     with TemporaryDirectory() as folder:
         path = Path(folder) / "log.txt"
-        follower = Follower(DEBUGGER, [path])
+        follower = OnlineDebugger(DEBUGGER, paths=[path])
         report: DebugReport | None = None
         for begin, end in itertools.pairwise(bounds):
             append(path, data[begin:end])
@@ -113,7 +113,7 @@ def test_a_log_followed_in_any_pieces_reads_as_the_finished_one(writer: str, cut
 def test_a_long_run_is_held_in_a_bounded_window_that_begins_where_the_run_began(tmp_path: Path, writer: str) -> None:
     loss = falling_loss(5000)
     path = tmp_path / "log.txt"
-    follower = Follower(DEBUGGER, [path], window=256)
+    follower = OnlineDebugger(DEBUGGER, paths=[path], options=OnlineOptions(window=256))
     for start in range(0, 5000, 1000):
         append(path, WRITERS[writer](loss[start : start + 1000], start))
         (run,) = look(follower).runs
@@ -129,7 +129,7 @@ def test_a_loss_that_is_no_longer_printed_is_told_while_the_log_grows(tmp_path: 
     loss = falling_loss(300)
     loss[250:] = np.nan
     path = tmp_path / "megatron.log"
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     append(path, megatron_lines(loss[:240]))
     assert look(follower).verdict is Verdict.HEALTHY
     append(path, megatron_lines(loss[240:], 240))
@@ -140,7 +140,7 @@ def test_a_loss_that_is_no_longer_printed_is_told_while_the_log_grows(tmp_path: 
 def test_climbing_gradients_are_told_before_the_loss_jumps(tmp_path: Path) -> None:
     norms = [*(0.24 * np.exp(0.1 * np.random.default_rng(0).standard_normal(100))), 0.24, 0.95, 2.4, 15.9, 145.0]
     path = tmp_path / "log.jsonl"
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     told: list[str] = []
     for step, norm in enumerate(norms):
         append(path, json.dumps({"step": step, "loss": 2.5, "grad_norm": norm}) + "\n")
@@ -152,7 +152,7 @@ def test_what_was_told_is_not_told_again_and_stays_true_when_the_window_has_move
     loss = falling_loss(6000)
     loss[300:304] += 9.0
     path = tmp_path / "log.jsonl"
-    follower = Follower(DEBUGGER, [path], window=256)
+    follower = OnlineDebugger(DEBUGGER, paths=[path], options=OnlineOptions(window=256))
     told: list[str] = []
     for start in range(0, 6000, 500):
         append(path, json_lines(loss[start : start + 500], start))
@@ -164,7 +164,7 @@ def test_what_was_told_is_not_told_again_and_stays_true_when_the_window_has_move
 
 def test_a_line_is_read_when_its_end_has_been_written(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     append(path, json_lines(falling_loss(20)) + '{"step": 20, "lo')
     assert look(follower).runs[0].signals[0].steps[-1] == 19
     append(path, 'ss": 1.25}\n')
@@ -175,7 +175,7 @@ def test_a_line_is_read_when_its_end_has_been_written(tmp_path: Path) -> None:
 @pytest.mark.parametrize("how", ["replaced", "cut", "written anew"])
 def test_a_file_that_starts_over_is_read_from_its_beginning(tmp_path: Path, how: str) -> None:
     path = tmp_path / "log.jsonl"
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     append(path, json_lines(falling_loss(200)))
     look(follower)
     fresh = json_lines(falling_loss({"replaced": 200, "cut": 50, "written anew": 300}[how], start=9.0, seed=4))
@@ -194,7 +194,7 @@ def test_what_only_makes_sense_whole_is_read_again_and_that_is_said_once(tmp_pat
     path = tmp_path / "trainer_state.json"
     history = [{"step": n, "epoch": n / 10, "loss": 3.0 / (n + 1)} for n in range(30)]
     told: list[str] = []
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     for end in (10, 20, 30):
         path.write_text(json.dumps({"log_history": history[:end], "global_step": end}))
         report = look(follower)
@@ -205,7 +205,7 @@ def test_what_only_makes_sense_whole_is_read_again_and_that_is_said_once(tmp_pat
 
 def test_a_log_is_recognised_again_while_it_is_short(tmp_path: Path) -> None:
     path = tmp_path / "log"
-    follower = Follower(DEBUGGER, [path])
+    follower = OnlineDebugger(DEBUGGER, paths=[path])
     append(path, "step: 1 loss: 3.5\nstep: 2 loss: 3.4\nstep: 3 loss: 3.3\n")
     assert look(follower).runs[0].format == "text"
     append(path, megatron_lines(falling_loss(200)))
@@ -215,6 +215,6 @@ def test_a_log_is_recognised_again_while_it_is_short(tmp_path: Path) -> None:
 def test_paths_that_hold_nothing_yet_do_not_hide_the_others(tmp_path: Path) -> None:
     path = tmp_path / "log.jsonl"
     append(path, json_lines(falling_loss(50)))
-    assert look(Follower(DEBUGGER, [tmp_path / "later.log", path])).verdict is Verdict.HEALTHY
+    assert look(OnlineDebugger(DEBUGGER, paths=[tmp_path / "later.log", path])).verdict is Verdict.HEALTHY
     with pytest.raises(UnreadableLogError):
-        Follower(DEBUGGER, [tmp_path / "later.log"]).look()
+        OnlineDebugger(DEBUGGER, paths=[tmp_path / "later.log"]).look()

@@ -3,23 +3,24 @@
 from __future__ import annotations
 
 import itertools
+import json
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.debug.detectors.series import falling_loss
 
 from holdfast.debug.online import OnlineDebugger, OnlineOptions
 from holdfast.debug.types import Detection, Failure
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StateError
 
 
 def feed_all(online: OnlineDebugger, **series: np.ndarray) -> list[tuple[int, Detection]]:
     found = []
     for step, values in enumerate(zip(*series.values(), strict=True)):
         row = dict(zip(series, (float(value) for value in values), strict=True))
-        found += [(step, detection) for detection in online.feed(step, row)]
+        found += [(step, finding.detection) for finding in online.update(step, row)]
     return found
 
 
@@ -57,9 +58,8 @@ def test_a_nan_is_reported_at_the_step_it_appears_and_once() -> None:
 def test_the_window_is_bounded_and_still_remembers_the_beginning() -> None:
     online = OnlineDebugger(options=OnlineOptions(window=256))
     feed_all(online, loss=falling_loss(20_000))
-    online.findings()
-    kept = online._series["loss"]
-    assert len(kept.values) <= 256
+    (kept,) = online.report().signals
+    assert len(kept.values) <= 512
     assert kept.steps[0] == 0.0
     assert list(kept.steps) == sorted(kept.steps)
 
@@ -67,8 +67,7 @@ def test_the_window_is_bounded_and_still_remembers_the_beginning() -> None:
 def test_the_older_half_of_the_window_is_spread_evenly_over_the_run() -> None:
     online = OnlineDebugger(options=OnlineOptions(window=256))
     feed_all(online, loss=falling_loss(20_000))
-    online.findings()
-    steps = np.array(online._series["loss"].steps)
+    steps = online.report().signals[0].steps
     older = steps[steps < 19_000]
     assert np.diff(older).max() < 20 * 20_000 / 128
 
@@ -98,12 +97,78 @@ def test_names_that_appear_later_are_taken_up() -> None:
     online = OnlineDebugger()
     feed_all(online, loss=falling_loss(50))
     for step in range(50, 120):
-        online.feed(step, {"loss": 1.5, "eval_loss": 1.4})
-    online.findings()
-    assert len(online._series["eval_loss"].values) == 70
+        online.update(step, {"loss": 1.5, "eval_loss": 1.4})
+    (later,) = (signal for signal in online.report().signals if signal.name == "eval_loss")
+    assert len(later.values) == 70
 
 
 @pytest.mark.parametrize("options", [{"window": 10}, {"first_look": 1}, {"budget_seconds": 0.0}])
 def test_options_that_cannot_work_are_refused(options: dict[str, float]) -> None:
     with pytest.raises(ConfigError):
         OnlineOptions(**options)  # type: ignore[arg-type]
+
+
+def rows(count: int, *, seed: int = 0) -> list[dict[str, float]]:
+    loss = falling_loss(count, seed=seed)
+    norm = 0.5 * np.exp(0.2 * np.random.default_rng(seed).standard_normal(count))
+    return [{"loss": float(a), "grad_norm": float(b)} for a, b in zip(loss, norm, strict=True)]
+
+
+def held(online: OnlineDebugger) -> dict[str, str]:
+    return {s.name: f"{s.steps.tolist()} {s.values.tolist()}" for s in online.report().signals}  # NaN equals NaN
+
+
+@settings(max_examples=12)
+@given(cut=st.integers(1, 700), window=st.sampled_from([64, 4096]))
+def test_a_restored_debugger_holds_and_finds_what_the_first_would_have(cut: int, window: int) -> None:
+    run = rows(700)
+    run[650]["loss"] = float("nan")
+    options = OnlineOptions(window=window)
+    whole, first, second = (OnlineDebugger(options=options) for _ in range(3))
+    told = [finding.detection.failure for step, row in enumerate(run) for finding in whole.update(step, row)]
+    before = [f.detection.failure for step, row in enumerate(run[:cut]) for f in first.update(step, row)]
+    second.load_state_dict(json.loads(json.dumps(first.state_dict())))
+    after = [f.detection.failure for step, row in enumerate(run[cut:], cut) for f in second.update(step, row)]
+    assert before + after == told == [Failure.NAN]
+    if window == 4096:
+        assert held(second) == held(whole)
+
+
+@settings(max_examples=12)
+@given(cut=st.integers(0, 299))
+def test_steps_cut_off_were_never_fed(cut: int) -> None:
+    run = rows(300)
+    online, fresh = OnlineDebugger(), OnlineDebugger()
+    for step, row in enumerate(run):
+        online.update(step, row)
+    online.forget_after(cut)
+    for step, row in enumerate(run[: cut + 1]):
+        fresh.update(step, row)
+    assert held(online) == held(fresh)
+
+
+def test_what_happened_after_the_cut_is_told_again_and_what_was_before_it_is_not() -> None:
+    online = OnlineDebugger()
+    run = rows(200)
+    run[150]["loss"] = float("nan")
+    first = [f for step, row in enumerate(run) for f in online.update(step, row)]
+    assert [f.detection.failure for f in first] == [Failure.NAN]
+    online.forget_after(120)
+    assert online.findings() == ()
+    again = [f for step, row in enumerate(run[121:], 121) for f in online.update(step, row)]
+    assert [f.detection.failure for f in again] == [Failure.NAN]
+
+
+def test_findings_are_explained_when_they_are_told() -> None:
+    online = OnlineDebugger()
+    run = rows(100)
+    run[90]["loss"] = float("inf")
+    (finding,) = (f for step, row in enumerate(run) for f in online.update(step, row))
+    assert finding.detection.evidence
+    assert finding.detection.first_step == 90
+
+
+@pytest.mark.parametrize("broken", [{}, {"version": 99}, {"version": 1, "fed": -1, "rows": "{}"}])
+def test_a_state_that_is_none_is_refused(broken: dict[str, object]) -> None:
+    with pytest.raises(StateError):
+        OnlineDebugger().load_state_dict(broken)

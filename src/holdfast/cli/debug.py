@@ -128,9 +128,9 @@ def _print(report: DebugReport, format: Format, output: Path | None) -> None:  #
 
 def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, interval: float) -> int:
     """Look again whenever a file has grown; print what is new. Ends on Ctrl-C with the code of the last look."""
-    from holdfast.debug.follow import Follower
+    from holdfast.debug.online import OnlineDebugger
 
-    follower = Follower(debugger, paths)
+    follower = OnlineDebugger(debugger, paths=paths)
     shown = sys.stderr.isatty()  # A line that is drawn over and over has no place in a file.
     code = 0
     try:

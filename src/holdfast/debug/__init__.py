@@ -34,6 +34,8 @@ if TYPE_CHECKING:
     from holdfast.debug.ingestion import LogIngestor as LogIngestor
     from holdfast.debug.ingestion import MetricIngestor as MetricIngestor
     from holdfast.debug.ingestion import SchemaValidator as SchemaValidator
+    from holdfast.debug.online import OnlineDebugger as OnlineDebugger
+    from holdfast.debug.online import OnlineOptions as OnlineOptions
     from holdfast.debug.reporting import Reporter as Reporter
     from holdfast.debug.reporting import ReportFormat as ReportFormat
     from holdfast.debug.signals import DistributionSignalExtractor as DistributionSignalExtractor
@@ -107,6 +109,8 @@ _HOME: dict[str, str] = {
     "MLSystemsDebugger": "debugger",
     "MetricIngestor": "ingestion",
     "NumericalSignalExtractor": "signals",
+    "OnlineDebugger": "online",
+    "OnlineOptions": "online",
     "ReportFormat": "reporting",
     "Reporter": "reporting",
     "SchemaValidator": "ingestion",

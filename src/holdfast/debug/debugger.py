@@ -6,7 +6,7 @@ Ingestion → routing → detectors (in parallel) → attribution → verdict. E
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -27,6 +27,7 @@ from holdfast.debug.types import (
     DebugReport,
     DetectionContext,
     DetectionResult,
+    Finding,
     Reason,
     ReasonCode,
     RunReport,
@@ -189,6 +190,13 @@ class MLSystemsDebugger:
         return RunReport(
             log.path, log.format, verdict, findings, log.signals, notes, log.config, reason, log.coverage, log.part
         )
+
+    def ask(self, names: Collection[str], signals: Sequence[Signal]) -> tuple[Finding, ...]:
+        """Let only some of the detectors look, by their names: a glance at a live run."""
+        context = DetectionContext(live=True)
+        asked = [detector for detector in self._detectors if detector.name in names]
+        results = [detector.detect(signals, context) for detector in asked]
+        return self._engine.explain(results, signals, context)
 
     def _detect(self, signals: Sequence[Signal], context: DetectionContext) -> tuple[list[DetectionResult], list[str]]:
         if self._router is None:

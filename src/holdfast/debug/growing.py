@@ -1,4 +1,9 @@
-"""One path that is still being written: its runs as they stand, read again as little as its format allows."""
+"""One path that is still being written: its runs as they stand, read again as little as its format allows.
+
+A log of lines (text, JSON lines, CSV) is never read twice: each look takes the bytes written since the last one,
+through the reading that finished logs go through. A file that only makes sense as a whole (``trainer_state.json``,
+``.wandb``, event files) and a folder are read again when they change, and a note says so.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +20,7 @@ from holdfast.errors import UnreadableLogError
 
 __all__ = ["GrowingLog"]
 
-# The first lines of a log may look like another format; up to this size it is recognised anew whenever it has doubled.
+# The first lines of a log may look like another format; up to this size it is recognised again whenever it has doubled.
 _SETTLED = 1 << 20
 _MOST_FILES = 5000
 

@@ -1,43 +1,52 @@
-"""The detectors on a run that is still going: fed step by step, at a cost a training loop does not feel.
+"""The debugger on runs that are still going: fed step by step, or reading logs as they grow.
 
-A window of every signal is kept; when it is full its older half is thinned, so that the beginning of a long run is
-never forgotten, only remembered more coarsely. Two kinds of looks are taken at it. A *glance* at every step costs next
-to nothing: is a loss no longer finite, does a gradient norm climb out of its range? A *look* runs the detectors over
-the whole window, as often as a fixed time budget a step allows: ten times the signals means ten times fewer looks,
-never a slower step. The detectors are the very ones that read finished logs.
+Both ways are one. Rows go into a window whose older half is thinned when it is full, so that the beginning of a long
+run is never forgotten, only remembered more coarsely; the debugger that reads finished logs looks at the window; and
+what it finds is told once. What was seen can be saved, restored and cut back to a step.
+
+Fed by a training loop, two kinds of looks are taken. A *glance* at every step costs next to nothing: is a loss no
+longer finite, does a gradient norm climb out of its range? A *look* runs every detector, as often as a fixed time
+budget per step allows: ten times the signals means ten times fewer looks, never a slower step.
 """
 
 from __future__ import annotations
 
 import math
 import time
-from array import array
-from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Annotated, Any
 
-import numpy as np
+from holdfast.debug.debugger import MLSystemsDebugger
+from holdfast.debug.growing import GrowingLog
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.names import meaning_of
+from holdfast.debug.ingestion.rows import RowCollector
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.memory import Memory, StoredFinding
+from holdfast.debug.reporting.words import VERDICTS, clean, number, sure, where
+from holdfast.debug.thinning import thin
+from holdfast.debug.types import DebugReport, Finding, RunReport, Verdict
+from holdfast.errors import ConfigError, UnreadableLogError
+from holdfast.versioned import AS_TEXT, Count, Format
 
-from holdfast.debug.attribution.engine import AttributionEngine
-from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.explosion import GradientExplosionDetector
-from holdfast.debug.detectors.non_finite import NaNDetectionDetector
-from holdfast.debug.detectors.registry import default_detectors
-from holdfast.debug.ingestion.names import Meaning, meaning_of
-from holdfast.debug.thinning import spread
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Finding, Signal
-from holdfast.errors import ConfigError
+__all__ = ["LIVE_STATE", "OnlineDebugger", "OnlineOptions"]
 
-__all__ = ["OnlineDebugger", "OnlineOptions"]
+MIN_POINTS = 4
+"""Points a series must have before detectors look at it."""
+MAX_LOOKS_SHARE = 20
+"""A look waits for one new step per this many that were seen: more would find nothing new."""
+_FED = "live"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnlineOptions:
-    """How much the online face remembers and spends.
+    """How much is remembered and spent.
 
     Args:
-        window: points kept of each signal.
-        first_look: how many points a signal must have before the first look.
+        window: rows held in full; as many again stand for all that came before them.
+        first_look: how many steps must have been fed before the first look.
         budget_seconds: time a step may cost on average.
     """
 
@@ -55,177 +64,268 @@ class OnlineOptions:
             )
 
 
-class _Series:
-    """One signal's window, growing at its end and thinning at its beginning."""
+@dataclass(frozen=True, slots=True)
+class LiveState:
+    """A saved ``OnlineDebugger``: its window, and what it has told."""
 
-    __slots__ = ("kind", "last", "layer", "log_level", "metadata", "name", "replica", "seen", "steps", "values")
-
-    def __init__(self, name: str, kind: str | None, meaning: Meaning) -> None:
-        self.name = name
-        self.kind = kind
-        self.layer = meaning.layer
-        self.replica = meaning.replica
-        self.metadata = {**meaning.metadata, "kind": kind}
-        self.steps = array("d")
-        self.values = array("d")
-        self.log_level = math.nan
-        self.last = math.nan
-        self.seen = 0
-
-    def signal(self) -> Signal:
-        steps, values = np.array(self.steps, dtype=np.float64), np.array(self.values, dtype=np.float64)
-        return Signal(self.name, steps, values, self.layer, self.replica, self.metadata)
-
-    def thin(self) -> None:
-        """Keep half of the older half, evenly spread over all that came before."""
-        half = len(self.values) // 2
-        old = np.maximum.accumulate(np.array(self.steps[:half]))
-        kept = spread(old, half // 2).tolist()
-        self.steps = array("d", [self.steps[n] for n in kept]) + self.steps[half:]
-        self.values = array("d", [self.values[n] for n in kept]) + self.values[half:]
+    fed: Count
+    rows: Annotated[dict[str, Any], AS_TEXT]
+    told: list[tuple[str, str | None, int | None, float]] = field(default_factory=list)
+    happened: list[StoredFinding] = field(default_factory=list)
+    thinned: bool = False
 
 
-@dataclass(slots=True)
+LIVE_STATE = Format("live debugger state", LiveState, version=1)
+"""The format of :meth:`OnlineDebugger.state_dict`."""
+
+
 class OnlineDebugger:
-    """Watches a live run.
+    """Watches a run that is still going.
 
-    ``feed(step, {"loss": 2.1, "grad_norm": 0.4})`` returns what is new at this step: usually nothing.
+    ``update(step, {"loss": 2.1, "grad_norm": 0.4})`` takes one step's numbers and returns what is new: usually nothing.
+    ``look()`` reads what was written to ``paths`` since the last look, and returns a report where anything changed.
 
     Args:
-        detectors: other detectors than the default ones.
-        engine: explains what was seen; the shipped rules by default.
+        debugger: reads and diagnoses; holdfast's own detectors by default.
+        paths: logs or folders that grow; they need not exist yet.
         options: how much to remember and to spend.
         kinds: canonical kinds by signal name, where the name alone does not give it away.
         clock: the time source of the budget; this thread's CPU time, so that a busy machine does not starve the looks.
+
+    Example:
+        >>> online = OnlineDebugger()
+        >>> losses = [2.0 / (step + 1) for step in range(80)] + [float("nan")] * 10
+        >>> new = [found for step, loss in enumerate(losses) for found in online.update(step, {"loss": loss})]
+        >>> [(found.detection.failure.name, found.detection.first_step) for found in new]
+        [('nan', 80.0)]
     """
 
-    detectors: Sequence[BaseDetector] = field(default_factory=default_detectors)
-    engine: AttributionEngine = field(default_factory=AttributionEngine)
-    options: OnlineOptions = field(default_factory=OnlineOptions)
-    kinds: Mapping[str, str] = field(default_factory=dict)
-    clock: Callable[[], float] = time.thread_time
-    looks: int = field(default=0, init=False)
-    _series: dict[str, _Series] = field(default_factory=dict, init=False)
-    _seen: set[tuple[str, str | None, int | None]] = field(default_factory=set, init=False)
-    _rows: list[tuple[float, dict[str, float]]] = field(default_factory=list, init=False)
-    _names: Collection[str] = field(default_factory=tuple, init=False)
-    _watched: list[_Series] = field(default_factory=list, init=False)
-    _fed: int = field(default=0, init=False)
-    _next_look: int = field(default=0, init=False)
+    def __init__(
+        self,
+        debugger: MLSystemsDebugger | None = None,
+        *,
+        paths: Sequence[Path] = (),
+        options: OnlineOptions | None = None,
+        kinds: Mapping[str, str] | None = None,
+        clock: Callable[[], float] = time.thread_time,
+    ) -> None:
+        self.options = options or OnlineOptions()
+        self.looks = 0
+        self._debugger = debugger or MLSystemsDebugger(workers=1, plugins=False)
+        self._kinds = dict(kinds or {})
+        self._clock = clock
+        self._rows = RowCollector(Limits())
+        self._waiting: list[tuple[float, dict[str, float]]] = []
+        self._names: Collection[str] = ()
+        self._watched: dict[str, _Level | None] = {}
+        self._fed = self._next_look = 0
+        self._thinned = False
+        self._memories: dict[str, Memory] = {_FED: Memory()}
+        self._logs = tuple(GrowingLog(self._debugger, path, self.options.window) for path in paths)
+        self._runs: dict[Path, tuple[RunReport, ...]] = {}
+        self._verdicts: dict[str, Verdict] = {}
+        self._said: set[str] = set()
 
-    def feed(self, step: float, values: Mapping[str, float]) -> tuple[Detection, ...]:
-        """Take one step's numbers; returns the detections that are new."""
-        row = dict(values)
-        self._rows.append((step, row))
+    def update(self, step: float, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
+        """Take one step's numbers; return the findings that are new."""
+        row = dict(metrics)
+        self._waiting.append((step, row))
         if row.keys() != self._names:
             self._discover(row)
-        alarm: _Series | None = None
-        for series in self._watched:
-            value = row.get(series.name)
-            if value is None:
-                continue
-            if series.kind == "grad_norm":
-                if _climbs(series, value):
-                    alarm = series
-            elif value - value != 0.0:  # NaN or infinite
-                alarm = series
+        alarm = None
+        for name, level in self._watched.items():
+            value = row.get(name)
+            if value is not None and (value - value != 0.0 if level is None else level.climbs(value)):
+                alarm = name
         self._fed += 1
         if alarm is not None:
             found = self._glance(alarm)
             if found:
                 return found
         if self._fed >= self._next_look:
-            return self._look()
-        if len(self._rows) > self.options.window:
+            return self._memories[_FED].news(self._measured_look())
+        if len(self._waiting) > self.options.window:
             self._drain()
         return ()
 
     def findings(self, *, config: Mapping[str, Any] | None = None) -> tuple[Finding, ...]:
-        """Everything that holds now, explained: what a report of the log so far would say."""
+        """Return everything that holds of the fed steps, explained: what a report of the log so far would say."""
+        return self.report(config=config).findings
+
+    def report(self, *, config: Mapping[str, Any] | None = None) -> RunReport:
+        """Return the report on the steps fed so far."""
         self._drain()
-        signals = [series.signal() for series in self._series.values()]
-        context = DetectionContext(config=config or {}, live=True)
-        results = [detector.detect(own, context) for detector, own in self._routed(signals)]
-        return self.engine.explain(results, signals, context)
+        signals = self._rows.reading(kinds=self._kinds, divide=False).signals
+        run = self._debugger.diagnose(RunLog(_FED, _FED, tuple(signals), config or {}), live=True)
+        return _remembering(self._memories[_FED], run, thinned=self._thinned)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the window of the fed steps and what was told, as JSON can hold it."""
+        self._drain()
+        memory = self._memories[_FED]
+        state = LiveState(self._fed, self._rows.state(), memory.told(), memory.happened(), self._thinned)
+        return LIVE_STATE.to_json(state)
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        """Go on where :meth:`state_dict` was called.
+
+        Raises:
+            StateError: it is not such a state.
+            StateVersionError: it was saved by a newer release.
+        """
+        saved = LIVE_STATE.from_json(state)
+        self._waiting.clear()
+        self._rows.load(saved.rows)
+        self._memories[_FED].load(saved.told, saved.happened)
+        self._fed, self._thinned = saved.fed, saved.thinned
+        self._watch_again()
+
+    def forget_after(self, step: float) -> None:
+        """Drop the fed steps beyond ``step``, and what was found in them, as after a rollback to it."""
+        self._drain()
+        self._rows.forget_after(step)
+        self._memories[_FED].forget_after(step)
+        self._watch_again()
+
+    def look(self) -> DebugReport | None:
+        """Diagnose what stands at the paths now; None where nothing has changed since the last look.
+
+        Raises:
+            UnreadableLogError: none of the paths holds a log yet.
+        """
+        changed = False
+        refused: UnreadableLogError | None = None
+        for growing in self._logs:
+            try:
+                logs = growing.look()
+            except UnreadableLogError as error:
+                refused = error
+                continue
+            if logs is not None:
+                changed = True
+                runs = [self._debugger.diagnose(log, live=True) for log in logs]
+                self._runs[growing.path] = tuple(
+                    _remembering(self._memory(run.title), run, thinned=growing.thinned) for run in runs
+                )
+        if refused is not None and not self._runs:
+            raise refused
+        return DebugReport(tuple(run for runs in self._runs.values() for run in runs)) if changed else None
+
+    def news(self, report: DebugReport) -> Iterator[str]:
+        """Say how logs are read where that is worth knowing, verdicts that changed, and findings not told before."""
+        for note in (note for log in self._logs for note in log.notes):
+            if note not in self._said:
+                self._said.add(note)
+                yield clean(note)
+        for run in report.runs:
+            if self._verdicts.get(run.title) is not run.verdict:
+                self._verdicts[run.title] = run.verdict
+                yield f"{clean(run.title)}: {VERDICTS[run.verdict]} at step {number(_last_step(run))}"
+            for finding in self._memory(run.title).news(run.findings):
+                yield from _told(finding)
+
+    def status(self) -> str:
+        """Return where the followed runs stand, in a few words; empty before the first look."""
+        runs = [run for found in self._runs.values() for run in found]
+        return "; ".join(f"step {number(_last_step(run))}: {VERDICTS[run.verdict]}" for run in runs[:4])
+
+    @property
+    def bytes_read(self) -> int:
+        """Bytes read so far of the logs that are followed line by line."""
+        return sum(log.tail.bytes_read for log in self._logs)
+
+    def _memory(self, run: str) -> Memory:
+        return self._memories.setdefault(run, Memory())
 
     def _discover(self, row: Mapping[str, float]) -> None:
+        """Watch the losses and the gradient norms among names that are new."""
         self._names = row.keys()
         for name in row:
-            if name not in self._series:
-                series = self._open(name)
-                if series.kind == "loss" or (series.kind == "grad_norm" and series.layer is None):
-                    self._watched.append(series)
+            meaning = meaning_of(name)
+            kind = self._kinds.get(name, meaning.kind)
+            if name in self._watched or not (kind == "loss" or (kind == "grad_norm" and meaning.layer is None)):
+                continue
+            self._watched[name] = None if kind == "loss" else _Level()
+            self._next_look = max(self._next_look, self._fed + self.options.first_look)
+        self._next_look = max(self._next_look, self.options.first_look)
+
+    def _watch_again(self) -> None:
+        """Learn the running levels from the window, as if it had been fed."""
+        self._names, self._watched = (), {}
+        signals = self._rows.reading(kinds=self._kinds, divide=False).signals
+        self._discover({signal.name: 0.0 for signal in signals})
+        for signal in signals:
+            level = self._watched.get(signal.name)
+            for value in signal.values.tolist() if level is not None else ():
+                level.climbs(value) if level is not None else None
+        self._next_look = self._fed + self.options.first_look
 
     def _drain(self) -> None:
-        """Hand the rows taken since the last look to their series."""
-        window = self.options.window
-        for step, row in self._rows:
-            for name, value in row.items():
-                series = self._series[name]
-                series.steps.append(step)
-                series.values.append(value)
-        self._rows.clear()
-        for series in self._series.values():
-            while len(series.values) > window:
-                series.thin()
+        """Hand the rows taken since the last look to the window."""
+        for step, row in self._waiting:
+            self._rows.add(step, row)
+        self._waiting.clear()
+        self._thinned = thin(self._rows, 2 * self.options.window) or self._thinned
 
-    def _open(self, name: str) -> _Series:
-        meaning = meaning_of(name)
-        kind = self.kinds.get(name, meaning.kind)
-        series = _Series(name, kind, meaning)
-        self._series[name] = series
-        self._next_look = max(self._next_look, self._fed + self.options.first_look)
-        return series
-
-    def _glance(self, series: _Series) -> tuple[Detection, ...]:
-        """Something looks wrong right now: ask only the detector that knows about it."""
+    def _glance(self, name: str) -> tuple[Finding, ...]:
+        """Ask only the detectors that know about it: something looks wrong right now."""
         self._drain()
-        detector: BaseDetector = GradientExplosionDetector() if series.kind == "grad_norm" else NaNDetectionDetector()
-        result = detector.detect([series.signal()], DetectionContext(live=True))
-        return self._new(result)
+        wanted = {"nan", "inf"} if self._watched[name] is None else {"explosion"}
+        signals = self._rows.reading(kinds=self._kinds, divide=False).signals
+        own = [signal for signal in signals if signal.name == name]
+        return self._memories[_FED].news(self._debugger.ask(wanted, own))
 
-    def _look(self) -> tuple[Detection, ...]:
-        started = self.clock()
-        self._drain()
-        signals = [series.signal() for series in self._series.values() if len(series.values) >= 4]
-        context = DetectionContext(live=True)
-        found: list[Detection] = []
-        for detector, own in self._routed(signals):
-            found.extend(self._new(detector.detect(own, context)))
+    def _measured_look(self) -> tuple[Finding, ...]:
+        started = self._clock()
+        findings = self.report().findings
         self.looks += 1
-        spent = self.clock() - started
+        spent = self._clock() - started
         # The next look comes when this one has been paid for, and never after fewer points than make a difference.
-        pause = max(self.options.first_look, math.ceil(spent / self.options.budget_seconds), self._fed // 20)
-        self._next_look = self._fed + pause
-        return tuple(found)
-
-    def _routed(self, signals: Sequence[Signal]) -> list[tuple[BaseDetector, list[Signal]]]:
-        routed = [(d, [s for s in signals if s.kind in d.get_required_signals()]) for d in self.detectors]
-        return [(detector, own) for detector, own in routed if own]
-
-    def _new(self, result: DetectionResult) -> tuple[Detection, ...]:
-        """What has not been reported yet; one failure of one layer and rank is reported once."""
-        fresh: list[Detection] = []
-        for detection in result.detections:
-            key = (detection.failure.name, detection.layer, detection.replica)
-            if key not in self._seen:
-                self._seen.add(key)
-                fresh.append(detection)
-        return tuple(fresh)
+        budget = math.ceil(spent / self.options.budget_seconds)
+        self._next_look = self._fed + max(self.options.first_look, budget, self._fed // MAX_LOOKS_SHARE)
+        return findings
 
 
-def _climbs(series: _Series, number: float) -> bool:
-    """Whether a gradient norm is far above its running level and still rising; keeps that level."""
-    series.seen += 1
-    if not number > 0.0 or number == math.inf:
-        return False
-    log = math.log(number)
-    rising = number > series.last
-    series.last = number
-    level = series.log_level
-    if math.isnan(level):
-        series.log_level = log
-        return False
-    # The level follows slowly, and slower still what lies outside: an explosion must not drag it along.
-    series.log_level = level + (0.05 if log < level + 1.0 else 0.005) * (log - level)
-    return rising and log > level + 1.6 and series.seen >= 6
+@dataclass(slots=True)
+class _Level:
+    """The running level of a gradient norm."""
+
+    log_level: float = math.nan
+    last: float = math.nan
+    seen: int = 0
+
+    def climbs(self, value: float) -> bool:
+        """Whether the norm is far above its running level and still rising; keeps that level."""
+        self.seen += 1
+        if not value > 0.0 or value == math.inf:
+            return False
+        log = math.log(value)
+        rising = value > self.last
+        self.last = value
+        level = self.log_level
+        if math.isnan(level):
+            self.log_level = log
+            return False
+        # The level follows slowly, and slower still what lies outside: an explosion must not drag it along.
+        self.log_level = level + (0.05 if log < level + 1.0 else 0.005) * (log - level)
+        return rising and log > level + 1.6 and self.seen >= 6
+
+
+def _remembering(memory: Memory, run: RunReport, *, thinned: bool) -> RunReport:
+    """Return the report with what happened before and has since been thinned out of the window."""
+    findings = memory.with_past(run.findings, thinned=thinned)
+    if len(findings) == len(run.findings):
+        return run
+    return replace(run, findings=findings, verdict=Verdict.UNHEALTHY, reason=None)
+
+
+def _told(finding: Finding) -> Iterator[str]:
+    seen = finding.detection
+    claim = clean(seen.evidence[0].claim) if seen.evidence else ""
+    yield f"  {seen.severity.value}: {seen.failure.title}, {where(seen)} ({sure(seen.confidence)} sure): {claim}"
+    if finding.causes:
+        yield f"    likely cause: {clean(finding.causes[0].remediation)}"
+
+
+def _last_step(run: RunReport) -> float | None:
+    return max((float(signal.steps[-1]) for signal in run.signals if len(signal.steps)), default=None)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -26,10 +25,6 @@ _IGNORED = frozenset(("step", "batches", "at", "redone", "loss_bits", "grad_norm
 }
 
 
-# Steps that a checkpoint remembers of the series.
-MAX_ROWS = 1024
-
-
 class Monitor:
     """One rank's watch over its own series. Its state is part of the checkpoint.
 
@@ -41,7 +36,6 @@ class Monitor:
     def __init__(self, debugger: OnlineDebugger, *, rank: int = 0) -> None:
         self._debugger = debugger
         self._glance = Glance()
-        self._rows: deque[tuple[int, dict[str, float]]] = deque(maxlen=MAX_ROWS)
         self._reported: dict[tuple[str, str | None, int | None], int] = {}
         self.rank = rank
 
@@ -52,8 +46,7 @@ class Monitor:
         else:
             values = {name: value for name, value in record.items() if name not in _IGNORED}
         step = record["step"]
-        self._rows.append((step, values))
-        found = bool(self._debugger.feed(step, values))
+        found = bool(self._debugger.update(step, values))
         loss = values.get("loss")
         if not found and (loss is None or not self._glance.wants_look(loss)):
             return []
@@ -76,15 +69,11 @@ class Monitor:
     def state_dict(self) -> dict[str, Any]:
         """Return what was seen so far."""
         reported = [[*key, step] for key, step in self._reported.items()]
-        return {"rows": [[step, values] for step, values in self._rows], "reported": reported}
+        return {"debugger": self._debugger.state_dict(), "reported": reported}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from what was seen up to a checkpoint."""
-        self._debugger = replace(self._debugger)
-        self._rows.clear()
-        for step, values in state["rows"]:
-            self._rows.append((step, values))
-            self._debugger.feed(step, values)
+        self._debugger.load_state_dict(state["debugger"])
         self._reported = {(failure, layer, rank): step for failure, layer, rank, step in state["reported"]}
         self._glance = Glance()
 

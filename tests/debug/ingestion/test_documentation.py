@@ -12,6 +12,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[3]
 MODULES = (
     "debugger",
+    "online",
     "ingestion.log_ingestor",
     "ingestion.metric_ingestor",
     "signals.gradients",

@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
 from holdfast.debug.ingestion.table import Column
-from holdfast.debug.thinning import kept_rows
 
 __all__ = ["CONFIG_FIELDS", "ColumnBuilder", "columns_from_batches"]
 
@@ -83,26 +82,37 @@ class ColumnBuilder:
             entry[0].append(row)
             entry[1].append(value)
 
-    def thin(self, most: int) -> bool:
-        """Hold the older records more coarsely until no more than ``most`` are held; whether any went."""
-        before = self.count
-        while self.count > most:
-            odd = [
-                row
-                for rows, values in self._cells.values()
-                for row, value in zip(rows, values, strict=True)
-                if _not_finite(value)
-            ]
-            kept = kept_rows(self._origins, [rows for rows, _ in self._cells.values()], odd).tolist()
-            place = {row: number for number, row in enumerate(kept)}
-            self._origins = [self._origins[row] for row in kept]
-            self.count = len(kept)
-            for name, (rows, values) in list(self._cells.items()):
-                pairs = [(place[row], value) for row, value in zip(rows, values, strict=True) if row in place]
-                self._cells[name] = ([row for row, _ in pairs], [value for _, value in pairs])
-                if not pairs:
-                    del self._cells[name]
-        return self.count < before
+    def __len__(self) -> int:
+        return self.count
+
+    def origins(self) -> NDArray[np.int64]:
+        """Return, for each record held, which record of the log it was."""
+        return np.array(self._origins, dtype=np.int64)
+
+    def fields(self) -> list[NDArray[np.int64]]:
+        """Return, for each field, the records it stands in."""
+        return [np.array(rows, dtype=np.int64) for rows, _ in self._cells.values()]
+
+    def odd(self) -> NDArray[np.int64]:
+        """Return the records with a value that is not finite."""
+        odd = {
+            row
+            for rows, values in self._cells.values()
+            for row, value in zip(rows, values, strict=True)
+            if _not_finite(value)
+        }
+        return np.array(sorted(odd), dtype=np.int64)
+
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Hold these records only, numbered anew."""
+        place = {row: number for number, row in enumerate(rows.tolist())}
+        self._origins = [self._origins[row] for row in place]
+        self.count = len(place)
+        for name, (own, values) in list(self._cells.items()):
+            pairs = [(place[row], value) for row, value in zip(own, values, strict=True) if row in place]
+            self._cells[name] = ([row for row, _ in pairs], [value for _, value in pairs])
+            if not pairs:
+                del self._cells[name]
 
     def add_batch(self, batch: pa.RecordBatch) -> None:
         """Add the columns of one Arrow batch."""

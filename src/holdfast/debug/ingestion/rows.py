@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import math
 from array import array
 from collections.abc import Mapping
@@ -17,7 +18,6 @@ from holdfast.debug.ingestion.names import STEP_NAMES, Meaning, meaning_of, plai
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
-from holdfast.debug.thinning import kept_rows
 from holdfast.debug.types import Signal
 
 __all__ = ["RowCollector", "number_of"]
@@ -141,38 +141,58 @@ class RowCollector:
                 return True
         return False
 
-    def thin(self, most: int) -> bool:
-        """Hold the older rows more coarsely until no more than ``most`` are held; whether any went."""
-        before = len(self._steps)
-        while len(self._steps) > most:
-            fields = [np.frombuffer(rows, dtype=np.int64) for rows in self._rows.values()]
-            odd = np.concatenate(
-                [
-                    np.frombuffer(self._rows[name], dtype=np.int64)[~np.isfinite(np.frombuffer(values))]
-                    for name, values in self._values.items()
-                ]
-            )
-            self._keep(kept_rows(np.frombuffer(self._lines, dtype=np.int64), fields, odd))
-        return len(self._steps) < before
+    def origins(self) -> NDArray[np.int64]:
+        """Return, for each row held, the line it came from."""
+        return np.array(self._lines, dtype=np.int64)
+
+    def fields(self) -> list[NDArray[np.int64]]:
+        """Return, for each field, the rows it stands in."""
+        return [np.array(rows, dtype=np.int64) for rows in self._rows.values()]
+
+    def odd(self) -> NDArray[np.int64]:
+        """Return the rows with a value that is not finite."""
+        odd = [
+            np.array(self._rows[name], dtype=np.int64)[~np.isfinite(np.array(values, dtype=np.float64))]
+            for name, values in self._values.items()
+        ]
+        return np.unique(np.concatenate(odd)) if odd else np.empty(0, dtype=np.int64)
 
     def forget_after(self, step: float) -> None:
         """Drop every row beyond ``step``, as if it had not been written."""
-        self._keep(np.flatnonzero(~(np.array(self._steps, dtype=np.float64) > step)))
+        self.keep(np.flatnonzero(~(np.array(self._steps, dtype=np.float64) > step)))
 
-    def _keep(self, kept: NDArray[np.int64]) -> None:
+    def keep(self, rows: NDArray[np.int64]) -> None:
+        """Hold these rows only, numbered anew."""
+        kept = rows
         place = np.full(len(self._steps), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         self._marks = [int(np.searchsorted(kept, mark)) for mark in self._marks]
         self._steps = array("d", np.array(self._steps, dtype=np.float64)[kept].tobytes())
         self._epochs = array("d", np.array(self._epochs, dtype=np.float64)[kept].tobytes())
         self._lines = array("q", np.array(self._lines, dtype=np.int64)[kept].tobytes())
-        for name, rows in self._rows.items():
-            places = place[np.array(rows, dtype=np.int64)]
+        for name, own in self._rows.items():
+            places = place[np.array(own, dtype=np.int64)]
             self._values[name] = array("d", np.array(self._values[name])[places >= 0].tobytes())
             self._rows[name] = array("q", places[places >= 0].tobytes())
-        for name, rows in self._blanks.items():
-            places = place[np.array(rows, dtype=np.int64)]
+        for name, own in self._blanks.items():
+            places = place[np.array(own, dtype=np.int64)]
             self._blanks[name] = array("q", places[places >= 0].tobytes())
+
+    def state(self) -> dict[str, Any]:
+        """Return the steps and the values of every field, as text that JSON holds exactly."""
+        return {
+            "steps": _text(self._steps),
+            "lines": _text(self._lines),
+            "fields": {name: [_text(self._rows[name]), _text(values)] for name, values in self._values.items()},
+        }
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Hold what :meth:`state` gave, and nothing else."""
+        self._steps, self._lines = array("d", _bytes(state["steps"])), array("q", _bytes(state["lines"]))
+        self._epochs = array("d", [math.nan]) * len(self._steps)
+        self._rows = {name: array("q", _bytes(rows)) for name, (rows, _) in state["fields"].items()}
+        self._values = {name: array("d", _bytes(values)) for name, (_, values) in state["fields"].items()}
+        self._blanks, self._marks = {}, []
 
     def _say_once(self, note: str) -> None:
         if note not in self.notes:
@@ -262,6 +282,14 @@ class RowCollector:
         """Return signals, notes and events of everything collected, as one run."""
         reading = self.reading(kinds=kinds, divide=False)
         return reading.signals, reading.notes, reading.events
+
+
+def _text(numbers: array[Any]) -> str:
+    return base64.b64encode(numbers.tobytes()).decode("ascii")
+
+
+def _bytes(text: str) -> bytes:
+    return base64.b64decode(text, validate=True)
 
 
 def _override(name: str, kind: str) -> Meaning:

@@ -24,6 +24,7 @@ from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.thinning import thin
 from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
@@ -182,7 +183,7 @@ class _TextReading(LineReading):
     def thin(self, most: int) -> bool:
         if len(self._overflows) > most:
             del self._overflows[: most // 2 : 2]
-        return self._reader.rows.thin(most)
+        return thin(self._reader.rows, most)
 
     def so_far(self) -> RunLog:
         going_on = self._reader

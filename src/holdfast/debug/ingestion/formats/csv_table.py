@@ -23,6 +23,7 @@ from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, 
 from holdfast.debug.ingestion.record_columns import ColumnBuilder, columns_from_batches
 from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.thinning import thin
 
 __all__ = ["CsvFormat"]
 
@@ -138,7 +139,7 @@ class _CsvReading(LineReading):
         self._builder.add_row({name: cell for name, cell in zip(self._header, row, strict=False) if cell})
 
     def thin(self, most: int) -> bool:
-        return self._builder.thin(most)
+        return thin(self._builder, most)
 
     def so_far(self) -> RunLog:
         return self.close()  # Nothing is held back, and nothing is used up.

@@ -19,6 +19,7 @@ from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, 
 from holdfast.debug.ingestion.record_columns import CONFIG_FIELDS, ColumnBuilder
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.structures import flatten_record
+from holdfast.debug.thinning import thin
 from holdfast.debug.types import Coverage
 
 __all__ = ["JsonLinesFormat"]
@@ -97,7 +98,7 @@ class _JsonReading(LineReading):
         self._builder.add_row(flatten_record(record))
 
     def thin(self, most: int) -> bool:
-        return self._builder.thin(most)
+        return thin(self._builder, most)
 
     def so_far(self) -> RunLog:
         return self.close()  # Nothing is held back, and nothing is used up.
