@@ -142,7 +142,9 @@ def _damage(path: Path) -> str | None:
         report = verify_checkpoint(path)
     except HoldfastError as error:
         return str(error)
-    return None if report.sound else f"{report.damaged[0].tensor}: {report.damaged[0].problem}"
+    if report.sound:
+        return None
+    return f"{report.damaged[0].tensor}: {report.damaged[0].problem}" if report.damaged else "it is incomplete"
 
 
 def load_checkpoint(

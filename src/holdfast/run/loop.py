@@ -149,6 +149,10 @@ class Loop:
             attempt.stopwatch.lap(bucket)
             self._watchdog.mark("step", attempt.step)
 
+    def forget_measurements(self) -> None:
+        """Drop what the hooks measured of steps that are not the run's."""
+        self._gauge.take()
+
     # --- between two steps -----------------------------------------------------------------------------------------
 
     def _settle(self) -> None:

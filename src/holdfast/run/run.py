@@ -21,6 +21,7 @@ from holdfast.run.monitor import Monitor
 from holdfast.run.options import RunOptions
 from holdfast.run.policy import Policy
 from holdfast.run.reactions import Reactions
+from holdfast.run.rehearsal import Rehearsal, rehearsing
 from holdfast.run.rollback import RollbackOptions
 from holdfast.run.run_log import RunLog
 from holdfast.run.snapshot import Components, Stateful
@@ -193,6 +194,29 @@ class Run:
         with loop.apart("evaluation"):
             yield evaluation
         loop.attempt.event("evaluation", name=name, step=loop.attempt.step, figures=evaluation.figures)
+
+    @contextlib.contextmanager
+    def rehearsing(self, step: int) -> Iterator[Rehearsal]:
+        """Make recorded steps again from the newest good checkpoint at or before a step; the run stays as it is.
+
+        Yields:
+            a ``Rehearsal``, whose ``take_step()`` returns a step's record as the log would have it.
+        """
+        loop = self._loop
+        with contextlib.ExitStack() as stack:
+            if loop is not None:
+                stack.enter_context(loop.apart("evaluation"))
+                stack.callback(loop.forget_measurements)
+            yield stack.enter_context(
+                rehearsing(
+                    self.folder,
+                    self.components,
+                    self._train_step,
+                    step=step,
+                    accumulate=self._accumulate,
+                    ranks=loop.attempt.ranks if loop is not None else None,
+                )
+            )
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

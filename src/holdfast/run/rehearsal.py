@@ -1,0 +1,204 @@
+"""Rehearsals: recorded steps run again with the program's own step function, without a trace in the run.
+
+The step function holds on to its own model and optimizer, so a rehearsal borrows them: everything is copied aside, a
+checkpoint is put in its place, steps are made, and at the end everything is put back bit for bit, generators and
+loader included. The run's files are only read. Replay, blame and proof are built on this.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+
+from holdfast.errors import ConfigError, RunError
+from holdfast.run.checkpoints import Checkpoints, Found
+from holdfast.run.cure import cures_for
+from holdfast.run.gauge import Gauge
+from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.layout import RunFolder
+from holdfast.run.optimizer_state import collect_optimizer, parameter_names, restore_optimizer
+from holdfast.run.ranks import Ranks
+from holdfast.run.run_log import Record, RunLog
+from holdfast.run.snapshot import Components
+from holdfast.run.step_record import StepRecord
+
+__all__ = ["Held", "Rehearsal", "rehearsing"]
+
+
+class Held:
+    """A copy of everything a training step can change, in memory.
+
+    Args:
+        components: what is copied.
+    """
+
+    def __init__(self, components: Components) -> None:
+        self._components = components
+        model = components.model
+        self._tensors = {name: value.detach().clone() for name, value in _tensors_of(model).items()}
+        self._gradients = [parameter.grad for parameter in model.parameters()]
+        self._modes = [module.training for module in model.modules()]
+        tensors, rest = collect_optimizer(components.optimizers, parameter_names(model))
+        self._optimizer = {
+            name: {field: value.clone() for field, value in fields.items()} for name, fields in tensors.items()
+        }
+        self._rest = copy.deepcopy(rest)
+        stateful = {**components.parts, "loader": components.loader}
+        if components.metrics is not None:
+            stateful["metrics"] = components.metrics
+        self._states = {name: (part, copy.deepcopy(part.state_dict())) for name, part in stateful.items()}
+        self._generators = generator_states()
+
+    def put_back(self) -> None:
+        """Put everything back as it was, as often as needed."""
+        model = self._components.model
+        with torch.no_grad():
+            for name, value in _tensors_of(model).items():
+                value.copy_(self._tensors[name])
+        for parameter, gradient in zip(model.parameters(), self._gradients, strict=True):
+            parameter.grad = gradient
+        for module, mode in zip(model.modules(), self._modes, strict=True):
+            module.training = mode
+        tensors = {
+            name: {field: value.clone() for field, value in fields.items()} for name, fields in self._optimizer.items()
+        }
+        rest = copy.deepcopy(self._rest)
+        restore_optimizer(self._components.optimizers, parameter_names(model), tensors, rest)
+        for part, state in self._states.values():
+            part.load_state_dict(copy.deepcopy(state))
+        restore_generators(self._generators)
+
+
+def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
+    """Return every parameter and buffer, those that are not saved included."""
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class Rehearsal:
+    """Steps made again from a checkpoint.
+
+    Attributes:
+        components: the borrowed parts; a counterfactual masks or skips samples of ``components.loader``.
+        checkpoint: what it began from.
+        step: the next step.
+    """
+
+    def __init__(
+        self,
+        components: Components,
+        log: RunLog,
+        checkpoint: Found,
+        ranks: Ranks,
+        train_step: Callable[[Any], Any],
+        accumulate: int,
+    ) -> None:
+        self.components = components
+        self.checkpoint = checkpoint
+        self._ranks = ranks
+        self._train_step = train_step
+        self._accumulate = accumulate
+        self._cures = cures_for(log.events(), checkpoint.step)
+        self._recorded = {record["step"]: record for record in log.steps(ranks.rank)}
+        self._gauge = Gauge(components.model, components.optimizers, grad_norm=True, stats_every=1)
+        self._begin()
+        self._start = Held(components)
+
+    def _begin(self) -> None:
+        for parameter in self.components.model.parameters():
+            parameter.grad = None
+        restored = self.components.restore(self.checkpoint.path, self._ranks)
+        for cure in self._cures:
+            cure.apply(self.components, set())
+        self.step: int = restored.position["step"]
+        self._batch: int = restored.position["batch"]
+        self._first = (self.step, self._batch)
+        self._iterator: Iterator[Any] | None = None
+
+    def rewind(self) -> None:
+        """Go back to the checkpoint, from memory; masks and skips made since are forgotten."""
+        self._start.put_back()
+        self.step, self._batch = self._first
+        self._iterator = None
+
+    def recorded(self, step: int) -> Record | None:
+        """Return what the run's log says of a step; None if it was never made."""
+        return self._recorded.get(step)
+
+    def take_step(self, *, layers: bool = False) -> Record:
+        """Make the next step; returns its record as the log would have it, but for its times.
+
+        Args:
+            layers: measure every layer's gradient and weights too.
+        """
+        known = self._recorded.get(self.step)
+        count = known["batches"][1] - known["batches"][0] if known is not None else self._accumulate
+        batches = [self._next_batch() for _ in range(count)]
+        self._gauge.wants_layers = lambda: layers
+        self._gauge.take()
+        made = self._train_step(batches[0] if self._accumulate == 1 and count == 1 else batches)
+        fields = dict(made) if isinstance(made, Mapping) else {"loss": made}
+        loss, norm = fields.pop("loss", None), fields.pop("grad_norm", None)
+        record = StepRecord(self.step, (self._batch - count, self._batch), loss, norm, fields)
+        record.rate, record.sharded = self._gauge.rate, self._gauge.sharded
+        record.grad_norms, record.weight_norms, record.layers = self._gauge.take()
+        self.step += 1
+        return record.fields()
+
+    def run_to(self, step: int) -> list[Record]:
+        """Make steps until this one is next; returns their records."""
+        if step < self.step:
+            raise RunError("a rehearsal only goes forward", step=step, next_step=self.step, hint="rewind it first")
+        return [self.take_step() for _ in range(step - self.step)]
+
+    def _next_batch(self) -> Any:
+        loader = self.components.loader
+        if self.components.has_order:
+            batch = loader.batch_at(self._batch)
+        else:
+            self._iterator = iter(loader) if self._iterator is None else self._iterator
+            batch = next(self._iterator)
+        self._batch += 1
+        return batch
+
+    def close(self) -> None:
+        """Remove the hooks."""
+        self._gauge.close()
+
+
+@contextmanager
+def rehearsing(
+    folder: RunFolder,
+    components: Components,
+    train_step: Callable[[Any], Any] | None,
+    *,
+    step: int,
+    accumulate: int = 1,
+    ranks: Ranks | None = None,
+) -> Iterator[Rehearsal]:
+    """Rehearse from the newest good checkpoint at or before a step; all ranks call it.
+
+    Raises:
+        ConfigError: the run does not know how to make a step.
+        RunError: there is no good checkpoint from before the step.
+    """
+    if train_step is None:
+        raise ConfigError(
+            "steps can only be made again where the step is a function", hint="pass train_step= to Run and use train()"
+        )
+    ranks = ranks or Ranks.joined()
+    found = Checkpoints(folder, ranks, keep=1).newest(not_after=step)
+    if found is None or found.step < 0:
+        raise RunError("there is no good checkpoint at or before this step", step=step, folder=str(folder.root))
+    held = Held(components)
+    rehearsal: Rehearsal | None = None
+    try:
+        rehearsal = Rehearsal(components, RunLog(folder.root), found, ranks, train_step, accumulate)
+        yield rehearsal
+    finally:
+        if rehearsal is not None:
+            rehearsal.close()
+        held.put_back()
