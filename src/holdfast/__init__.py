@@ -92,6 +92,7 @@ if TYPE_CHECKING:
     from holdfast.sources import TokenFileSource as TokenFileSource
     from holdfast.stream import CheckpointState as CheckpointState
     from holdfast.stream import DatasetInfo as DatasetInfo
+    from holdfast.stream import ForwardMixture as ForwardMixture
     from holdfast.stream import HFIterableDataset as HFIterableDataset
     from holdfast.stream import HFStreamingDataset as HFStreamingDataset
     from holdfast.stream import InterleavedDataset as InterleavedDataset
@@ -180,6 +181,7 @@ _HOME: dict[str, str] = {
     "TokenFileSource": "holdfast.sources",
     "CheckpointState": "holdfast.stream",
     "DatasetInfo": "holdfast.stream",
+    "ForwardMixture": "holdfast.stream",
     "HFIterableDataset": "holdfast.stream",
     "HFStreamingDataset": "holdfast.stream",
     "InterleavedDataset": "holdfast.stream",

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from concurrent.futures import Executor, Future, ThreadPoolExecutor
-from typing import Any, cast
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordinate.standby import Standby
-from holdfast.stream.chunk import Chunk
+from holdfast.stream.batch import Batch
 
 
 class ByHand(Executor):
@@ -32,8 +32,8 @@ class ByHand(Executor):
         self.pending.clear()
 
 
-def read(chunk: int) -> Chunk:
-    return Chunk(cast(Any, [chunk]))  # what is in it does not matter here, only whose it is
+def read(chunk: int) -> list[Batch]:
+    return [Batch(chunk, 0, 0, None)]  # what is in it does not matter here, only whose it is
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def pool() -> Iterator[ThreadPoolExecutor]:
 def test_a_chunk_read_ahead_is_handed_over_once_and_not_read_again(pool: ThreadPoolExecutor) -> None:
     reads: list[int] = []
 
-    def counted(chunk: int) -> Chunk:
+    def counted(chunk: int) -> list[Batch]:
         reads.append(chunk)
         return read(chunk)
 
@@ -53,13 +53,13 @@ def test_a_chunk_read_ahead_is_handed_over_once_and_not_read_again(pool: ThreadP
     standby.prefetch(pool, [7])
     content = standby.take(7)
     assert content is not None
-    assert content.result().offsets == [7]
+    assert content.result()[0].step == 7
     assert (reads, standby.read) == ([7], 1)
     assert standby.take(7) is None
 
 
 def test_a_read_that_failed_is_left_to_whoever_takes_the_chunk_over(pool: ThreadPoolExecutor) -> None:
-    def broken(chunk: int) -> Chunk:
+    def broken(chunk: int) -> list[Batch]:
         raise OSError("the disk was away")
 
     standby = Standby(broken, 2)

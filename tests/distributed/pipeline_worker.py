@@ -30,6 +30,7 @@ from holdfast.metrics import (
 )
 from holdfast.sources import ArraySource
 from holdfast.stream import (
+    ForwardMixture,
     HFIterableDataset,
     HFStreamingDataset,
     InterleavedDataset,
@@ -157,9 +158,9 @@ def streamed() -> HFStreamingDataset:
     return HFStreamingDataset(stream, name="web", seed=6, window=4)
 
 
-def half_streamed(folder: Path) -> InterleavedDataset:
+def half_streamed(folder: Path) -> ForwardMixture:
     """What can only be read forwards, mixed with what is stored."""
-    return InterleavedDataset([streamed(), chat_of(folder)], {"web": 1, "chat": 1}, seed=8, name="half")
+    return ForwardMixture([streamed(), chat_of(folder)], {"web": 1, "chat": 1}, seed=8, name="half")
 
 
 def ids_of(dataset: Iterable[Mapping[str, Any]], count: int) -> list[int]:

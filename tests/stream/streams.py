@@ -10,7 +10,7 @@ import datasets
 import numpy as np
 
 from holdfast.sources import ArraySource
-from holdfast.stream import DatasetInfo, HFStreamingDataset, InterleavedDataset, StreamDataset, TuneIterableDataset
+from holdfast.stream import DatasetInfo, ForwardMixture, HFStreamingDataset, StreamDataset, TuneIterableDataset
 
 __all__ = [
     "LENGTHS",
@@ -78,10 +78,10 @@ def web(name: str = "web", **options: Any) -> HFStreamingDataset:
     return streamed(**{"name": name, "output_transform": told(name), **options})
 
 
-def mixture(weights: Any = None, *, seed: int = 5, **options: Any) -> InterleavedDataset:
+def mixture(weights: Any = None, *, seed: int = 5, **options: Any) -> ForwardMixture:
     """A stored dataset beside an inner mixture of one streamed and one stored."""
-    inner = InterleavedDataset([web(**options), stored("code", 30)], {"web": 2, "code": 1}, name="inner")
-    return InterleavedDataset([stored(), inner], weights or WEIGHTS, seed=seed, name="mix")
+    inner = ForwardMixture([web(**options), stored("code", 30)], {"web": 2, "code": 1}, name="inner")
+    return ForwardMixture([stored(), inner], weights or WEIGHTS, seed=seed, name="mix")
 
 
 def marks(samples: Any) -> list[tuple[str, int]]:

@@ -61,9 +61,8 @@ def test_a_dataset_never_ends_and_passes_through_every_sample_in_each_epoch() ->
     assert seen[:7] != seen[7:14]
 
 
-@pytest.mark.parametrize("stop", ["first_exhausted"])
-def test_a_dataset_that_stops_stops_when_iterated(stop: str) -> None:
-    dataset = StreamDataset(numbers(11), name="a", stop=stop)
+def test_a_dataset_that_stops_stops_when_iterated() -> None:
+    dataset = StreamDataset(numbers(11), name="a", stop="first_exhausted")
     assert sorted(indices(dataset)) == [(0, i) for i in range(11)]
     assert list(dataset) == []
 
@@ -120,7 +119,7 @@ def test_a_state_of_other_data_is_refused_and_the_child_that_differs_named() -> 
 
 
 def test_a_value_that_is_no_state_is_refused() -> None:
-    with pytest.raises(StateError, match="not the state of a dataset"):
+    with pytest.raises(StateError, match=r"invalid dataset state|not a dataset state"):
         dataset_of({"a": 10}).load_state_dict({"position": "far"})
 
 

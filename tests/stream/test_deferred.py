@@ -39,18 +39,19 @@ class Failing(ArraySource):
 
 
 @given(st.integers(1, 40), st.integers(0, 30), st.integers(1, 3), st.integers(0, 3))
-def test_any_deferred_chunk_holds_the_batches_of_one_read_ahead(batch: int, step: int, world: int, number: int) -> None:
+def test_any_lazy_reading_holds_the_batches_of_one_read_ahead(batch: int, step: int, world: int, number: int) -> None:
     loader = loader_over(wide(), batch_size=batch, world_size=world, rank=world - 1)
-    steps = loader._delivery.step_reader(min(step, ROWS // batch // world), loader.schedule.total_steps)
-    number = min(number, (steps.chunks() or 1) - 1)
-    now, later = steps.read(number), steps.read(number, deferred=True)
-    assert later.deferred is not None
-    assert later.offsets == now.offsets
-    for place in range(len(now)):
-        found, expected = later.batch(place), now.batch(place)
-        assert found.keys() == expected.keys()
-        assert all(torch.equal(found[name], expected[name]) for name in found)
-    assert later.deferred.copy(0, later.offsets[-1])[1] == now.bytes_read
+    first = min(step, ROWS // batch // world)
+    steps = range(first, min(first + 1 + number, loader.schedule.total_steps or 1))
+    reader = loader._reader(first)
+    now, later = reader(steps), reader(steps, lazy=True)
+    assert later.lazy
+    assert later.counts.bytes_read == 0
+    for found, expected in zip(later.batches, now.batches, strict=True):
+        assert found[:3] == expected[:3]
+        lazy, made = found.make(), expected.make()
+        assert lazy.keys() == made.keys()
+        assert all(torch.equal(lazy[name], made[name]) for name in made)
 
 
 @pytest.mark.parametrize(
@@ -64,8 +65,8 @@ def test_any_deferred_chunk_holds_the_batches_of_one_read_ahead(batch: int, step
     ],
     ids=["ragged", "objects", "other byte order", "strided", "reads in its own way"],
 )
-def test_where_reading_is_more_than_copying_nothing_is_deferred(source: ArraySource) -> None:
-    assert loader_over(source, batch_size=2)._delivery.step_reader(0, None).read(1, deferred=True).deferred is None
+def test_where_reading_is_more_than_copying_nothing_is_lazy(source: ArraySource) -> None:
+    assert not loader_over(source, batch_size=2)._reader(0)(range(1, 3), lazy=True).lazy
 
 
 def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_counted_then() -> None:

@@ -184,7 +184,7 @@ def test_a_filter_leaves_full_batches_a_known_length_and_whole_epochs(chat: Path
 
 
 def test_a_filtered_source_is_a_source_and_says_where_its_samples_came_from(chat: Path) -> None:
-    source = HFIterableDataset.from_json(chat, name="chat", filter_fn=is_short).leaves[0].source
+    source = HFIterableDataset.from_json(chat, name="chat", filter_fn=is_short).sources[0].source
     assert isinstance(source, FilteredSource)
     check_source(source)
     assert source.kept.tolist() == [row["id"] for row in ROWS if is_short(row)]
@@ -197,7 +197,7 @@ def test_a_filter_keeps_the_shards_that_windows_are_shuffled_in(tmp_path: Path) 
     dataset = HFIterableDataset.from_folder(
         tmp_path, name="chat", shuffle="window", filter_fn=lambda row: row["id"] >= 10 and row["id"] % 2 == 0
     )
-    assert dataset.leaves[0].source.shards() == [5, 5, 5]
+    assert dataset.sources[0].source.shards() == [5, 5, 5]
     assert sorted(int(s["id"]) for s in islice(dataset, 15)) == list(range(10, 40, 2))
 
 

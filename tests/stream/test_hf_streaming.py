@@ -29,8 +29,8 @@ from holdfast.errors import (
 )
 from holdfast.metrics import MetricsAggregator, StandardMetricTransform, collate_with_metrics
 from holdfast.stream import HFStreamingDataset, StreamingShardLoader
-from holdfast.stream.shard_queue import ShardQueue, StreamIdentity
-from holdfast.stream.share import Share
+from holdfast.stream.forward.shard_queue import ShardQueue, StreamIdentity
+from holdfast.stream.process import Process
 from holdfast.testing import assert_exact_resume
 
 
@@ -114,14 +114,14 @@ def test_resuming_reads_one_window_again_at_most() -> None:
 
 
 def run(
-    share: Share, state: dict[str, Any] | None, count: int, *, before_epoch: int = 10**9
+    process: Process, state: dict[str, Any] | None, count: int, *, before_epoch: int = 10**9
 ) -> tuple[list[tuple[int, int]], dict[str, Any]]:
     """Read as one of several processes, up to an epoch; return (epoch, id) of each sample, and the state."""
     reader = dataset()
     if state is not None:
         reader.load_state_dict(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stream.hf_streaming.share_of_process", lambda _: share)
+        patch.setattr("holdfast.stream.forward.base.this_process", lambda _: process)
         found = ((reader._queue.parts[0].epoch, int(sample["id"])) for sample in islice(reader, count))
         seen = list(takewhile(lambda pair: pair[0] < before_epoch, found))
         return seen, json.loads(json.dumps(reader.state_dict()))
@@ -134,12 +134,12 @@ def test_however_often_the_processes_change_in_number_no_sample_is_lost_or_repea
     state: dict[str, Any] | None = None
     for _ in range(data.draw(st.integers(1, 4))):
         total = data.draw(st.integers(1, SHARDS))
-        parts = [run(Share(number, total), state, data.draw(st.integers(0, 70))) for number in range(total)]
+        parts = [run(Process(number, total), state, data.draw(st.integers(0, 70))) for number in range(total)]
         seen += [pair for got, _ in parts for pair in got]
         state = HFStreamingDataset.merge_states([left for _, left in parts])
     assert state is not None
     # What is left of the epochs begun, read by one process, completes every one of them.
-    seen += run(Share(0, 1), state, 10**6, before_epoch=state["next_epoch"])[0]
+    seen += run(Process(0, 1), state, 10**6, before_epoch=state["next_epoch"])[0]
     assert sorted(seen) == [(epoch, i) for epoch in range(state["next_epoch"]) for i in range(TOTAL)]
 
 
@@ -179,9 +179,9 @@ def test_the_states_of_a_stateful_data_loaders_workers_merge_for_another_number_
 
 
 def test_a_state_of_another_process_is_refused_until_merged() -> None:
-    _, state = run(Share(0, 2), None, 10)
-    _, other = run(Share(1, 2), None, 10)
-    for share in (Share(1, 2), Share(0, 3)):
+    _, state = run(Process(0, 2), None, 10)
+    _, other = run(Process(1, 2), None, 10)
+    for share in (Process(1, 2), Process(0, 3)):
         with pytest.raises(StateMismatchError, match="merge_states"):
             run(share, state, 1)
     with pytest.raises(StateError, match="every process"):
@@ -217,8 +217,8 @@ def test_a_foreign_or_newer_state_is_refused() -> None:
         dataset().load_state_dict({**dataset().state_dict(), "version": 99})
     with pytest.raises(StateMismatchError, match="different streams"):
         ShardQueue.merge([
-            ShardQueue(StreamIdentity("a", 0, 2, 1, True), Share(0, 2)),
-            ShardQueue(StreamIdentity("b", 0, 2, 1, True), Share(1, 2)),
+            ShardQueue(StreamIdentity("a", 0, 2, 1, True), Process(0, 2)),
+            ShardQueue(StreamIdentity("b", 0, 2, 1, True), Process(1, 2)),
         ])  # fmt: skip
 
 

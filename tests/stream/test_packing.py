@@ -15,8 +15,9 @@ from tests.stream.jobs import numbers
 
 from holdfast.errors import StreamError
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
-from holdfast.stream.chunk import Chunk
+from holdfast.stream.batch import Batch, Made
 from holdfast.stream.packing import SMALL_BYTES, pack, unpack
+from holdfast.stream.reading import Reading
 
 DTYPES = [torch.int64, torch.int32, torch.float32, torch.bfloat16, torch.bool, torch.complex64]
 
@@ -29,12 +30,14 @@ tensors = st.builds(
 values = st.one_of(tensors, st.lists(tensors, max_size=5), st.text(max_size=3), st.tuples(tensors, st.integers()))
 
 
+def reading_of(batches: list[dict[str, Any]]) -> Reading:
+    return Reading([Batch(number, number, number + 1, Made(batch)) for number, batch in enumerate(batches)])
+
+
 def sent(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Go the way from worker to parent, pickled in between."""
-    packed = pickle.loads(ForkingPickler.dumps(pack(Chunk([0, len(batches)], batches=batches))))  # noqa: S301
-    found = unpack(packed).batches
-    assert found is not None
-    return found
+    packed = pickle.loads(ForkingPickler.dumps(pack(reading_of(batches))))  # noqa: S301
+    return [batch.make() for batch in unpack(packed).batches]
 
 
 def assert_same(found: Any, expected: Any) -> None:
@@ -59,12 +62,12 @@ def test_any_batches_arrive_as_they_were_sent(batches: list[dict[str, Any]]) -> 
 
 def test_samples_of_one_dtype_travel_in_one_tensor() -> None:
     batches = [{"ids": [torch.arange(n) for n in range(64)], "label": torch.zeros(64)} for _ in range(8)]
-    assert [len(tensor) for tensor in pack(Chunk([0], batches=batches)).tensors] == [8 * 64, 8 * 63 * 64 // 2]
+    assert [len(tensor) for tensor in pack(reading_of(batches)).tensors] == [8 * 64, 8 * 63 * 64 // 2]
 
 
 def test_large_tensors_and_those_with_a_history_travel_as_they_are() -> None:
     large, learned = torch.zeros(SMALL_BYTES + 1, dtype=torch.uint8), torch.ones(2, requires_grad=True)
-    packed = pack(Chunk([0], batches=[{"a": large, "b": learned, "c": torch.ones(2).to_sparse()}]))
+    packed = pack(reading_of([{"a": large, "b": learned, "c": torch.ones(2).to_sparse()}]))
     assert packed.tensors[0] is large
     assert packed.tensors[1] is learned
     assert packed.tensors[2].is_sparse

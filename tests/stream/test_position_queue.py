@@ -5,8 +5,8 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.stream.position_queue import PositionQueue, Run
-from holdfast.stream.share import Share
+from holdfast.stream.forward.position_queue import PositionQueue, Run
+from holdfast.stream.process import Process
 
 
 def taken(queue: PositionQueue, count: int) -> tuple[list[int], PositionQueue]:
@@ -26,7 +26,7 @@ def runs(draw: st.DrawFn) -> tuple[Run, ...]:
 
 @given(runs(), st.integers(1, 20))
 def test_what_was_left_behind_is_dealt_evenly_and_each_position_once(left: tuple[Run, ...], total: int) -> None:
-    queues = [PositionQueue(None, left, 10_000).dealt_to(Share(n, total), dataset="mix") for n in range(total)]
+    queues = [PositionQueue(None, left, 10_000).assigned_to(Process(n, total), dataset="mix") for n in range(total)]
     parts = [taken(queue, sum(run.length for run in queue.left))[0] for queue in queues]
     everything = [run.first + run.step * place for run in left for place in range(run.length)]
     assert sorted(position for part in parts for position in part) == everything
@@ -38,10 +38,10 @@ def test_what_was_taken_and_what_merged_states_leave_is_all_of_it_once(
     left: tuple[Run, ...], counts: list[int]
 ) -> None:
     total = len(counts)
-    queues = [PositionQueue(None, left, 10_000).dealt_to(Share(n, total), dataset="mix") for n in range(total)]
+    queues = [PositionQueue(None, left, 10_000).assigned_to(Process(n, total), dataset="mix") for n in range(total)]
     read = [taken(queue, count) for queue, count in zip(queues, counts, strict=True)]
     merged = PositionQueue.merge([queue for _, queue in read], dataset="mix")
-    one = merged.dealt_to(Share(0, 1), dataset="mix")
+    one = merged.assigned_to(Process(0, 1), dataset="mix")
     rest, _ = taken(one, sum(run.length for run in one.left))
     found = sorted([position for part, _ in read for position in part] + rest)
     expected = [run.first + run.step * place for run in left for place in range(run.length)]
@@ -50,7 +50,7 @@ def test_what_was_taken_and_what_merged_states_leave_is_all_of_it_once(
 
 @given(runs(), st.integers(1, 70))
 def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[Run, ...], count: int) -> None:
-    queue = PositionQueue(None, left, 10_000).dealt_to(Share(1, 3), dataset="mix")
+    queue = PositionQueue(None, left, 10_000).assigned_to(Process(1, 3), dataset="mix")
     upcoming = queue.upcoming(count)
     assert 0 < len(upcoming) <= count
     one_by_one, after = taken(queue, len(upcoming))

@@ -23,7 +23,7 @@ from holdfast.errors import (
     TransformError,
 )
 from holdfast.sources import ArraySource
-from holdfast.stream import InterleavedDataset, StreamDataset, StreamingShardLoader
+from holdfast.stream import ForwardMixture, InterleavedDataset, StreamDataset, StreamingShardLoader
 
 # --- which sample comes when ---------------------------------------------------------------------------------------
 
@@ -38,7 +38,7 @@ def test_the_choice_of_child_is_that_of_a_mixture_with_random_access_whatever_is
     weights: list[int], streams: set[str], seed: int
 ) -> None:
     table = dict(zip("abc", weights, strict=True))
-    found = InterleavedDataset([web(n) if n in streams else stored(n) for n in "abc"], table, seed=seed)
+    found = ForwardMixture([web(n) if n in streams else stored(n) for n in "abc"], table, seed=seed)
     plain = InterleavedDataset([stored(n) for n in "abc"], table, seed=seed)
     seen = marks(islice(found, 2048))
     expected = marks(islice(plain, 2048))
@@ -62,11 +62,9 @@ def test_a_streamed_child_gives_in_a_mixture_what_it_gives_alone() -> None:
 
 
 def test_weights_of_streamed_children_may_be_their_own_or_follow_a_schedule() -> None:
-    own = InterleavedDataset([web(weight=3.0), stored()])
+    own = ForwardMixture([web(weight=3.0), stored()])
     assert Counter(name for name, _ in marks(islice(own, 1024))) == {"web": 768, "wiki": 256}
-    planned = InterleavedDataset(
-        [web(), stored()], [(0, {"wiki": 1}), (512, {"web": 1, "wiki": 1}), (1536, {"web": 1})]
-    )
+    planned = ForwardMixture([web(), stored()], [(0, {"wiki": 1}), (512, {"web": 1, "wiki": 1}), (1536, {"web": 1})])
     names = [name for name, _ in marks(islice(planned, 2000))]
     assert Counter(names[:512]) == {"wiki": 512}
     assert Counter(names[512:1536]) == {"web": 512, "wiki": 512}
@@ -86,7 +84,7 @@ def test_it_is_described_with_a_length_nobody_knows() -> None:
 @settings(max_examples=40, deadline=None)
 @given(before=st.integers(0, 700), window=st.integers(1, 30), shuffle=st.booleans())
 def test_it_resumes_exactly_from_any_sample(before: int, window: int, shuffle: bool) -> None:
-    def make() -> InterleavedDataset:
+    def make() -> ForwardMixture:
         return mixture(window=window, shuffle=shuffle)
 
     first = make()
@@ -109,7 +107,7 @@ def test_the_children_s_states_stand_under_their_names_nested_as_they_are() -> N
 
 def test_it_survives_pickling_in_the_middle_as_worker_processes_that_are_spawned_need() -> None:
     source = ArraySource({"id": np.arange(40)})
-    mixed = InterleavedDataset([StreamDataset(source, name="wiki"), streamed()], {"wiki": 1, "web": 1})
+    mixed = ForwardMixture([StreamDataset(source, name="wiki"), streamed()], {"wiki": 1, "web": 1})
     list(islice(mixed, 45))
     copied = pickle.loads(pickle.dumps(mixed))  # noqa: S301 - our own bytes, made on this line
     assert ids(islice(copied, 60)) == ids(islice(mixed, 60))
@@ -117,9 +115,9 @@ def test_it_survives_pickling_in_the_middle_as_worker_processes_that_are_spawned
 
 
 def test_a_transform_that_returns_none_passes_its_position_and_the_state_stays_exact() -> None:
-    def make() -> InterleavedDataset:
+    def make() -> ForwardMixture:
         odd = stored(transform=lambda s: told("wiki")(s) if s["id"] % 2 else None)
-        return InterleavedDataset([odd, web(filter_fn=lambda row: row["id"] % 3 == 0)], {"wiki": 1, "web": 1})
+        return ForwardMixture([odd, web(filter_fn=lambda row: row["id"] % 3 == 0)], {"wiki": 1, "web": 1})
 
     whole = marks(islice(make(), 200))
     assert {i % 2 for name, i in whole if name == "wiki"} == {1}
@@ -131,8 +129,8 @@ def test_a_transform_that_returns_none_passes_its_position_and_the_state_stays_e
 
 
 def test_a_dataset_of_ones_own_can_be_mixed_and_resumes_exactly() -> None:
-    def make() -> InterleavedDataset:
-        return InterleavedDataset([stored(), Counting()], {"wiki": 1, "own": 1})
+    def make() -> ForwardMixture:
+        return ForwardMixture([stored(), Counting()], {"wiki": 1, "own": 1})
 
     whole, first = marks(islice(make(), 150)), make()
     assert [i for name, i in whole if name == "own"] == list(range(1, 1 + sum(name == "own" for name, _ in whole)))
@@ -142,7 +140,7 @@ def test_a_dataset_of_ones_own_can_be_mixed_and_resumes_exactly() -> None:
 
 @pytest.mark.parametrize("child", [web, Counting])
 def test_a_state_loaded_while_iterating_a_mixture_takes_effect_with_the_next_sample(child: Any) -> None:
-    mixed = InterleavedDataset([stored(), child()])
+    mixed = ForwardMixture([stored(), child()])
     start, iterator = mixed.state_dict(), iter(mixed)
     whole = marks(islice(iterator, 70))
     mixed.load_state_dict(start)
@@ -150,7 +148,7 @@ def test_a_state_loaded_while_iterating_a_mixture_takes_effect_with_the_next_sam
 
 
 def test_a_child_that_ends_is_an_error_by_its_name() -> None:
-    mixed = InterleavedDataset([stored(), Counting(end=10)], {"wiki": 1, "own": 1})
+    mixed = ForwardMixture([stored(), Counting(end=10)], {"wiki": 1, "own": 1})
     with pytest.raises(StreamError, match="must be endless") as caught:
         list(islice(mixed, 100))
     assert caught.value.dataset == "own"
@@ -160,27 +158,22 @@ def test_a_child_that_ends_is_an_error_by_its_name() -> None:
 
 
 def test_the_loader_refuses_it_and_says_what_to_use() -> None:
+    mixed: Any = mixture()
     with pytest.raises(ConfigError, match="StatefulDataLoader") as caught:
-        StreamingShardLoader(mixture())
-    assert caught.value.dataset == "mix"
+        StreamingShardLoader(mixed)
+    assert caught.value.dataset == "ForwardMixture"
 
 
-@pytest.mark.parametrize("stop", ["first_exhausted", "all_exhausted"])
-def test_it_cannot_stop_when_a_child_is_exhausted_as_nobody_knows_when_that_is(stop: str) -> None:
-    with pytest.raises(MixtureError, match="cannot stop by itself") as caught:
-        InterleavedDataset([stored(), web()], stop=stop)
-    assert caught.value.streamed == ["web"]
-
-
-def test_a_mixture_with_random_access_has_nothing_to_merge() -> None:
-    mixed = InterleavedDataset([stored(), stored("code")])
-    with pytest.raises(ConfigError, match="nothing to merge"):
-        mixed.merge_states([mixed.state_dict()])
+def test_a_mixture_with_random_access_takes_no_such_child_and_says_which_does() -> None:
+    forward: Any = web()
+    with pytest.raises(MixtureError, match="ForwardMixture") as caught:
+        InterleavedDataset([stored(), forward])
+    assert caught.value.dataset == "web"
 
 
 def test_names_are_unique_among_streamed_children_too() -> None:
     with pytest.raises(MixtureError, match="same name"):
-        InterleavedDataset([stored("web"), InterleavedDataset([web()], name="inner")])
+        ForwardMixture([stored("web"), ForwardMixture([web()], name="inner")])
 
 
 def test_a_state_of_another_mixture_is_refused_and_the_child_that_differs_named() -> None:
@@ -189,7 +182,7 @@ def test_a_state_of_another_mixture_is_refused_and_the_child_that_differs_named(
         mixture({"wiki": 1, "inner": 1}).load_state_dict(state)
     assert caught.value.children == {}
     with pytest.raises(StateMismatchError) as caught:
-        InterleavedDataset([stored(length=41), web()], {"wiki": 1, "web": 1}, name="mix").load_state_dict(state)
+        ForwardMixture([stored(length=41), web()], {"wiki": 1, "web": 1}, name="mix").load_state_dict(state)
     assert caught.value.children == {"wiki": "other data, shuffle or seed", "inner": "gone", "web": "new"}
     inner: Any = mixture().children["inner"]
     with pytest.raises(StateError, match="outermost"):
@@ -198,14 +191,14 @@ def test_a_state_of_another_mixture_is_refused_and_the_child_that_differs_named(
 
 def test_a_damaged_state_is_refused() -> None:
     state = mixture().state_dict()
-    for damaged in ({**state, "left": [[1]]}, {**state, "share": 5}, {**state, "children": {"wiki": None}}):
+    for damaged in ({**state, "left": [[1]]}, {**state, "process": 5}, {**state, "children": {"wiki": None}}):
         with pytest.raises(StateError, match=r"damaged|invalid"):
             mixture().load_state_dict(damaged)
 
 
 def test_a_state_that_one_streamed_child_refuses_moves_none_of_them() -> None:
-    def pair(seed: int = 3) -> InterleavedDataset:
-        return InterleavedDataset([web("a"), web("b", seed=seed)], {"a": 1, "b": 1})
+    def pair(seed: int = 3) -> ForwardMixture:
+        return ForwardMixture([web("a"), web("b", seed=seed)], {"a": 1, "b": 1})
 
     other, mixed = pair(seed=4), pair()
     list(islice(other, 40))
@@ -224,12 +217,12 @@ def fails(sample: dict[str, Any]) -> dict[str, Any]:
 def test_a_failing_transform_is_named_by_its_child_whichever_kind_it_is() -> None:
     for children in ([stored(transform=fails), web()], [stored(), web(model_transform=fails)]):
         with pytest.raises(TransformError, match="bad row") as caught:
-            list(islice(InterleavedDataset(children, {"wiki": 1, "web": 1}), 50))
+            list(islice(ForwardMixture(children, {"wiki": 1, "web": 1}), 50))
         assert caught.value.source in ("wiki", "web")
 
 
 def test_transforms_that_leave_out_everything_raise_instead_of_reading_for_ever() -> None:
     nothing = stored(transform=lambda _: None)
-    mixed = InterleavedDataset([nothing, web()], [(0, {"wiki": 1}), (10**9, {"web": 1})])
+    mixed = ForwardMixture([nothing, web()], [(0, {"wiki": 1}), (10**9, {"web": 1})])
     with pytest.raises(EmptyPartitionError, match="whole pass"):
         next(iter(mixed))

@@ -27,8 +27,8 @@ from torch.utils.data import DataLoader
 
 from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
 from holdfast.metrics import MetricsAggregator, StandardMetricTransform, collate_with_metrics
-from holdfast.stream import InterleavedDataset
-from holdfast.stream.share import Share
+from holdfast.stream import ForwardMixture
+from holdfast.stream.process import Process
 from holdfast.testing import assert_exact_resume
 
 ignore_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")  # torchdata 0.11 asks torch for it
@@ -37,12 +37,12 @@ ignore_torchdata = pytest.mark.filterwarnings("ignore:'set_vital' is deprecated"
 # --- batches -------------------------------------------------------------------------------------------------------
 
 
-def measured() -> InterleavedDataset:
+def measured() -> ForwardMixture:
     metric = StandardMetricTransform()
-    inner = InterleavedDataset(
+    inner = ForwardMixture(
         [web(metric_transform=metric), stored("code", 30, metric_transform=metric)], {"web": 2, "code": 1}, name="inner"
     )
-    return InterleavedDataset([stored(metric_transform=metric), inner], WEIGHTS, seed=5, name="mix")
+    return ForwardMixture([stored(metric_transform=metric), inner], WEIGHTS, seed=5, name="mix")
 
 
 @ignore_torchdata
@@ -124,12 +124,11 @@ def test_the_states_of_a_stateful_data_loaders_workers_merge_for_another_number_
 # --- many processes ------------------------------------------------------------------------------------------------
 
 
-def as_process(share: Share, state: Mapping[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
+def as_process(process: Process, state: Mapping[str, Any] | None, count: int) -> tuple[list[Any], dict[str, Any]]:
     """Read as one of several processes; return whose sample, its epoch and id, and the state."""
     mixed = mixture() if state is None else resumed(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stream.streamed_mixture.share_of_process", lambda _: share)
-        patch.setattr("holdfast.stream.hf_streaming.share_of_process", lambda _: share)
+        patch.setattr("holdfast.stream.forward.base.this_process", lambda _: process)
         seen = []
         for sample in islice(mixed, count):
             child: Any = mixed.streams["web"]
@@ -147,12 +146,12 @@ def test_however_often_the_processes_change_in_number_no_position_and_no_sample_
     state: dict[str, Any] | None = None
     for _ in range(data.draw(st.integers(1, 4))):
         total = data.draw(st.integers(1, SHARDS))
-        parts = [as_process(Share(number, total), state, data.draw(st.integers(0, 60))) for number in range(total)]
+        parts = [as_process(Process(number, total), state, data.draw(st.integers(0, 60))) for number in range(total)]
         seen += [mark for got, _ in parts for mark in got]
         state = mixture().merge_states(data.draw(st.permutations([left for _, left in parts])))
     assert state is not None
     behind = sum(length for _, _, length in state["left"])
-    seen += as_process(Share(0, 1), state, behind)[0]
+    seen += as_process(Process(0, 1), state, behind)[0]
     # All positions up to one were read, each once: the ratios are exact and stored samples come as ever.
     expected = marks(islice(mixture(), state["position"]))
     assert Counter(name for name, *_ in seen) == Counter(name for name, _ in expected)
@@ -165,7 +164,7 @@ def test_however_often_the_processes_change_in_number_no_position_and_no_sample_
 @given(total=st.integers(1, SHARDS), before=st.lists(st.integers(0, 90), min_size=SHARDS, max_size=SHARDS))
 def test_every_process_resumes_exactly_from_its_own_state(total: int, before: list[int]) -> None:
     for number in range(total):
-        share = Share(number, total)
+        share = Process(number, total)
         whole, _ = as_process(share, None, before[number] + 60)
         first, state = as_process(share, None, before[number])
         after, _ = as_process(share, state, 60)
@@ -173,29 +172,29 @@ def test_every_process_resumes_exactly_from_its_own_state(total: int, before: li
 
 
 def test_merged_states_of_processes_that_go_at_one_pace_leave_nothing_behind() -> None:
-    states = [as_process(Share(number, 3), None, 20)[1] for number in range(3)]
+    states = [as_process(Process(number, 3), None, 20)[1] for number in range(3)]
     merged = mixture().merge_states(states)
-    assert (merged["position"], merged["left"], merged["share"]) == (60, [], None)
+    assert (merged["position"], merged["left"], merged["process"]) == (60, [], None)
     assert mixture().merge_states([merged]) == merged
 
 
 def test_what_a_process_that_never_began_leaves_is_left_to_the_next_ones() -> None:
-    seen, ahead = as_process(Share(0, 2), None, 30)
-    _, behind = as_process(Share(1, 2), None, 0)
+    seen, ahead = as_process(Process(0, 2), None, 30)
+    _, behind = as_process(Process(1, 2), None, 0)
     merged = mixture().merge_states([behind, ahead])
     assert (merged["position"], merged["left"]) == (60, [[1, 2, 30]])
-    more, ahead = as_process(Share(1, 2), merged, 10)
-    _, behind = as_process(Share(0, 2), merged, 0)
+    more, ahead = as_process(Process(1, 2), merged, 10)
+    _, behind = as_process(Process(0, 2), merged, 0)
     merged = mixture().merge_states([behind, ahead])
-    rest, state = as_process(Share(0, 1), merged, 20)
+    rest, state = as_process(Process(0, 1), merged, 20)
     assert (state["position"], state["left"]) == (60, [])
     taken = sorted((name, i) for name, _, i in [*seen, *more, *rest] if name != "web")
     assert taken == sorted(mark for mark in marks(islice(mixture(), 60)) if mark[0] != "web")
 
 
 def test_a_state_of_another_process_is_refused_until_merged() -> None:
-    _, state = as_process(Share(0, 2), None, 10)
-    for share in (Share(1, 2), Share(0, 3)):
+    _, state = as_process(Process(0, 2), None, 10)
+    for share in (Process(1, 2), Process(0, 3)):
         with pytest.raises(StateMismatchError, match="merge_states"):
             as_process(share, state, 1)
     for states in ([state], [state, state]):
@@ -206,14 +205,14 @@ def test_a_state_of_another_process_is_refused_until_merged() -> None:
 
 
 def test_states_that_did_not_begin_together_do_not_merge() -> None:
-    states = [as_process(Share(number, 2), None, 10)[1] for number in range(2)]
+    states = [as_process(Process(number, 2), None, 10)[1] for number in range(2)]
     states[1]["position"] += 1
     with pytest.raises(StateError, match="began together"):
         mixture().merge_states(states)
 
 
 def test_a_child_that_cannot_be_dealt_anew_is_named_when_merging() -> None:
-    mixed = InterleavedDataset([stored(), Counting()])
+    mixed = ForwardMixture([stored(), Counting()])
     with pytest.raises(StateError, match="another number of processes") as caught:
         mixed.merge_states([mixed.state_dict()])
     assert caught.value.dataset == "own"
@@ -232,7 +231,7 @@ def test_more_processes_than_shards_are_refused_before_the_first_sample(monkeypa
 
 
 def test_ranks_that_share_data_get_the_same_samples_and_the_others_the_rest(monkeypatch: pytest.MonkeyPatch) -> None:
-    shares = [as_process(Share(number, 2), None, 60)[0] for number in range(2)]
+    shares = [as_process(Process(number, 2), None, 60)[0] for number in range(2)]
     monkeypatch.setattr(torch.distributed, "is_initialized", lambda: True)
     monkeypatch.setattr(torch.distributed, "get_world_size", lambda: 4)
     for rank in range(4):  # two data-parallel ranks of two tensor-parallel ones each

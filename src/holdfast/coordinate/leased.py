@@ -28,8 +28,9 @@ from holdfast.coordinate.standby import Standby
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
-from holdfast.stream.chunk import Chunk
-from holdfast.stream.reader import Collate, Reader
+from holdfast.stream.batch import Batch
+from holdfast.stream.named_source import Collate
+from holdfast.stream.read_batches import Cut, read_batches
 
 if TYPE_CHECKING:
     from holdfast.coordinate.coordinator import StreamCoordinator
@@ -51,11 +52,11 @@ class LeasedChunk:
     chunk: int
     token: int
     positions: NDArray[np.int64]
-    _content: Chunk
+    _content: list[Batch]
     _reader: LeasedReader
 
     def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (self._content.batch(number) for number in range(len(self._content)))
+        return (batch.make() for batch in self._content)
 
     def __len__(self) -> int:
         """How many batches there are."""
@@ -127,7 +128,7 @@ class LeasedReader:
         self.client = client
         self._coordinator = coordinator
         self._seconds = coordinator.ttl / 10 if chunk_seconds is None else chunk_seconds
-        self._reader = Reader(dataset.leaves, order, collate=collate)
+        self._dataset, self._order, self._collate = dataset, order, collate
         self._lock = threading.RLock()
         self._speed = Throughput()
         self._committed = 0
@@ -156,7 +157,7 @@ class LeasedReader:
     def __iter__(self) -> Iterator[LeasedChunk]:
         """Yield leased chunks until every chunk of the job is committed, by whomever."""
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-lease")
-        waiting: deque[tuple[Lease, Future[Chunk]]] = deque()
+        waiting: deque[tuple[Lease, Future[list[Batch]]]] = deque()
         try:
             while True:
                 self._coordinator.check()
@@ -208,10 +209,11 @@ class LeasedReader:
             self._committed += len(chunk.positions)
             self._report()
 
-    def _read_chunk(self, chunk: int) -> Chunk:
+    def _read_chunk(self, chunk: int) -> list[Batch]:
         positions = self.job.positions_of(chunk)
-        offsets = [*range(0, len(positions), self.batch_size), len(positions)]
-        return self._reader.read(positions, offsets)
+        offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
+        cut = Cut(self._order, positions, offsets)
+        return read_batches(self._dataset, cut, range(len(offsets) - 1), 0, collate=self._collate)
 
     def _holds(self, lease: Lease) -> bool:
         with self._lock:

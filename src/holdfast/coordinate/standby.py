@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Executor, Future
 
-from holdfast.stream.chunk import Chunk
+from holdfast.stream.batch import Batch
 
 __all__ = ["Standby"]
 
@@ -23,11 +23,11 @@ class Standby:
         most: how many are kept at most.
     """
 
-    def __init__(self, reading: Callable[[int], Chunk], most: int) -> None:
+    def __init__(self, reading: Callable[[int], list[Batch]], most: int) -> None:
         self._reading = reading
         self._most = most
-        self._kept: dict[int, Future[Chunk]] = {}
-        self._last: Future[Chunk] | None = None
+        self._kept: dict[int, Future[list[Batch]]] = {}
+        self._last: Future[list[Batch]] | None = None
         self.read = 0
         """How many chunks have been read so far."""
 
@@ -42,7 +42,7 @@ class Standby:
             self._last = self._kept[wanted] = pool.submit(self._reading, wanted)
             self.read += 1
 
-    def take(self, chunk: int) -> Future[Chunk] | None:
+    def take(self, chunk: int) -> Future[list[Batch]] | None:
         """Return what is kept of a chunk, or is being read; None if there is nothing of use."""
         kept = self._kept.pop(chunk, None)
         failed = kept is not None and kept.done() and (kept.cancelled() or kept.exception() is not None)

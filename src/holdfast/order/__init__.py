@@ -2,8 +2,8 @@
 
 Read the modules in this order: ``numbers`` (positions, ordinals, indices), ``permutation`` (one epoch), ``shuffle``
 (its modes), ``cycle`` (one source, epoch after epoch), ``even`` and ``mixture`` (many sources), ``order`` (all of it
-composed), ``layout``, ``deal`` and ``partition`` (who gets what of an epoch), ``skips`` (what is left out),
-``schedule`` and ``walks`` (step by step). ``blocks`` and ``apportion`` load older mixtures.
+composed), ``layout``, ``deal`` and ``partition`` (who gets what of an epoch), ``skips`` (what is left out), ``masks``
+(what is marked invalid), ``schedule`` and ``walks`` (step by step). ``blocks`` and ``apportion`` load older mixtures.
 """
 
 from __future__ import annotations

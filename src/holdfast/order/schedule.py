@@ -19,7 +19,8 @@ from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.batch_sizes import BatchSizes
-from holdfast.order.order import Order
+from holdfast.order.masks import Mask, check_masks, masked
+from holdfast.order.order import Located, Order
 from holdfast.order.partition import Adaptive, check_shares
 from holdfast.order.skips import Kept, Skips
 from holdfast.order.weights import Weights, check_weights, integer_weights
@@ -88,6 +89,10 @@ class Walk(ABC):
         """Say whether every rank's batch at the step is full."""
 
     @abstractmethod
+    def step_size(self, step: int) -> int:
+        """Return how many samples all ranks together read at the step."""
+
+    @abstractmethod
     def assigned(self, positions: Int64) -> Assigned:
         """Return when and by whom each position is read."""
 
@@ -109,6 +114,7 @@ class Schedule:
         skips: records of what was left out, in the order they came; each segment says how many apply.
         epochs: how many epochs of the stream there are; None for no end (or the order's own).
         reweightings: weights that were changed while the run went on, each from a position on.
+        masks: what keeps its place but is marked as invalid, each from a step on.
     """
 
     def __init__(
@@ -119,6 +125,7 @@ class Schedule:
         skips: Sequence[Skips] = (),
         epochs: int | None = None,
         reweightings: Sequence[tuple[int, Weights]] = (),
+        masks: Sequence[Mask] = (),
     ) -> None:
         # Imported here because both walks are written in terms of this module's Segment and Walk.
         from holdfast.order.walks import Aligned, Continuous
@@ -131,6 +138,8 @@ class Schedule:
         self.order = order
         self.segments = tuple(segments)
         self.skips = tuple(skips)
+        self.masks = tuple(masks)
+        check_masks(self.masks, order)
         self.epochs = 1 if epochs is None and order.length is not None else epochs
         if epochs is not None and epochs < 1:
             raise ConfigError("epochs must be at least 1", epochs=epochs)
@@ -149,7 +158,7 @@ class Schedule:
         self._walk: Walk = walk(order, self.segments, self._kept_sets(), self.epochs)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.planned_order, self.segments, self.skips, self.epochs, self.reweightings)
+        return _rebuild, (self.planned_order, self.segments, self.skips, self.epochs, self.reweightings, self.masks)
 
     @classmethod
     def start(
@@ -205,6 +214,27 @@ class Schedule:
         index = bisect_right(self._steps, step)
         return self._steps[index] if index < len(self._steps) else None
 
+    def next_change(self, step: int) -> int | None:
+        """Return the next step after this one at which a segment or a mask begins; None if there is none."""
+        end = self.segment_end(step)
+        if not self.masks:
+            return end
+        later = [mask.from_step for mask in self.masks if mask.from_step > step]
+        return min(later if end is None else [*later, end], default=None)
+
+    def masked(self, step: int, positions: Int64, located: Located) -> NDArray[np.bool_] | None:
+        """Say which of a step's samples are masked; None where no mask is in force."""
+        return masked(self.masks, self.order, step, positions, located) if self.masks else None
+
+    @property
+    def may_run_short(self) -> bool:
+        """Whether a rank may get fewer samples than its batch size at some step."""
+        return self.epochs is not None or not self.order.partition.continuous
+
+    def step_size(self, step: int) -> int:
+        """Return how many samples all ranks together read at the step: fewer than the global batch at an end."""
+        return self._walk.step_size(step)
+
     def is_full(self, step: int) -> bool:
         """Say whether every rank's batch at the step is full."""
         return self._walk.is_full(step)
@@ -259,14 +289,26 @@ class Schedule:
         They hold from the step's first position. Where a partition ends epochs on all ranks together, positions of an
         epoch that has begun are divided already, and they hold from the next epoch.
         """
-        position = self.delivered_before(step)
-        if not self.order.partition.continuous and position > self.order.epoch_start(self.order.epoch_of(position)):
-            position = self.order.epoch_start(self.order.epoch_of(position) + 1)
+        position = self._reweighted_from(step)
         table = check_weights(weights, [spec.name for spec in self.order.sources])
         present = [name for name, weight in table.items() if weight > 0]
         exact = dict(zip(present, integer_weights([table[name] for name in present]), strict=True))
         segment = replace(self.segment_at(step), start_step=step)
         return self._followed_by(step, segment, reweighting=(position, exact))
+
+    def masking(self, step: int, samples: Skips) -> Schedule:
+        """Return the schedule that marks these positions and samples as invalid from this step on."""
+        return self._with(masks=[*(mask for mask in self.masks if mask.from_step <= step), Mask(step, samples)])
+
+    def ending(self, epochs: int | None) -> Schedule:
+        """Return the same schedule with another number of epochs."""
+        return self._with(epochs=epochs)
+
+    def _with(self, **changes: Any) -> Schedule:
+        """Return this schedule with other values for some of its arguments."""
+        record = {"skips": self.skips, "epochs": self.epochs, "reweightings": self.reweightings, "masks": self.masks}
+        segments = changes.pop("segments", self.segments)
+        return Schedule(self.planned_order, segments, **{**record, **changes})
 
     def _followed_by(
         self,
@@ -278,23 +320,30 @@ class Schedule:
     ) -> Schedule:
         kept = [old for old in self.segments if old.start_step < step]
         records = self.skips[: max(old.skips for old in (*kept, segment))] if skips is None else skips
-        until = self.delivered_before(step) if reweighting is None else reweighting[0] - 1
+        until = self._reweighted_from(step) if reweighting is None else reweighting[0] - 1
         known = [(position, weights) for position, weights in self.reweightings if position <= until]
-        return Schedule(
-            self.planned_order,
-            [*kept, segment],
+        return self._with(
+            segments=[*kept, segment],
             skips=records,
-            epochs=self.epochs,
             reweightings=known if reweighting is None else [*known, reweighting],
+            masks=[mask for mask in self.masks if mask.from_step <= step],
         )
 
+    def _reweighted_from(self, step: int) -> int:
+        """Return the position from which weights hold that are changed at the step."""
+        position, order = self.delivered_before(step), self.order
+        if order.partition.continuous or position == order.epoch_start(order.epoch_of(position)):
+            return position
+        return order.epoch_start(order.epoch_of(position) + 1)
+
     def to_json(self) -> dict[str, Any]:
-        """Return segments, skips, epochs and changed weights as plain JSON, whose size depends on nothing else."""
+        """Return segments, skips, epochs, changed weights and masks as plain JSON."""
         return {
             "segments": [segment.to_json() for segment in self.segments],
             "skips": [skips.to_json() for skips in self.skips],
             "epochs": self.epochs,
             "reweightings": [[position, dict(weights)] for position, weights in self.reweightings],
+            "masks": [mask.to_json() for mask in self.masks],
         }
 
     @classmethod
@@ -306,6 +355,7 @@ class Schedule:
             skips=[Skips.from_json(skips) for skips in value["skips"]],
             epochs=value["epochs"],
             reweightings=[(position, weights) for position, weights in value.get("reweightings", ())],
+            masks=[Mask.from_json(mask) for mask in value.get("masks", ())],
         )
 
 
@@ -315,5 +365,6 @@ def _rebuild(
     skips: Sequence[Skips],
     epochs: int | None,
     reweightings: Sequence[tuple[int, Weights]],
+    masks: Sequence[Mask],
 ) -> Schedule:
-    return Schedule(order, segments, skips=skips, epochs=epochs, reweightings=reweightings)
+    return Schedule(order, segments, skips=skips, epochs=epochs, reweightings=reweightings, masks=masks)

@@ -72,6 +72,14 @@ class Continuous(Walk):
         remaining = self._remaining(index)
         return remaining is None or (step + 1 - self._step[index]) * self._sizes[index].total <= remaining
 
+    def step_size(self, step: int) -> int:
+        """Return the global batch size, or what is left of the stream."""
+        index = bisect_right(self._step, step) - 1
+        total, remaining = self._sizes[index].total, self._remaining(index)
+        if remaining is None:
+            return total
+        return max(0, min(total, remaining - (step - self._step[index]) * total))
+
     def assigned(self, positions: Int64) -> Assigned:
         """Return step, rank and slot by inverting the stride."""
         result = _nothing_assigned(len(positions))
@@ -173,6 +181,15 @@ class Aligned(Walk):
         if self._epochs is not None and epoch >= self._epochs:
             return False
         return step - first < self._deal(index, epoch).full_steps
+
+    def step_size(self, step: int) -> int:
+        """Return how much of the epoch the step takes."""
+        index = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(index, step)
+        if self._epochs is not None and epoch >= self._epochs:
+            return 0
+        deal = self._deal(index, epoch)
+        return deal.left(step - first).n - deal.left(step + 1 - first).n
 
     def assigned(self, positions: Int64) -> Assigned:
         """Return step, rank and slot by asking every segment that dealt a part of the epoch."""

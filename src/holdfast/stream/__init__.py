@@ -1,9 +1,10 @@
 """Datasets and the loader: batches as a pure function of their step.
 
-Read the modules in this order: ``dataset``, ``interleaved``, ``hf`` and ``hf_streaming`` (what is read), ``config``
-(how), ``reader`` and ``collate`` (from positions to batches), ``steps``, ``engines`` and ``worker_processes`` (reading
-ahead), ``loader`` (all of it), ``state``, ``state_files`` and ``adopt`` (stopping and going on), ``provenance`` (which
-sample was where), ``extent`` (how much there is).
+Read the modules in this order: ``read_batches``, the centre, with ``batch``, ``samples`` and ``collate`` (from steps to
+batches); ``named_source``, ``dataset``, ``interleaved`` and ``hf`` (what is read); ``config`` (how); ``reading``,
+``read_ahead`` and ``worker_processes`` (ahead of time); ``loader`` (a cursor and something that reads ahead of it);
+``state``, ``state_files`` and ``adopt`` (stopping and continuing); ``provenance`` and ``extent`` (which sample is
+where, and how much there is). ``forward`` holds what can only be read forwards.
 
 The names load on first use: what looks at a saved state needs NumPy, and torch only those who read batches.
 """
@@ -20,8 +21,9 @@ if TYPE_CHECKING:
     from holdfast.stream.dataset import OrderedDataset as OrderedDataset
     from holdfast.stream.dataset import StreamDataset as StreamDataset
     from holdfast.stream.dataset import TuneIterableDataset as TuneIterableDataset
+    from holdfast.stream.forward.hf_streaming import HFStreamingDataset as HFStreamingDataset
+    from holdfast.stream.forward.mixture import ForwardMixture as ForwardMixture
     from holdfast.stream.hf import HFIterableDataset as HFIterableDataset
-    from holdfast.stream.hf_streaming import HFStreamingDataset as HFStreamingDataset
     from holdfast.stream.interleaved import InterleavedDataset as InterleavedDataset
     from holdfast.stream.loader import StreamingShardLoader as StreamingShardLoader
     from holdfast.stream.provenance import SampleRef as SampleRef
@@ -34,8 +36,9 @@ if TYPE_CHECKING:
 _HOME = {
     "CheckpointState": "state",
     "DatasetInfo": "dataset",
+    "ForwardMixture": "forward.mixture",
     "HFIterableDataset": "hf",
-    "HFStreamingDataset": "hf_streaming",
+    "HFStreamingDataset": "forward.hf_streaming",
     "InterleavedDataset": "interleaved",
     "OrderedDataset": "dataset",
     "SampleRef": "provenance",

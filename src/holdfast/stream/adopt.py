@@ -23,22 +23,36 @@ __all__ = ["Adopted", "adopt"]
 
 @dataclass(frozen=True, slots=True)
 class Adopted:
-    """A schedule that goes on from a state, and what had to be changed for it."""
+    """A schedule that continues from a state, and what had to be changed for it."""
 
     schedule: Schedule
     changes: tuple[str, ...] = ()
 
 
-def adopt(state: CheckpointState, order: Order, sources: Mapping[str, Source], *, strict: bool) -> Adopted:
-    """Return the schedule that goes on from the state over this order, or raise ``StateMismatchError``."""
-    saved, current = state.order, order.to_json()
+def adopt(
+    state: CheckpointState, order: Order, sources: Mapping[str, Source], *, epochs: int | None, strict: bool
+) -> Adopted:
+    """Return the schedule that continues from the state over this order, or raise ``StateMismatchError``.
+
+    Args:
+        state: where to continue.
+        order: of the dataset as it is now.
+        sources: of the dataset, by name.
+        epochs: how many there are to be: a run may be given more than it began with.
+        strict: False carries over sources that grew or were added.
+    """
+    adopted = _adopted(state, order, sources, strict)
+    return replace(adopted, schedule=_ending(adopted.schedule, state, epochs))
+
+
+def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source], strict: bool) -> Adopted:
     try:
         # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
-        differences = [*_differences(saved, current), *_data_differences(state, sources)]
+        differences = [*_differences(state.order, order), *_data_differences(state, sources)]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
     if not differences:
-        return Adopted(state.rebuild(order.partition))
+        return Adopted(_rebuilt(state, order))
     fatal = [text for text, safe in differences if strict or not safe]
     if fatal:
         raise StateMismatchError(
@@ -50,8 +64,27 @@ def adopt(state: CheckpointState, order: Order, sources: Mapping[str, Source], *
     return _carried_over(state, order)
 
 
-def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[tuple[str, bool]]:
+def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> Schedule:
+    """Return the schedule with another end, if nothing is lost or repeated by it."""
+    own = schedule.ending(epochs)
+    if own.epochs == schedule.epochs:
+        return schedule
+    before, after = (each.delivered_before(state.step) for each in (schedule, own))
+    if before != after:
+        raise StateMismatchError(
+            "the stream cannot be given another number of epochs any more: it has passed the new end, or has ended "
+            "in a batch that was not full",
+            epochs=epochs,
+            expected=state.epochs,
+            position=before,
+            hint="keep the number of epochs it was made with, or continue from an earlier state",
+        )
+    return own
+
+
+def _differences(saved: Mapping[str, Any], order: Order) -> list[tuple[str, bool]]:
     """Return what differs, each with whether it is safe to carry over."""
+    current, partition = order.to_json(), order.partition
     found = [
         (f"{field} was {saved[field]!r} and is {current[field]!r}", False)
         for field in ("name", "seed", "stop", "partition")
@@ -60,11 +93,9 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[t
     before = {source["name"]: source for source in saved["sources"]}
     after = {source["name"]: source for source in current["sources"]}
     found += [(f"source {name!r} is gone", False) for name in before if name not in after]
-    kind = current["partition"].get("base", current["partition"])["kind"]
-    continuous, positional = kind == "round_robin", kind in ("round_robin", "contiguous")
     for name, source in after.items():
         if name not in before:
-            found.append((f"source {name!r} was added", continuous and saved["stop"] == "cycle_forever"))
+            found.append((f"source {name!r} was added", partition.continuous and saved["stop"] == "cycle_forever"))
             continue
         old = before[name]
         length = max([old["length"], *(size for _, size in old["growth"])])
@@ -72,7 +103,7 @@ def _differences(saved: Mapping[str, Any], current: Mapping[str, Any]) -> list[t
             if old[field] != source[field]:
                 found.append((f"{field} of source {name!r} was {old[field]!r} and is {source[field]!r}", False))
         if source["length"] != length:
-            safe = source["length"] > length and (continuous or (positional and len(after) == 1))
+            safe = source["length"] > length and (partition.continuous or (not partition.by_index and len(after) == 1))
             found.append((f"source {name!r} had {length} samples and has {source['length']}", safe))
     if before.keys() == after.keys() and saved["weights"][-1][1] != current["weights"][-1][1]:
         found.append((f"weights were {_ratios(saved)} and are {_ratios(current)}", False))
@@ -101,8 +132,12 @@ def _data_differences(state: CheckpointState, sources: Mapping[str, Source]) -> 
     return found
 
 
+def _rebuilt(state: CheckpointState, order: Order) -> Schedule:
+    return state.rebuild(order.partition, {spec.name: spec.shuffle for spec in order.sources})
+
+
 def _carried_over(state: CheckpointState, order: Order) -> Adopted:
-    old = state.rebuild(order.partition).order
+    old = _rebuilt(state, order).planned_order
     changes: list[str] = []
     specs = []
     for spec in order.sources:
@@ -139,5 +174,4 @@ def _carried_over(state: CheckpointState, order: Order) -> Adopted:
         stop=order.stop,
         arrangement=old.arrangement or order.arrangement or "even",
     )
-    record = {"segments": state.segments, "skips": state.skips, "epochs": state.epochs}
-    return Adopted(Schedule.from_json(grown, record), tuple(changes))
+    return Adopted(state.schedule_over(grown), tuple(changes))

@@ -16,9 +16,23 @@ from numpy.typing import NDArray
 from holdfast.errors import StreamError
 from holdfast.sources import Columns, Ragged
 
-__all__ = ["becomes_tensor", "merge_columns", "rows_of", "slice_batch", "stack_samples", "take_rows", "to_tensors"]
+__all__ = [
+    "becomes_tensor",
+    "mask_labels",
+    "mask_sample",
+    "merge_columns",
+    "rows_of",
+    "slice_batch",
+    "stack_samples",
+    "take_rows",
+    "to_tensors",
+]
 
 _NUMERIC = "biufc"
+# The columns whose whole numbers tell a loss what to learn, and the number that tells it to learn nothing: what
+# torch's cross entropy ignores by default.
+LABELS = ("labels", "label")
+IGNORED = -100
 
 Int64 = NDArray[np.int64]
 
@@ -116,6 +130,46 @@ def _stack(values: list[Any]) -> Any:
     if all(array.shape == arrays[0].shape for array in arrays):
         return torch.from_numpy(np.stack(arrays))
     return [torch.from_numpy(np.ascontiguousarray(array)) for array in arrays]
+
+
+def mask_labels(columns: Columns, masked: NDArray[np.bool_]) -> Columns:
+    """Return the columns with the labels of masked samples set to -100; other columns are left alone."""
+    changed = dict(columns)
+    for name in LABELS:
+        column = columns.get(name)
+        if column is None or (isinstance(column, Ragged) and column.encoding is not None):
+            continue
+        values = column.values if isinstance(column, Ragged) else column
+        if values.dtype.kind not in "iu":
+            continue
+        # Where a mask is in force the dtype is the same in every batch, whether or not a sample of it is masked.
+        values = values.astype(np.int64) if values.dtype.kind == "u" else values.copy()
+        if isinstance(column, Ragged):
+            values[np.repeat(masked, np.diff(column.offsets))] = IGNORED
+            changed[name] = Ragged(values, column.offsets, column.encoding)
+        else:
+            values[masked] = IGNORED
+            changed[name] = values
+    return changed
+
+
+def mask_sample(sample: dict[str, Any] | None) -> dict[str, Any] | None:
+    """Return one sample with its labels set to -100."""
+    if sample is None:
+        return None
+    return {name: _ignored(value) if name in LABELS else value for name, value in sample.items()}
+
+
+def _ignored(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value if value.is_floating_point() or value.dtype == torch.bool else torch.full_like(value, IGNORED)
+    if isinstance(value, (list, tuple)):
+        return type(value)(_ignored(entry) for entry in value)
+    array = np.asarray(value)
+    if array.dtype.kind not in "iu":
+        return value
+    ignored = np.full(array.shape, IGNORED, dtype=np.int64 if array.dtype.kind == "u" else array.dtype)
+    return ignored if isinstance(value, np.ndarray) else ignored.item()
 
 
 def merge_columns(parts: Sequence[tuple[str, Int64, Columns]], count: int) -> Columns:

@@ -1,16 +1,15 @@
 """Datasets: named, endless, stateful; the part of a pipeline that says which samples there are and in what order.
 
-``TuneIterableDataset`` is the contract. ``OrderedDataset`` is every dataset whose samples have a computed order: it is
-a list of ``Leaf``s (a source with its seed, shuffle and transforms) and the weights that mix them. ``StreamDataset`` is
-the simplest, one leaf; ``InterleavedDataset`` (in its own module) mixes several. Iterating one directly yields single
-samples; ``StreamingShardLoader`` reads the same order in batches, over ranks and workers.
+``TuneIterableDataset`` is the contract. ``OrderedDataset`` is every dataset whose samples have a computed order:
+sources and the weights that mix them. ``StreamDataset`` is the simplest, one source; ``InterleavedDataset`` (in its own
+module) mixes several. What can only be read forwards is in ``holdfast.stream.forward``. Iterating a dataset directly
+yields single samples; ``StreamingShardLoader`` reads the same order in batches, over ranks and workers.
 """
 
 from __future__ import annotations
 
 from abc import abstractmethod
-from collections.abc import Callable, Iterator, Mapping
-from copy import copy
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, final
 
@@ -19,18 +18,17 @@ from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError, EmptyPartitionError
 from holdfast.metrics import MetricTransform
-from holdfast.order import Order, Partition, Shuffle, SourceSpec
-from holdfast.order.shuffle import parse_shuffle
+from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
+from holdfast.order.mixture import ArrangementName
+from holdfast.order.order import StopPolicy
 from holdfast.order.weights import WeightSchedule
-from holdfast.sources import Columns, Source
+from holdfast.sources import Source
 from holdfast.stream.dataset_state import DATASET_STATE, DatasetState, check_fingerprint
-from holdfast.stream.share import check_share, share_of_process
+from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
+from holdfast.stream.process import check_enough, check_ranks, this_process
+from holdfast.stream.read_batches import Cut, Locates, read_batches
 
-__all__ = ["DatasetInfo", "Leaf", "OrderedDataset", "Sample", "StreamDataset", "Transform", "TuneIterableDataset"]
-
-Sample = dict[str, Any]
-Transform = Callable[..., Sample | None]
-ColumnTransform = Callable[[Columns], Columns]
+__all__ = ["DatasetInfo", "OrderedDataset", "Sample", "StreamDataset", "TuneIterableDataset", "single"]
 
 # Samples read at a time when a dataset is iterated on its own.
 READ_AT_ONCE = 64
@@ -51,9 +49,6 @@ class DatasetInfo:
 
 class TuneIterableDataset(IterableDataset[Sample]):
     """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
-
-    _ranks: tuple[int, int] | None = None
-    _moved: tuple[TuneIterableDataset, ...] = ()  # the datasets this one moves as it is iterated
 
     @property
     @abstractmethod
@@ -77,198 +72,169 @@ class TuneIterableDataset(IterableDataset[Sample]):
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Go to where the state stands."""
 
-    @final
     def read_as(self, *, rank: int, world_size: int) -> None:
         """Be iterated as one of the data-parallel ranks, where those are not all ranks of ``torch.distributed``.
 
         Ranks that share data (tensor, pipeline or context parallel) give the same numbers here, and get the same
         samples. Call it before iterating. ``StreamingShardLoader`` does not ask for this: its config says the same.
+        A dataset that does not split itself over processes has nothing to do.
         """
-        if not 0 <= rank < world_size:
-            raise ConfigError("a rank must be below the world size", rank=rank, world_size=world_size)
-        self._ranks = rank, world_size
-        for dataset in self._moved:
-            dataset.read_as(rank=rank, world_size=world_size)
-
-
-@dataclass(frozen=True, slots=True)
-class Leaf:
-    """One source with all that belongs to it.
-
-    Args:
-        name: the source's name.
-        source: its storage.
-        seed: of its shuffles.
-        shuffle: how an epoch is laid out.
-        transform: Python function of one sample; None leaves samples as they are. A transform with a parameter ``rng``
-            is given a generator that depends only on (seed, name, epoch, index), so that augmentation repeats exactly.
-        column_transform: function of a whole batch of columns, applied before ``transform``.
-        metric_transform: makes metrics of the samples.
-    """
-
-    name: str
-    source: Source
-    seed: int = 0
-    shuffle: Shuffle | str | None = "full"
-    transform: Transform | None = None
-    column_transform: ColumnTransform | None = None
-    metric_transform: MetricTransform | None = None
-
-    def spec(self) -> SourceSpec:
-        """Return what the order needs to know of this leaf."""
-        if len(self.source) < 1:
-            raise ConfigError("the source has no samples", source=self.name)
-        shards = self.source.shards() if self.shuffle == "window" else None
-        return SourceSpec(self.name, len(self.source), self.seed, parse_shuffle(self.shuffle, shards))
+        check_ranks(rank, world_size)
 
 
 class OrderedDataset(TuneIterableDataset):
-    """A dataset whose order is computed: leaves and the weights that mix them.
+    """A dataset whose order is computed: sources and the weights that mix them.
 
-    Sub-classes set the attributes below; they override nothing. A mixture some of whose children can be read forwards
-    only computes which child comes when, but not which sample: its ``_streamed`` then does the iterating.
+    Args:
+        sources: with all that belongs to them, each under its own name.
+        weights: of the sources, as ``[(from_position, weights), …]``.
+        info: name, length, weight and children.
+        seed: of the mixture's arrangement, and of the stream.
+        stop: where the stream ends.
+        children: the datasets it is made of, by name; none for a single source.
     """
 
-    leaves: tuple[Leaf, ...]
-    weight: float
-    mixture_seed: int
-    stop: Any
-    _name: str
-    _info: DatasetInfo
-    _weights: WeightSchedule
-    _children: Mapping[str, TuneIterableDataset] = {}
-    _streamed: TuneIterableDataset | None = None
-    _position: int = 0
-    _own: tuple[Order, str] | None = None
+    def __init__(
+        self,
+        sources: Sequence[NamedSource],
+        weights: WeightSchedule,
+        *,
+        info: DatasetInfo,
+        seed: int,
+        stop: StopPolicy,
+        children: Mapping[str, OrderedDataset] | None = None,
+    ) -> None:
+        self.sources = tuple(sources)
+        self.weight_schedule = weights
+        self.seed = seed
+        self.stop = stop
+        self.children = dict(children or {})
+        self._info = info
+        self._position = 0
+        self._ranks: tuple[int, int] | None = None
+        self._own = self.order()
+        self._fingerprint = self._own.fingerprint()  # kept, as a state may be asked for every sample
 
+    @final
     @property
     def dataset_name(self) -> str:
         """The name under which its samples and metrics are counted."""
-        return self._name
+        return self._info.name
 
+    @final
     @property
     def info(self) -> DatasetInfo:
         """Name, length, weight and children."""
         return self._info
 
-    @property
-    def weight_schedule(self) -> WeightSchedule:
-        """The weights of the leaves, as ``[(from_position, weights), …]``."""
-        return self._weights
-
-    def order(self, partition: Partition | None = None) -> Order:
+    @final
+    def order(self, partition: Partition | None = None, *, arrangement: ArrangementName = "even") -> Order:
         """Return the order of this dataset's samples under a partition."""
-        if self._streamed is not None:
-            raise ConfigError(
-                "this mixture has children that can be read forwards only, so no sample can be computed from its "
-                "position",
-                dataset=self._name,
-                hint="give it to torch's DataLoader or torchdata's StatefulDataLoader instead of StreamingShardLoader",
-            )
-        if partition is not None:
-            partition = partition.resolve(self._read_column)
-        return self._order(partition)
-
-    def _order(self, partition: Partition | None = None) -> Order:
-        specs = [leaf.spec() for leaf in self.leaves]
         return Order(
-            specs,
-            weights=self._weights,
-            seed=self.mixture_seed,
-            name=self._name,
-            partition=partition,
+            [source.spec() for source in self.sources],
+            weights=self.weight_schedule,
+            seed=self.seed,
+            name=self.dataset_name,
+            partition=None if partition is None else partition.resolve(self._read_column),
             stop=self.stop,
-            arrangement="blocks",
+            arrangement=arrangement,
         )
 
+    @final
+    def read_as(self, *, rank: int, world_size: int) -> None:
+        """Be iterated as one of the data-parallel ranks."""
+        self._ranks = check_ranks(rank, world_size)
+
+    @final
     def __iter__(self) -> Iterator[Sample]:
-        """Yield samples from where the state stands: all of them, or this process's share under torch's workers.
+        """Yield samples from where the state stands: all of them, or this process's own under torch's workers.
 
-        The processes' shares interleave, position by position. So a state of one process, taken when each has had as
-        many samples as the others, fits all of them, and any other number of processes too.
+        The processes take positions in turn. So a state of one process, taken when each has had as many samples as the
+        others, fits all of them, and any other number of processes too.
         """
-        return iter(self._streamed) if self._streamed is not None else self._samples()
-
-    def _samples(self) -> Iterator[Sample]:
-        # Imported here: the reader is written in terms of this module's Leaf.
-        from holdfast.stream.reader import Reader
-
-        order, _ = self._own_order()
-        share = share_of_process(self._ranks)
-        samples = sum(len(leaf.source) for leaf in self.leaves)
-        check_share(share, samples, what="samples", dataset=self._name)
-        reader = Reader(self.leaves, order)
-        passed_over = 0
+        process = this_process(self._ranks)
+        samples = sum(len(source.source) for source in self.sources)
+        check_enough(process, samples, what="samples", dataset=self.dataset_name)
+        left_out = 0
         while True:
-            positions = self._position + share.number + share.total * np.arange(READ_AT_ONCE, dtype=np.int64)
-            if order.length is not None:
-                positions = positions[positions < order.length]
+            positions = self._position + process.number + process.total * np.arange(READ_AT_ONCE, dtype=np.int64)
+            if self._own.length is not None:
+                positions = positions[positions < self._own.length]
             if not positions.size:
                 return
-            for position, sample in zip(positions.tolist(), reader.samples(positions), strict=True):
-                following = self._position = position - share.number + share.total
+            for position, sample in zip(positions.tolist(), single(self, self._own, positions), strict=True):
+                following = self._position = position - process.number + process.total
                 if sample is None:  # the transform left it out
-                    passed_over += 1
+                    left_out += 1
                     continue
-                passed_over = 0
+                left_out = 0
                 yield sample
                 if self._position != following:  # a state was loaded in between
                     break
-            if passed_over > samples:
+            if left_out > samples:
                 raise EmptyPartitionError(
                     "the transforms left out every sample of a whole pass",
-                    dataset=self._name,
-                    rank=share.number,
-                    world_size=share.total,
+                    dataset=self.dataset_name,
+                    rank=process.number,
+                    world_size=process.total,
                     samples=samples,
                     hint="see why they return None",
                 )
 
+    @final
     def state_dict(self) -> dict[str, Any]:
         """Return the position, and under ``children`` the state of each child by its name, nested as the children are.
 
         A child that is a single source may be continued alone from its part of the state. A child that is a mixture
-        may not: within its parent its samples are dealt by the parent.
+        may not: within its parent its samples are chosen by the parent.
         """
-        if self._streamed is not None:
-            return self._streamed.state_dict()
-        order, fingerprint = self._own_order()
         counts = {
-            spec.name: int(order.count(number, np.array([self._position]))[0])
-            for number, spec in enumerate(order.sources)
+            source.name: int(self._own.count(number, np.array([self._position]))[0])
+            for number, source in enumerate(self.sources)
         }
-        children = states_of(self._children, counts)
-        return DATASET_STATE.to_json(
-            DatasetState(self._position, order.epoch_of(self._position), fingerprint, children)
-        )
+        return self._state_at(self._position, counts)
 
+    @final
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to the state's position, after checking that it belongs to this very order."""
-        if self._streamed is not None:
-            self._streamed.load_state_dict(state_dict)
-            return
+        """Go to the state's position, after checking that it belongs to this very order.
+
+        A mixture whose state an earlier release made continues in the arrangement it began with.
+        """
         state = DATASET_STATE.from_json(state_dict)
-        check_fingerprint(state.fingerprint, state.children, self.state_dict(), dataset=self._name)
+        orders = {order.fingerprint(): order for order in (self.order(arrangement=name) for name in ARRANGEMENTS)}
+        if state.fingerprint not in orders:
+            check_fingerprint(state.fingerprint, state.children, self.state_dict(), dataset=self.dataset_name)
+        self._own, self._fingerprint = orders[state.fingerprint], state.fingerprint
         self._position = state.position
 
-    def _own_order(self) -> tuple[Order, str]:
-        """Return the order without a partition and its fingerprint; kept, as a state may be asked for every batch."""
-        if self._own is None:
-            order = self._order()
-            self._own = order, order.fingerprint()
-        return self._own
+    @final
+    def state_in_parent(self, counts: Mapping[str, int]) -> dict[str, Any]:
+        """Return where this dataset stands inside a mixture that has read so many samples of each source."""
+        position = sum(counts[source.name] for source in self.sources)
+        if not self.children:
+            return self._state_at(position, counts)
+        children = {name: child.state_in_parent(counts) for name, child in self.children.items()}
+        return {"position": position, "children": children}
+
+    def _state_at(self, position: int, counts: Mapping[str, int]) -> dict[str, Any]:
+        children = {name: child.state_in_parent(counts) for name, child in self.children.items()}
+        state = DatasetState(position, self._own.epoch_of(position), self._fingerprint, children)
+        return DATASET_STATE.to_json(state)
 
     def _read_column(self, column: str) -> np.ndarray[Any, Any]:
-        leaf = self.leaves[0]
-        columns = leaf.source.read(np.arange(len(leaf.source), dtype=np.int64))
+        first = self.sources[0]
+        columns = first.source.read(np.arange(len(first.source), dtype=np.int64))
         if column not in columns:
-            raise ConfigError("the source has no such column", source=leaf.name, column=column, columns=sorted(columns))
+            raise ConfigError(
+                "the source has no such column", source=first.name, column=column, columns=sorted(columns)
+            )
         values = columns[column]
         if not isinstance(values, np.ndarray):
             values = np.array(values.to_strings() if values.encoding else [row.tobytes() for row in values])
         return values
 
 
+@final
 class StreamDataset(OrderedDataset):
     """A dataset over one source.
 
@@ -295,53 +261,19 @@ class StreamDataset(OrderedDataset):
         column_transform: ColumnTransform | None = None,
         metric_transform: MetricTransform | None = None,
         weight: float = 1.0,
-        stop: str = "cycle_forever",
+        stop: StopPolicy = "cycle_forever",
     ) -> None:
-        if not name:
-            raise ConfigError("a dataset needs a name")
-        self._name = name
-        self.weight = weight
-        self.mixture_seed = seed
-        self.stop = stop
         metric_transform = named_copy(metric_transform, name)
-        self.leaves = (Leaf(name, source, seed, shuffle, transform, column_transform, metric_transform),)
-        self.leaves[0].spec()
-        self._weights = [(0, {name: 1.0})]
-        self._info = DatasetInfo(name, len(source), weight)
-        self._position = 0
+        named = NamedSource(name, source, seed, shuffle, transform, column_transform, metric_transform)
+        super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 
 
-def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform | None:
-    """Return the transform reporting under this name; a copy, as one transform may serve several datasets."""
-    if transform is None:
-        return None
-    own = copy(transform)
-    own.set_dataset_name(name)
-    return own
+def single(dataset: HasSources, order: Locates, positions: np.ndarray[Any, Any]) -> list[Sample | None]:
+    """Return the single samples at the positions, with their metrics; None where a transform left one out."""
+    cut = Cut(order, positions, np.arange(len(positions) + 1))
+    batches = read_batches(dataset, cut, range(len(positions)), 0, collate=_only)
+    return [batch.make() if batch.content is not None else None for batch in batches]
 
 
-def states_of(
-    children: Mapping[str, TuneIterableDataset],
-    counts: Mapping[str, int],
-    streams: Mapping[str, Mapping[str, Any]] | None = None,
-) -> dict[str, Any]:
-    """Return the states of a mixture's children by name, nested as they are.
-
-    Args:
-        children: the children.
-        counts: how many samples of each leaf stand before where the mixture stands.
-        streams: the states of those that can be read forwards only.
-    """
-    states: dict[str, Any] = {}
-    for name, child in children.items():
-        if not isinstance(child, OrderedDataset):
-            assert streams is not None
-            states[name] = streams[name]
-            continue
-        position = sum(counts[leaf.name] for leaf in child.leaves)
-        if child._children:
-            states[name] = {"position": position, "children": states_of(child._children, counts, streams)}
-        else:
-            order, fingerprint = child._own_order()
-            states[name] = DATASET_STATE.to_json(DatasetState(position, order.epoch_of(position), fingerprint, {}))
-    return states
+def _only(samples: list[Sample]) -> Sample:
+    return samples[0]

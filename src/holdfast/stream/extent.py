@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 
 from holdfast.order import Schedule
 
-__all__ = ["count_full", "count_samples", "epoch_bounds"]
+__all__ = ["count_full", "count_samples", "epoch_bounds", "real_samples"]
 
 
 def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
@@ -41,6 +41,18 @@ def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_
         if short < end and not only_full:
             count += len(schedule.window(short, end, rank)[0])
     return count
+
+
+def real_samples(schedule: Schedule, step: int, rank: int) -> tuple[int, int]:
+    """Return how many samples a rank, and all ranks together, have at a step; masked ones do not count."""
+    if not any(mask.from_step <= step for mask in schedule.masks):
+        return len(schedule.positions(step, rank)), schedule.step_size(step)
+    counts = []
+    for number in range(schedule.segment_at(step).world_size):
+        positions = schedule.positions(step, number)
+        masked = schedule.masked(step, positions, schedule.order.locate(positions))
+        counts.append(len(positions) - (0 if masked is None else int(masked.sum())))
+    return counts[rank], sum(counts)
 
 
 def _epochs(schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:

@@ -14,9 +14,11 @@ from typing import TYPE_CHECKING, Any, TypedDict
 from holdfast.errors import ConfigError, MissingDependencyError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Shuffle
+from holdfast.order.order import StopPolicy
 from holdfast.sources import HFSource, JsonlSource, ParquetSource, Source
-from holdfast.stream.dataset import DatasetInfo, Leaf, OrderedDataset, Transform, named_copy
+from holdfast.stream.dataset import DatasetInfo, OrderedDataset
 from holdfast.stream.filtered import Filter, FilteredSource
+from holdfast.stream.named_source import NamedSource, Transform, named_copy
 from holdfast.stream.transform_stages import in_stages
 
 if TYPE_CHECKING:
@@ -42,7 +44,7 @@ class HFOptions(TypedDict, total=False):
     metric_transform: MetricTransform | None
     filter_fn: Filter | None
     weight: float
-    stop: str
+    stop: StopPolicy
 
 
 class HFIterableDataset(OrderedDataset):
@@ -76,10 +78,8 @@ class HFIterableDataset(OrderedDataset):
         metric_transform: MetricTransform | None = None,
         filter_fn: Filter | None = None,
         weight: float = 1.0,
-        stop: str = "cycle_forever",
+        stop: StopPolicy = "cycle_forever",
     ) -> None:
-        if not name:
-            raise ConfigError("a dataset needs a name")
         source = dataset if isinstance(dataset, Source) else _hf_source(dataset, name)
         if filter_fn is not None:
             source = FilteredSource(source, filter_fn, name=name)
@@ -87,16 +87,9 @@ class HFIterableDataset(OrderedDataset):
         self.model_transform = model_transform
         self.output_transform = output_transform
         self.metric_transform = named_copy(metric_transform, name)
-        self._name = name
-        self.weight = weight
-        self.mixture_seed = seed
-        self.stop = stop
         transform = in_stages((message_transform, model_transform, output_transform))
-        self.leaves = (Leaf(name, source, seed, shuffle, transform, None, self.metric_transform),)
-        self.leaves[0].spec()
-        self._weights = [(0, {name: 1.0})]
-        self._info = DatasetInfo(name, len(source), weight)
-        self._position = 0
+        named = NamedSource(name, source, seed, shuffle, transform, None, self.metric_transform)
+        super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 
     @classmethod
     def from_dataset(cls, dataset: Any, *, name: str, **options: Unpack[HFOptions]) -> Self:

@@ -2,121 +2,103 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import final
 
-from holdfast.errors import ConfigError, MixtureError
+from holdfast.errors import MixtureError
+from holdfast.order.order import StopPolicy
 from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
-from holdfast.stream.dataset import DatasetInfo, Leaf, OrderedDataset, TuneIterableDataset
-from holdfast.stream.streamed_mixture import StreamedMixture, streamed_leaf
+from holdfast.stream.dataset import DatasetInfo, OrderedDataset, TuneIterableDataset
 
-__all__ = ["InterleavedDataset"]
+__all__ = ["InterleavedDataset", "check_children"]
 
 
+@final
 class InterleavedDataset(OrderedDataset):
-    """A mixture of datasets with exact ratios, and with random access if all its children have it.
+    """A mixture of datasets with exact ratios and random access.
 
-    A child that can be read forwards only (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) belongs
-    to the mixture from then on: the mixture moves it, and keeps its state.
+    A child that can be read forwards only (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) is
+    mixed by ``ForwardMixture`` instead.
 
     Args:
-        datasets: the children, each with its own name; children may be mixtures themselves, whose leaves' weights
+        datasets: the children, each with its own name; children may be mixtures themselves, whose sources' weights
             multiply.
         weights: by child name, or a schedule ``[(from_position, weights), …]``; None takes the children's own weights.
         seed: of the arrangement.
         name: of the mixture.
         weight: of the mixture itself where it is nested in another that gives none.
-        stop: ``cycle_forever``, ``first_exhausted`` or ``all_exhausted``; only the first where a child is streamed.
+        stop: ``cycle_forever``, ``first_exhausted`` or ``all_exhausted``.
     """
 
     def __init__(
         self,
-        datasets: Sequence[TuneIterableDataset],
+        datasets: Sequence[OrderedDataset],
         weights: Weights | WeightSchedule | None = None,
         *,
         seed: int = 0,
         name: str = "mixture",
         weight: float = 1.0,
-        stop: str = "cycle_forever",
+        stop: StopPolicy = "cycle_forever",
     ) -> None:
-        if not datasets:
-            raise MixtureError("a mixture needs at least one dataset", mixture=name)
+        schedule = check_children(name, datasets, weights)
         for dataset in datasets:
-            if not isinstance(dataset, TuneIterableDataset):
+            if not isinstance(dataset, OrderedDataset):
                 raise MixtureError(
-                    "only datasets can be mixed, which have a name and a state",
+                    "this child can be read forwards only, so no sample of the mixture could be computed",
                     mixture=name,
-                    dataset=type(dataset).__name__,
-                    hint="wrap a source in StreamDataset, a datasets.IterableDataset in HFStreamingDataset",
+                    dataset=dataset.dataset_name,
+                    hint="use ForwardMixture, and give it to torch's DataLoader or torchdata's StatefulDataLoader",
                 )
-        _check_names(name, datasets)
-        names = [dataset.dataset_name for dataset in datasets]
-        if weights is None:
-            weights = {dataset.dataset_name: dataset.info.weight for dataset in datasets}
-        schedule = check_weight_schedule(weights, names)
-        self.children: dict[str, TuneIterableDataset] = {dataset.dataset_name: dataset for dataset in datasets}
-        self._children = self.children
-        nested = {child: d.weight_schedule for child, d in self.children.items() if isinstance(d, InterleavedDataset)}
-        self.leaves = tuple(leaf for dataset in datasets for leaf in _leaves(dataset))
-        self.streams = _streams(self.children)
-        self._name = name
-        self.weight = weight
-        self.mixture_seed = seed
-        self.stop = stop
-        self._weights = nest(schedule, nested)
-        check_weight_schedule(self._weights, [leaf.name for leaf in self.leaves])
-        first: Mapping[str, Any] = schedule[0][1]
-        children = tuple(
-            DatasetInfo(d.info.name, d.info.length, float(first[child]), d.info.children)
-            for child, d in self.children.items()
+        sources = [source for dataset in datasets for source in dataset.sources]
+        children = {dataset.dataset_name: dataset for dataset in datasets}
+        nested = {child: dataset.weight_schedule for child, dataset in children.items() if dataset.children}
+        flat = nest(schedule, nested)
+        check_weight_schedule(flat, [source.name for source in sources])
+        super().__init__(
+            sources,
+            flat,
+            info=mixture_info(name, sum(len(source.source) for source in sources), weight, datasets, schedule[0][1]),
+            seed=seed,
+            stop=stop,
+            children=children,
         )
-        length = None if self.streams else sum(len(leaf.source) for leaf in self.leaves)
-        self._info = DatasetInfo(name, length, weight, children)
-        self._position = 0
-        if self.streams:
-            if stop != "cycle_forever":
-                raise MixtureError(
-                    "a mixture with streamed children cannot stop by itself: how long they are is not known",
-                    mixture=name,
-                    stop=stop,
-                    streamed=sorted(self.streams),
-                    hint="leave stop='cycle_forever' and end the training loop by steps",
-                )
-            self._streamed = StreamedMixture(self._info, self.leaves, self._order(), self.children, self.streams)
-            self._moved = (self._streamed, *self.streams.values())
+        self._nested = nested
 
-    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        """Return one state from those of all processes (ranks × workers); load it in any number of them.
+    def source_weights(self, weights: Weights, position: int) -> Weights:
+        """Return the weights of the sources where the children's are these, from a position on."""
+        checked = check_weight_schedule(weights, list(self.children))
+        tables = [table for start, table in nest(checked, self._nested) if start <= position]
+        return tables[-1]
 
-        Only mixtures with streamed children need it, whose processes have states of their own. No position and no
-        sample is lost or comes twice; which process gets which does change.
-        """
-        if not isinstance(self._streamed, StreamedMixture):
-            raise ConfigError(
-                "every child of this mixture has random access: it has one state for all processes, nothing to merge",
-                dataset=self._name,
-                hint="load the state of any process, taken when all had as many samples",
+
+def mixture_info(
+    name: str,
+    length: int | None,
+    weight: float,
+    datasets: Sequence[TuneIterableDataset],
+    weights: Weights,
+) -> DatasetInfo:
+    """Describe a mixture with the weights it begins with."""
+    children = [dataset.info for dataset in datasets]
+    told = tuple(DatasetInfo(c.name, c.length, float(weights[c.name]), c.children) for c in children)
+    return DatasetInfo(name, length, weight, told)
+
+
+def check_children(
+    mixture: str, datasets: Sequence[TuneIterableDataset], weights: Weights | WeightSchedule | None
+) -> WeightSchedule:
+    """Return the weights of a mixture's children as a schedule, or say what is wrong with either."""
+    if not datasets:
+        raise MixtureError("a mixture needs at least one dataset", mixture=mixture)
+    for dataset in datasets:
+        if not isinstance(dataset, TuneIterableDataset):
+            raise MixtureError(
+                "only datasets can be mixed, which have a name and a state",
+                mixture=mixture,
+                dataset=type(dataset).__name__,
+                hint="wrap a source in StreamDataset, a datasets.IterableDataset in HFStreamingDataset",
             )
-        return self._streamed.merge_states(states)
-
-
-def _leaves(dataset: TuneIterableDataset) -> tuple[Leaf, ...]:
-    return dataset.leaves if isinstance(dataset, OrderedDataset) else (streamed_leaf(dataset.dataset_name),)
-
-
-def _streams(children: Mapping[str, TuneIterableDataset]) -> dict[str, TuneIterableDataset]:
-    """Return the datasets of the whole tree that can be read forwards only, by name."""
-    found: dict[str, TuneIterableDataset] = {}
-    for name, child in children.items():
-        if isinstance(child, InterleavedDataset):
-            found |= child.streams
-        elif not isinstance(child, OrderedDataset):
-            found[name] = child
-    return found
-
-
-def _check_names(mixture: str, datasets: Sequence[TuneIterableDataset]) -> None:
-    """Names are how samples, metrics and states are told apart, so each stands once in the whole tree."""
+    # Names are how samples, metrics and states are told apart, so each stands once in the whole tree.
     seen = {mixture}
     waiting = [dataset.info for dataset in reversed(datasets)]
     while waiting:
@@ -127,3 +109,6 @@ def _check_names(mixture: str, datasets: Sequence[TuneIterableDataset]) -> None:
             )
         seen.add(info.name)
         waiting += reversed(info.children)
+    if weights is None:
+        weights = {dataset.dataset_name: dataset.info.weight for dataset in datasets}
+    return check_weight_schedule(weights, [dataset.dataset_name for dataset in datasets])

@@ -1,7 +1,8 @@
 """``StreamingShardLoader``: one rank's batches, each a pure function of its step.
 
-The loader remembers one number, the step, and a schedule; everything else is computed. ``Delivery`` moves the step and
-reads ahead of it; here is what surrounds it: how much there is, the state, and looking back and forward.
+The loader is a cursor (a schedule, the next step, and a generation that grows with every jump) and something that reads
+ahead of it. The step counts batches when the training loop *receives* them, never when a thread or worker reads ahead.
+A jump (a state loaded, a skip, another topology) moves the cursor, and whatever was read ahead is dropped.
 """
 
 from __future__ import annotations
@@ -11,22 +12,36 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from holdfast.errors import ConfigError, StateMismatchError, StreamError
-from holdfast.order import Order, Schedule, Skips
+import torch
+
+from holdfast.errors import ConfigError, EmptyBatchError, StreamError
+from holdfast.order import Adaptive, Order, Schedule, Skips
+from holdfast.order.weights import Weights
 from holdfast.stream.adopt import adopt
-from holdfast.stream.chunk import Failed
+from holdfast.stream.batch import Failed
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.coordination import Coordinator
 from holdfast.stream.dataset import OrderedDataset
-from holdfast.stream.delivery import Delivery
-from holdfast.stream.extent import count_full, count_samples, epoch_bounds
+from holdfast.stream.extent import count_full, count_samples, epoch_bounds, real_samples
+from holdfast.stream.interleaved import InterleavedDataset
+from holdfast.stream.named_source import Collate
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when
-from holdfast.stream.reader import Collate
+from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
+from holdfast.stream.read_batches import memory_columns
+from holdfast.stream.reading import Reading, StepRanges, StepReader
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import load_state, save_state
-from holdfast.stream.stats import StreamStats
+from holdfast.stream.stats import StreamStats, Tally
+from holdfast.stream.worker_processes import ProcessReadAhead
 
 __all__ = ["StreamingShardLoader"]
+
+# A failing run may fail on very many samples; the state keeps the first ones and the statistics count them all.
+MAX_FAILURES = 10_000
+# Samples read together, and positions computed together where samples lie in memory: few at a time are dominated by the
+# cost of calling NumPy (bench/order.py), many take memory.
+READ_SAMPLES = 2048
+LOCATE_SAMPLES = 8192
 
 
 class StreamingShardLoader:
@@ -49,37 +64,38 @@ class StreamingShardLoader:
                 "what can only be streamed goes to torch's DataLoader, or torchdata's StatefulDataLoader",
             )
         self.dataset = dataset
-        self._delivery = Delivery(dataset, config or StreamingConfig(), collate)
-        self._fingerprints: dict[str, str] | None = None
+        self._asked = config or StreamingConfig()
+        self._collate = collate
+        self.config = self._asked.resolved()
+        """The options, with rank and world size filled in."""
+        self.schedule = self._beginning()
+        """Which positions every rank reads at every step."""
+        self.step = 0
+        """The next step: how many batches were delivered."""
         self.changes: tuple[str, ...] = ()
         """What the last ``load_state_dict(strict=False)`` carried over."""
+        self._generation = 0  # grows with every jump
+        self._turn: object | None = None  # whose turn it is: iterators share the step, and only one reads ahead
+        self._ready: tuple[int, int, ReadAhead] | None = None  # what prefetch() began, at a generation and a step
+        self._tally = Tally()
+        self._failed: list[Failed] = []
+        self._saved_at = 0
+        self._coordinator: Coordinator | None = None
+        self._fingerprints: dict[str, str] | None = None
 
     # --- where it stands -------------------------------------------------------------------------------------------
 
     @property
-    def config(self) -> StreamingConfig:
-        """The options, with rank and world size filled in."""
-        return self._delivery.config
-
-    @property
     def rank(self) -> int:
         """This process among the data-parallel ranks."""
-        return self._delivery.rank
+        assert self.config.rank is not None
+        return self.config.rank
 
     @property
     def world_size(self) -> int:
         """The number of data-parallel ranks."""
-        return self._delivery.world_size
-
-    @property
-    def step(self) -> int:
-        """The next step: how many batches were delivered."""
-        return self._delivery.step
-
-    @property
-    def schedule(self) -> Schedule:
-        """Which positions every rank reads at every step."""
-        return self._delivery.schedule
+        assert self.config.world_size is not None
+        return self.config.world_size
 
     @property
     def order(self) -> Order:
@@ -88,20 +104,26 @@ class StreamingShardLoader:
 
     @property
     def share(self) -> float:
-        """This rank's part of the last step delivered, to weight gradients where ranks get unequal batches.
+        """This rank's part of the samples of the last step delivered, to weight gradients where ranks get unequal ones.
 
-        A gradient averaged over ranks is that of the global batch when each rank's mean loss is multiplied by
-        ``share * world_size``.
+        Repeats that fill a batch, and masked samples, do not count. A gradient averaged over ranks is that of the
+        global batch when each rank's mean loss over its valid samples is multiplied by ``share * world_size``.
         """
-        return self._delivery.share
+        own, total = real_samples(self.schedule, max(0, self.step - 1), self.rank)
+        return own / total if total else 0.0
+
+    @property
+    def samples_failed(self) -> list[tuple[str, int]]:
+        """The samples left out under ``on_error="skip"``, as (source, index)."""
+        return [(failed.source, failed.index) for failed in self._failed]
 
     def with_coordinator(self, coordinator: Coordinator) -> StreamingShardLoader:
-        """Attach a coordinator: registers this rank, and goes on from the last saved state where there is one.
+        """Attach a coordinator: registers this rank, and continues from the last saved state where there is one.
 
         With ``dynamic_balancing`` the coordinator may change the ranks' shares; all ranks adopt them at the same step.
         """
         coordinator.register_worker(self.rank)
-        self._delivery.coordinator = coordinator
+        self._coordinator = coordinator
         if self.config.checkpoint_path is not None:
             self.resume()
         return self
@@ -132,35 +154,200 @@ class StreamingShardLoader:
 
     def get_stats(self) -> StreamStats:
         """Return what this loader has done so far."""
-        return self._delivery.get_stats()
+        return self._tally.result(self.config.num_workers or self.config.prefetch_threads)
 
     # --- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from the current step on."""
-        self._delivery.follow_topology()
-        return self._delivery.batches(self.save)
+        self._follow_topology()
+        return self._batches()
+
+    def _batches(self) -> Iterator[Any]:
+        self._tally.begin()
+        generation, end = self._generation, self._epoch_end()
+        while True:
+            if self._generation != generation:  # a state was loaded, or something skipped: the epoch may end elsewhere
+                generation, end = self._generation, self._epoch_end()
+            stop = _earliest(self.schedule.total_steps, end)
+            if stop is not None and self.step >= stop:
+                return
+            ahead = self._take_ahead(stop)
+            restarted = ahead.restarted
+            turn = self._turn = object()
+            try:
+                while self._turn is turn and (found := ahead.next()) is not None:
+                    self._tally.count_reading(found[0], ahead.restarted - restarted)
+                    restarted = ahead.restarted
+                    yield from self._hand_over(*found, turn)
+            finally:
+                ahead.close()
+
+    def _hand_over(self, reading: Reading, hit: bool, turn: object) -> Iterator[Any]:
+        config, tally = self.config, self._tally
+        drops = config.last_batch == "drop"
+        for batch in reading.batches:
+            if self._coordinator is not None and self._adopts_shares(self._coordinator):
+                return
+            if not batch.size or (drops and not self.schedule.is_full(self.step)):
+                self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
+                continue
+            if batch.content is None:
+                raise _all_left_out(batch.step, batch.failed)
+            made = tally.made(batch, reading)
+            if config.device is not None:
+                made = {name: _moved(value, config.device) for name, value in made.items()}
+            self.step += 1
+            tally.count_delivered(batch, hit)
+            hit = True  # the rest of the reading is here now
+            if batch.failed:  # counted when delivered: those read ahead are read again after a resume
+                self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
+            began = time.perf_counter()
+            yield made if config.batch_size is not None else _unbatched(made)
+            seconds = time.perf_counter() - began
+            # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
+            if config.checkpoint_interval is not None and self._is_save_due(config.checkpoint_interval):
+                self.save()
+                tally.stats.num_checkpoints += 1
+            if self._coordinator is not None:
+                self._coordinator.delivered(
+                    self.rank, step=self.step, samples=batch.size, seconds=seconds, share=self.share
+                )
+            if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
+                return
+        reading.raise_failure()
+
+    def _adopts_shares(self, coordinator: Coordinator) -> bool:
+        """Take over shares that all ranks agreed on for this very step; what was read ahead is then read again."""
+        partition = self.config.partition_strategy
+        if not self.config.dynamic_balancing or not isinstance(partition, Adaptive):
+            return False
+        segment = self.schedule.segment_at(self.step)
+        shares = coordinator.shares_at(
+            self.step,
+            rank=self.rank,
+            global_batch_size=segment.global_batch_size,
+            shares=segment.shares,
+            threshold=partition.rebalance_threshold,
+        )
+        if shares is None or shares == segment.shares:
+            return False
+        self.schedule = self.schedule.resized(self.step, shares=shares)
+        self.close()
+        return True
+
+    def _is_save_due(self, interval: int) -> bool:
+        since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
+        return since >= interval and self.rank == 0
 
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
-        self._delivery.prefetch(samples)
+        if self._ready is None or self._ready[:2] != (self._generation, self.step):
+            self.close()
+            stop = _earliest(self.schedule.total_steps, self._epoch_end())
+            self._ready = (self._generation, self.step, self._start_ahead(stop))
+        ahead = self._ready[2]
+        if isinstance(ahead, ThreadReadAhead):
+            each = self._steps_at_once() * self.schedule.batch_size(self.step, self.rank)
+            ahead.wait_for(1 + -(-samples // each))
 
     def reset(self) -> None:
-        """Go back to the start of the stream, keeping its topology; skips and past segments are forgotten."""
-        self._delivery.rewind()
+        """Go back to the start of the stream, keeping its topology; skips, masks and past segments are forgotten."""
+        self._jump(self._beginning(), 0)
+        self._saved_at = 0
 
     def close(self) -> None:
         """Stop reading ahead. Iterators in use end by themselves; the loader can be iterated again."""
-        self._delivery.drop_ahead()
+        self._generation += 1
+        self._turn = None
+        if self._ready is not None:
+            self._ready[2].close()
+            self._ready = None
+
+    def _beginning(self) -> Schedule:
+        return Schedule.start(
+            self.dataset.order(self.config.partition_strategy),
+            world_size=self.world_size,
+            global_batch_size=self._global_batch_size,
+            epochs=self.config.epochs,
+        )
+
+    @property
+    def _global_batch_size(self) -> int:
+        return (self.config.batch_size or 1) * self.world_size
+
+    def _jump(self, schedule: Schedule, step: int | None = None) -> None:
+        """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
+        step = self.step if step is None else step
+        segment = schedule.segment_at(step)
+        if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
+            schedule = schedule.resized(step, world_size=self.world_size, global_batch_size=self._global_batch_size)
+        self.schedule, self.step = schedule, step
+        self.close()
+
+    def _follow_topology(self) -> None:
+        """Take rank and world size from ``torch.distributed`` again, where they were left to it."""
+        found = self._asked.resolved()
+        if (found.rank, found.world_size) != (self.rank, self.world_size):
+            self.config = found
+            self._jump(self.schedule)
+
+    def _epoch_end(self) -> int | None:
+        return epoch_bounds(self.schedule, self.step)[1] if self.config.per_epoch else None
+
+    def _reader(self, step: int, rank: int | None = None) -> StepReader:
+        """Return what reads a rank's steps from one on."""
+        # Where the option was left open, it depends on how many ranks there were at that step.
+        last = self._asked.last_batch or ("pad" if self.schedule.segment_at(step).world_size > 1 else "short")
+        rank = self.rank if rank is None else rank
+        return StepReader(self.dataset, self.schedule, rank, last, self.config.on_error, self._collate)
+
+    def _steps_at_once(self) -> int:
+        samples = min(READ_SAMPLES, self.config.prefetch_buffer_size)
+        return max(1, samples // self.schedule.batch_size(self.step, self.rank))
+
+    def _take_ahead(self, stop: int | None) -> ReadAhead:
+        if self._ready is not None:
+            generation, step, ahead = self._ready
+            self._ready = None
+            if (generation, step) == (self._generation, self.step):
+                return ahead
+            ahead.close()
+        return self._start_ahead(stop)
+
+    def _start_ahead(self, stop: int | None) -> ReadAhead:
+        config, reader = self.config, self._reader(self.step)
+        pin = config.pin_memory and torch.cuda.is_available()
+        ranges = StepRanges(self.step, stop, self._steps_at_once())
+        samples = ranges.each * self.schedule.batch_size(self.step, self.rank)
+        ahead = max(2, -(-config.prefetch_buffer_size // samples))
+        if config.num_workers:
+            return ProcessReadAhead(
+                reader,
+                ranges,
+                samples_of=self._samples_of,
+                workers=config.num_workers,
+                ahead=max(ahead, 2 * config.num_workers),
+                pin_memory=pin,
+                context=config.multiprocessing_context,
+            )
+        in_memory = self._collate is None and memory_columns(self.dataset) is not None
+        at_once = max(1, LOCATE_SAMPLES // samples) if in_memory else 1
+        return ThreadReadAhead(
+            reader, ranges, threads=config.prefetch_threads, ahead=ahead, at_once=at_once, pin_memory=pin
+        )
+
+    def _samples_of(self, steps: range) -> list[tuple[str, int]]:
+        return [(ref.source, ref.index) for step in steps for ref in self.samples_in(step, self.rank)]
 
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the stream state as plain JSON."""
+        """Return the stream state as plain JSON, always with the same keys, so that torch's DCP can restore it."""
         return self.get_checkpoint().to_json()
 
     def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Go on from a state, at this loader's own world size, batch size and number of workers.
+        """Continue from a state, at this loader's own world size, batch size and number of workers.
 
         Args:
             state_dict: from any rank's ``state_dict()``, at any world size.
@@ -171,56 +358,36 @@ class StreamingShardLoader:
     def get_checkpoint(self) -> CheckpointState:
         """Return the stream state in its typed form."""
         if self._fingerprints is None:
-            self._fingerprints = {leaf.name: leaf.source.fingerprint() for leaf in self.dataset.leaves}
+            self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
         position = self.schedule.delivered_before(self.step)
-        record = self.schedule.to_json()
         return CheckpointState(
             step=self.step,
             epoch=self.order.epoch_of(position),
             position=position,
-            shuffle_seed=self.dataset.mixture_seed,
+            shuffle_seed=self.dataset.seed,
             rank=self.rank,
             world_size=self.world_size,
             timestamp=time.time(),
-            order=self.order.to_json(),
-            fingerprint=self.order.fingerprint(),
-            segments=record["segments"],
-            skips=record["skips"],
-            epochs=record["epochs"],
+            order=self.schedule.planned_order.to_json(),
+            fingerprint=self.schedule.planned_order.fingerprint(),
+            **self.schedule.to_json(),
             sources=self._fingerprints,
-            samples_failed=[(failed.source, failed.index) for failed in self._delivery.failed],
+            samples_failed=self.samples_failed,
         )
 
     def restore_from_checkpoint(self, checkpoint: CheckpointState, *, strict: bool = True) -> None:
-        """Go on from a typed state."""
-        delivery = self._delivery
-        delivery.follow_topology()
-        sources = {leaf.name: leaf.source for leaf in self.dataset.leaves}
-        adopted = adopt(checkpoint, self.dataset.order(self.config.partition_strategy), sources, strict=strict)
-        delivery.jump(self._ending_here(adopted.schedule, checkpoint), checkpoint.step)
-        delivery.failed = [Failed(source, index, -1, "") for source, index in checkpoint.samples_failed]
-        delivery.saved_at = checkpoint.step
+        """Continue from a typed state."""
+        self._follow_topology()
+        sources = {named.name: named.source for named in self.dataset.sources}
+        order = self.dataset.order(self.config.partition_strategy)
+        adopted = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
+        self._jump(adopted.schedule, checkpoint.step)
+        self._failed = [Failed(source, index) for source, index in checkpoint.samples_failed]
+        self._saved_at = checkpoint.step
         self.changes = adopted.changes
 
-    def _ending_here(self, schedule: Schedule, checkpoint: CheckpointState) -> Schedule:
-        """Return the schedule with this loader's own end: a run may be given more epochs than it began with."""
-        own = Schedule(schedule.order, schedule.segments, skips=schedule.skips, epochs=self.config.epochs)
-        if own.epochs == schedule.epochs:
-            return schedule
-        before, after = (each.delivered_before(checkpoint.step) for each in (schedule, own))
-        if before != after:
-            raise StateMismatchError(
-                "the stream cannot be given another number of epochs any more: it has passed the new end, or has ended "
-                "in a batch that was not full",
-                epochs=self.config.epochs,
-                expected=checkpoint.epochs,
-                position=before,
-                hint="keep the number of epochs it was made with, or go on from an earlier state",
-            )
-        return own
-
     def resume(self, path: str | Path | None = None, *, strict: bool = True) -> CheckpointState | None:
-        """Go on from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""
+        """Continue from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""
         folder = Path(path if path is not None else self._needed_checkpoint_path())
         if not folder.exists() or (folder.is_dir() and not any(folder.glob("state-*.json"))):
             return None
@@ -232,7 +399,7 @@ class StreamingShardLoader:
         """Save the stream state now, atomically, in a folder (default: ``checkpoint_path``)."""
         folder = path if path is not None else self._needed_checkpoint_path()
         saved = save_state(folder, self.get_checkpoint(), keep=self.config.keep_checkpoints)
-        self._delivery.saved_at = self.step
+        self._saved_at = self.step
         return saved
 
     def _needed_checkpoint_path(self) -> str | Path:
@@ -251,10 +418,13 @@ class StreamingShardLoader:
         total = self.schedule.total_steps
         if step < 0 or (total is not None and step >= total):
             raise StreamError("there is no such step", step=step, steps=total)
-        chunk = self._delivery.step_reader(step, step + 1, 1, rank).read(0)
-        chunk.raise_failure()
-        batch = chunk.batch(0)
-        return {name: value[0] for name, value in batch.items()} if self.config.batch_size is None else batch
+        reader = self._reader(step, rank)
+        (batch,) = reader.batches(range(step, step + 1))
+        if batch.content is None and batch.size:
+            raise _all_left_out(step, batch.failed)
+        # A step of an earlier segment may have been read in batches, whatever this loader does now.
+        single = self.config.batch_size is None and self.schedule.batch_size(step, reader.rank) == 1
+        return _unbatched(batch.make()) if single else batch.make()
 
     def when(self, source: str, index: int, *, epochs: int | None = None) -> list[Seen]:
         """Return when a sample was or will be read.
@@ -268,6 +438,8 @@ class StreamingShardLoader:
             epochs = epochs_begun(self.schedule, source, self.step) + 1
         return when(self.schedule, source, index, epochs=epochs)
 
+    # --- changing what is to come ----------------------------------------------------------------------------------
+
     def skip(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
         """Leave out what is still to come: whole steps, or samples (in every epoch from now on).
 
@@ -277,20 +449,72 @@ class StreamingShardLoader:
             steps: steps not yet delivered; their positions are left out.
             samples: indices by source name.
         """
+        self._jump(self.schedule.skipping(self.step, self._chosen(steps, samples)))
+
+    def mask(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
+        """Mark samples as invalid from now on, and leave every batch as it is and where it is.
+
+        Batches then hold ``__valid__``, False for masked samples; whole numbers under ``labels`` or ``label`` become
+        -100 there, which torch's cross entropy ignores. The mask is part of the state, so a resumed run keeps it.
+        For a counterfactual of steps already made, load a state from before them first.
+
+        Args:
+            steps: steps not yet delivered; their samples are masked at the positions they have there.
+            samples: indices by source name, masked in every epoch.
+        """
+        self._jump(self.schedule.masking(self.step, self._chosen(steps, samples)))
+
+    def reweight(self, weights: Weights) -> int:
+        """Mix by other weights from now on; past steps stay what they were, and a resumed run keeps the change.
+
+        Args:
+            weights: by the name of the mixture's children.
+
+        Returns:
+            The position from which the new weights hold: the present one, or, under a partition that ends epochs on
+            all ranks together, the start of the next epoch.
+        """
+        if not isinstance(self.dataset, InterleavedDataset):
+            raise ConfigError("only a mixture has weights", dataset=self.dataset.dataset_name)
+        table = self.dataset.source_weights(weights, self.schedule.delivered_before(self.step))
+        self._jump(self.schedule.reweighted(self.step, table))
+        return self.schedule.reweightings[-1][0]
+
+    def _chosen(self, steps: Iterable[int] | None, samples: Mapping[str, Iterable[int]] | None) -> Skips:
         intervals: list[tuple[int, int]] = []
         for step in sorted(set(steps or ())):
             if step < self.step:
                 raise StreamError(
-                    "a step that was delivered cannot be skipped any more",
+                    "a step that was delivered cannot be skipped or masked any more",
                     step=step,
                     next_step=self.step,
                     hint="load a state from before it first",
                 )
             for rank in range(self.schedule.segment_at(step).world_size):
                 intervals += [(p, p + 1) for p in self.schedule.positions(step, rank).tolist()]
-        self._delivery.jump(self.schedule.skipping(self.step, Skips.of(intervals, samples)))
+        return Skips.of(intervals, samples)
 
-    @property
-    def samples_failed(self) -> list[tuple[str, int]]:
-        """The samples left out under ``on_error="skip"``, as (source, index)."""
-        return [(failed.source, failed.index) for failed in self._delivery.failed]
+
+def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:
+    return EmptyBatchError(
+        "every sample of a batch failed or was filtered out",
+        step=step,
+        samples=[(failure.source, failure.index) for failure in failed[:8]],
+        hint="look at the failures' errors; on_error='raise' shows the first one whole",
+    )
+
+
+def _unbatched(batch: dict[str, Any]) -> dict[str, Any]:
+    return {name: value[0] for name, value in batch.items()}
+
+
+def _earliest(*stops: int | None) -> int | None:
+    return min((stop for stop in stops if stop is not None), default=None)
+
+
+def _moved(value: Any, device: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.to(device, non_blocking=True)
+    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
+        return [item.to(device, non_blocking=True) for item in value]
+    return value

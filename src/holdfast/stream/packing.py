@@ -1,7 +1,7 @@
-"""Chunks on their way from a worker process: many small tensors travel as a few large ones.
+"""Readings on their way from a worker process: many small tensors travel as a few large ones.
 
 torch hands every tensor over in shared memory of its own, with a file descriptor. That is right for a batch of images
-and costs more than the reading where each sample is a small tensor. So the tensors of a chunk are laid end to end, by
+and costs more than the reading where each sample is a small tensor. So the tensors of a reading are laid end to end, by
 dtype, and the other side cuts views out of them; everything else is pickled as it is.
 """
 
@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import torch
 
 from holdfast.errors import StreamError
-from holdfast.stream.chunk import Chunk
+from holdfast.stream.reading import Reading
 
 __all__ = ["Packed", "pack", "unpack"]
 
@@ -26,17 +26,17 @@ SMALL_BYTES = 256 * 2**10
 
 
 class _Group(NamedTuple):
-    """Tensors of one dtype laid end to end: their numbers in the chunk and their shapes."""
+    """Tensors of one dtype laid end to end: their numbers in the reading and their shapes."""
 
     numbers: list[int]
     shapes: list[tuple[int, ...]]
 
 
 class Packed(NamedTuple):
-    """A chunk as a worker sends it: a plain tuple, so that torch finds the tensors and can pin them.
+    """A reading as a worker sends it: a plain tuple, so that torch finds the tensors and can pin them.
 
     Attributes:
-        content: the chunk without its tensors, pickled.
+        content: the reading without its tensors, pickled.
         layout: what the first tensors are made of, and the numbers of those that follow, sent as they are; pickled.
         tensors: the tensors.
     """
@@ -69,12 +69,12 @@ class _Unpacker(pickle.Unpickler):
         self.persistent_load = tensors.__getitem__  # type: ignore[method-assign]  # the fastest call there is
 
 
-def pack(chunk: Chunk) -> Packed:
+def pack(reading: Reading) -> Packed:
     """Make ready for sending to another process."""
     file = io.BytesIO()
     packer = _Packer(file)
     try:
-        packer.dump(chunk)
+        packer.dump(reading)
     except Exception as error:
         raise StreamError(
             f"a batch cannot be sent from its worker process: {error!r}",
@@ -93,8 +93,8 @@ def pack(chunk: Chunk) -> Packed:
     return Packed(file.getvalue(), pickle.dumps((groups, alone)), sent)
 
 
-def unpack(packed: Packed) -> Chunk:
-    """Make a chunk of what ``pack`` made, in the process that uses it."""
+def unpack(packed: Packed) -> Reading:
+    """Make a reading of what ``pack`` made, in the process that uses it."""
     content, layout, tensors = packed
     groups, alone = pickle.loads(layout)  # noqa: S301  # from a process of our own
     found = dict(zip(alone, tensors[len(groups) :], strict=True))
@@ -102,8 +102,8 @@ def unpack(packed: Packed) -> Chunk:
         views = torch.unsafe_split_with_sizes(joined, [prod(shape) for shape in shapes])
         for number, shape, view in zip(numbers, shapes, views, strict=True):
             found[number] = view if len(shape) == 1 else view.view(shape)
-    chunk: Chunk = _Unpacker(content, found).load()
-    return chunk
+    reading: Reading = _Unpacker(content, found).load()
+    return reading
 
 
 def _kind(tensor: torch.Tensor) -> str | None:

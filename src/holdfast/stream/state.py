@@ -7,11 +7,12 @@ itself.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from holdfast.errors import HoldfastError, StateError
-from holdfast.order import Order, Partition, Schedule
+from holdfast.order import Order, Partition, Schedule, Shuffle
 from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 
 __all__ = ["CheckpointState"]
@@ -36,6 +37,8 @@ class CheckpointState:
         segments: every stretch of the run with its topology, so that past steps stay addressable.
         skips: what was left out, in the order it was decided.
         epochs: how many epochs the stream has; None for no end.
+        masks: what was marked as invalid, each from a step on.
+        reweightings: weights of a mixture that were changed, each from a position on.
         sources: a fingerprint of each source's data.
         samples_failed: (source, index) of samples left out because they failed.
     """
@@ -52,6 +55,8 @@ class CheckpointState:
     segments: list[list[Any]]
     skips: Annotated[list[dict[str, Any]], AS_TEXT]
     epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None
+    masks: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
+    reweightings: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
     sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)
     samples_failed: list[tuple[str, int]] = field(default_factory=list)
 
@@ -64,15 +69,24 @@ class CheckpointState:
         """Read what ``to_json`` of this or an earlier release wrote."""
         return STREAM_STATE.from_json(value)
 
-    def rebuild(self, partition: Partition | None = None) -> Schedule:
-        """Return the schedule this state describes, from the state alone (and labels or keys where it needs them)."""
+    def rebuild(self, partition: Partition | None = None, shuffles: Mapping[str, Shuffle] | None = None) -> Schedule:
+        """Return the schedule this state describes.
+
+        Args:
+            partition: needed where it goes by labels or keys, or is of the user's own making.
+            shuffles: by source name, needed where they are of the user's own making.
+        """
         try:
-            order = Order.from_json(self.order, partition=partition)
-            return Schedule.from_json(order, {"segments": self.segments, "skips": self.skips, "epochs": self.epochs})
+            return self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
         except HoldfastError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
             raise StateError(f"the stream state is damaged: {error!r}", hint=_DAMAGED) from error
+
+    def schedule_over(self, order: Order) -> Schedule:
+        """Return the schedule over an order."""
+        names = ("segments", "skips", "epochs", "masks", "reweightings")
+        return Schedule.from_json(order, {name: getattr(self, name) for name in names})
 
 
 # Version 2 keeps order, skips and sources as text: torch's DCP makes keys of nested dicts, and they change with a run.

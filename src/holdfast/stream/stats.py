@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-__all__ = ["StreamStats"]
+from holdfast.stream.batch import Batch, MemoryRows
+from holdfast.stream.reading import Reading
+
+__all__ = ["StreamStats", "Tally"]
 
 
 @dataclass(slots=True)
@@ -41,3 +45,58 @@ class StreamStats:
     def as_dict(self) -> dict[str, Any]:
         """Return the counts by name, as plain numbers."""
         return asdict(self)
+
+
+class Tally:
+    """Counts readings and batches into a loader's statistics."""
+
+    def __init__(self) -> None:
+        self.stats = StreamStats()
+        self._busy = 0.0
+        self._samples_read = 0
+        self._began: float | None = None
+
+    def begin(self) -> None:
+        """Note that iteration began, the first time."""
+        if self._began is None:
+            self._began = time.perf_counter()
+
+    def count_reading(self, reading: Reading, restarted: int) -> None:
+        """Count what was read together, and the workers replaced meanwhile."""
+        stats = self.stats
+        self._busy += reading.seconds
+        self._samples_read += 0 if reading.lazy or not reading.batches else reading.batches[-1].stop
+        stats.local_samples += reading.counts.samples_local
+        stats.remote_samples += reading.counts.samples_remote
+        stats.bytes_read += reading.counts.bytes_read
+        stats.workers_restarted += restarted
+
+    def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:
+        """Return the batch as a dict of tensors, and count what copying it took where it lies in memory."""
+        content = batch.content
+        if not isinstance(content, MemoryRows):
+            return batch.make()
+        began = time.perf_counter()
+        made = batch.make()
+        seconds = time.perf_counter() - began
+        reading.seconds += seconds
+        self._busy += seconds
+        self._samples_read += batch.size
+        self.stats.local_samples += batch.size
+        self.stats.bytes_read += batch.size * content.row_bytes
+        return made
+
+    def count_delivered(self, batch: Batch, hit: bool) -> None:
+        """Count a batch that the training loop gets."""
+        self.stats.samples_loaded += batch.size
+        self.stats.samples_failed += len(batch.failed)
+        self.stats.prefetch_hits += hit
+        self.stats.prefetch_misses += not hit
+
+    def result(self, readers: int) -> StreamStats:
+        """Return the counts so far, for this many threads or processes that read."""
+        if self._samples_read:
+            self.stats.avg_load_time_us = 1e6 * self._busy / self._samples_read
+        if self._began is not None:
+            self.stats.worker_utilization = min(1.0, self._busy / (time.perf_counter() - self._began) / readers)
+        return self.stats

@@ -6,13 +6,12 @@ the tokenizer, the output stage what the loss function wants. A stage that retur
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError
-from holdfast.stream.dataset import Sample, Transform
+from holdfast.stream.named_source import Sample, Transform, wants_rng
 
 __all__ = ["SeededStages", "Stages", "in_stages"]
 
@@ -29,7 +28,7 @@ def in_stages(stages: Sequence[Transform | None]) -> Stages | SeededStages | Non
             raise ConfigError("a transform must be callable", transform=repr(stage))
     if not present:
         return None
-    wants = tuple(_wants_rng(stage) for stage in present)
+    wants = tuple(wants_rng(stage) for stage in present)
     return SeededStages(tuple(present), wants) if any(wants) else Stages(tuple(present))
 
 
@@ -64,10 +63,3 @@ class SeededStages:
                 return None
             made = stage(made, rng=rng) if wants else stage(made)
         return made
-
-
-def _wants_rng(stage: Transform) -> bool:
-    try:
-        return "rng" in inspect.signature(stage).parameters
-    except (TypeError, ValueError):
-        return False

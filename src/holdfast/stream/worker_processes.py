@@ -1,13 +1,14 @@
-"""The engine of worker processes: torch's own ``DataLoader`` over a map-style dataset of chunks.
+"""Reading ahead in worker processes: torch's own ``DataLoader`` over a map-style dataset of ranges of steps.
 
-A worker holds no state that could be lost, so one that dies is replaced and its chunks are computed again. Where the
-same chunk kills worker after worker, its samples are named and the run stops.
+A worker holds no state that could be lost, so one that dies is replaced and its steps are computed again. Where the
+same steps kill worker after worker, their samples are named and the run stops.
 """
 
 from __future__ import annotations
 
 import multiprocessing
 import os
+import pickle
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -19,35 +20,33 @@ from typing import Any
 from torch.utils.data import DataLoader, Dataset
 from torch.utils.data._utils import signal_handling
 
-from holdfast.errors import WorkerDiedError
-from holdfast.stream.chunk import Chunk
-from holdfast.stream.engines import Engine
+from holdfast.errors import ConfigError, WorkerDiedError
 from holdfast.stream.packing import Packed, pack, unpack
-from holdfast.stream.provenance import samples_in
-from holdfast.stream.steps import StepReader
+from holdfast.stream.read_ahead import ReadAhead
+from holdfast.stream.reading import Read, Reading, StepRanges
 
-__all__ = ["ProcessEngine"]
+__all__ = ["ProcessReadAhead"]
 
-# How often a worker may die on the same chunk before the chunk's samples are to blame.
-MOST_DEATHS = 3
+# How often a worker may die on the same steps before their samples are to blame.
+MAX_DEATHS = 3
 # How often a worker looks whether its parent is still there.
 WATCH_SECONDS = 1.0
 # How long a worker whose connection broke may take to be gone.
 DYING_SECONDS = 2.0
 
 
-class _Chunks(Dataset[Any]):
-    """The chunks as a map-style dataset: item k is chunk k."""
+class _Readings(Dataset[Any]):
+    """The ranges of steps as a map-style dataset."""
 
-    def __init__(self, steps: StepReader) -> None:
-        self._steps = steps
+    def __init__(self, read: Read, ranges: StepRanges) -> None:
+        self._read, self._ranges = read, ranges
 
     def __getitem__(self, number: int) -> Packed:
-        return pack(self._steps.read(number))
+        return pack(self._read(self._ranges.steps(number)))
 
 
 class _Numbers:
-    """Chunk numbers from one on, for ever or to an end: what torch calls a sampler."""
+    """Numbers from one on, indefinitely or to an end: what torch calls a sampler."""
 
     def __init__(self, first: int, total: int | None) -> None:
         self._first, self._total = first, total
@@ -60,7 +59,7 @@ def _end_with_parent(_worker: int, *, direct: bool) -> None:
     """Have this worker end when the process it works for is killed.
 
     torch's own watch asks who the parent is only once the worker is up: one whose parent died before that takes its
-    foster parent for the parent, and would wait for work for ever.
+    foster parent for the parent, and would wait for work indefinitely.
 
     Args:
         direct: whether that process is this one's parent in the system's eyes (under a fork server it is not).
@@ -78,51 +77,79 @@ def _end_with_parent(_worker: int, *, direct: bool) -> None:
     threading.Thread(target=watch, name="holdfast-watch", daemon=True).start()
 
 
-class ProcessEngine(Engine):
-    """Reads chunks in worker processes.
+class ProcessReadAhead(ReadAhead):
+    """Reads ahead in worker processes.
 
     Args:
-        steps: what to read.
+        read: reads some steps.
+        ranges: the steps to read.
+        samples_of: names the samples of some steps, for errors.
         workers: how many processes.
-        ahead: how many chunks are read ahead, over all workers.
+        ahead: how many ranges are read ahead, over all workers.
         pin_memory: whether tensors are put into page-locked memory.
         context: how the processes start; None for torch's default.
     """
 
     def __init__(
-        self, steps: StepReader, *, workers: int, ahead: int, pin_memory: bool, context: str | None = None
+        self,
+        read: Read,
+        ranges: StepRanges,
+        *,
+        samples_of: Callable[[range], list[tuple[str, int]]],
+        workers: int,
+        ahead: int,
+        pin_memory: bool,
+        context: str | None = None,
     ) -> None:
-        self._steps = steps
+        self._read = read
+        self._ranges = ranges
+        self._samples_of = samples_of
         self._workers = workers
         self._prefetch = max(1, -(-ahead // workers))
         self._pin = pin_memory
         self._context = context
         self._next = 0
         self._deaths = 0
-        self.restarted = 0
+        self._restarted = 0
         self._iterator: Any = None
         self._start()
+
+    @property
+    def restarted(self) -> int:
+        """How many times workers were replaced."""
+        return self._restarted
 
     def _start(self) -> None:
         method = self._context or multiprocessing.get_start_method()
         loader: DataLoader[Any] = DataLoader(
-            _Chunks(self._steps),
+            _Readings(self._read, self._ranges),
             batch_size=None,
-            sampler=_Numbers(self._next, self._steps.chunks()),
+            sampler=_Numbers(self._next, self._ranges.total),
             num_workers=self._workers,
-            # After a death one chunk a worker at a time, so that the chunk that kills can be told from its neighbours.
-            prefetch_factor=1 if self.restarted else self._prefetch,
+            # After a death one range per worker at a time, so that the one that kills can be told from its neighbours.
+            prefetch_factor=1 if self._restarted else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
         )
         self._started_at = self._next
-        self._iterator = iter(loader)
+        try:
+            self._iterator = iter(loader)
+        except (pickle.PicklingError, AttributeError, TypeError) as error:
+            if method == "fork":
+                raise
+            raise ConfigError(
+                f"the dataset cannot be sent to a worker process: {error}",
+                multiprocessing_context=method,
+                num_workers=self._workers,
+                hint="define transforms and collate functions at the top of a module (no lambda, no function inside "
+                "a function), or use multiprocessing_context='fork'",
+            ) from error
         _watch(self._iterator, False)
 
-    def next(self) -> tuple[Chunk, bool] | None:
-        """Return the next chunk; replaces workers that have died and has their chunks computed again."""
-        if self._next == self._steps.chunks():
+    def next(self) -> tuple[Reading, bool] | None:
+        """Return the next reading; replaces workers that have died and has their steps computed again."""
+        if self._next == self._ranges.total:
             return None  # a worker that dies now is of no consequence
         while True:
             # torch keeps results that came out of turn in _task_info; one that holds data is ready.
@@ -140,7 +167,7 @@ class ProcessEngine(Engine):
             self._deaths = 0
             return item, ready
 
-    def _item(self) -> Chunk:
+    def _item(self) -> Reading:
         """Take the next item, with torch watching the workers for as long as this thread waits for it and no longer.
 
         torch reports a dead worker by raising from a signal handler, wherever the main thread happens to be: outside
@@ -161,27 +188,23 @@ class ProcessEngine(Engine):
         suspects = self._suspects()
         iterator, self._iterator = self._iterator, None
         _discard(iterator)
-        if self._deaths >= MOST_DEATHS:
+        if self._deaths >= MAX_DEATHS:
             raise WorkerDiedError(
                 f"a worker process died {self._deaths} times in a row at the same place",
                 steps=[suspects.start, suspects.stop],
-                samples=[
-                    (ref.source, ref.index)
-                    for step in suspects
-                    for ref in samples_in(self._steps.schedule, step, self._steps.rank)
-                ][:64],
+                samples=self._samples_of(suspects)[:64],
                 hint="read these samples in the main process (num_workers=0) to see what kills it",
             ) from error
-        self.restarted += 1
+        self._restarted += 1
         self._start()
 
     def _suspects(self) -> range:
-        """Return the steps that the dead worker was on: torch hands chunks to workers in turn."""
+        """Return the steps that the dead worker was on: torch hands ranges to workers in turn."""
         processes = getattr(self._iterator, "_workers", [])
         dead = [i for i, process in enumerate(processes) if not process.is_alive()]
         done = self._next - self._started_at
-        chunk = min((done + (worker - done) % self._workers for worker in dead), default=done)
-        return self._steps.steps_of(self._started_at + chunk)
+        number = min((done + (worker - done) % self._workers for worker in dead), default=done)
+        return self._ranges.steps(self._started_at + number)
 
     def close(self) -> None:
         """End the worker processes."""
@@ -208,7 +231,7 @@ def _any_dead(iterator: Any) -> bool:
 
 
 def _tells_of_death(error: Exception, iterator: Any) -> bool:
-    """Say whether an error of torch's iterator comes of a worker's death (errors of reading come inside chunks)."""
+    """Say whether an error of torch's iterator comes of a worker's death (errors of reading come inside readings)."""
     if isinstance(error, (OSError, EOFError)):
         # A connection to a worker broke: it may be dying, and not be dead to the system for a moment yet.
         for sentinel in connection.wait([process.sentinel for process in iterator._workers], timeout=DYING_SECONDS):

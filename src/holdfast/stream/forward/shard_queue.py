@@ -1,8 +1,8 @@
 """Which shards a process has still to read: the state of a stream that can only be read forwards.
 
-Every epoch the shards are permuted by key and dealt to the processes in turn. A process's state is the shards left to
-it, how far it is in the first, and the next epoch to deal. The states of all processes together say exactly which
-samples were delivered, so they merge into one list of what is left, which any number of processes can be dealt.
+Every epoch the shards are permuted by key and go to the processes in turn. A process's state is the shards left to
+it, how far it is in the first, and the next epoch. The states of all processes together say exactly which
+samples were delivered, so they merge into one list of what is left, which any number of processes can continue from.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 
 from holdfast.errors import StateError, StateMismatchError
 from holdfast.order import Permutation, derive_key
-from holdfast.stream.share import Share, check_same_share, complete_shares
+from holdfast.stream.process import Process, check_same, complete
 from holdfast.versioned import Count, Format
 
 __all__ = ["SHARD_QUEUE", "ShardPart", "ShardQueue", "StreamIdentity"]
@@ -32,7 +32,7 @@ class StreamIdentity:
     shuffled: bool
 
     def shard_order(self, epoch: int) -> list[int]:
-        """Return the shards in the order they are dealt in an epoch."""
+        """Return the shards in the order they are assigned in an epoch."""
         if not self.shuffled:
             return list(range(self.shards))
         order: list[int] = (
@@ -71,26 +71,26 @@ class ShardPart(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShardQueue:
-    """The shards left to one process; or to all together, when ``share`` is None."""
+    """The shards left to one process; or to all together, when ``process`` is None."""
 
     identity: StreamIdentity
-    share: Share | None = None
+    process: Process | None = None
     parts: tuple[ShardPart, ...] = ()
     next_epoch: Count = 0
 
-    def dealt_to(self, share: Share) -> ShardQueue:
+    def assigned_to(self, process: Process) -> ShardQueue:
         """Return this queue for a process that is about to read from it."""
-        if self.share is None:
-            return replace(self, share=share, parts=self.parts[share.number :: share.total])
-        check_same_share(self.share, share, dataset=self.identity.name)
+        if self.process is None:
+            return replace(self, process=process, parts=self.parts[process.number :: process.total])
+        check_same(self.process, process, dataset=self.identity.name)
         return self
 
     def filled(self) -> ShardQueue:
-        """Return this queue with the next epoch dealt, if nothing was left in it."""
+        """Return this queue with the next epoch's shards, if nothing was left in it."""
         if self.parts:
             return self
-        assert self.share is not None
-        parts = _fresh(self.identity, self.share, self.next_epoch)
+        assert self.process is not None
+        parts = _fresh(self.identity, self.process, self.next_epoch)
         return replace(self, parts=parts, next_epoch=self.next_epoch + 1)
 
     def with_first(self, part: ShardPart) -> ShardQueue:
@@ -112,33 +112,33 @@ class ShardQueue:
                 raise StateMismatchError(
                     "the states are of different streams", streams=[str(identity), str(queue.identity)]
                 )
-        if all(queue == queues[0] and queue.share is None for queue in queues):
+        if all(queue == queues[0] and queue.process is None for queue in queues):
             return queues[0]  # nobody has read anything since
-        shares = complete_shares([queue.share for queue in queues])
-        queues = [queue.dealt_to(share) for queue, share in zip(queues, shares, strict=True)]
+        processes = complete([queue.process for queue in queues])
+        queues = [queue.assigned_to(process) for queue, process in zip(queues, processes, strict=True)]
         latest = max(queue.next_epoch for queue in queues)
         left: list[ShardPart] = []
         for queue in queues:
-            assert queue.share is not None
+            assert queue.process is not None
             left += queue.parts
-            # Where another process has begun an epoch that this one has not, this one's deal of it is left too.
+            # Where another process has begun an epoch that this one has not, this one's shards of it are left too.
             for epoch in range(queue.next_epoch, latest):
-                left += _fresh(identity, queue.share, epoch)
+                left += _fresh(identity, queue.process, epoch)
         return ShardQueue(identity, None, tuple(_sorted(identity, left)), latest)
 
 
 def _identified(old: Mapping[str, Any]) -> dict[str, Any]:
     """Put what identifies the stream under a key of its own, as version 2 has it."""
-    names = ("name", "seed", "shards", "window", "shuffled")
-    return {"identity": {name: old[name] for name in names}} | {k: v for k, v in old.items() if k not in names}
+    identity = {name: old[name] for name in ("name", "seed", "shards", "window", "shuffled")}
+    return {"identity": identity, "process": old["share"], "parts": old["parts"], "next_epoch": old["next_epoch"]}
 
 
 SHARD_QUEUE = Format("state of a streaming dataset", ShardQueue, version=2, upgrades={1: _identified})
 
 
-def _fresh(identity: StreamIdentity, share: Share, epoch: int) -> tuple[ShardPart, ...]:
-    dealt = identity.shard_order(epoch)[share.number :: share.total]
-    return tuple(ShardPart(epoch, shard) for shard in dealt)
+def _fresh(identity: StreamIdentity, process: Process, epoch: int) -> tuple[ShardPart, ...]:
+    own = identity.shard_order(epoch)[process.number :: process.total]
+    return tuple(ShardPart(epoch, shard) for shard in own)
 
 
 def _sorted(identity: StreamIdentity, parts: Iterable[ShardPart]) -> list[ShardPart]:

@@ -1,8 +1,8 @@
 """Which positions of a mixture a process has still to read, where some of its children can be read forwards only.
 
-Positions are dealt to the processes in turn. As long as all go at one pace a single number says where they stand; when
+Positions go to the processes in turn. As long as all go at one pace a single number says where they stand; when
 they stop at different places, what the slower ones leave behind is kept as a few arithmetic runs. So the states of all
-processes merge into one that any number of processes can be dealt: every position is read once, whoever reads it.
+processes merge into one that any number of processes can continue from: every position is read exactly once.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import StateError
-from holdfast.stream.share import Share, check_same_share, complete_shares
+from holdfast.stream.process import Process, check_same, complete
 from holdfast.versioned import Count
 
 __all__ = ["PositionQueue", "Run"]
@@ -37,37 +37,37 @@ class Run(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PositionQueue:
-    """The positions left to one process; or to all together, when ``share`` is None.
+    """The positions left to one process; or to all together, when ``process`` is None.
 
     Attributes:
-        share: the process, None before any has begun to read.
+        process: the process, None before any has begun to read.
         left: positions before ``position`` that are still to be read.
-        position: from here on all positions are dealt in turn.
+        position: from here on positions go to the processes in turn.
     """
 
-    share: Share | None = None
+    process: Process | None = None
     left: tuple[Run, ...] = ()
     position: Count = 0
 
-    def dealt_to(self, share: Share, *, dataset: str) -> PositionQueue:
+    def assigned_to(self, process: Process, *, dataset: str) -> PositionQueue:
         """Return this queue for a process that is about to read from it."""
-        if self.share is None:
-            number, total = share
-            dealt, before = [], 0
-            for run in self.left:  # as one pack of cards, or many short runs would all go to the first processes
-                dealt.append(run.every(total, (number - before) % total))
+        if self.process is None:
+            number, total = process
+            taken, before = [], 0
+            for run in self.left:  # taken as one, or many short runs would all go to the first processes
+                taken.append(run.every(total, (number - before) % total))
                 before += run.length
-            return replace(self, share=share, left=tuple(run for run in dealt if run.length))
-        check_same_share(self.share, share, dataset=dataset)
+            return replace(self, process=process, left=tuple(run for run in taken if run.length))
+        check_same(self.process, process, dataset=dataset)
         return self
 
     def upcoming(self, count: int) -> Int64:
-        """Return the next positions: so many, or fewer where a run ends."""
+        """Return the next ``count`` positions, or fewer where a run ends."""
         if self.left:
             first, step, length = self.left[0]
             return first + step * np.arange(min(count, length), dtype=np.int64)
-        assert self.share is not None
-        return self.position + self.share.number + self.share.total * np.arange(count, dtype=np.int64)
+        assert self.process is not None
+        return self.position + self.process.number + self.process.total * np.arange(count, dtype=np.int64)
 
     def past(self, count: int) -> PositionQueue:
         """Return this queue without the first of its ``upcoming`` positions."""
@@ -77,21 +77,21 @@ class PositionQueue:
             (first, step, length), *others = self.left
             rest = (Run(first + count * step, step, length - count),) if length > count else ()
             return replace(self, left=(*rest, *others))
-        assert self.share is not None
-        return replace(self, position=self.position + count * self.share.total)
+        assert self.process is not None
+        return replace(self, position=self.position + count * self.process.total)
 
     @staticmethod
     def merge(queues: Sequence[PositionQueue], *, dataset: str) -> PositionQueue:
         """Return what is left to all processes together, for any number of them."""
         if not queues:
             raise StateError("there is no state to merge", dataset=dataset)
-        if all(queue == queues[0] and queue.share is None for queue in queues):
+        if all(queue == queues[0] and queue.process is None for queue in queues):
             return queues[0]  # nobody has read anything since
-        shares = complete_shares([queue.share for queue in queues])
+        processes = complete([queue.process for queue in queues])
         latest = max(queue.position for queue in queues)
         left: list[Run] = []
-        for queue, (number, total) in zip(queues, shares, strict=True):
-            left += queue.dealt_to(Share(number, total), dataset=dataset).left
+        for queue, (number, total) in zip(queues, processes, strict=True):
+            left += queue.assigned_to(Process(number, total), dataset=dataset).left
             behind, rest = divmod(latest - queue.position, total)
             if rest:
                 raise StateError(

@@ -8,9 +8,7 @@ one window is read again. Nothing of a shuffle buffer is kept, and nothing of on
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, Literal
-
-import numpy as np
+from typing import Any, Literal, NamedTuple, final
 
 from holdfast.errors import (
     ConfigError,
@@ -21,19 +19,22 @@ from holdfast.errors import (
     TransformError,
 )
 from holdfast.metrics import MetricTransform
-from holdfast.order import derive_key
-from holdfast.stream.dataset import DatasetInfo, Sample, Transform, TuneIterableDataset, named_copy
+from holdfast.stream.dataset import DatasetInfo, Sample
 from holdfast.stream.filtered import Filter
+from holdfast.stream.forward.base import ForwardDataset
+from holdfast.stream.forward.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
 from holdfast.stream.hf import load_hf_dataset
-from holdfast.stream.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
-from holdfast.stream.share import Share, check_share, share_of_process
+from holdfast.stream.named_source import Transform, named_copy
+from holdfast.stream.process import Process, check_enough
+from holdfast.stream.samples import sample_rng
 from holdfast.stream.transform_stages import SeededStages, in_stages
 
 __all__ = ["HFStreamingDataset"]
 
 
-class HFStreamingDataset(TuneIterableDataset):
-    """A dataset over a ``datasets.IterableDataset``: endless, exact, dealt by whole shards.
+@final
+class HFStreamingDataset(ForwardDataset):
+    """A dataset over a ``datasets.IterableDataset``: endless, exact, split by whole shards.
 
     Iterate it, mix it, or give it to a ``DataLoader``; each process (rank × worker) reads its own shards. Its state is
     its process's own. ``merge_states`` makes of all processes' states one that any other number of processes can load.
@@ -75,8 +76,8 @@ class HFStreamingDataset(TuneIterableDataset):
             raise ConfigError("a window holds at least one sample", window=window)
         if on_error not in ("raise", "skip"):
             raise ConfigError("unknown on_error", on_error=on_error, known=["raise", "skip"])
+        super().__init__(DatasetInfo(name, None, weight))
         self._dataset = dataset
-        self._name = name
         self.message_transform = message_transform
         self.model_transform = model_transform
         self.output_transform = output_transform
@@ -84,13 +85,10 @@ class HFStreamingDataset(TuneIterableDataset):
         self.filter_fn = filter_fn
         self._on_error = on_error
         self._transform = in_stages((message_transform, model_transform, output_transform))
-        self.weight = weight
-        self._info = DatasetInfo(name, None, weight)
         identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
         self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
         self._given = 0  # samples of that window; counted, as a queue is dear to make for every sample
-        self._jumps = 0
         self._lost = 0  # samples left out since the last one delivered
 
     @classmethod
@@ -108,16 +106,6 @@ class HFStreamingDataset(TuneIterableDataset):
         return cls(load_hf_dataset(path, {**(load or {}), "streaming": True}), name=name, **options)
 
     @property
-    def dataset_name(self) -> str:
-        """The name under which its samples and metrics are counted."""
-        return self._name
-
-    @property
-    def info(self) -> DatasetInfo:
-        """The name; how many samples there are is not known."""
-        return self._info
-
-    @property
     def num_shards(self) -> int:
         """How many shards there are: the most processes that can read it."""
         return self._queue.identity.shards
@@ -127,12 +115,12 @@ class HFStreamingDataset(TuneIterableDataset):
         return SHARD_QUEUE.to_json(self._now())
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go on from a state of the same process, or from one that ``merge_states`` made."""
+        """Continue from a state of the same process, or from one that ``merge_states`` made."""
         queue = SHARD_QUEUE.from_json(state_dict)
         if queue.identity != self._queue.identity:
             raise StateMismatchError(
                 "the state was made with another name, seed, window or number of shards",
-                dataset=self._name,
+                dataset=self.dataset_name,
                 found=str(self._queue.identity),
                 expected=str(queue.identity),
             )
@@ -144,27 +132,27 @@ class HFStreamingDataset(TuneIterableDataset):
     def merge_states(states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
         """Return one state from those of all processes; load it in each process, of any number up to the shards.
 
-        What is left of every shard, the ones begun too, is dealt anew: no sample is lost and none comes twice.
+        What is left of every shard, the ones begun too, is assigned again: no sample is lost and none comes twice.
         """
         return SHARD_QUEUE.to_json(ShardQueue.merge([SHARD_QUEUE.from_json(state) for state in states]))
 
     def __iter__(self) -> Iterator[Sample]:
         """Yield this process's samples from where its state stands."""
-        share = share_of_process(self._ranks)
-        check_share(share, self.num_shards, what="shards", dataset=self._name)
-        return self._samples(share)
+        process = self.process()
+        check_enough(process, self.num_shards, what="shards", dataset=self.dataset_name)
+        return self._samples(process)
 
-    def _samples(self, share: Share) -> Iterator[Sample]:
+    def _samples(self, process: Process) -> Iterator[Sample]:
         fruitless = False  # whether the epoch now ending has given nothing
         while True:
-            self._queue, self._at = self._now().dealt_to(share), None
+            self._queue, self._at = self._now().assigned_to(process), None
             if not self._queue.parts:
                 if fruitless:
                     raise EmptyPartitionError(
                         "a whole epoch gave this process no sample",
-                        dataset=self._name,
-                        rank=share.number,
-                        world_size=share.total,
+                        dataset=self.dataset_name,
+                        rank=process.number,
+                        world_size=process.total,
                         hint="see what filter_fn and the transforms leave out",
                     )
                 self._queue = self._queue.filled()
@@ -206,14 +194,14 @@ class HFStreamingDataset(TuneIterableDataset):
         try:
             # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers once more.
             for columns in shard.iter(batch_size=size):
-                yield _Window(part._replace(window=number, given=given, place=place), _rows(columns, self._name))
+                yield _Window(part._replace(window=number, given=given, place=place), _rows(columns, self.dataset_name))
                 place, number, given = shard.state_dict(), number + 1, 0
         except (KeyError, IndexError) as error:
             if part.place is None:
                 raise
             raise StateError(
                 f"the place in the shard cannot be opened: {error!r}",
-                dataset=self._name,
+                dataset=self.dataset_name,
                 shard=part.shard,
                 hint="resume with the release of 'datasets' that made the state",
             ) from error
@@ -236,22 +224,19 @@ class HFStreamingDataset(TuneIterableDataset):
                 return row
             if not isinstance(self._transform, SeededStages):
                 return self._transform(row)
-            key = derive_key("transform", self._queue.identity.seed, self._name, part.epoch, part.shard, number)
-            words = np.frombuffer(key[:16], dtype="<u8")
-            return self._transform(row, rng=np.random.Generator(np.random.Philox(key=words)))
+            seed = self._queue.identity.seed
+            return self._transform(row, rng=sample_rng(seed, self.dataset_name, part.epoch, part.shard, number))
         except HoldfastError:
             raise
         except Exception as cause:
             raise TransformError(
-                f"the transform raised {cause!r}", source=self._name, shard=part.shard, index=number
+                f"the transform raised {cause!r}", source=self.dataset_name, shard=part.shard, index=number
             ) from cause
 
 
-class _Window:
-    __slots__ = ("part", "rows")
-
-    def __init__(self, part: ShardPart, rows: list[Sample]) -> None:
-        self.part, self.rows = part, rows
+class _Window(NamedTuple):
+    part: ShardPart
+    rows: list[Sample]
 
 
 def _rows(columns: Any, name: str) -> list[Sample]:
@@ -277,7 +262,7 @@ def _count_shards(dataset: Any, name: str) -> int:
         )
     if getattr(dataset, "_distributed", None) is not None:
         raise ConfigError(
-            "the stream is split by node already, and its shards are dealt here",
+            "the stream is split by node already, and its shards are split here",
             dataset=name,
             hint="give the whole stream, before split_dataset_by_node",
         )
@@ -291,7 +276,7 @@ def _count_shards(dataset: Any, name: str) -> int:
         return int(dataset.num_shards)
     except Exception as error:
         raise ConfigError(
-            "the stream does not say how many shards it has, so they cannot be dealt to processes",
+            "the stream does not say how many shards it has, so they cannot be split over processes",
             dataset=name,
             hint="make it of files, or with from_generator(gen_kwargs={'shards': [...]})",
         ) from error

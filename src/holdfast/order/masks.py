@@ -1,0 +1,76 @@
+"""Masks: samples that keep their place in every batch and are marked as invalid, from some step on.
+
+A skip closes the gap and so moves everything behind it; a mask moves nothing, which is what a counterfactual needs:
+the same batches in the same places, without the influence of some samples.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import OrderError
+from holdfast.order.order import Located, Order
+from holdfast.order.skips import Skips
+
+__all__ = ["Mask", "check_masks", "masked"]
+
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True)
+class Mask:
+    """What is masked from a step on: intervals of positions, and samples in every epoch.
+
+    Args:
+        from_step: the first step at which it holds.
+        samples: what is masked.
+    """
+
+    from_step: int
+    samples: Skips
+
+    def to_json(self) -> list[Any]:
+        """Return the fields as a short list."""
+        return [self.from_step, self.samples.to_json()]
+
+    @classmethod
+    def from_json(cls, value: Sequence[Any]) -> Mask:
+        """Read what ``to_json`` wrote."""
+        from_step, samples = value
+        return cls(from_step, Skips.from_json(samples))
+
+    def covers(self, order: Order, positions: Int64, located: Located) -> Bool:
+        """Say of each position, and what stands there, whether it is masked."""
+        found = np.zeros(len(positions), dtype=bool)
+        for start, stop in self.samples.intervals:
+            found |= (positions >= start) & (positions < stop)
+        for name, indices in self.samples.samples:
+            found |= (located.source == order.number_of(name)) & np.isin(located.index, indices)
+        return found
+
+
+def check_masks(masks: Sequence[Mask], order: Order) -> None:
+    """Raise ``OrderError`` where a mask names no sample of the order."""
+    for mask in masks:
+        for name, indices in mask.samples.samples:
+            cycle = order.cycles[order.number_of(name)]
+            length = cycle.growth[-1][1] if cycle.growth else cycle.length
+            if indices[-1] >= length:
+                raise OrderError("a mask names no sample of the source", source=name, index=indices[-1], length=length)
+
+
+def masked(masks: Sequence[Mask], order: Order, step: int, positions: Int64, located: Located) -> Bool | None:
+    """Say which samples are masked at the step; None where no mask is in force."""
+    in_force = [mask for mask in masks if mask.from_step <= step]
+    if not in_force:
+        return None
+    found = np.zeros(len(positions), dtype=bool)
+    for mask in in_force:
+        found |= mask.covers(order, positions, located)
+    return found

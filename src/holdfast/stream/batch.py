@@ -1,0 +1,119 @@
+"""A batch: one rank's samples of one step, as ``read_batches`` gives them.
+
+Batches that were read together share their content: columns that are cut into views, or rows that lie in memory and are
+copied when they are asked for. ``make`` gives the dict of tensors that the training loop gets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from holdfast.sources import Columns, ReadCounters
+from holdfast.stream.collate import mask_labels, slice_batch, to_tensors
+
+__all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
+
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+
+class Failed(NamedTuple):
+    """A sample that could not be read or transformed, left out under ``on_error="skip"``."""
+
+    source: str
+    index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
+    position: int = -1
+    error: str = ""
+
+
+class Content(Protocol):
+    """The samples of several batches."""
+
+    def cut(self, start: int, stop: int) -> dict[str, Any]:
+        """Return some rows as a batch."""
+
+
+class Batch(NamedTuple):
+    """One rank's batch of one step: rows ``start`` … ``stop``-1 of a content.
+
+    ``content`` is None where there is nothing to make: the rank has no samples at this step, or all failed or were
+    filtered out. ``failed`` are those of its samples that failed.
+    """
+
+    step: int
+    start: int
+    stop: int
+    content: Content | None
+    metrics: Any = None
+    failed: tuple[Failed, ...] = ()
+
+    @property
+    def size(self) -> int:
+        """How many samples there are, those that fill a batch included."""
+        return self.stop - self.start
+
+    def make(self) -> dict[str, Any]:
+        """Return the dict of tensors; ``{}`` where there is no sample."""
+        if self.content is None:
+            return {}
+        made = self.content.cut(self.start, self.stop)
+        if self.metrics is not None:
+            made["metrics"] = self.metrics
+        return made
+
+
+class ColumnSlices(NamedTuple):
+    """Columns of tensors; a batch is a view of them."""
+
+    columns: dict[str, Any]
+
+    def cut(self, start: int, stop: int) -> dict[str, Any]:
+        """Return some rows as views."""
+        return slice_batch(self.columns, start, stop)
+
+
+class Made(NamedTuple):
+    """A batch that is ready, because its samples were collated one by one."""
+
+    batch: dict[str, Any]
+
+    def cut(self, start: int, stop: int) -> dict[str, Any]:
+        """Return the batch."""
+        return self.batch
+
+
+class MemoryRows(NamedTuple):
+    """Rows of columns in memory, to be copied batch by batch.
+
+    Memory that is written, used and let go before the next batch is copied stays in the processor's cache. That of many
+    batches does not, and copying it ahead of time costs more than copying it when it is used.
+    """
+
+    columns: Mapping[str, NDArray[Any]]
+    rows: Int64
+    valid: Bool | None
+    masked: Bool | None
+    counters: ReadCounters
+
+    @property
+    def row_bytes(self) -> int:
+        """Bytes per sample."""
+        return sum(column[:1].nbytes for column in self.columns.values())
+
+    def cut(self, start: int, stop: int) -> dict[str, Any]:
+        """Return some of the rows as fresh tensors."""
+        rows = self.rows[start:stop]
+        # The rows were checked; checking each again would cost time.
+        taken: Columns = {name: column.take(rows, 0, mode="clip") for name, column in self.columns.items()}
+        if self.masked is not None:
+            taken = mask_labels(taken, self.masked[start:stop])
+        self.counters.add(local=stop - start, bytes_read=(stop - start) * self.row_bytes)
+        batch = to_tensors(taken)
+        if self.valid is not None:
+            batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
+        return batch

@@ -1,0 +1,322 @@
+"""A mixture some of whose children can be read forwards only: which child comes when is computed, the rest is read.
+
+The choice of child at each position is the same pure, exact arrangement as in any mixture. A child with random access
+gives the sample that stands there. A forward child gives whatever it has next: each process reads its own part of it.
+So a process's state is the positions left to it and the states of its forward children, and the states of all processes
+merge into one that any number of them can load.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from hashlib import blake2b
+from typing import Any, NamedTuple, final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import EmptyPartitionError, StateError, StreamError
+from holdfast.order import ARRANGEMENTS, Located, Order, SourceSpec
+from holdfast.order.cycle import Cycle
+from holdfast.order.mixture import ArrangementName, Mixture
+from holdfast.order.numbers import Indices
+from holdfast.order.permutation import MAX_LENGTH
+from holdfast.order.shuffle import NoShuffle
+from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
+from holdfast.stream.dataset import READ_AT_ONCE, OrderedDataset, Sample, TuneIterableDataset, single
+from holdfast.stream.dataset_state import DATASET_STATE, check_fingerprint
+from holdfast.stream.forward.base import ForwardDataset
+from holdfast.stream.forward.position_queue import PositionQueue, Run
+from holdfast.stream.interleaved import check_children, mixture_info
+from holdfast.stream.named_source import NamedSource
+from holdfast.stream.process import Process
+from holdfast.versioned import Count, Format
+
+__all__ = ["MIXTURE_STATE", "ForwardMixture", "ForwardMixtureState"]
+
+Int64 = NDArray[np.int64]
+_ENDED = object()
+_OF_ORDER = "order:"  # marks fingerprints that version 1 took of an order with stand-ins for the forward children
+
+
+@dataclass(frozen=True, slots=True)
+class ForwardMixtureState:
+    """What is left to one process of a mixture with forward children; see ``PositionQueue``.
+
+    ``children`` are the states of all children, nested as they are; those of forward ones are their own.
+    """
+
+    process: Process | None
+    left: tuple[Run, ...]
+    position: Count
+    fingerprint: str
+    children: dict[str, Any]
+
+
+def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in old.items() if name != "share"}
+    return {**kept, "process": old["share"], "fingerprint": _OF_ORDER + old["fingerprint"]}
+
+
+MIXTURE_STATE = Format(
+    "state of a forward mixture",
+    ForwardMixtureState,
+    version=2,
+    upgrades={1: _upgraded},
+    unmarked=1,
+    hint=DATASET_STATE.hint,
+)
+
+
+class _Stored(NamedTuple):
+    """The children with random access: their sources, and what stands of them at positions of the mixture."""
+
+    sources: tuple[NamedSource, ...]
+    cycles: tuple[Cycle, ...]
+    mixture: Mixture
+    numbers: tuple[int, ...]  # of the sources, in the mixture
+
+    def locate(self, positions: Int64) -> Located:
+        """Return which source, epoch and index stand at each position, none of which is a forward child's."""
+        number, ordinal = self.mixture.locate(positions)
+        epoch, index = np.empty_like(ordinal), np.empty_like(ordinal)
+        found = Located(np.searchsorted(self.numbers, number).astype(np.int32), epoch, Indices(index))
+        for place, cycle in enumerate(self.cycles):
+            rows = found.source == place
+            found.epoch[rows], found.index[rows] = cycle.locate(ordinal[rows])
+        return found
+
+
+@final
+class ForwardMixture(ForwardDataset):
+    """A mixture of datasets with exact ratios, of which some can be read forwards only.
+
+    Forward children (an ``HFStreamingDataset``, or a ``TuneIterableDataset`` of your own) belong to the mixture from
+    then on: the mixture moves them, and keeps their states.
+
+    Args:
+        datasets: the children, each with its own name; children may be mixtures themselves, whose weights multiply.
+        weights: by child name, or a schedule ``[(from_position, weights), …]``; None takes the children's own weights.
+        seed: of the arrangement.
+        name: of the mixture.
+        weight: of the mixture itself where it is nested in another that gives none.
+    """
+
+    def __init__(
+        self,
+        datasets: Sequence[TuneIterableDataset],
+        weights: Weights | WeightSchedule | None = None,
+        *,
+        seed: int = 0,
+        name: str = "mixture",
+        weight: float = 1.0,
+    ) -> None:
+        schedule = check_children(name, datasets, weights)
+        super().__init__(mixture_info(name, None, weight, datasets, schedule[0][1]))
+        self.children = {dataset.dataset_name: dataset for dataset in datasets}
+        self.parts = tuple(part for dataset in datasets for part in _parts(dataset))
+        """What is mixed in the end: sources, and datasets that can be read forwards only."""
+        nested = {
+            child: dataset.weight_schedule
+            for child, dataset in self.children.items()
+            if isinstance(dataset, (OrderedDataset, ForwardMixture)) and dataset.children
+        }
+        self.weight_schedule: WeightSchedule = nest(schedule, nested)
+        self.seed = seed
+        names = [_name(part) for part in self.parts]
+        check_weight_schedule(self.weight_schedule, names)
+        self.streams = {name: p for name, p in zip(names, self.parts, strict=True) if not isinstance(p, NamedSource)}
+        """The datasets of the whole tree that can be read forwards only, by name."""
+        numbers = tuple(number for number, name in enumerate(names) if name not in self.streams)
+        sources = tuple(part for part in self.parts if isinstance(part, NamedSource))
+        specs = [source.spec() for source in sources]
+        cycles = tuple(Cycle(spec.name, spec.length, seed=spec.seed, shuffle=spec.shuffle) for spec in specs)
+        mixture = Mixture(names, self.weight_schedule, seed=seed, name=name)
+        self._stored = _Stored(sources, cycles, mixture, numbers)
+        self._identities = {name: self._identity(name) for name in ARRANGEMENTS}
+        self._queue = PositionQueue()
+        self._taken = 0  # of the queue's positions, so far; counted, as a queue is dear to make for every sample
+
+    def read_as(self, *, rank: int, world_size: int) -> None:
+        """Be iterated as one of the data-parallel ranks, and so all forward children."""
+        super().read_as(rank=rank, world_size=world_size)
+        for stream in self.streams.values():
+            stream.read_as(rank=rank, world_size=world_size)
+
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield this process's samples from where its state stands."""
+        return self._samples(self.process(), self._open())
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the positions left to this process, and under ``children`` the state of each child."""
+        states = {name: stream.state_dict() for name, stream in self.streams.items()}
+        return self._state(self._queue.past(self._taken), states)
+
+    def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
+        """Continue from a state of the same process, or from one that ``merge_states`` made."""
+        queue, states = self._parsed(state_dict)
+        before = {name: stream.state_dict() for name, stream in self.streams.items()}
+        try:
+            for name, stream in self.streams.items():
+                stream.load_state_dict(states[name])
+        except Exception:
+            for name, stream in self.streams.items():  # all or nothing: some may have gone ahead already
+                stream.load_state_dict(before[name])
+            raise
+        self._queue, self._taken = queue, 0
+        self._jumps += 1
+
+    def merge_states(self, states: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        """Return one state from those of all processes (ranks × workers); load it in each process, of any number.
+
+        No position and no sample is lost or comes twice; which process gets which does change.
+        """
+        parsed = [self._parsed(state) for state in states]
+        queue = PositionQueue.merge([queue for queue, _ in parsed], dataset=self.dataset_name)
+        merged: dict[str, Any] = {}
+        for name, stream in self.streams.items():
+            merge = getattr(stream, "merge_states", None)
+            if merge is None:
+                raise StateError(
+                    "this child of the mixture cannot be split over another number of processes",
+                    dataset=name,
+                    type=type(stream).__name__,
+                    hint="resume with as many ranks and workers as before, or give its class a method merge_states",
+                )
+            merged[name] = merge([own[name] for _, own in parsed])
+        return self._state(queue, merged)
+
+    def _identity(self, arrangement: ArrangementName) -> str:
+        """Return a hash of what decides which child comes when, and of the order of those with random access."""
+        parts = [
+            Order([part.spec()]).to_json() if isinstance(part, NamedSource) else part.dataset_name
+            for part in self.parts
+        ]
+        weights = [[start, {name: str(w) for name, w in table.items()}] for start, table in self.weight_schedule]
+        mixture = [self.dataset_name, self.seed, arrangement, weights]
+        text = json.dumps([mixture, parts], sort_keys=True)
+        return blake2b(text.encode(), digest_size=16, person=b"holdfast.forward").hexdigest()
+
+    def _identity_in_version_1(self) -> str:
+        stand_ins = [
+            part.spec() if isinstance(part, NamedSource) else SourceSpec(part.dataset_name, MAX_LENGTH, 0, NoShuffle())
+            for part in self.parts
+        ]
+        weights, seed, name = self.weight_schedule, self.seed, self.dataset_name
+        return _OF_ORDER + Order(stand_ins, weights=weights, seed=seed, name=name, arrangement="blocks").fingerprint()
+
+    def _arrange(self, arrangement: ArrangementName) -> None:
+        """Choose children as this or an earlier release does."""
+        names = self._stored.mixture.names
+        mixture = Mixture(names, self.weight_schedule, seed=self.seed, name=self.dataset_name, arrangement=arrangement)
+        self._stored = self._stored._replace(mixture=mixture)
+
+    def _state(self, queue: PositionQueue, streams: Mapping[str, Any]) -> dict[str, Any]:
+        at = np.array([queue.position])
+        counts = {_name(part): int(self._stored.mixture.count(number, at)[0]) for number, part in enumerate(self.parts)}
+        children = _child_states(self.children, counts, streams)
+        identity = self._identities[self._stored.mixture.arrangement]
+        state = ForwardMixtureState(queue.process, queue.left, queue.position, identity, children)
+        return MIXTURE_STATE.to_json(state)
+
+    def _parsed(self, state: Mapping[str, Any]) -> tuple[PositionQueue, dict[str, Any]]:
+        """Return the positions a state leaves and its forward children's states, or say what is wrong with it."""
+        stored = MIXTURE_STATE.from_json(state)
+        known = {identity: name for name, identity in self._identities.items()}
+        known[self._identity_in_version_1()] = "blocks"
+        if stored.fingerprint not in known:
+            check_fingerprint(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
+        self._arrange(known[stored.fingerprint])
+        queue = PositionQueue(stored.process, stored.left, stored.position)
+        try:
+            return queue, _streams_in(stored.children, self.streams)
+        except (KeyError, TypeError, ValueError) as error:
+            raise StateError(f"the state of this mixture is damaged: {error!r}", dataset=self.dataset_name) from error
+
+    def _open(self) -> dict[int, Iterator[Sample]]:
+        """Begin to read every forward child, which says at once where a process would get nothing of it."""
+        return {self._stored.mixture.names.index(name): iter(stream) for name, stream in self.streams.items()}
+
+    def _samples(self, process: Process, streams: dict[int, Iterator[Sample]]) -> Iterator[Sample]:
+        left_out, samples = 0, sum(len(source.source) for source in self._stored.sources)
+        jumps = self._jumps
+        while True:
+            if self._jumps != jumps:  # a state was loaded: the streams continue from there
+                jumps, streams = self._jumps, self._open()
+            self._queue = self._queue.past(self._taken).assigned_to(process, dataset=self.dataset_name)
+            self._taken = 0
+            positions = self._queue.upcoming(READ_AT_ONCE)
+            numbers = self._stored.mixture.locate(positions)[0]
+            read = iter(single(self._stored, self._stored, positions[~np.isin(numbers, list(streams))]))
+            for number in numbers.tolist():
+                sample = self._next_of(number, streams[number]) if number in streams else next(read)
+                self._taken += 1
+                if sample is None:  # the transform left it out
+                    left_out += 1
+                    continue
+                left_out = 0
+                yield sample
+                if self._jumps != jumps:
+                    break
+            if left_out > samples:
+                raise EmptyPartitionError(
+                    "the transforms left out every sample of a whole pass",
+                    dataset=self.dataset_name,
+                    rank=process.number,
+                    world_size=process.total,
+                    hint="see why they return None",
+                )
+
+    def _next_of(self, number: int, stream: Iterator[Sample]) -> Sample:
+        sample: Any = next(stream, _ENDED)
+        if sample is _ENDED:
+            raise StreamError(
+                "a child of the mixture ended, and children must be endless",
+                dataset=_name(self.parts[number]),
+                mixture=self.dataset_name,
+                hint="begin it again where it ends",
+            )
+        found: Sample = sample
+        return found
+
+
+Part = NamedSource | TuneIterableDataset
+
+
+def _parts(dataset: TuneIterableDataset) -> tuple[Part, ...]:
+    if isinstance(dataset, OrderedDataset):
+        return dataset.sources
+    return dataset.parts if isinstance(dataset, ForwardMixture) else (dataset,)
+
+
+def _name(part: Part) -> str:
+    return part.name if isinstance(part, NamedSource) else part.dataset_name
+
+
+def _child_states(
+    children: Mapping[str, TuneIterableDataset], counts: Mapping[str, int], streams: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the states of a mixture's children by name, nested as they are."""
+    states: dict[str, Any] = {}
+    for name, child in children.items():
+        if isinstance(child, OrderedDataset):
+            states[name] = child.state_in_parent(counts)
+        elif isinstance(child, ForwardMixture):
+            inner = _child_states(child.children, counts, streams)
+            states[name] = {"position": sum(counts[_name(part)] for part in child.parts), "children": inner}
+        else:
+            states[name] = streams[name]
+    return states
+
+
+def _streams_in(states: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str, Any]:
+    """Find the states of the forward children in the tree of all children's states."""
+    found: dict[str, Any] = {}
+    for name, state in states.items():
+        if name in names:
+            found[name] = state
+        else:
+            found |= _streams_in(state["children"], names)
+    return found

@@ -1,0 +1,86 @@
+"""A source with all that belongs to it: its name, its shuffle and the functions its samples pass through."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from copy import copy
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from holdfast.errors import ConfigError
+from holdfast.metrics import MetricTransform
+from holdfast.order import Shuffle, SourceSpec
+from holdfast.order.shuffle import parse_shuffle
+from holdfast.sources import Columns, Source
+
+__all__ = ["Collate", "HasSources", "NamedSource", "Sample", "Transform", "named_copy", "wants_rng"]
+
+Sample = dict[str, Any]
+Transform = Callable[..., Sample | None]
+ColumnTransform = Callable[[Columns], Columns]
+Collate = Callable[[list[Sample]], dict[str, Any]]
+
+
+@dataclass(frozen=True, slots=True)
+class NamedSource:
+    """One source of a dataset.
+
+    Args:
+        name: the name under which its samples and metrics are counted.
+        source: its storage.
+        seed: of its shuffles.
+        shuffle: how an epoch is laid out.
+        transform: Python function of one sample; None leaves samples as they are. A transform with a parameter ``rng``
+            is given a generator that depends only on (seed, name, epoch, index), so that augmentation repeats exactly.
+        column_transform: function of a whole batch of columns, applied before ``transform``.
+        metric_transform: makes metrics of the samples.
+    """
+
+    name: str
+    source: Source
+    seed: int = 0
+    shuffle: Shuffle | str | None = "full"
+    transform: Transform | None = None
+    column_transform: ColumnTransform | None = None
+    metric_transform: MetricTransform | None = None
+    seeded: bool = field(init=False)
+
+    def __post_init__(self) -> None:
+        if not self.name:
+            raise ConfigError("a dataset needs a name")
+        if len(self.source) < 1:
+            raise ConfigError("the source has no samples", source=self.name)
+        object.__setattr__(self, "seeded", wants_rng(self.transform))
+
+    def spec(self) -> SourceSpec:
+        """Return what the order needs to know of this source."""
+        shards = self.source.shards() if self.shuffle == "window" else None
+        return SourceSpec(self.name, len(self.source), self.seed, parse_shuffle(self.shuffle, shards))
+
+
+class HasSources(Protocol):
+    """What can be read: sources, numbered as the order numbers them."""
+
+    @property
+    def sources(self) -> tuple[NamedSource, ...]:
+        """Return the sources."""
+
+
+def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform | None:
+    """Return the transform reporting under this name; a copy, as one transform may serve several datasets."""
+    if transform is None:
+        return None
+    own = copy(transform)
+    own.set_dataset_name(name)
+    return own
+
+
+def wants_rng(function: Any) -> bool:
+    """Say whether a transform takes the sample's own random generator."""
+    if function is None:
+        return False
+    try:
+        return "rng" in inspect.signature(function).parameters
+    except (TypeError, ValueError):
+        return False

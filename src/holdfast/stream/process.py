@@ -1,0 +1,89 @@
+"""A process among all that iterate a dataset under plain torch: one of ranks × ``DataLoader`` workers.
+
+``StreamingShardLoader`` does not need this: it is told its rank and holds its workers itself. A dataset that is
+iterated on its own, or handed to torch's ``DataLoader``, asks here, when iteration starts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import torch.distributed
+from torch.utils.data import get_worker_info
+
+from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
+from holdfast.versioned import Count
+
+__all__ = ["Process", "check_enough", "check_ranks", "check_same", "complete", "this_process"]
+
+
+class Process(NamedTuple):
+    """This process's number among all that read the stream, and how many they are."""
+
+    number: Count
+    total: Count
+
+
+def this_process(ranks: tuple[int, int] | None = None) -> Process:
+    """Return this process: its rank, and within it the ``DataLoader`` worker.
+
+    Args:
+        ranks: (rank, world size) of those that read, where they are not all of ``torch.distributed``.
+    """
+    number, total = ranks or (0, 1)
+    if ranks is None and torch.distributed.is_available() and torch.distributed.is_initialized():
+        number, total = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    worker = get_worker_info()
+    if worker is not None:
+        number, total = number * worker.num_workers + worker.id, total * worker.num_workers
+    return Process(number, total)
+
+
+def check_ranks(rank: int, world_size: int) -> tuple[int, int]:
+    """Return both, or say what is wrong with them."""
+    if not 0 <= rank < world_size:
+        raise ConfigError("a rank must be below the world size", rank=rank, world_size=world_size)
+    return rank, world_size
+
+
+def check_enough(process: Process, count: int, *, what: str, dataset: str) -> None:
+    """Raise ``EmptyPartitionError`` where there are more processes than there is to read."""
+    if count < process.total:
+        raise EmptyPartitionError(
+            f"{process.total} processes (ranks × workers) read this dataset, and it has only {count} {what}",
+            dataset=dataset,
+            rank=process.number,
+            world_size=process.total,
+            **{what: count},
+            hint=f"use fewer ranks or workers, or more {what}",
+        )
+
+
+def check_same(saved: Process, process: Process, *, dataset: str) -> None:
+    """Raise ``StateMismatchError`` where a process is about to continue from another one's state."""
+    if saved != process:
+        raise StateMismatchError(
+            f"the state is of process {saved.number} of {saved.total}, and this is {process.number} of {process.total}",
+            dataset=dataset,
+            rank=process.number,
+            world_size=process.total,
+            hint="to resume with other ranks or workers, load merge_states([every process's state]) in all of them",
+        )
+
+
+def complete(processes: Sequence[Process | None]) -> list[Process]:
+    """Return every process, from those their states know, or say that a state is missing or there twice.
+
+    A process that has read nothing does not know its number yet; it is one of those nobody else has.
+    """
+    total = len(processes)
+    known = [process for process in processes if process is not None]
+    unknown = [Process(number, total) for number in range(total) if Process(number, total) not in known]
+    if len(known) + len(unknown) != total or len(set(known)) != len(known):
+        raise StateError(
+            "merging needs the state of every process that read the stream, each once",
+            found=[tuple(process) for process in known],
+            hint="give one state for each rank (and worker)",
+        )
+    return [process if process is not None else unknown.pop() for process in processes]

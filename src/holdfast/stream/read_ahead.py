@@ -1,0 +1,203 @@
+"""Reading ahead of the training loop. There are two ways, and both give the same readings in the same order.
+
+Threads, here, are the default: gathers and positional reads release the interpreter's lock or cost almost nothing.
+Worker processes, in ``worker_processes``, are for heavy Python transforms. Both are given a callable of steps and hold
+no state that could be lost.
+"""
+
+from __future__ import annotations
+
+import weakref
+from abc import ABC, abstractmethod
+from collections import deque
+from contextlib import suppress
+from queue import Empty, SimpleQueue
+from threading import Thread, current_thread
+from time import perf_counter
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.stream.batch import Batch, ColumnSlices, Content, Made
+from holdfast.stream.reading import Reading, StepRanges, StepReader
+
+__all__ = ["ReadAhead", "ThreadReadAhead"]
+
+
+class ReadAhead(ABC):
+    """Reads steps ahead of the training loop."""
+
+    @property
+    @abstractmethod
+    def restarted(self) -> int:
+        """How many times workers were replaced."""
+
+    @abstractmethod
+    def next(self) -> tuple[Reading, bool] | None:
+        """Return the next reading and whether it was ready already; None at the end."""
+
+    @abstractmethod
+    def close(self) -> None:
+        """Stop reading and let every thread and process go."""
+
+
+# What takes less than this to read is not worth a hand-off to a loop that is waiting for it: two threads that pass the
+# interpreter's lock to and fro get less done than one. Any training step is far longer.
+CHEAP_SECONDS = 5e-3
+# How many times longer than reading the loop must take with a reading before it counts as busy elsewhere.
+BUSY_RATIO = 2.0
+# Reading ahead is worth it after this many more calls that say so than calls that do not: one alone may only mean that
+# the system gave the processor to somebody else for a moment.
+CALLS_TO_TELL = 2
+
+
+class ThreadReadAhead(ReadAhead):
+    """Reads in a few threads of this process, or, where that is faster, in the one that asks.
+
+    Args:
+        read: reads some steps.
+        ranges: the steps to read.
+        threads: how many threads.
+        ahead: how many ranges are read ahead.
+        at_once: how many ranges are read in one go by the thread that asks, where samples lie in memory: arithmetic
+            over few positions at a time is dominated by the cost of calling NumPy.
+        pin_memory: whether tensors are put into page-locked memory.
+    """
+
+    def __init__(
+        self, read: StepReader, ranges: StepRanges, *, threads: int, ahead: int, at_once: int, pin_memory: bool
+    ) -> None:
+        # Plain queues rather than futures: a hand-off costs a microsecond or two instead of tens.
+        self._asked: SimpleQueue[_Task | None] = SimpleQueue()
+        self._pending: deque[_Task] = deque()
+        self._read = read
+        self._ranges = ranges
+        self._at_once = at_once
+        self._pin = pin_memory
+        self._returned = perf_counter()
+        self._worthwhile = CALLS_TO_TELL
+        self._total = ranges.total
+        self._submitted = 0
+        self._last: Reading | None = None
+        self._ahead = max(ahead, threads)
+        readers = [
+            Thread(target=_serve, args=(read, self._asked, pin_memory), name=f"holdfast-read-{number}", daemon=True)
+            for number in range(threads)
+        ]
+        for reader in readers:
+            reader.start()
+        # Also run where this is dropped without being closed, and before the interpreter takes itself apart.
+        self._end = weakref.finalize(self, _end_threads, self._asked, readers)
+        self._fill()
+
+    @property
+    def restarted(self) -> int:
+        """Zero: threads are never replaced."""
+        return 0
+
+    def _fill(self) -> None:
+        while len(self._pending) < self._ahead and (self._total is None or self._submitted < self._total):
+            task = _Task(self._ranges.steps(self._submitted), SimpleQueue())
+            self._pending.append(task)
+            self._asked.put(task)
+            self._submitted += 1
+
+    def wait_for(self, ranges: int) -> None:
+        """Wait until this many ranges are read (fewer where there are fewer)."""
+        for task in list(self._pending)[:ranges]:
+            task.result.put(task.result.get())
+
+    def next(self) -> tuple[Reading, bool] | None:
+        """Return the oldest reading, waiting for it, or reading it here, if need be."""
+        if self._last is not None:
+            self._judge(self._last, perf_counter() - self._returned)
+        if self._pending:
+            task = self._pending.popleft()
+            hit = not task.result.empty()
+            found = task.result.get()
+            if isinstance(found, BaseException):
+                raise found
+        elif self._total is not None and self._submitted >= self._total:
+            return None
+        else:
+            hit, found = False, self._read_here()
+        if self._worthwhile >= CALLS_TO_TELL:
+            self._fill()
+        self._last, self._returned = found, perf_counter()
+        return found, hit
+
+    def _read_here(self) -> Reading:
+        first, self._submitted = self._submitted, self._submitted + self._at_once
+        if self._total is not None:
+            self._submitted = min(self._submitted, self._total)
+        steps = range(self._ranges.steps(first).start, self._ranges.steps(self._submitted - 1).stop)
+        return _pinned(self._read(steps)) if self._pin else self._read(steps, lazy=True)
+
+    def _judge(self, last: Reading, away: float) -> None:
+        """Learn from the last reading, and from how long the loop was away with it, whether to read ahead."""
+        if last.lazy:
+            away -= last.seconds  # the loop had it copied meanwhile
+        cheap = last.seconds * self._ranges.each < CHEAP_SECONDS * len(last.batches)
+        if cheap and away < BUSY_RATIO * last.seconds:
+            self._worthwhile = max(0, self._worthwhile - 1)
+        else:
+            self._worthwhile = min(CALLS_TO_TELL + 1, self._worthwhile + 1)
+
+    def close(self) -> None:
+        """Drop what was read ahead and end the threads."""
+        self._pending.clear()
+        self._last = None
+        self._end()
+
+
+class _Task(NamedTuple):
+    """Steps to read, and where the reading is put (or the exception that reading it did not foresee)."""
+
+    steps: range
+    result: SimpleQueue[Reading | BaseException]
+
+
+def _serve(read: StepReader, asked: SimpleQueue[_Task | None], pin_memory: bool) -> None:
+    while (task := asked.get()) is not None:
+        try:
+            reading = read(task.steps)
+            task.result.put(_pinned(reading) if pin_memory else reading)
+            del reading  # the last reading must not be kept alive while waiting for the next
+        except BaseException as error:  # the thread that waits must hear of it
+            task.result.put(error)
+        del task
+
+
+def _end_threads(asked: SimpleQueue[_Task | None], readers: list[Thread]) -> None:
+    with suppress(Empty):
+        while True:
+            asked.get_nowait()
+    for _ in readers:
+        asked.put(None)
+    for reader in readers:
+        if reader is not current_thread():
+            reader.join()
+
+
+def _pinned(reading: Reading) -> Reading:
+    """Put the tensors of a reading into page-locked memory, those that batches share once."""
+    done: dict[int, Content] = {}
+    batches: list[Batch] = []
+    for batch in reading.batches:
+        content = batch.content
+        if content is not None and id(content) not in done:
+            if isinstance(content, ColumnSlices):
+                done[id(content)] = ColumnSlices({n: _pinned_value(column) for n, column in content.columns.items()})
+            elif isinstance(content, Made):
+                done[id(content)] = Made({n: _pinned_value(value) for n, value in content.batch.items()})
+        batches.append(batch if content is None else batch._replace(content=done.get(id(content), content)))
+    reading.batches = batches
+    return reading
+
+
+def _pinned_value(value: Any) -> Any:
+    if isinstance(value, torch.Tensor):
+        return value.pin_memory()
+    if type(value) in (list, tuple):
+        return type(value)(_pinned_value(item) for item in value)
+    return value

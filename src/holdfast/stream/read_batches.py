@@ -1,0 +1,232 @@
+"""The centre of the package: a batch is a pure function of its step.
+
+``read_batches(dataset, schedule, steps, rank)`` reads the batches that a rank gets at some steps. It remembers nothing
+and decides nothing: not when to read, nor in which process, nor how far ahead. The loader, its threads and worker
+processes, ``batch_at``, leased chunks and a dataset that is iterated on its own all call it: the batches are the same.
+
+One sample's way through it::
+
+    step ── schedule.window ──► position ── order.locate ──► (source, epoch, index)
+         ── source.read ──► columns ── transform, collate ──► Batch ── make() ──► dict of tensors
+
+Where no sample passes through Python (no transform, no collate function), columns are read, merged and cut into views.
+Otherwise samples are made one by one and collated; both ways give the same batches.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from itertools import pairwise
+from typing import Any, NamedTuple, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceError, TransformError
+from holdfast.order import Located, Schedule
+from holdfast.sources import check_indices
+from holdfast.stream.batch import Batch, ColumnSlices, Content, Failed, Made, MemoryRows
+from holdfast.stream.batch_metrics import add_sample_metrics, column_metrics
+from holdfast.stream.collate import becomes_tensor, mask_labels, mask_sample, stack_samples, to_tensors
+from holdfast.stream.config import LastBatch, OnError
+from holdfast.stream.named_source import Collate, HasSources
+from holdfast.stream.samples import read_columns, read_samples
+
+__all__ = ["Cut", "Locates", "Plan", "memory_columns", "read_batches"]
+
+Int64 = NDArray[np.int64]
+Bool = NDArray[np.bool_]
+
+
+class Locates(Protocol):
+    """Says what stands at positions: an ``Order``."""
+
+    def locate(self, positions: Int64) -> Located:
+        """Return the source, epoch and index that stand at each position."""
+
+
+class Plan(Protocol):
+    """Which positions a rank reads at each step: a ``Schedule``, or a ``Cut``."""
+
+    @property
+    def order(self) -> Locates:
+        """Return what stands at each position."""
+
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the positions of steps first … stop-1 end to end, and where each step begins."""
+
+    def next_change(self, step: int) -> int | None:
+        """Return the next step at which topology or masks change."""
+
+    def masked(self, step: int, positions: Int64, located: Located) -> Bool | None:
+        """Say which samples are masked at the step; None where no mask is in force."""
+
+
+class Cut(NamedTuple):
+    """Given positions cut into batches: step i reads ``positions[offsets[i] : offsets[i + 1]]``, whatever the rank."""
+
+    order: Locates
+    positions: Int64
+    offsets: Int64
+
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the positions of some batches."""
+        bounds = self.offsets[first : stop + 1]
+        return self.positions[bounds[0] : bounds[-1]], bounds - bounds[0]
+
+    def next_change(self, step: int) -> int | None:
+        """Return None: nothing changes."""
+        return None
+
+    def masked(self, step: int, positions: Int64, located: Located) -> Bool | None:
+        """Return None: nothing is masked."""
+        return None
+
+
+def read_batches(
+    dataset: HasSources,
+    schedule: Plan,
+    steps: range,
+    rank: int,
+    *,
+    last_batch: LastBatch = "short",
+    on_error: OnError = "raise",
+    collate: Collate | None = None,
+    lazy: bool = False,
+) -> list[Batch]:
+    """Return the rank's batches at these steps, one per step.
+
+    Args:
+        dataset: what is read.
+        schedule: which positions each rank reads at each step.
+        steps: consecutive steps.
+        rank: whose batches.
+        last_batch: ``pad`` fills batches that are not full by repeating a sample, marked in ``__valid__``; else they
+            come as they are.
+        on_error: ``raise``, or ``skip`` to leave failing samples out.
+        collate: makes a batch of a list of samples; None stacks.
+        lazy: leave the copying of samples that lie in memory to ``Batch.make``.
+    """
+    change = schedule.next_change(steps.start)
+    if change is not None and change < steps.stop:
+        parts = (range(steps.start, change), range(change, steps.stop))
+        options: dict[str, Any] = {"last_batch": last_batch, "on_error": on_error, "collate": collate, "lazy": lazy}
+        return [batch for part in parts for batch in read_batches(dataset, schedule, part, rank, **options)]
+    positions, offsets = schedule.window(steps.start, steps.stop, rank)
+    valid = None
+    if last_batch == "pad" and isinstance(schedule, Schedule) and schedule.may_run_short:
+        positions, offsets, valid = _padded(schedule, steps, rank, positions, offsets)
+    if not len(positions):
+        return [Batch(step, 0, 0, None) for step in steps]
+    located = schedule.order.locate(positions)
+    masked = schedule.masked(steps.start, positions, located)
+    if masked is not None:
+        valid = ~masked if valid is None else valid & ~masked
+    rows = _Rows(steps, positions, offsets.tolist(), located, valid, masked)
+    if collate is None and not any(source.transform for source in dataset.sources):
+        if lazy and (columns := memory_columns(dataset)) is not None:
+            return _memory_batches(dataset, rows, columns)
+        try:
+            return _column_batches(dataset, rows)
+        except (SourceError, TransformError):
+            if on_error == "raise":
+                raise
+    return _sample_batches(dataset, rows, on_error, collate)
+
+
+def memory_columns(dataset: HasSources) -> Mapping[str, NDArray[Any]] | None:
+    """Return the columns in memory that batches are copies of, where nothing else is done to a sample."""
+    only = dataset.sources[0]
+    if len(dataset.sources) > 1 or only.transform or only.column_transform or only.metric_transform:
+        return None
+    columns = only.source.columns_in_memory()
+    return columns if columns is not None and all(map(becomes_tensor, columns.values())) else None
+
+
+class _Rows(NamedTuple):
+    """The samples of several steps, end to end."""
+
+    steps: range
+    positions: Int64
+    offsets: list[int]
+    located: Located
+    valid: Bool | None
+    masked: Bool | None
+
+    def batches(self, content: Content, metrics: Sequence[Any] | None = None) -> list[Batch]:
+        """Return batches that share a content."""
+        made = metrics if metrics is not None else [None] * len(self.steps)
+        return [
+            Batch(step, start, stop, content if start < stop else None, own)
+            for step, (start, stop), own in zip(self.steps, pairwise(self.offsets), made, strict=True)
+        ]
+
+
+def _memory_batches(dataset: HasSources, rows: _Rows, columns: Mapping[str, NDArray[Any]]) -> list[Batch]:
+    only = dataset.sources[0]
+    indices = check_indices(rows.located.index, len(only.source), source=only.name)
+    return rows.batches(MemoryRows(columns, indices, rows.valid, rows.masked, only.source.counters))
+
+
+def _column_batches(dataset: HasSources, rows: _Rows) -> list[Batch]:
+    columns = read_columns(dataset.sources, rows.positions, rows.located)
+    metrics = column_metrics(dataset.sources, columns, rows.offsets, rows.located, rows.valid)
+    if rows.masked is not None:
+        columns = mask_labels(columns, rows.masked)
+    if rows.valid is not None:
+        columns = {**columns, "__valid__": rows.valid}
+    return rows.batches(ColumnSlices(to_tensors(columns)), metrics)
+
+
+def _sample_batches(dataset: HasSources, rows: _Rows, on_error: OnError, collate: Collate | None) -> list[Batch]:
+    samples, failed = read_samples(dataset.sources, rows.positions, rows.located, on_error)
+    lost = np.isin(rows.positions, [failure.position for failure in failed])
+    add_sample_metrics(dataset.sources, samples, rows.offsets, rows.located, rows.valid, lost)
+    if rows.masked is not None:
+        for row in np.flatnonzero(rows.masked).tolist():
+            samples[row] = mask_sample(samples[row])
+    batches = []
+    for step, (start, stop) in zip(rows.steps, pairwise(rows.offsets), strict=True):
+        chosen = [i for i in range(start, stop) if samples[i] is not None]
+        content: Content | None = None
+        if chosen:
+            batch = (collate or stack_samples)([samples[i] for i in chosen])  # type: ignore[misc]  # none is None
+            if rows.valid is not None:
+                batch["__valid__"] = to_tensors({"v": rows.valid[chosen]})["v"]
+            content = Made(batch)
+        batches.append(Batch(step, start, stop, content, None, _failed_in(rows, failed, start, stop)))
+    return batches
+
+
+def _failed_in(rows: _Rows, failed: list[Failed], start: int, stop: int) -> tuple[Failed, ...]:
+    """Return a batch's own failures, each once; repeats that fill a batch are no failures of their own."""
+    if not failed:
+        return ()
+    positions = rows.positions[start:stop]
+    own = set((positions if rows.valid is None else positions[rows.valid[start:stop]]).tolist())
+    return tuple({failure.position: failure for failure in failed if failure.position in own}.values())
+
+
+def _padded(schedule: Schedule, steps: range, rank: int, positions: Int64, offsets: Int64) -> tuple[Int64, Int64, Bool]:
+    size = schedule.batch_size(steps.start, rank)
+    lengths = np.diff(offsets)
+    valid = (np.arange(len(steps) * size) % size) < np.repeat(lengths, size)
+    if bool(valid.all()):
+        return positions, offsets, valid
+    filled = np.empty(len(valid), dtype=np.int64)
+    filled[valid] = positions
+    for i in np.flatnonzero(lengths < size).tolist():
+        rows = slice(i * size, (i + 1) * size)
+        filled[rows][~valid[rows]] = _filler(schedule, steps[i], positions[offsets[i] : offsets[i + 1]])
+    return filled, np.arange(len(steps) + 1) * size, valid
+
+
+def _filler(schedule: Schedule, step: int, own: Int64) -> int:
+    """Return a position to repeat: one of the rank's own, or, if it has none, another rank's of the same step."""
+    if len(own):
+        return int(own[0])
+    for rank in range(schedule.segment_at(step).world_size):
+        others = schedule.positions(step, rank)
+        if len(others):
+            return int(others[0])
+    return 0

@@ -1,0 +1,161 @@
+"""Readings: several batches read together, what that cost, and the error that ended it, if one did.
+
+Reading ahead goes in ranges of steps that are worth a hand-off. ``StepRanges`` says which; ``StepReader`` reads one
+with ``read_batches``, in whatever thread or process it is called.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import NamedTuple
+
+from holdfast.errors import HoldfastError, StreamError
+from holdfast.order import Schedule
+from holdfast.sources import ReadCounts
+from holdfast.stream.batch import Batch, MemoryRows
+from holdfast.stream.config import LastBatch, OnError
+from holdfast.stream.named_source import Collate, HasSources
+from holdfast.stream.read_batches import read_batches
+
+__all__ = ["Failure", "Read", "Reading", "StepRanges", "StepReader"]
+
+
+class Failure(NamedTuple):
+    """The error that ended a reading early, and its traceback where it happened (perhaps another process)."""
+
+    error: HoldfastError
+    text: str
+
+
+@dataclass(slots=True)
+class Reading:
+    """Several batches read together. With a ``failure``, they are those before the one that failed.
+
+    Where it is ``lazy``, samples are copied when a batch is made, and the caller counts what that costs.
+    """
+
+    batches: list[Batch]
+    seconds: float = 0.0
+    counts: ReadCounts = field(default=ReadCounts(0, 0, 0))
+    failure: Failure | None = None
+    lazy: bool = False
+
+    def raise_failure(self) -> None:
+        """Raise the error that ended the reading early, if one did."""
+        if self.failure is None:
+            return
+        error, text = self.failure
+        if error.__cause__ is not None:
+            raise error
+        raise error from _ReaderTraceback(text)  # causes do not survive the way between processes
+
+
+Read = Callable[[range], Reading]
+
+
+@dataclass(frozen=True, slots=True)
+class StepRanges:
+    """The steps from ``start`` to ``stop`` (None: no end) in ranges of ``each``.
+
+    The first range is one step, so that a run that starts does not wait.
+    """
+
+    start: int
+    stop: int | None
+    each: int
+
+    @property
+    def total(self) -> int | None:
+        """How many ranges there are; None for no end."""
+        if self.stop is None:
+            return None
+        steps = max(0, self.stop - self.start)
+        return min(steps, 1) + -(-max(0, steps - 1) // self.each)
+
+    def steps(self, number: int) -> range:
+        """Return the steps of a range."""
+        first = self.start + (1 + (number - 1) * self.each if number else 0)
+        last = first + (self.each if number else 1)
+        return range(first, last if self.stop is None else min(last, self.stop))
+
+
+@dataclass(frozen=True, slots=True)
+class StepReader:
+    """Reads one rank's steps; picklable, and the same in every thread and process.
+
+    Args:
+        dataset: what is read.
+        schedule: which positions each rank reads at each step.
+        rank: whose batches.
+        last_batch: what happens to batches that are not full.
+        on_error: what happens to samples that fail.
+        collate: makes a batch of a list of samples; None stacks.
+    """
+
+    dataset: HasSources
+    schedule: Schedule
+    rank: int
+    last_batch: LastBatch
+    on_error: OnError
+    collate: Collate | None
+
+    def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
+        """Read some steps; an error comes with the reading, after the batches before the one that failed."""
+        began, before = perf_counter(), self._counts()
+        try:
+            batches = self.batches(steps, lazy=lazy)
+            reading = Reading(batches, lazy=lazy and any(isinstance(batch.content, MemoryRows) for batch in batches))
+        except Exception as error:
+            reading = self._until_failure(steps, error)
+        reading.counts = ReadCounts(*(b - a for a, b in zip(before, self._counts(), strict=True)))
+        reading.seconds = perf_counter() - began
+        return reading
+
+    def batches(self, steps: range, *, lazy: bool = False) -> list[Batch]:
+        """Return the rank's batches at some steps."""
+        return read_batches(
+            self.dataset,
+            self.schedule,
+            steps,
+            self.rank,
+            last_batch=self.last_batch,
+            on_error=self.on_error,
+            collate=self.collate,
+            lazy=lazy,
+        )
+
+    def _until_failure(self, steps: range, error: Exception) -> Reading:
+        """Find the step that fails, so that its error is raised there and not at a step that is well."""
+        done = 0
+        if len(steps) > 1:
+            for done in range(len(steps)):
+                try:
+                    self.batches(steps[done : done + 1])
+                except Exception as found:  # noqa: PERF203  # only ever run to find what failed
+                    error = found
+                    break
+            else:  # each step can be read alone, so the trouble is in reading them together
+                done = 0
+        batches = self.batches(steps[:done]) if done else []
+        text = "".join(traceback.format_exception(error))
+        if not isinstance(error, HoldfastError):
+            told = StreamError(f"making a batch failed: {error!r}", step=steps[done], rank=self.rank)
+            told.__cause__ = error
+            error = told
+        return Reading(batches, failure=Failure(error, text))
+
+    def _counts(self) -> ReadCounts:
+        # Each source once, though it may stand in a mixture under several names.
+        sources = {id(named.source): named.source for named in self.dataset.sources}.values()
+        counts = [source.counters.own_counts() for source in sources]
+        return counts[0] if len(counts) == 1 else ReadCounts(*map(sum, zip(*counts, strict=True)))
+
+
+class _ReaderTraceback(Exception):
+    """Shows the traceback of another process as the cause of the error raised here."""
+
+    def __str__(self) -> str:
+        return f"\n{self.args[0]}"

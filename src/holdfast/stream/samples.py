@@ -1,0 +1,117 @@
+"""From located positions to columns, or to single samples: what is read, transformed, and blamed where it fails."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import HoldfastError, SourceError, TransformError
+from holdfast.order import Located, derive_key
+from holdfast.sources import Columns
+from holdfast.stream.batch import Failed
+from holdfast.stream.collate import merge_columns, rows_of
+from holdfast.stream.config import OnError
+from holdfast.stream.named_source import NamedSource, Sample
+
+__all__ = ["read_columns", "read_samples", "sample_rng"]
+
+Int64 = NDArray[np.int64]
+
+
+def read_columns(sources: Sequence[NamedSource], positions: Int64, located: Located) -> Columns:
+    """Return the columns of the samples at the positions, those of all sources merged."""
+    if len(sources) == 1:
+        return _columns(sources[0], located.index, positions)
+    parts = []
+    for number in np.unique(located.source).tolist():
+        rows = np.flatnonzero(located.source == number)
+        columns = _columns(sources[number], located.index[rows], positions[rows])
+        parts.append((sources[number].name, rows, columns))
+    return merge_columns(parts, len(positions))
+
+
+def read_samples(
+    sources: Sequence[NamedSource], positions: Int64, located: Located, on_error: OnError = "raise"
+) -> tuple[list[Sample | None], list[Failed]]:
+    """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
+    samples: list[Sample | None] = [None] * len(positions)
+    failed: list[Failed] = []
+    for number in np.unique(located.source).tolist():
+        source = sources[number]
+        rows = np.flatnonzero(located.source == number)
+        stored = _rows(source, located.index[rows], positions[rows], on_error, failed)
+        for row, sample in zip(rows.tolist(), stored, strict=True):
+            if sample is None:
+                continue
+            index, position = int(located.index[row]), int(positions[row])
+            try:
+                samples[row] = _transformed(source, sample, int(located.epoch[row]), index)
+            except Exception as cause:
+                if on_error == "raise":
+                    raise _failure(cause, source, index, position) from cause
+                failed.append(Failed(source.name, index, position, repr(cause)))
+    return samples, failed
+
+
+def sample_rng(*key: int | str) -> np.random.Generator:
+    """Return a sample's own generator, which depends on nothing but the key."""
+    words = np.frombuffer(derive_key("transform", *key)[:16], dtype="<u8")
+    return np.random.Generator(np.random.Philox(key=words))
+
+
+def _columns(source: NamedSource, indices: Int64, positions: Int64) -> Columns:
+    try:
+        columns = source.source.read(indices)
+        return columns if source.column_transform is None else source.column_transform(columns)
+    except Exception as error:
+        raise _blame(source, indices, positions, error) from error
+
+
+def _blame(source: NamedSource, indices: Int64, positions: Int64, error: Exception) -> HoldfastError:
+    """Find the one sample that fails, so that the error can name it."""
+    for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
+        try:
+            columns = source.source.read(np.array([index], dtype=np.int64))
+        except Exception as cause:
+            found = SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
+            found.__cause__ = cause
+            return found
+        try:
+            if source.column_transform is not None:
+                source.column_transform(columns)
+        except Exception as cause:
+            return _failure(cause, source, index, position)
+    return SourceError(
+        f"reading {len(indices)} samples together failed, though each can be read alone: {error}", source=source.name
+    )
+
+
+def _failure(cause: Exception, source: NamedSource, index: int, position: int) -> TransformError:
+    found = TransformError(f"the transform raised {cause!r}", source=source.name, index=index, position=position)
+    found.__cause__ = cause
+    return found
+
+
+def _rows(
+    source: NamedSource, indices: Int64, positions: Int64, on_error: OnError, failed: list[Failed]
+) -> list[Sample | None]:
+    try:
+        return [*rows_of(_columns(source, indices, positions), len(indices))]
+    except (SourceError, TransformError) as error:
+        if on_error == "raise":
+            raise
+        if len(indices) == 1:
+            failed.append(Failed(source.name, int(indices[0]), int(positions[0]), str(error)))
+            return [None]
+    alone = [_rows(source, indices[i : i + 1], positions[i : i + 1], on_error, failed) for i in range(len(indices))]
+    return [rows[0] for rows in alone]
+
+
+def _transformed(source: NamedSource, sample: Sample, epoch: int, index: int) -> Sample | None:
+    if source.transform is None:
+        return sample
+    if not source.seeded:
+        return source.transform(sample)
+    return source.transform(sample, rng=sample_rng(source.seed, source.name, epoch, index))
