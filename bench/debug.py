@@ -22,7 +22,6 @@ import numpy as np
 from common import alternate, arguments, publish
 from holdfast.debug import MLSystemsDebugger, Reporter
 from holdfast.debug.detectors import default_detectors
-from holdfast.debug.follow import Follower
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.types import DetectionContext, Signal
@@ -171,7 +170,7 @@ def watching(folder: Path, signals: list[Signal]) -> dict[str, float]:
     text = lines.read_bytes().splitlines(keepends=True)
     growing = folder / "growing.jsonl"
     growing.write_bytes(b"".join(text[: len(text) - 500]))
-    follower = Follower(MLSystemsDebugger(plugins=False), [growing])
+    follower = OnlineDebugger(MLSystemsDebugger(plugins=False), paths=[growing])
     follower.look()
     costs, ratios = [], []
     with growing.open("ab", buffering=0) as stream:

@@ -15,10 +15,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.debug import MLSystemsDebugger, Reporter
-from holdfast.debug.follow import Follower
 from holdfast.debug.ingestion import Limits, LogIngestor, read_file
 from holdfast.debug.ingestion.detection import default_formats
 from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.online import OnlineDebugger, OnlineOptions
 from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
@@ -169,7 +169,7 @@ def test_a_log_that_is_followed_holds_no_more_than_its_window_of_a_hostile_write
     path.write_text("".join(json.dumps({"step": n, f"loss_{n}": 1.0, "loss": 2.0}) + "\n" for n in range(3000)))
     with path.open("a") as stream:
         stream.write("x" * (9 << 20))  # A line that never ends.
-    follower = Follower(DEBUGGER, [path], window=128)
+    follower = OnlineDebugger(DEBUGGER, paths=[path], options=OnlineOptions(window=128))
     report = follower.look()
     assert report is not None
     assert max(len(signal.values) for signal in report.runs[0].signals) <= 256

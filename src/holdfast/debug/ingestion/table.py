@@ -30,6 +30,10 @@ Rows = NDArray[np.int64]
 
 # Kinds that nobody measures as exactly zero from first to last: a column of zeros is a column that was not filled.
 _NEVER_ALL_ZERO = frozenset(("loss", "eval_loss", "perplexity", "throughput", "step_time", "memory", "loss_scale"))
+# What a trainer that skips a loss it cannot print leaves out together.
+_LOSS_FAMILY = frozenset(("loss", "eval_loss", "perplexity", "grad_norm", "value_loss"))
+MIN_FIELDS_LEFT = 1
+"""Fields a row must still hold for the absence of another to mean something."""
 _MOST_SHAPES = 256
 _FEWEST_ZEROS = 3
 
@@ -147,9 +151,7 @@ class Table:
             gone = [
                 shape
                 for shape, fields in enumerate(members)
-                if fields
-                and number not in fields
-                and any(fields < other and 2 * len(fields) >= len(other) - 1 for other in full)
+                if fields and number not in fields and any(_same_sort(fields, other, meanings) for other in full)
             ]
             if gone:
                 rows = np.flatnonzero(np.isin(inverse.reshape(-1), gone))
@@ -183,6 +185,15 @@ class Table:
             if place < len(rows) and rows[place] == row:
                 fields.add(number)
         return frozenset(fields)
+
+
+def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence[Meaning]) -> bool:
+    """Whether a row without a field is of the sort that holds it: nothing but what measures the loss is gone from it.
+
+    A row of an evaluation, or of inference, lacks more: its times, its counters, its learning rate.
+    """
+    gone = other - fields
+    return fields < other and len(fields) >= MIN_FIELDS_LEFT and all(meanings[n].kind in _LOSS_FAMILY for n in gone)
 
 
 def _was_steady(present: Rows | None, absent: Rows) -> bool:
