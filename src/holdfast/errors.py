@@ -24,6 +24,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     ├── MetricError (ValueError)                a metric that cannot be aggregated or merged
     ├── CheckpointError (RuntimeError)          a distributed checkpoint could not be restored
     │   ├── CheckpointReadError (OSError)       the disk, or the file layer, failed
+    │   ├── CheckpointWriteError (OSError)      a checkpoint could not be saved; older ones are as they were
     │   ├── CorruptRecordError                  bytes differ from the checksum stored beside them
     │   ├── CheckpointMismatchError (ValueError)  dtype, shape or layout differs from the destination
     │   ├── UnsafeCheckpointError               it would run code or read outside its folder
@@ -55,6 +56,7 @@ __all__ = [
     "CheckpointError",
     "CheckpointMismatchError",
     "CheckpointReadError",
+    "CheckpointWriteError",
     "ConfigError",
     "CoordinationError",
     "CoordinatorLost",
@@ -210,6 +212,10 @@ class CheckpointError(HoldfastError, RuntimeError):
 
 class CheckpointReadError(CheckpointError, OSError):
     """The disk, or the file layer, failed."""
+
+
+class CheckpointWriteError(CheckpointError, OSError):
+    """A checkpoint could not be saved; the ones saved before are as they were."""
 
 
 class CorruptRecordError(CheckpointError):

@@ -55,7 +55,7 @@ def test_column_blocks_of_one_matrix_do_not_wait_for_each_other() -> None:
     for number in range(3):
         columns = matrix[:, 30 * number : 30 * number + 30]
         request = plan.Request(read_box("m", (0, 0), (100, 30)), number, columns, True)
-        chunks.append(plan.Chunk("f", number, 1, (), None, None, [request]))
+        chunks.append(plan.Chunk("f", number, 1, (), None, None, None, [request]))
     assert plan.chain_overlaps(chunks) == chunks
     assert not any(chunk.blocked for chunk in chunks)
 
@@ -65,7 +65,7 @@ def test_columns_that_share_a_column_are_chained_in_order() -> None:
     chunks = []
     for number, start in enumerate((0, 29)):
         request = plan.Request(read_box("m", (0, 0), (100, 30)), number, matrix[:, start : start + 30], True)
-        chunks.append(plan.Chunk("f", number, 1, (), None, None, [request]))
+        chunks.append(plan.Chunk("f", number, 1, (), None, None, None, [request]))
     first, second = plan.chain_overlaps(chunks)
     assert (first.blocked, second.blocked) == (False, True)
     assert first.followers == [second]

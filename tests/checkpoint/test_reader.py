@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import sys
 import threading
-import warnings
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -169,12 +168,11 @@ def test_what_is_not_a_checkpoint_is_named(tmp_path: Path, make: Callable[[Path]
     assert caught.value.folder == str(tmp_path / "c")
 
 
+@pytest.mark.filterwarnings("ignore")
 def test_torchs_own_message_tells_what_was_wrong_with_the_metadata(tmp_path: Path) -> None:
     folder = save({"x": torch.zeros(3)}, tmp_path / "c")
     (folder / ".metadata").write_bytes(b"garbage")
     reader = ParallelFileSystemReader(folder)
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        with pytest.raises(CheckpointException, match="the metadata is damaged"):
-            dcp_load({"x": torch.zeros(3)}, storage_reader=reader, no_dist=True)
+    with pytest.raises(CheckpointException, match="the metadata is damaged"):
+        dcp_load({"x": torch.zeros(3)}, storage_reader=reader, no_dist=True)
     assert isinstance(reader.error, UnusableCheckpointError)

@@ -6,8 +6,11 @@ checkpoint without loading it.
 
 from __future__ import annotations
 
+from holdfast.checkpoint.latest import VerifiedCheckpoint, latest_verified
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadProgress, LoadReport, Unverified
+from holdfast.checkpoint.restore import load
+from holdfast.checkpoint.save import PendingSave, SaveReport, async_save, save
 from holdfast.checkpoint.summary import CheckpointSummary, TensorSummary, summarise_checkpoint
 from holdfast.checkpoint.verify import Damage, Refused, VerifyReport, verify_checkpoint
 
@@ -17,10 +20,17 @@ __all__ = [
     "LoadProgress",
     "LoadReport",
     "ParallelFileSystemReader",
+    "PendingSave",
     "Refused",
+    "SaveReport",
     "TensorSummary",
     "Unverified",
+    "VerifiedCheckpoint",
     "VerifyReport",
+    "async_save",
+    "latest_verified",
+    "load",
+    "save",
     "summarise_checkpoint",
     "verify_checkpoint",
 ]

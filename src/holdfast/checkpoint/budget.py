@@ -8,6 +8,8 @@ out again, because fresh memory costs more to touch than the disk cache costs to
 from __future__ import annotations
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import torch
 
@@ -77,6 +79,15 @@ class MemoryBudget:
         with self._changed:
             self._used -= length
             self._changed.notify_all()
+
+    @contextmanager
+    def reserved(self, length: int) -> Iterator[None]:
+        """Count ``length`` bytes as used inside the block."""
+        self.reserve(length)
+        try:
+            yield
+        finally:
+            self.unreserve(length)
 
     def take(self, length: int) -> Buffer:
         """Wait for ``length`` bytes of memory and return them; from a few hundred kilobytes on, in whole blocks."""

@@ -35,6 +35,9 @@ class FileLayer(Protocol):
     def close(self, descriptor: int) -> None:
         """Close."""
 
+    def exists(self, path: Path) -> bool:
+        """Whether something is there."""
+
 
 class LocalFiles:
     """The local file system."""
@@ -54,6 +57,10 @@ class LocalFiles:
     def close(self, descriptor: int) -> None:
         """Close."""
         os.close(descriptor)
+
+    def exists(self, path: Path) -> bool:
+        """Whether something is there, be it a link that leads nowhere."""
+        return os.path.lexists(path)
 
 
 def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:

@@ -9,6 +9,7 @@ import torch
 from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ReadAt
 from holdfast.checkpoint.files import CheckpointFile
 from holdfast.checkpoint.items import ItemLayout, open_item
+from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
 
@@ -48,10 +49,14 @@ def chunk_layout(
     recipes: dict[bytes, TensorRecipe | None],
     *,
     check: bool,
+    bound: Bound | None,
     on_read: Callable[[int, int], None],
 ) -> ItemLayout | None:
     """Find the payload of a saved tensor in its file; ``None`` when it is not a plain tensor."""
-    return open_item(_item_reader(file, offset, length, on_read), length, recipes, check=check)
+    read_at = _item_reader(file, offset, length, on_read)
+    if bound is not None and check:
+        bound.check(read_at, length)
+    return open_item(read_at, length, recipes, check=check)
 
 
 def raw_layout(raw: RawTensor) -> ItemLayout:

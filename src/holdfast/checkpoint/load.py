@@ -156,6 +156,7 @@ class Load:
 
     def _take_item(self, chunk: Chunk, item: memoryview, address: int) -> None:
         """Deliver a chunk whose whole item is in memory, at ``address``."""
+        self._check_bound(chunk, item)
         if chunk.is_bytes:
             self._finish_object(chunk, bytearray(item), 0)
             return
@@ -181,6 +182,18 @@ class Load:
             return
         # Moved to memory of its own: in the window the payload may lie at an odd address.
         self._deliver(chunk, bytearray(item), layout)
+
+    def _check_bound(self, chunk: Chunk, item: memoryview) -> None:
+        if self._checks and chunk.bound is not None:
+            chunk.bound.check(memory_reader(item), len(item))
+
+    def _check_stored(self, chunk: Chunk) -> None:
+        """Hold an item against the manifest as it lies in the file, in front of its transforms."""
+        if self._checks and chunk.bound is not None:
+            file = self._files.get(chunk.file)
+            with self._budget.reserved(chunk.length):
+                chunk.bound.check(lambda offset, length: file.read(chunk.offset + offset, length), chunk.length)
+            self._report.read(chunk.length)
 
     def _layout_in_memory(self, chunk: Chunk, item: memoryview) -> ItemLayout | None:
         if chunk.raw is not None:
@@ -225,6 +238,7 @@ class Load:
     def _start(self, chunk: Chunk) -> None:
         with naming(chunk):
             if chunk.transforms:
+                self._check_stored(chunk)
                 data, reserved = self._unfold(chunk)
                 self._take_unfolded(chunk, data, reserved)
                 return
@@ -248,6 +262,7 @@ class Load:
         self._budget.reserve(reserved)
         data = self._files.get(chunk.file).read(chunk.offset, chunk.length)
         self._report.read(chunk.length)
+        self._check_bound(chunk, memoryview(data))
         if chunk.is_bytes:
             self._finish_object(chunk, data, reserved)
             return
@@ -261,7 +276,13 @@ class Load:
         file = self._files.get(chunk.file)
         file.check_reach(chunk.offset, chunk.length)
         layout = chunk_layout(
-            file, chunk.offset, chunk.length, self._recipes, check=self._checks, on_read=self._report.read
+            file,
+            chunk.offset,
+            chunk.length,
+            self._recipes,
+            check=self._checks,
+            bound=chunk.bound,
+            on_read=self._report.read,
         )
         return _as_expected(chunk, layout)
 

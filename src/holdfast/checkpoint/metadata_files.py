@@ -6,15 +6,20 @@ import os
 import re
 import stat
 from pathlib import Path
+from typing import NamedTuple
 
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from holdfast.checkpoint import safetensors
 from holdfast.checkpoint.files import CheckpointFile, FileLayer, LocalFiles, contained_path
+from holdfast.checkpoint.manifest import MANIFEST, Bound, BoundItems, Manifest, bind, read_manifest
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.errors import UnusableCheckpointError
 
-__all__ = ["is_checkpoint", "read_all_metadata", "read_checkpoint_metadata"]
+__all__ = ["Described", "describe_checkpoint", "is_checkpoint", "read_all_metadata", "read_checkpoint_metadata"]
+
+MAX_METADATA_BYTES = 256 << 20
+"""Largest metadata to read; 2,000 tensors on 64 ranks take 18 MB."""
 
 _GLOBAL = ".metadata"
 _RANK = re.compile(r"__(\d+)\.metadata")
@@ -35,10 +40,41 @@ def is_checkpoint(path: Path) -> bool:
     return os.path.lexists(path / _GLOBAL) or bool(_ranks(path)) or bool(safetensors.list_files(path))
 
 
+class Described(NamedTuple):
+    """What a checkpoint says about itself: its metadata, and what the manifest binds each stored item to."""
+
+    metadata: Metadata
+    bound: BoundItems | None
+
+    def bound_of(self, index: MetadataIndex) -> Bound | None:
+        """The digest that the item at an index must have, where there is a manifest."""
+        return None if self.bound is None else self.bound[index.fqn, tuple(index.offset or ())]
+
+
 def read_checkpoint_metadata(
     folder: Path, *, rank: int | None = None, layer: FileLayer | None = None, trusted: bool = False
 ) -> Metadata:
     """Read the metadata of a checkpoint: torch's file, one rank's file, or the headers of safetensors files."""
+    return describe_checkpoint(folder, rank=rank, layer=layer, trusted=trusted).metadata
+
+
+def describe_checkpoint(
+    folder: Path,
+    *,
+    rank: int | None = None,
+    layer: FileLayer | None = None,
+    trusted: bool = False,
+    require_manifest: bool = False,
+) -> Described:
+    """Read the metadata of a checkpoint, and hold it against the manifest where there is one.
+
+    Args:
+        folder: the checkpoint.
+        rank: read the metadata that this rank saved for itself.
+        layer: how files are reached.
+        trusted: unpickle without any check on what the metadata names.
+        require_manifest: refuse a checkpoint that has none.
+    """
     layer = layer or LocalFiles()
     name = ".metadata" if rank is None else f"__{rank}.metadata"
     try:
@@ -50,7 +86,9 @@ def read_checkpoint_metadata(
         ) from error
     if not os.path.lexists(folder / name):
         if rank is None and safetensors.list_files(folder):
-            return safetensors.read_metadata(folder, layer, trusted=trusted)
+            metadata = safetensors.read_metadata(folder, layer, trusted=trusted)
+            _check_manifest(None, require_manifest, folder)
+            return Described(metadata, None)
         raise UnusableCheckpointError(
             "this is not a checkpoint: it has no metadata",
             folder=str(folder),
@@ -60,15 +98,33 @@ def read_checkpoint_metadata(
         )
     file = CheckpointFile(contained_path(folder, name, follow_links_out=trusted), name, layer)
     try:
+        if file.size > MAX_METADATA_BYTES:
+            raise UnusableCheckpointError("the metadata is too large", file=name, size=file.size)
         data = bytes(file.read(0, file.size))
     finally:
         file.close()
-    return load_metadata(data, file=name, trusted=trusted)
+    manifest = read_manifest(folder, layer, follow_links_out=trusted) if rank is None else None
+    _check_manifest(manifest, require_manifest, folder)
+    metadata = load_metadata(data, file=name, trusted=trusted)
+    return Described(metadata, None if manifest is None else bind(manifest, metadata, data))
 
 
-def read_all_metadata(folder: Path, *, layer: FileLayer | None = None, trusted: bool = False) -> list[Metadata]:
-    """All metadata of a checkpoint: one, or one a rank where each rank saved its own."""
+def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> None:
+    if manifest is None and required:
+        raise UnusableCheckpointError(
+            "the checkpoint has no manifest",
+            folder=str(folder),
+            file=MANIFEST,
+            hint="only holdfast.checkpoint.save writes one; without it, records that were swapped cannot be told",
+        )
+
+
+def read_all_metadata(
+    folder: Path, *, layer: FileLayer | None = None, trusted: bool = False, require_manifest: bool = False
+) -> list[Described]:
+    """All metadata of a checkpoint: one, or one per rank where each rank saved its own."""
     ranks = _ranks(folder)
     if ranks and not os.path.lexists(folder / _GLOBAL):
-        return [read_checkpoint_metadata(folder, rank=rank, layer=layer, trusted=trusted) for rank in ranks]
-    return [read_checkpoint_metadata(folder, layer=layer, trusted=trusted)]
+        _check_manifest(None, require_manifest, folder)
+        return [describe_checkpoint(folder, rank=rank, layer=layer, trusted=trusted) for rank in ranks]
+    return [describe_checkpoint(folder, layer=layer, trusted=trusted, require_manifest=require_manifest)]

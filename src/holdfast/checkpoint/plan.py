@@ -8,8 +8,8 @@ is read and committed before the next is touched, in the order of torch's own re
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -18,6 +18,7 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Tenso
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlan, LoadPlanner, ReadItem
 
 from holdfast.checkpoint.items import Expected
+from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.errors import CheckpointMismatchError, UnusableCheckpointError
 
@@ -52,6 +53,7 @@ class Chunk:
     transforms: tuple[str, ...]
     raw: RawTensor | None
     expected: Expected | None  # what the metadata says it is; None for an object
+    bound: Bound | None  # what the manifest says it is, where there is one
     requests: list[Request] = field(default_factory=list)
     followers: list[Chunk] = field(default_factory=list)
     blocked: bool = False
@@ -104,7 +106,12 @@ class ExpectedChunks:
             ) from None
 
 
-def gather_chunks(plan: LoadPlan, storage_data: dict[Any, Any], expected: ExpectedChunks) -> list[Chunk]:
+def gather_chunks(
+    plan: LoadPlan,
+    storage_data: dict[Any, Any],
+    expected: ExpectedChunks,
+    bound_of: Callable[[MetadataIndex], Bound | None],
+) -> list[Chunk]:
     """Group the read items of a plan by the stored chunk they want."""
     per_file: dict[str, list[tuple[ReadItem, Any]]] = {}
     for item in plan.items:
@@ -127,7 +134,8 @@ def gather_chunks(plan: LoadPlan, storage_data: dict[Any, Any], expected: Expect
             if chunk is None:
                 transforms = tuple(getattr(info, "transform_descriptors", None) or ())
                 stored = None if item.type == LoadItemType.BYTE_IO else expected.of(item.storage_index)
-                chunk = chunks[key] = Chunk(file, info.offset, info.length, transforms, raw, stored)
+                bound = bound_of(item.storage_index)
+                chunk = chunks[key] = Chunk(file, info.offset, info.length, transforms, raw, stored, bound)
             chunk.requests.append(Request(item, order))
             order += 1
     return list(chunks.values())
@@ -183,9 +191,7 @@ def chain_overlaps(chunks: list[Chunk]) -> list[Chunk]:
                     result.pop(chunk, None)
             previous: Chunk | None = None
             for _, _, chunk, request in sorted(group, key=lambda entry: entry[3].order):
-                alone = Chunk(
-                    chunk.file, chunk.offset, chunk.length, chunk.transforms, chunk.raw, chunk.expected, [request]
-                )
+                alone = replace(chunk, requests=[request], followers=[], blocked=False)
                 result[alone] = None
                 if previous is not None:
                     previous.followers.append(alone)

@@ -10,11 +10,12 @@ import os
 import time
 import uuid
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import psutil
-from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
@@ -23,7 +24,8 @@ from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileLayer, FileTable, LocalFiles
 from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
-from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
+from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
+from holdfast.checkpoint.not_loaded import warn_not_loaded
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
@@ -55,6 +57,8 @@ class ParallelFileSystemReader(StorageReader):
         trusted: unpickle metadata and objects without checks, and follow symbolic links out of the folder.
         progress: called with a :class:`LoadProgress` on the calling thread; ``True`` draws a bar on a terminal.
         cast: convert where stored and wanted dtype differ; without it that is an error.
+        warn_not_loaded: warn, on one rank, when the checkpoint holds something that no rank asks for.
+        require_manifest: refuse a checkpoint without a manifest; where there is one it is always checked.
         extension_registry: torch's registry of stream transforms; its default one when ``None``.
         file_layer: how files are opened and read; the local file system when ``None``.
 
@@ -76,6 +80,8 @@ class ParallelFileSystemReader(StorageReader):
         trusted: bool = False,
         progress: bool | Callable[[LoadProgress], None] | None = None,
         cast: bool = False,
+        warn_not_loaded: bool = True,
+        require_manifest: bool = False,
         extension_registry: Any = None,
         file_layer: FileLayer | None = None,
     ) -> None:
@@ -100,6 +106,9 @@ class ParallelFileSystemReader(StorageReader):
         self._registry = extension_registry
         self._layer = file_layer or LocalFiles()
         self._metadata: Metadata | None = None
+        self._described: Described | None = None
+        self._require_manifest = require_manifest
+        self._warn_not_loaded = warn_not_loaded
 
     @property
     def checkpoint_id(self) -> Path:
@@ -120,6 +129,7 @@ class ParallelFileSystemReader(StorageReader):
         """Forget the last load; called by torch before each one."""
         self.storage_data = {}
         self._metadata = None
+        self._described = None
         self.error = None
         if checkpoint_id:
             self.path = Path(checkpoint_id)
@@ -134,7 +144,13 @@ class ParallelFileSystemReader(StorageReader):
         """
         rank = kwargs.get("rank")
         try:
-            metadata = read_checkpoint_metadata(self.path, rank=rank, layer=self._layer, trusted=self._options.trusted)
+            described = describe_checkpoint(
+                self.path,
+                rank=rank,
+                layer=self._layer,
+                trusted=self._options.trusted,
+                require_manifest=self._require_manifest and rank is None,
+            )
         except Exception as error:
             # Torch asks for the rank's own metadata after any failure; what went wrong first is what the user needs.
             if rank is not None and self.error is not None and isinstance(error, UnusableCheckpointError):
@@ -142,6 +158,8 @@ class ParallelFileSystemReader(StorageReader):
             self.error = error
             raise
         self.error = None
+        self._described = described
+        metadata = described.metadata
         if getattr(metadata, "storage_meta", None) is None:
             metadata.storage_meta = StorageMeta()
         assert metadata.storage_meta is not None
@@ -162,8 +180,14 @@ class ParallelFileSystemReader(StorageReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """Leave the plans as they are."""
-        return plans
+        """On the coordinator: find what no rank asks for, warn of it, and tell every rank with its plan."""
+        if self._metadata is None:
+            return plans
+        wanted = {item.storage_index.fqn for plan in plans for item in plan.items}
+        names = tuple(sorted(self._metadata.state_dict_metadata.keys() - wanted))
+        if names and self._warn_not_loaded:
+            warn_not_loaded(names)
+        return [replace(plan, storage_data=_NotLoaded(names)) for plan in plans]
 
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything the plan asks for.
@@ -187,7 +211,9 @@ class ParallelFileSystemReader(StorageReader):
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
         began = time.perf_counter()
         self.report = None
-        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata))
+        described = self._described
+        bound_of = described.bound_of if described is not None and described.metadata is self._metadata else _unbound
+        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
         if self._parallel:
             requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
             resolve(requests, planner)
@@ -207,7 +233,10 @@ class ParallelFileSystemReader(StorageReader):
                     workers = peak = 0
             finally:
                 files.close()
-        return report.finish(workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began)
+        not_loaded = plan.storage_data.names if isinstance(plan.storage_data, _NotLoaded) else ()
+        return report.finish(
+            not_loaded=not_loaded, workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began
+        )
 
     def _read_parallel(
         self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder, total: int
@@ -305,6 +334,16 @@ class ParallelFileSystemReader(StorageReader):
         pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
         wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
         return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, wanted // BLOCK_BYTES))
+
+
+class _NotLoaded(NamedTuple):
+    """Carried to every rank by its plan: what no rank asks for."""
+
+    names: tuple[str, ...]
+
+
+def _unbound(_: MetadataIndex) -> None:
+    """Metadata that the caller brought along has no manifest."""
 
 
 def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:

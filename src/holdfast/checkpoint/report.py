@@ -40,6 +40,7 @@ class LoadReport:
         verified: chunks whose bytes all matched their checksum.
         unverified: chunks that could not be checked, each with the reason.
         generic: names of tensors that went through ``torch.load`` because they are not plain tensors.
+        not_loaded: names of what the checkpoint holds and no rank asked for.
         workers: threads used; 0 means the calling thread did it.
         peak_buffer_bytes: the most memory that was out for buffers at once.
         seconds: how long it took.
@@ -52,6 +53,7 @@ class LoadReport:
     verified: int
     unverified: tuple[Unverified, ...]
     generic: tuple[str, ...]
+    not_loaded: tuple[str, ...]
     workers: int
     peak_buffer_bytes: int
     seconds: float
@@ -101,7 +103,9 @@ class ReportBuilder:
         if self._on_progress is not None:
             self._on_progress(LoadProgress(self.items_done, self.items_total, self.bytes_done, self.bytes_total))
 
-    def finish(self, *, workers: int, peak_buffer_bytes: int, seconds: float) -> LoadReport:
+    def finish(
+        self, *, not_loaded: tuple[str, ...], workers: int, peak_buffer_bytes: int, seconds: float
+    ) -> LoadReport:
         """The report."""
         return LoadReport(
             items=self.items_done,
@@ -111,6 +115,7 @@ class ReportBuilder:
             verified=self.verified,
             unverified=tuple(sorted(self.unverified, key=lambda entry: (entry.tensor, entry.file))),
             generic=tuple(sorted(self.generic)),
+            not_loaded=not_loaded,
             workers=workers,
             peak_buffer_bytes=peak_buffer_bytes,
             seconds=seconds,

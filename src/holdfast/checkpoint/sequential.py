@@ -11,7 +11,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 
 from holdfast.checkpoint.destination import check_request, narrow
 from holdfast.checkpoint.files import FileTable
-from holdfast.checkpoint.items import ObjectDecoder, decode_tensor
+from holdfast.checkpoint.items import ObjectDecoder, decode_tensor, memory_reader
 from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS, LoadOptions
 from holdfast.checkpoint.naming import naming
 from holdfast.checkpoint.plan import Chunk, resolve
@@ -38,6 +38,10 @@ def load_sequentially(
     for request, chunk in requests:
         with naming(chunk):
             file = files.get(chunk.file)
+            if checks and chunk.bound is not None:
+                stored = file.read(chunk.offset, chunk.length)
+                chunk.bound.check(memory_reader(memoryview(stored)), chunk.length)
+                report.read(chunk.length)
             if chunk.transforms:
                 with FileSlice(file, chunk.offset, chunk.length, report.read) as stream:
                     data = undo_transforms(

@@ -58,7 +58,7 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
     objects: set[str] = set()
     names: set[str] = set()
     raw = False
-    for metadata in read_all_metadata(folder, trusted=trusted):
+    for metadata, _ in read_all_metadata(folder, trusted=trusted):
         places: dict[str, set[str]] = {}
         for index, info in metadata.storage_data.items():
             places.setdefault(index.fqn, set()).add(info.relative_path)

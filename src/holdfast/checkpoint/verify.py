@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.budget import MemoryBudget
@@ -35,7 +35,8 @@ from holdfast.checkpoint.items import (
 )
 from holdfast.checkpoint.layouts import chunk_layout
 from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS
-from holdfast.checkpoint.metadata_files import read_all_metadata
+from holdfast.checkpoint.manifest import Bound
+from holdfast.checkpoint.metadata_files import Described, read_all_metadata
 from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.report import LoadProgress, Unverified
@@ -80,6 +81,7 @@ class VerifyReport:
         sound: it loads, and every byte that a load uses was checked; the same as ``verdict == "sound"``.
         verdict: ``"sound"``, ``"incomplete"`` (nothing is damaged, but not everything could be checked, or some objects
             are refused: see ``unverified`` and ``unsafe``) or ``"damaged"``.
+        manifest: whether there is a manifest, and every item was held against it.
         items: stored chunks and objects that were looked at.
         bytes_read: how much was read for it.
         verified: items whose records all matched their checksums.
@@ -92,6 +94,7 @@ class VerifyReport:
     path: str
     sound: bool
     verdict: str
+    manifest: bool
     items: int
     bytes_read: int
     verified: int
@@ -99,6 +102,15 @@ class VerifyReport:
     damaged: tuple[Damage, ...]
     unsafe: tuple[Refused, ...]
     seconds: float
+
+    @property
+    def reason(self) -> str:
+        """Why it is not sound, in one line; empty when it is."""
+        reasons = [f"{entry.tensor}: {entry.problem}" for entry in self.damaged]
+        reasons += [f"{entry.tensor} is refused: it uses {', '.join(entry.names)}" for entry in self.unsafe]
+        reasons += [f"{entry.tensor}: {entry.reason}" for entry in self.unverified]
+        more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
+        return reasons[0] + more if reasons else ""
 
 
 class _Item(NamedTuple):
@@ -109,6 +121,7 @@ class _Item(NamedTuple):
     transforms: tuple[str, ...]
     raw: bool
     expected: Expected | None  # None for an object
+    bound: Bound | None
 
 
 class _Outcome(NamedTuple):
@@ -126,16 +139,18 @@ def verify_checkpoint(
     *,
     num_workers: int | None = None,
     trusted: bool = False,
+    require_manifest: bool = False,
     progress: bool | Callable[[LoadProgress], None] | None = None,
     extension_registry: Any = None,
     file_layer: FileLayer | None = None,
 ) -> VerifyReport:
-    """Read a whole checkpoint and compare every record with its checksum.
+    """Read a whole checkpoint and check everything that a load would use of it.
 
     Args:
         path: the checkpoint's folder; torch's format, with one metadata file or one a rank, or safetensors.
         num_workers: threads to use; the number of cores, at most 8, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
+        require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
         progress: as for :class:`~holdfast.checkpoint.ParallelFileSystemReader`.
         extension_registry: torch's registry of stream transforms; its default one when ``None``.
         file_layer: how files are reached; the local file system when ``None``.
@@ -152,8 +167,10 @@ def verify_checkpoint(
     layer = file_layer or LocalFiles()
     items: list[_Item] = []
     outcomes: list[_Outcome] = []
-    for metadata in read_all_metadata(folder, layer=layer, trusted=trusted):
-        items.extend(_items(metadata))
+    described = read_all_metadata(folder, layer=layer, trusted=trusted, require_manifest=require_manifest)
+    for one in described:
+        items.extend(_items(one))
+    has_manifest = all(one.bound is not None for one in described)
     items = sorted(set(items), key=lambda item: (item.file, item.offset, item.fqn))
     uses: dict[str, int] = {}
     for item in items:
@@ -175,14 +192,14 @@ def verify_checkpoint(
     finally:
         engine.close()
         files.close()
-    return _report(folder, outcomes, time.perf_counter() - began)
+    return _report(folder, outcomes, has_manifest, time.perf_counter() - began)
 
 
 def _job(engine: Engine, checker: _Checker, item: _Item) -> Callable[[], None]:
     return lambda: engine.post(checker.check(item))
 
 
-def _report(folder: Path, outcomes: list[_Outcome], seconds: float) -> VerifyReport:
+def _report(folder: Path, outcomes: list[_Outcome], manifest: bool, seconds: float) -> VerifyReport:
     damaged = []
     for item, _, problem, at, length, *_ in outcomes:
         if problem is not None:
@@ -199,6 +216,7 @@ def _report(folder: Path, outcomes: list[_Outcome], seconds: float) -> VerifyRep
         path=str(folder),
         sound=verdict == "sound",
         verdict=verdict,
+        manifest=manifest,
         items=len(outcomes),
         bytes_read=sum(outcome.bytes_read for outcome in outcomes),
         verified=sum(not (outcome.problem or outcome.unverified or outcome.unsafe) for outcome in outcomes),
@@ -209,7 +227,8 @@ def _report(folder: Path, outcomes: list[_Outcome], seconds: float) -> VerifyRep
     )
 
 
-def _items(metadata: Metadata) -> Iterable[_Item]:
+def _items(described: Described) -> Iterable[_Item]:
+    metadata = described.metadata
     expected = ExpectedChunks(metadata)
     for index, info in metadata.storage_data.items():
         tensor = isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
@@ -221,6 +240,7 @@ def _items(metadata: Metadata) -> Iterable[_Item]:
             tuple(getattr(info, "transform_descriptors", None) or ()),
             isinstance(info, RawTensor),
             expected.of(index) if tensor else None,
+            described.bound_of(index),
         )
 
 
@@ -264,7 +284,9 @@ class _Checker:
             return NO_CHECKSUMS_IN_SAFETENSORS
         if item.transforms or item.expected is None:
             return self._check_whole(file, item, on_read)
-        layout = chunk_layout(file, item.offset, item.length, self._recipes, check=True, on_read=on_read)
+        layout = chunk_layout(
+            file, item.offset, item.length, self._recipes, check=True, bound=item.bound, on_read=on_read
+        )
         if layout is None:
             return self._check_whole(file, item, on_read)
         item.expected.check(layout.recipe.shape, layout.recipe.dtype)
@@ -294,6 +316,8 @@ class _Checker:
         charged = item.length * (4 if item.transforms else 2)
         self._budget.reserve(charged)
         try:
+            if item.bound is not None:
+                item.bound.check(lambda offset, length: file.read(item.offset + offset, length), item.length)
             if item.transforms:
                 with FileSlice(file, item.offset, item.length, on_read) as stream:
                     data = undo_transforms(

@@ -23,6 +23,9 @@ def register(app: typer.Typer) -> None:
     def verify(
         path: Annotated[Path, typer.Argument(help="The checkpoint's folder.", show_default=False)],
         as_json: bool = typer.Option(False, "--json", help="Print the whole report as JSON."),
+        require_manifest: bool = typer.Option(
+            False, "--require-manifest", help="Refuse a checkpoint that has no holdfast.json."
+        ),
         workers: int | None = typer.Option(None, "--workers", min=1, help="Threads to read with."),
         trusted: bool = typer.Option(
             False, "--trusted", help="Unpickle metadata that names classes of its own: only for checkpoints you made."
@@ -36,7 +39,9 @@ def register(app: typer.Typer) -> None:
         """
         from holdfast.checkpoint import verify_checkpoint
 
-        report = verify_checkpoint(path, num_workers=workers, trusted=trusted, progress=not as_json)
+        report = verify_checkpoint(
+            path, num_workers=workers, trusted=trusted, require_manifest=require_manifest, progress=not as_json
+        )
         if as_json:
             typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
             raise typer.Exit(EXIT_CODES[report.verdict])
@@ -55,8 +60,8 @@ def register(app: typer.Typer) -> None:
             typer.echo(f"to allow them: torch.serialization.add_safe_globals([{', '.join(names)}])")
         verdict = report.verdict if report.sound else report.verdict.upper()
         typer.echo(
-            f"{verdict}: {report.items} items, {report.verified} verified, "
-            f"{len(report.unverified)} without checksum, {len(report.damaged)} damaged; "
+            f"{verdict}: {report.items} items{' in a manifest' if report.manifest else ''}, "
+            f"{report.verified} verified, {len(report.unverified)} without checksum, {len(report.damaged)} damaged; "
             f"{report.bytes_read / 1e9:.2f} GB in {report.seconds:.1f} s"
         )
         raise typer.Exit(EXIT_CODES[report.verdict])

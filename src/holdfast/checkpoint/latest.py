@@ -1,0 +1,108 @@
+"""Which checkpoint to resume from: the newest that is complete and sound, and why newer ones are not it."""
+
+from __future__ import annotations
+
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.manifest import MANIFEST, read_manifest
+from holdfast.checkpoint.metadata_files import is_checkpoint
+from holdfast.checkpoint.verify import VerifyReport, verify_checkpoint
+from holdfast.errors import CheckpointError, HoldfastError, UnusableCheckpointError
+
+__all__ = ["VerifiedCheckpoint", "latest_verified"]
+
+
+@dataclass(frozen=True, slots=True)
+class VerifiedCheckpoint:
+    """A checkpoint that was verified just now.
+
+    Attributes:
+        path: its folder.
+        step: its step, from the manifest, or else the number at the end of its name.
+        passed_over: newer checkpoints that are not usable, each with the reason.
+        report: what the verification found.
+    """
+
+    path: Path
+    step: int
+    passed_over: tuple[tuple[Path, str], ...]
+    report: VerifyReport
+
+
+def latest_verified(
+    folder: str | os.PathLike[str],
+    *,
+    not_after: int | None = None,
+    require_manifest: bool = False,
+    trusted: bool = False,
+    num_workers: int | None = None,
+) -> VerifiedCheckpoint | None:
+    """Find the newest checkpoint in a folder that is complete and sound; reads all of it.
+
+    Args:
+        folder: holds checkpoints, one per subfolder.
+        not_after: look only at checkpoints of this step or earlier.
+        require_manifest: pass over checkpoints that have no manifest.
+        trusted: as for :func:`~holdfast.checkpoint.verify_checkpoint`.
+        num_workers: threads to use.
+
+    Returns:
+        The checkpoint, or ``None`` when the folder holds none at all (of that step or earlier).
+
+    Raises:
+        UnusableCheckpointError: there are checkpoints, and none of them is sound; names each with its reason.
+    """
+    passed_over: list[tuple[Path, str]] = []
+    for step, path in sorted(_candidates(Path(folder)), reverse=True):
+        if not_after is not None and step > not_after:
+            continue
+        try:
+            report = verify_checkpoint(
+                path, require_manifest=require_manifest, trusted=trusted, num_workers=num_workers
+            )
+        except CheckpointError as error:
+            passed_over.append((path, error.message))
+            continue
+        if report.sound:
+            return VerifiedCheckpoint(path, step, tuple(passed_over), report)
+        passed_over.append((path, report.reason))
+    if passed_over:
+        raise UnusableCheckpointError(
+            "none of the checkpoints can be used: " + "; ".join(f"{path.name}: {why}" for path, why in passed_over),
+            folder=str(folder),
+            hint="holdfast verify tells all that is wrong with one; to start over, use another folder",
+        )
+    return None
+
+
+def _candidates(folder: Path) -> list[tuple[int, Path]]:
+    try:
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        raise UnusableCheckpointError(f"the folder cannot be read: {error.strerror}", folder=str(folder)) from error
+    return [(_step(entry), entry) for entry in entries if is_checkpoint(entry) or _is_begun(entry)]
+
+
+def _is_begun(path: Path) -> bool:
+    """Whether this is a checkpoint that was cut off: data files, or a manifest, without metadata."""
+    try:
+        return any(name.endswith(".distcp") or name == MANIFEST for name in os.listdir(path))
+    except OSError:
+        return False
+
+
+def _step(path: Path) -> int:
+    try:
+        manifest = read_manifest(path, LocalFiles())
+    except HoldfastError:  # damaged; verifying it will say so
+        manifest = None
+    if manifest is not None:
+        return manifest.step
+    numbers = re.findall(r"\d+", path.name)
+    return int(numbers[-1]) if numbers else -1

@@ -1,0 +1,208 @@
+"""``holdfast.json``: what a checkpoint is supposed to hold, so that every stored record can be told from any other.
+
+DCP's own format cannot tell two records of one shape that were swapped, a data file of another step under the right
+name, or two places swapped in ``.metadata``. The manifest binds the content of every stored item to its tensor, part,
+file and place, holds the digest of ``.metadata``, and one digest over all of it.
+
+The content of an item is bound by a BLAKE2b digest of the item, or, for a tensor, of its two ends. The ends hold all of
+an archive but the payload, and with it the payload's CRC-32, which torch computes while it writes and a load compares
+anyway; so neither pays for a second pass over the payload (``bench/checkpoint_save.py`` measures what one would cost).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import struct
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from torch.distributed.checkpoint.metadata import Metadata
+
+from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, ZIP_START, DamagedArchiveError
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path
+from holdfast.errors import UnusableCheckpointError
+from holdfast.versioned import Count, Format
+
+__all__ = ["MANIFEST", "Bound", "Manifest", "ManifestRecord", "digest_of", "item_digest", "read_manifest"]
+
+MANIFEST = "holdfast.json"
+MAX_MANIFEST_BYTES = 1 << 30
+WHOLE_BYTES = 16 << 10
+"""Items up to this size are digested whole: they are read whole anyway."""
+_HINT = "the checkpoint was changed after it was saved: restore it from a copy, or load an older one"
+_END64_BYTES = 98
+_STEP_BYTES = 4 << 20
+
+
+class ManifestRecord(NamedTuple):
+    """One stored item: which part of what, where, and the digest of its content.
+
+    Attributes:
+        tensor: the name of the tensor or object.
+        part: where the part starts in the tensor; empty for an object.
+        file: the file it is in.
+        offset: where the item starts in the file.
+        length: how long it is.
+        whole: whether the digest is of all of the item, or of its two ends.
+        digest: BLAKE2b, 128 bits, in hexadecimal.
+    """
+
+    tensor: str
+    part: list[Count]
+    file: str
+    offset: Count
+    length: Count
+    whole: bool
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manifest:
+    """What a checkpoint is supposed to hold.
+
+    Attributes:
+        step: after how many steps it was saved.
+        run_id: the run it belongs to, or ``None``.
+        metadata: the digest of ``.metadata``.
+        records: every stored item.
+        digest: of all the above.
+    """
+
+    step: Count
+    run_id: str | None
+    metadata: str
+    records: list[ManifestRecord]
+    digest: str = ""
+
+    def sealed(self) -> Manifest:
+        """The manifest with its digest."""
+        return Manifest(
+            step=self.step, run_id=self.run_id, metadata=self.metadata, records=self.records, digest=self._sum()
+        )
+
+    def is_intact(self) -> bool:
+        """Whether the digest is that of the content."""
+        return self.digest == self._sum()
+
+    def _sum(self) -> str:
+        content = [self.step, self.run_id, self.metadata, sorted(map(list, self.records), key=repr)]
+        return digest_of(json.dumps(content, separators=(",", ":")).encode())
+
+    def to_bytes(self) -> bytes:
+        """The content of the file."""
+        return json.dumps(_FORMAT.to_json(self), separators=(",", ":")).encode() + b"\n"
+
+
+_FORMAT = Format(
+    "checkpoint manifest", Manifest, error=UnusableCheckpointError, version_error=UnusableCheckpointError, hint=_HINT
+)
+
+
+def digest_of(data: bytes | memoryview) -> str:
+    """The digest of bytes."""
+    return hashlib.blake2b(data, digest_size=16).hexdigest()
+
+
+ReadPart = Callable[[int, int], "bytes | bytearray | memoryview"]
+
+
+def item_digest(read: ReadPart, length: int, *, whole: bool) -> str:
+    """The digest of an item.
+
+    Args:
+        read: reads from the item.
+        length: its length.
+        whole: digest all of it; else its two ends.
+    """
+    digest = hashlib.blake2b(digest_size=16)
+    if whole:
+        for start in range(0, length, _STEP_BYTES):
+            digest.update(read(start, min(_STEP_BYTES, length - start)))
+    else:
+        digest.update(read(0, HEAD_BYTES))
+        digest.update(read(length - TAIL_BYTES, TAIL_BYTES))
+    return digest.hexdigest()
+
+
+def digest_whole(read: ReadPart, length: int, *, tensor: bool) -> bool:
+    """Whether an item must be digested whole: because it is small, no tensor, or its ends do not tell its checksums."""
+    if not tensor or length <= WHOLE_BYTES or bytes(read(0, 4)) != ZIP_START:
+        return True
+    tail = read(length - _END64_BYTES, _END64_BYTES)
+    directory_bytes, directory_at = struct.unpack_from("<QQ", tail, 40)
+    return bool(directory_bytes + _END64_BYTES > TAIL_BYTES or directory_at + directory_bytes + _END64_BYTES != length)
+
+
+class Bound(NamedTuple):
+    """The digest that an item must have."""
+
+    whole: bool
+    digest: str
+
+    def check(self, read: ReadPart, length: int) -> None:
+        """Raise unless the item has it."""
+        if item_digest(read, length, whole=self.whole) != self.digest:
+            raise DamagedArchiveError(
+                "this is not what was saved here: its digest differs from the one in the manifest", 0, length
+            )
+
+
+BoundItems = dict[tuple[str, tuple[int, ...]], Bound]
+"""What each stored item must be, by the tensor's name and where the part starts."""
+
+
+def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = False) -> Manifest | None:
+    """Read the manifest of a checkpoint; ``None`` when it has none.
+
+    Raises:
+        UnusableCheckpointError: it is damaged.
+    """
+    path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out)
+    if not layer.exists(path):
+        return None
+    file = CheckpointFile(path, MANIFEST, layer)
+    try:
+        if file.size > MAX_MANIFEST_BYTES:
+            raise UnusableCheckpointError("the manifest is too large", file=MANIFEST, size=file.size)
+        data = bytes(file.read(0, file.size))
+    finally:
+        file.close()
+    try:
+        value: Any = json.loads(data)
+    except (ValueError, RecursionError) as error:
+        raise UnusableCheckpointError(f"the manifest is damaged: {error}", file=MANIFEST, hint=_HINT) from error
+    manifest = _FORMAT.from_json(value)
+    if not manifest.is_intact():
+        raise UnusableCheckpointError("the manifest differs from its digest", file=MANIFEST, hint=_HINT)
+    return manifest
+
+
+def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
+    """Hold the metadata against the manifest, and return what each stored item must be.
+
+    Args:
+        manifest: of the checkpoint.
+        metadata: of the checkpoint.
+        content: the bytes of ``.metadata``.
+
+    Raises:
+        UnusableCheckpointError: they do not belong together.
+    """
+    if digest_of(content) != manifest.metadata:
+        raise UnusableCheckpointError("the metadata differs from its digest in the manifest", file=MANIFEST, hint=_HINT)
+    bound: BoundItems = {}
+    places = {}
+    for record in manifest.records:
+        key = (record.tensor, tuple(record.part))
+        bound[key] = Bound(record.whole, record.digest)
+        places[key] = (record.file, record.offset, record.length)
+    stored = {
+        (index.fqn, tuple(index.offset or ())): (info.relative_path, info.offset, info.length)
+        for index, info in metadata.storage_data.items()
+    }
+    if places != stored or len(bound) != len(manifest.records):
+        raise UnusableCheckpointError("the manifest lists other items than the metadata", file=MANIFEST, hint=_HINT)
+    return bound

@@ -1,0 +1,45 @@
+"""What a checkpoint holds and nobody asked for.
+
+DCP loads what the state dict has, and drops the rest without a word. A fresh optimizer's state dict has no moments yet,
+so a run that is resumed into one goes on without them: it looks like a resumed run and is not.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections import Counter
+from collections.abc import Iterable
+
+__all__ = ["grouped", "warn_not_loaded"]
+
+MAX_GROUPS = 12
+"""Most groups that a message names."""
+
+
+def grouped(names: Iterable[str]) -> list[str]:
+    """Names as groups: those that share their first and last part become one, with their number."""
+    groups = Counter[tuple[str, str]]()
+    example: dict[tuple[str, str], str] = {}
+    for name in names:
+        first, _, rest = name.partition(".")
+        key = (first, rest.rpartition(".")[2])
+        groups[key] += 1
+        example[key] = name
+    return [
+        example[first, last] if count == 1 else f"{first}.….{last} ({count})"
+        for (first, last), count in sorted(groups.items())
+    ]
+
+
+def warn_not_loaded(names: tuple[str, ...]) -> None:
+    """Warn that these were left in the checkpoint."""
+    groups = grouped(names)
+    more = f", and {len(groups) - MAX_GROUPS} more groups" if len(groups) > MAX_GROUPS else ""
+    warnings.warn(
+        f"the checkpoint holds {len(names)} tensors or objects that the state dict has no place for, so they were not "
+        f"loaded: {', '.join(groups[:MAX_GROUPS])}{more}. A fresh optimizer has no moments in its state_dict(): build "
+        "the state with torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which makes them; or pass "
+        "warn_not_loaded=False if only a part is wanted",
+        UserWarning,
+        stacklevel=2,
+    )

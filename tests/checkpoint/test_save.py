@@ -1,0 +1,310 @@
+"""Saving: published whole or not at all, loadable by torch, and held to its manifest ever after."""
+
+from __future__ import annotations
+
+import json
+import os
+import resource
+import shutil
+import signal
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.checkpoint.support import State, assert_same, blank, load, nothing_left_behind, random_bits
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from holdfast import checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, latest_verified, verify_checkpoint
+from holdfast.checkpoint.manifest import MANIFEST
+from holdfast.cli.main import run
+from holdfast.errors import CheckpointError, CheckpointWriteError, ConfigError, UnusableCheckpointError
+
+
+def state(step: int = 1) -> State:
+    return {
+        "model": {
+            "large": random_bits(90_000, seed=step),
+            "one": random_bits(40, 50, seed=step + 1000),
+            "two": random_bits(40, 50, seed=step + 2000),
+            "small": random_bits(30, seed=step + 3000),
+        },
+        "step": step,
+    }
+
+
+def place(folder: Path, step: int) -> Path:
+    return folder / f"step-{step:08}"
+
+
+def saved(folder: Path, *steps: int, **options: Any) -> Path:
+    for step in steps:
+        checkpoint.save(state(step), place(folder, step), step=step, **options)
+    return place(folder, steps[-1])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+def test_what_was_saved_is_an_ordinary_checkpoint_that_torch_loads(tmp_path: Path) -> None:
+    path = saved(tmp_path, 3)
+    assert_same(load(blank(state(3)), FileSystemReader(path)), state(3))
+    assert_same(load(blank(state(3)), ParallelFileSystemReader(path, require_manifest=True)), state(3))
+    report = verify_checkpoint(path, require_manifest=True)
+    assert (report.verdict, report.manifest, report.verified) == ("sound", True, 5)
+
+
+def test_the_report_tells_what_was_written(tmp_path: Path) -> None:
+    report = checkpoint.save(state(), place(tmp_path, 1), step=1, run_id="r7")
+    assert (report.path, report.step, report.items, report.removed) == (place(tmp_path, 1), 1, 5, ())
+    assert report.bytes == sum(path.stat().st_size for path in place(tmp_path, 1).glob("*.distcp"))
+    manifest = json.loads((place(tmp_path, 1) / MANIFEST).read_text())
+    assert (manifest["version"], manifest["step"], manifest["run_id"]) == (1, 1, "r7")
+
+
+def test_only_the_last_k_are_kept_and_nothing_that_is_not_ours_is_removed(tmp_path: Path) -> None:
+    (tmp_path / "step-00000000").mkdir()
+    (tmp_path / "notes").write_text("mine")
+    saved(tmp_path, 1, 2, 3, 9)
+    report = checkpoint.save(state(4), place(tmp_path, 4), step=4, keep=2)
+    assert [path.name for path in report.removed] == ["step-00000001", "step-00000002"]
+    assert names(tmp_path) == ["notes", "step-00000000", "step-00000003", "step-00000004", "step-00000009"]
+
+
+def test_a_checkpoint_of_that_name_is_replaced(tmp_path: Path) -> None:
+    saved(tmp_path, 1)
+    checkpoint.save(state(2), place(tmp_path, 1), step=2)
+    assert_same(load(blank(state(2)), ParallelFileSystemReader(place(tmp_path, 1))), state(2))
+    assert names(tmp_path) == ["step-00000001"]
+
+
+def test_a_background_save_stores_the_state_of_the_moment_it_was_called(tmp_path: Path) -> None:
+    live = state(5)
+    with nothing_left_behind():
+        pending = checkpoint.async_save(live, place(tmp_path, 5), step=5)
+        live["model"]["large"].zero_()
+        assert pending.result(60).step == 5
+        assert pending.done()
+    assert_same(load(blank(state(5)), ParallelFileSystemReader(place(tmp_path, 5))), state(5))
+
+
+def test_a_background_save_that_fails_says_so_when_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    pending = checkpoint.async_save(state(), tmp_path / "file" / "c", step=1)
+    with pytest.raises(CheckpointWriteError):
+        pending.result(60)
+
+
+@pytest.mark.parametrize("options", [{"step": -1}, {"step": 1.5}, {"step": 1, "keep": 0}], ids=repr)
+def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        checkpoint.save(state(), tmp_path / "c", **options)
+    assert names(tmp_path) == []
+
+
+def swapped_records(folder: Path) -> None:
+    """Swap the stored bytes of two tensors of one shape."""
+    metadata = FileSystemReader(folder).read_metadata()
+    one, two = (metadata.storage_data[MetadataIndex(f"model.{name}", torch.Size((0, 0)))] for name in ("one", "two"))
+    path = folder / one.relative_path
+    data = bytearray(path.read_bytes())
+    assert one.length == two.length
+    first, second = (bytes(data[info.offset : info.offset + info.length]) for info in (one, two))
+    data[one.offset : one.offset + one.length] = second
+    data[two.offset : two.offset + two.length] = first
+    path.write_bytes(data)
+
+
+def swapped_places(folder: Path) -> None:
+    """Swap two places in the metadata."""
+    import pickle
+
+    metadata = FileSystemReader(folder).read_metadata()
+    places = metadata.storage_data
+    one, two = (MetadataIndex(f"model.{name}", torch.Size((0, 0))) for name in ("one", "two"))
+    places[one], places[two] = places[two], places[one]
+    metadata.storage_meta = None
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+def data_of_another_step(folder: Path) -> None:
+    other = place(folder.parent, 77)
+    checkpoint.save(state(77), other, step=77)
+    shutil.copy(other / "__0_0.distcp", folder / "__0_0.distcp")
+    shutil.rmtree(other)
+
+
+def metadata_of_another_step(folder: Path) -> None:
+    other = place(folder.parent, 77)
+    checkpoint.save(state(77), other, step=77)
+    shutil.copy(other / ".metadata", folder / ".metadata")
+    shutil.rmtree(other)
+
+
+def changed_manifest(folder: Path) -> None:
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"step":4', '"step":5'))
+
+
+def cut_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_bytes((folder / MANIFEST).read_bytes()[:100])
+
+
+def newer_manifest(folder: Path) -> None:
+    text = (folder / MANIFEST).read_text()
+    (folder / MANIFEST).write_text(text.replace('"version":1', '"version":2'))
+
+
+def nested_manifest(folder: Path) -> None:
+    (folder / MANIFEST).write_text("[" * 200_000)
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        swapped_records, swapped_places, data_of_another_step, metadata_of_another_step, changed_manifest,
+        cut_manifest, newer_manifest, nested_manifest,
+    ],
+    ids=lambda damage: damage.__name__,
+)  # fmt: skip
+@pytest.mark.parametrize("parallel", [True, False])
+def test_what_the_format_cannot_tell_the_manifest_tells(
+    tmp_path: Path, damage: Callable[[Path], None], parallel: bool
+) -> None:
+    path = saved(tmp_path, 4)
+    damage(path)
+    with pytest.raises(CheckpointError):
+        load(blank(state(4)), ParallelFileSystemReader(path, parallel=parallel))
+    with pytest.raises(CheckpointError):
+        checkpoint.load(blank(state(4)), path, parallel=parallel)
+    try:
+        assert verify_checkpoint(path).verdict == "damaged"
+    except UnusableCheckpointError as error:
+        assert "manifest" in error.message  # noqa: PT017 — either is right, and both name the manifest
+
+
+def test_without_the_manifest_the_same_swap_goes_unnoticed(tmp_path: Path) -> None:
+    path = saved(tmp_path, 4)
+    swapped_records(path)
+    (path / MANIFEST).unlink()
+    assert verify_checkpoint(path).sound
+    with pytest.raises(UnusableCheckpointError, match="no manifest"):
+        verify_checkpoint(path, require_manifest=True)
+
+
+def test_the_command_can_insist_on_a_manifest(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = saved(tmp_path, 4)
+    for code, options in ((0, []), (0, ["--require-manifest"])):
+        with pytest.raises(SystemExit) as exit_:
+            run(["verify", str(path), *options])
+        assert exit_.value.code == code
+    (path / MANIFEST).unlink()
+    with pytest.raises(SystemExit) as exit_:
+        run(["verify", str(path), "--require-manifest"])
+    assert exit_.value.code == 2
+    assert "no manifest" in capsys.readouterr().err
+
+
+def test_the_latest_verified_checkpoint_says_why_newer_ones_were_passed_over(tmp_path: Path) -> None:
+    saved(tmp_path, 1, 2, 3, 4, 5)
+    swapped_records(place(tmp_path, 3))
+    (place(tmp_path, 4) / ".metadata").unlink()
+    (place(tmp_path, 5) / "__0_0.distcp").unlink()
+    (tmp_path / ".step-00000006.saving").mkdir()
+    found = latest_verified(tmp_path)
+    assert found is not None
+    assert (found.path, found.step) == (place(tmp_path, 2), 2)
+    assert [path.name for path, _ in found.passed_over] == ["step-00000005", "step-00000004", "step-00000003"]
+    reasons = [reason for _, reason in found.passed_over]
+    assert "cannot open" in reasons[0]
+    assert "no metadata" in reasons[1]
+    assert "manifest" in reasons[2]
+    earlier = latest_verified(tmp_path, not_after=1)
+    assert earlier is not None
+    assert earlier.step == 1
+
+
+def test_no_checkpoint_at_all_is_none_and_none_that_is_sound_is_an_error(tmp_path: Path) -> None:
+    assert latest_verified(tmp_path) is None
+    assert latest_verified(tmp_path / "nothing") is None
+    cut_manifest(saved(tmp_path, 1))
+    with pytest.raises(UnusableCheckpointError, match="step-00000001"):
+        latest_verified(tmp_path)
+
+
+def limited(folder: Path, limit: int) -> None:
+    """Save where files may not grow beyond a limit, which the kernel enforces as it does a full disk."""
+    signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
+    try:
+        checkpoint.save(state(2), place(folder, 2), step=2, keep=1)
+    except CheckpointWriteError as error:
+        sys.exit(17 if "free_bytes" in str(error) else str(error))
+
+
+@pytest.mark.parametrize("limit", [1000, 100_000, 361_500])
+def test_a_full_disk_leaves_the_older_checkpoints_intact_and_says_so(tmp_path: Path, limit: int) -> None:
+    saved(tmp_path, 1)
+    script = f"from tests.checkpoint.test_save import limited, Path; limited(Path({str(tmp_path)!r}), {limit})"
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    done = subprocess.run([sys.executable, "-c", script], cwd=root, env=environment, check=False, timeout=120)
+    assert done.returncode == 17
+    assert names(tmp_path) == ["step-00000001"]
+    found = latest_verified(tmp_path)
+    assert found is not None
+    assert found.step == 1
+
+
+def test_a_save_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
+    script = textwrap.dedent(
+        """
+        import sys
+        from tests.checkpoint.test_save import Path, checkpoint, place, state
+        folder = Path(sys.argv[1])
+        for step in range(1, 1000):
+            checkpoint.save(state(step), place(folder, step), step=step, keep=2)
+            print(step, flush=True)
+        """
+    )
+    root = Path(__file__).resolve().parents[2]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    for kills in range(3):
+        process = subprocess.Popen(
+            [sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, stdout=subprocess.PIPE, text=True
+        )
+        assert process.stdout is not None
+        for _ in range(3 + 2 * kills):
+            last = int(process.stdout.readline())
+        process.kill()
+        process.wait()
+        process.stdout.close()
+        found = latest_verified(tmp_path, require_manifest=True)
+        assert found is not None
+        assert found.step >= last
+        assert found.passed_over == ()
+        shutil.rmtree(tmp_path)
+        tmp_path.mkdir()
+
+
+def test_what_nobody_asks_for_is_named_in_a_warning_and_in_the_report(tmp_path: Path) -> None:
+    model = torch.nn.Linear(3, 2)
+    optimizer = torch.optim.AdamW(model.parameters())
+    model(torch.ones(3)).sum().backward()
+    optimizer.step()
+    full = {"model": model.state_dict(), "optimizer": optimizer.state_dict()}
+    checkpoint.save(full, tmp_path / "c", step=1)
+    fresh = {"model": model.state_dict(), "optimizer": torch.optim.AdamW(model.parameters()).state_dict()}
+    with pytest.warns(UserWarning, match=r"optimizer\.….exp_avg \(2\)"):
+        report = checkpoint.load(fresh, tmp_path / "c")
+    assert "optimizer.state.0.exp_avg" in report.not_loaded
+    assert len(report.not_loaded) == 6
+    assert checkpoint.load(fresh, tmp_path / "c", warn_not_loaded=False).not_loaded == report.not_loaded
+    assert checkpoint.load(full, tmp_path / "c").not_loaded == ()

@@ -1,0 +1,69 @@
+"""One rank of a job that saves together, in the foreground and in the background, and loads what it saved."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.tensor import DTensor, Shard, distribute_tensor
+
+from holdfast import checkpoint
+from holdfast.errors import CheckpointWriteError, ConfigError
+
+
+def state(mesh: Any, step: int) -> dict[str, Any]:
+    whole = torch.arange(7 * 5, dtype=torch.float32).reshape(7, 5) + step
+    return {
+        "sharded": distribute_tensor(whole, mesh, [Shard(0)]),
+        "replicated": torch.full((40,), float(step)),
+        "step": step,
+    }
+
+
+def main() -> None:
+    folder = Path(sys.argv[1])
+    dist.init_process_group("gloo")
+    rank, ranks = dist.get_rank(), dist.get_world_size()
+    mesh = init_device_mesh("cpu", (ranks,))
+    background = dist.new_group(backend="gloo")
+    found: dict[str, Any] = {}
+    report = checkpoint.save(state(mesh, 1), folder / "step-1", step=1, run_id="job")
+    found["items"] = report.items
+    try:
+        checkpoint.async_save(state(mesh, 2), folder / "step-2", step=2)
+    except ConfigError:
+        found["wants_group"] = True
+    live = state(mesh, 2)
+    pending = checkpoint.async_save(live, folder / "step-2", step=2, keep=2, process_group=background)
+    live["replicated"].zero_()
+    pending.result(120)
+    wanted = state(mesh, 9)
+    loaded = checkpoint.load(wanted, folder / "step-2", require_manifest=True)
+    expected = state(mesh, 2)
+    sharded = wanted["sharded"]
+    assert isinstance(sharded, DTensor)
+    found["equal"] = (
+        torch.equal(sharded.to_local(), expected["sharded"].to_local())
+        and torch.equal(wanted["replicated"], expected["replicated"])
+        and wanted["step"] == 2
+    )
+    found["not_loaded"] = list(loaded.not_loaded)
+    # A name that is taken by a file: it fails on the coordinator, and every rank hears of it.
+    if rank == 0:
+        (folder / "taken").write_text("")
+    dist.barrier()
+    try:
+        checkpoint.save(state(mesh, 3), folder / "taken" / "step-3", step=3, keep=1)
+    except CheckpointWriteError as error:
+        found["error"] = type(error).__name__
+    (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()

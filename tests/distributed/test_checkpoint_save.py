@@ -1,0 +1,29 @@
+"""Saving under torchrun: one checkpoint of all ranks, published once, whole."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from tests.distributed.test_checkpoint_resharding import torchrun
+
+from holdfast.checkpoint import latest_verified, verify_checkpoint
+
+pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
+
+
+def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -> None:
+    folder = tmp_path / "checkpoints"
+    torchrun(2, "checkpoint_save_worker.py", str(folder))
+    found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
+    assert [report["equal"] for report in found] == [True, True]
+    assert [report["wants_group"] for report in found] == [True, True]
+    assert [report["not_loaded"] for report in found] == [[], []]
+    assert [report["error"] for report in found] == ["CheckpointWriteError"] * 2
+    assert sum(report["items"] for report in found) == 4
+    report = verify_checkpoint(folder / "step-1", require_manifest=True)
+    assert (report.verdict, report.verified) == ("sound", 4)
+    latest = latest_verified(folder, require_manifest=True)
+    assert latest is not None
+    assert latest.step == 2
