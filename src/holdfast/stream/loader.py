@@ -25,6 +25,7 @@ from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.extent import count_full, count_samples, epoch_bounds, real_samples
 from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.named_source import Collate
+from holdfast.stream.outstanding import Outstanding
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.read_batches import memory_columns
@@ -80,6 +81,7 @@ class StreamingShardLoader:
         self._tally = Tally()
         self._failed: list[Failed] = []
         self._saved_at = 0
+        self._outstanding: Outstanding | None = None  # None: a batch counts when it is handed over
         self._coordinator: Coordinator | None = None
         self._fingerprints: dict[str, str] | None = None
 
@@ -198,6 +200,8 @@ class StreamingShardLoader:
             if config.device is not None:
                 made = {name: _moved(value, config.device) for name, value in made.items()}
             self.step += 1
+            if self._outstanding is not None:
+                self._outstanding.add(self.step)
             tally.count_delivered(batch, hit)
             hit = True  # the rest of the reading is here now
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
@@ -240,6 +244,37 @@ class StreamingShardLoader:
         since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
         return since >= interval and self.rank == 0
 
+    def require_acknowledgement(self) -> None:
+        """Count a batch in the state only when ``acknowledge`` says that it was trained on.
+
+        For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
+        """
+        if self._outstanding is None:
+            self._outstanding = Outstanding(self.step)
+
+    def acknowledge(self, batches: int = 1) -> None:
+        """Say that the oldest batches handed over were trained on.
+
+        Args:
+            batches: how many.
+
+        Raises:
+            StreamError: fewer are outstanding, or acknowledgement was not required.
+        """
+        if self._outstanding is None:
+            raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
+        self._outstanding.acknowledge(batches)
+
+    @property
+    def unacknowledged(self) -> int:
+        """How many batches were handed over and not acknowledged yet."""
+        return len(self._outstanding) if self._outstanding is not None else 0
+
+    def take_back(self) -> None:
+        """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
+        if self._outstanding is not None and len(self._outstanding):
+            self._jump(self.schedule, self._outstanding.acknowledged)
+
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
         if self._ready is None or self._ready[:2] != (self._generation, self.step):
@@ -278,6 +313,8 @@ class StreamingShardLoader:
 
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
+        if step is not None and self._outstanding is not None:
+            self._outstanding = Outstanding(step)  # what is in the training loop's hands belongs to another place
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -359,9 +396,10 @@ class StreamingShardLoader:
         """Return the stream state in its typed form."""
         if self._fingerprints is None:
             self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
-        position = self.schedule.delivered_before(self.step)
+        step = self.step if self._outstanding is None else self._outstanding.acknowledged
+        position = self.schedule.delivered_before(step)
         return CheckpointState(
-            step=self.step,
+            step=step,
             epoch=self.order.epoch_of(position),
             position=position,
             shuffle_seed=self.dataset.seed,

@@ -1,0 +1,102 @@
+"""The stream inside Lightning."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast as hfast
+from holdfast.errors import StateError
+
+lightning = pytest.importorskip("lightning.pytorch")
+pytestmark = pytest.mark.filterwarnings("ignore")  # the trainer's own deprecations are not ours to fail on
+
+
+def make_loader(**options: Any) -> hfast.StreamingShardLoader:
+    dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(40)}), name="a", seed=2)
+    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=4, **options))
+
+
+class Ones(torch.utils.data.Dataset[dict[str, int]]):
+    """Samples that are not a stream's."""
+
+    def __len__(self) -> int:
+        return 8
+
+    def __getitem__(self, index: int) -> dict[str, int]:
+        return {"index": 1}
+
+
+class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
+    """Notes every batch it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[int]] = []
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        self.seen.append(batch["index"].tolist())
+        loss: torch.Tensor = ((self.weight - batch["index"].float()) ** 2).mean()
+        return loss
+
+    def configure_optimizers(self) -> torch.optim.Optimizer:
+        return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+
+def make_trainer(steps: int, *callbacks: Any) -> Any:
+    return lightning.Trainer(
+        accelerator="cpu",
+        max_steps=steps,
+        callbacks=list(callbacks),
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+    )
+
+
+@pytest.mark.parametrize("options", [{}, {"per_epoch": True}], ids=["endless", "epochs"])
+def test_a_checkpoint_says_what_the_model_has_seen_and_not_what_was_read_ahead(
+    options: dict[str, Any], tmp_path: Path
+) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    whole = Module()
+    make_trainer(17, HoldfastCallback()).fit(whole, make_loader(**options))
+    first, loader = Module(), make_loader(**options)
+    trainer = make_trainer(7, HoldfastCallback())
+    trainer.fit(first, loader)
+    trainer.save_checkpoint(tmp_path / "last.ckpt")
+    assert loader.state_dict()["step"] == 7
+    resumed = Module()
+    make_trainer(17, HoldfastCallback()).fit(
+        resumed, make_loader(**options), ckpt_path=tmp_path / "last.ckpt", weights_only=False
+    )
+    assert first.seen + resumed.seen == whole.seen
+
+
+def test_a_second_fit_goes_on_with_the_batch_that_the_first_had_read_ahead() -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    loader, module = make_loader(), Module()
+    for _ in range(2):
+        make_trainer(3, HoldfastCallback()).fit(module, loader)
+    reference = make_loader()
+    assert module.seen == [reference.batch_at(step)["index"].tolist() for step in range(6)]
+
+
+def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    trainer = make_trainer(4)
+    trainer.fit(Module(), torch.utils.data.DataLoader(Ones()))
+    trainer.save_checkpoint(tmp_path / "foreign.ckpt")
+    with pytest.raises(StateError, match="holds no stream state"):
+        make_trainer(8, HoldfastCallback()).fit(
+            Module(), make_loader(), ckpt_path=tmp_path / "foreign.ckpt", weights_only=False
+        )

@@ -1,0 +1,140 @@
+"""The stream inside the Hugging Face Trainer."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+import holdfast as hfast
+from holdfast.errors import ConfigError, StateError
+
+transformers = pytest.importorskip("transformers")
+pytest.importorskip("accelerate")
+pytestmark = pytest.mark.filterwarnings("ignore")  # the trainer's own deprecations are not ours to fail on
+
+SAMPLES, BATCH = 50, 4
+
+
+class Model(torch.nn.Module):
+    """Notes every batch it is given, and returns the losses it is told to."""
+
+    def __init__(self, losses: dict[int, float] | None = None) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[int]] = []
+        self.losses = losses or {}
+
+    def forward(self, index: torch.Tensor, labels: torch.Tensor | None = None) -> dict[str, torch.Tensor]:
+        self.seen.append(index.tolist())
+        loss = ((self.weight - index.float() / SAMPLES) ** 2).mean()
+        return {"loss": loss * self.losses.get(len(self.seen), 1.0)}
+
+
+def make_loader(**options: Any) -> hfast.StreamingShardLoader:
+    dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(SAMPLES)}), name="a", seed=2)
+    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=BATCH, **options))
+
+
+def make_trainer(folder: Path, model: Model, **options: Any) -> Any:
+    settings = {"max_steps": 12, "save_steps": 3, "logging_steps": 1, "save_total_limit": None, **options}
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+        **settings,
+    )
+    return transformers.Trainer(model=model, args=arguments)
+
+
+def train(
+    folder: Path, *, resume: int | None = None, config: dict[str, Any] | None = None, **options: Any
+) -> list[list[int]]:
+    from holdfast.integrations.transformers import attach
+
+    model = Model()
+    trainer = make_trainer(folder, model, **options)
+    attach(trainer, make_loader(**(config or {})))
+    trainer.train(resume_from_checkpoint=str(folder / f"checkpoint-{resume}") if resume else None)
+    return model.seen
+
+
+@pytest.mark.parametrize("ignore_data_skip", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize("config", [{}, {"per_epoch": True}, {"epochs": 4}], ids=str)
+def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
+    config: dict[str, Any], accumulate: int, ignore_data_skip: bool, tmp_path: Path
+) -> None:
+    options: dict[str, Any] = {"gradient_accumulation_steps": accumulate, "config": config}
+    whole = train(tmp_path, **options)
+    for step in (3, 9):
+        rest = train(tmp_path, resume=step, ignore_data_skip=ignore_data_skip, **options)
+        assert rest == whole[-len(rest) :]
+        before = json.loads((tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text())
+        assert before["stateful_callbacks"]["HoldfastCallback"]["attributes"]["stream"]["step"] == len(whole) - len(
+            rest
+        )
+
+
+def test_epochs_without_max_steps_give_every_sample_once_per_epoch(tmp_path: Path) -> None:
+    seen = train(tmp_path, max_steps=-1, num_train_epochs=2, config={"epochs": 1})
+    assert sorted(index for batch in seen for index in batch) == list(range(SAMPLES))
+
+
+def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:
+    train(tmp_path)
+    path = tmp_path / "checkpoint-6" / "trainer_state.json"
+    state = json.loads(path.read_text())
+    del state["stateful_callbacks"]["HoldfastCallback"]
+    path.write_text(json.dumps(state))
+    with pytest.raises(StateError, match="holds no stream state"):
+        train(tmp_path, resume=6)
+
+
+def test_a_trainer_that_reads_something_else_is_refused(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import HoldfastCallback
+
+    trainer = make_trainer(tmp_path, Model())
+    trainer.train_dataset = [{"index": number} for number in range(8)]
+    trainer.add_callback(HoldfastCallback())
+    with pytest.raises(ConfigError, match="does not read its batches from a holdfast loader"):
+        trainer.train()
+
+
+def test_restored_callback_states_find_the_loader_again(tmp_path: Path) -> None:
+    whole = train(tmp_path)
+    assert train(tmp_path, resume=6, restore_callback_states_from_checkpoint=True) == whole[6:]
+
+
+def test_the_log_shows_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import attach
+
+    trainer = make_trainer(tmp_path, Model({5: float("nan")}), max_steps=6, save_strategy="no")
+    attach(trainer, make_loader())
+    trainer.train()
+    losses = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+    assert np.isnan(losses[5])
+
+
+def test_batches_in_hand_when_training_stopped_come_again(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import HoldfastTrainerMixin
+
+    class Stopper(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def on_substep_end(self, args: Any, state: Any, control: Any, **_: Any) -> None:
+            control.should_training_stop = state.global_step == 2
+
+    class Trainer(HoldfastTrainerMixin, transformers.Trainer):  # type: ignore[misc, name-defined]
+        pass
+
+    model, loader = Model(), make_loader()
+    arguments = make_trainer(tmp_path, model, gradient_accumulation_steps=3, save_strategy="no").args
+    trainer = Trainer(model=model, args=arguments, loader=loader, callbacks=[Stopper()])
+    trainer.train()
+    assert loader.unacknowledged == 2, "the trainer had taken three batches and trained on one"
+    assert loader.state_dict()["step"] == len(model.seen) == 7
