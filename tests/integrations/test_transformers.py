@@ -138,3 +138,25 @@ def test_batches_in_hand_when_training_stopped_come_again(tmp_path: Path) -> Non
     trainer.train()
     assert loader.unacknowledged == 2, "the trainer had taken three batches and trained on one"
     assert loader.state_dict()["step"] == len(model.seen) == 7
+
+
+def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import attach
+    from holdfast.page import page_of_run
+    from holdfast.run import RunLog
+
+    folder = tmp_path / "exp7"
+    for steps, resume in ((6, None), (12, str(tmp_path / "out" / "checkpoint-6"))):
+        trainer = make_trainer(tmp_path / "out", Model(), max_steps=steps, save_steps=6)
+        attach(trainer, make_loader(), folder=folder)
+        trainer.train(resume_from_checkpoint=resume)
+    log = RunLog(folder)
+    assert log.verify() == []
+    records = log.steps()
+    assert [record["step"] for record in records] == list(range(12))
+    assert all("grad_norm" in record and "lr" in record for record in records)
+    assert len(log.attempts) == 2
+    logged = {row["step"]: row["loss"] for row in trainer.state.log_history if "loss" in row}
+    assert records[7]["loss"] == pytest.approx(logged[8])
+    page = page_of_run(folder)
+    assert {event.kind for event in page.events} == {"checkpoint", "restart", "end"}

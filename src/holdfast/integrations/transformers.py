@@ -11,16 +11,20 @@ placeholders, so that nothing is read twice and nothing is lost.
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Iterator
 from itertools import islice, repeat
+from pathlib import Path
 from typing import Any
 
+import torch
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from holdfast.errors import ConfigError, StateError
+from holdfast.integrations.trainer_record import TrainerRecord
 from holdfast.stream import StreamingShardLoader
 
 __all__ = ["HoldfastCallback", "HoldfastTrainerMixin", "TrainerBatches", "attach"]
@@ -95,16 +99,23 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     """Carries the stream state in the trainer's checkpoints and counts what the model was trained on.
 
     The loader is found in the trainer, which must get its batches from ``TrainerBatches`` (``attach`` sees to both).
+
+    Args:
+        folder: where the run is recorded; None records nothing.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, folder: str | None = None) -> None:
+        self.folder = folder
         self.stream: dict[str, Any] | None = None
+        self.record: TrainerRecord | None = None
+        """The run's record, while it trains."""
         self._loader: StreamingShardLoader | None = None
+        self._losses: list[Any] = []
 
     def state(self) -> dict[str, Any]:
         """Return what the trainer writes into ``trainer_state.json``."""
         stream = self._loader.state_dict() if self._loader is not None else self.stream
-        return {"args": {}, "attributes": {"stream": stream}}
+        return {"args": {"folder": self.folder}, "attributes": {"stream": stream}}
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -125,6 +136,17 @@ class HoldfastCallback(TrainerCallback, ExportableState):
             self._continue(args, state, batches)
         else:
             self._loader.take_back()  # an earlier train() may have stopped with batches in hand
+        if self.folder is not None:
+            self.record = TrainerRecord(
+                self.folder,
+                model=kwargs["model"],
+                optimizer=_plain(kwargs["optimizer"]),
+                loader=self._loader,
+                rank=args.process_index,
+                world_size=args.world_size,
+                step=state.global_step,
+                config=json.loads(args.to_json_string()),  # type: ignore[no-untyped-call]
+            )
 
     def _continue(self, args: TrainingArguments, state: TrainerState, batches: TrainerBatches) -> None:
         callbacks: Any = state.stateful_callbacks  # a dictionary by class name, once it has been saved
@@ -146,6 +168,10 @@ class HoldfastCallback(TrainerCallback, ExportableState):
                 steps_per_epoch = args.max_steps
             batches.will_throw_away(state.global_step % steps_per_epoch * accumulated)
 
+    def trained(self, loss: Any) -> None:
+        """Note the loss of a batch, as the model gave it (``attach`` sees to it)."""
+        self._losses.append(loss)
+
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -154,17 +180,51 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self._loader.acknowledge()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count a batch that ended in an optimizer step."""
+        """Count a batch that ended in an optimizer step, and record the step."""
         assert self._loader is not None
         self._loader.acknowledge()
+        losses, self._losses = self._losses, []
+        if self.record is not None:
+            # The trainer has divided each batch's loss by how many are accumulated.
+            self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+
+    def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Keep the evaluation's time and figures apart from the training's."""
+        if self.record is not None:
+            self.record.lap("evaluation")
+            figures = {name: value for name, value in kwargs.get("metrics", {}).items() if isinstance(value, float)}
+            self.record.event("evaluation", name="eval", figures=figures)
+
+    def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
+        """Note the checkpoint in the run's log."""
+        if self.record is not None:
+            self.record.checkpoint(f"checkpoint-{state.global_step}")
+
+    def on_train_end(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Close the run's log."""
+        if self.record is not None:
+            self.record.close()
 
 
-def attach(trainer: Trainer, loader: StreamingShardLoader) -> None:
+def _plain(optimizer: Any) -> torch.optim.Optimizer:
+    """Return torch's optimizer inside what the trainer has wrapped around it."""
+    while not isinstance(optimizer, torch.optim.Optimizer) or hasattr(optimizer, "optimizer"):
+        optimizer = optimizer.optimizer
+    return optimizer
+
+
+def attach(trainer: Trainer, loader: StreamingShardLoader, *, folder: str | Path | None = None) -> HoldfastCallback:
     """Make a loader the trainer's source of training batches, with exact resume from the trainer's own checkpoints.
 
     Args:
         trainer: any ``transformers.Trainer`` before ``train()``.
         loader: one rank's batches; rank and world size are the trainer's own when left to ``torch.distributed``.
+        folder: record the run there: every step, finding and checkpoint, for ``holdfast report`` and ``serve``.
+
+    Returns:
+        The callback that was added; its ``record`` has the findings.
     """
     batches = TrainerBatches(loader)
     vars(trainer)["get_train_dataloader"] = lambda: batches
@@ -173,13 +233,28 @@ def attach(trainer: Trainer, loader: StreamingShardLoader) -> None:
         # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.
         logger.info("ignore_data_skip is turned off: resuming reads nothing twice")
         trainer.args.ignore_data_skip = False
-    trainer.add_callback(HoldfastCallback())
+    callback = HoldfastCallback(None if folder is None else str(folder))
+    trainer.add_callback(callback)
+    make_step = trainer.training_step
+
+    def training_step(*arguments: Any, **options: Any) -> Any:
+        loss = make_step(*arguments, **options)
+        # After a restored callback state the trainer has another instance of it.
+        for each in trainer.callback_handler.callbacks:
+            if isinstance(each, HoldfastCallback):
+                each.trained(loss)
+        return loss
+
+    vars(trainer)["training_step"] = training_step
+    return callback
 
 
 class HoldfastTrainerMixin:
-    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes ``loader=`` and attaches it."""
+    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes ``loader=`` and ``folder=`` and attaches them."""
 
-    def __init__(self, *args: Any, loader: StreamingShardLoader, **kwargs: Any) -> None:
+    def __init__(
+        self, *args: Any, loader: StreamingShardLoader, folder: str | Path | None = None, **kwargs: Any
+    ) -> None:
         super().__init__(*args, **kwargs)
         assert isinstance(self, Trainer)
-        attach(self, loader)
+        attach(self, loader, folder=folder)
