@@ -21,6 +21,7 @@ COMMANDS = (
     "debug",
     "report",
     "serve",
+    "doctor",
     "demo",
     "verify",
     "inspect",
