@@ -38,8 +38,8 @@ def test_rank_and_select_count_what_remains(data: st.DataObject) -> None:
     kept = Kept(order, chosen)
     removed = _removed(order, chosen, 300)
     remaining = [position for position in range(300) if position not in removed]
-    assert kept.select(np.arange(len(remaining))).tolist() == remaining
-    assert kept.rank(np.array(remaining)).tolist() == list(range(len(remaining)))
+    assert kept.position_at(np.arange(len(remaining))).tolist() == remaining
+    assert kept.count_before(np.array(remaining)).tolist() == list(range(len(remaining)))
     assert kept.is_skipped(np.arange(300)).tolist() == [position in removed for position in range(300)]
     assert kept.skipped_between(40, 200).tolist() == sorted(p for p in removed if 40 <= p < 200)
 
@@ -49,8 +49,8 @@ def test_far_out_select_still_undoes_rank(data: st.DataObject, far: int) -> None
     order, lengths = _mixed(data)
     kept = Kept(order, data.draw(skips(150, lengths)))
     numbers = np.array([far, far + 1, far + 7, far + 300_000])
-    positions = kept.select(numbers)
-    assert np.array_equal(kept.rank(positions), numbers)
+    positions = kept.position_at(numbers)
+    assert np.array_equal(kept.count_before(positions), numbers)
     assert not kept.is_skipped(positions).any()
 
 

@@ -6,7 +6,6 @@ holds the right ones.
 
 from __future__ import annotations
 
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -41,17 +40,9 @@ def stored_schedule(state: CheckpointState, labels: Path | None) -> Schedule:
 def _with_labels(partition: Partition, path: Path) -> Partition:
     import numpy as np
 
-    from holdfast.order import Adaptive, HashBased, Stratified
-
-    if isinstance(partition, Adaptive):
-        return replace(partition, base=_with_labels(partition.base, path))
     try:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
         raise ConfigError(f"the labels cannot be read: {reason}", file=str(path), hint="np.save writes them") from error
-    if isinstance(partition, Stratified):
-        return replace(partition, labels=values)
-    if isinstance(partition, HashBased) and partition.digest is not None:
-        return replace(partition, key=values)
-    raise ConfigError("the state's partition goes by no labels or keys", partition=partition.to_json()["kind"])
+    return partition.with_values(values)

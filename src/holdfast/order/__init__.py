@@ -2,8 +2,9 @@
 
 Read the modules in this order: ``numbers`` (positions, ordinals, indices), ``permutation`` (one epoch), ``shuffle``
 (its modes), ``cycle`` (one source, epoch after epoch), ``even`` and ``mixture`` (many sources), ``order`` (all of it
-composed), ``layout``, ``deal`` and ``partition`` (who gets what of an epoch), ``skips`` (what is left out), ``masks``
-(what is marked invalid), ``schedule`` and ``walks`` (step by step). ``blocks`` and ``apportion`` load older mixtures.
+composed), ``layout``, ``remaining``, ``assignment`` and ``partition`` (who reads what of an epoch), ``skips`` (what is
+left out), ``masks`` (what is marked invalid), ``continuous``, ``aligned`` and ``schedule`` (step by step). ``blocks``
+and ``apportion`` load older mixtures.
 """
 
 from __future__ import annotations
@@ -13,9 +14,11 @@ from holdfast.order.mixture import ARRANGEMENTS, Mixture
 from holdfast.order.order import Located, Order, SourceSpec
 from holdfast.order.partition import Adaptive, Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
 from holdfast.order.permutation import Permutation
-from holdfast.order.schedule import Assigned, Schedule, Segment
+from holdfast.order.schedule import Schedule
+from holdfast.order.segment import Segment
 from holdfast.order.shuffle import FullShuffle, NoShuffle, Shuffle, WindowShuffle
 from holdfast.order.skips import Skips
+from holdfast.order.walk import Assigned
 
 __all__ = [
     "ARRANGEMENTS",

@@ -62,6 +62,12 @@ class BatchSizes:
             return self.total // self.world_size + (rank < self.total % self.world_size)
         return int(self._starts[rank + 1] - self._starts[rank])
 
+    def of_each(self, ranks: Int64) -> Int64:
+        """Return the batch size of each of these ranks."""
+        if self._starts is None:
+            return self.total // self.world_size + (ranks < self.total % self.world_size)
+        return np.diff(self._starts)[ranks]
+
     def start(self, rank: int) -> int:
         """Return how many samples of a step go to lower ranks."""
         if self._starts is None:
@@ -70,6 +76,4 @@ class BatchSizes:
 
     def all(self) -> Int64:
         """Return every rank's batch size, as an array."""
-        if self._starts is None:
-            return self.total // self.world_size + (np.arange(self.world_size) < self.total % self.world_size)
-        return np.diff(self._starts)
+        return self.of_each(np.arange(self.world_size))

@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
+from holdfast.order.numbers import Int64
 from holdfast.order.permutation import Permutation
-from holdfast.order.shuffle import EpochOrder, NoShuffle, Shuffle, WindowShuffle
+from holdfast.order.shuffle import EpochOrder, Shuffle
 
 __all__ = ["Layout", "PermutedLayout", "RangeLayout", "TableLayout"]
-
-Int64 = NDArray[np.int64]
 
 LANES_KEPT = 64
 
@@ -42,7 +41,7 @@ class Layout(ABC):
 
     def bind(self, shuffle: Shuffle, key: bytes) -> EpochOrder:
         """Return one epoch's order, shuffled inside the lanes."""
-        if isinstance(shuffle, WindowShuffle):
+        if shuffle.by_shard:
             raise ConfigError(
                 "a window shuffle does not combine with a partition by index",
                 hint="use RoundRobin, Contiguous or Adaptive over them with a window shuffle, or shuffle='full'",
@@ -53,23 +52,20 @@ class Layout(ABC):
 class _Laned(EpochOrder):
     def __init__(self, layout: Layout, shuffle: Shuffle, key: bytes) -> None:
         self._layout = layout
-        self._as_stored = isinstance(shuffle, NoShuffle)
         offsets = layout.offsets
 
-        def lane(number: int) -> Permutation:
-            return Permutation(int(offsets[number + 1] - offsets[number]), derive_key("lane", key, number))
+        def lane(number: int) -> EpochOrder:
+            return shuffle.bind(int(offsets[number + 1] - offsets[number]), derive_key("lane", key, number))
 
         self._lane = lru_cache(maxsize=LANES_KEPT)(lane)
 
     def forward(self, places: Int64) -> Int64:
-        return self._layout.to_index(self._inside(places, Permutation.forward))
+        return self._layout.to_index(self._inside(places, lambda lane, inside: lane.forward(inside)))
 
     def inverse(self, indices: Int64) -> Int64:
-        return self._inside(self._layout.to_place(indices), Permutation.inverse)
+        return self._inside(self._layout.to_place(indices), lambda lane, inside: lane.inverse(inside))
 
-    def _inside(self, places: Int64, apply: Callable[[Permutation, Int64], Int64]) -> Int64:
-        if self._as_stored:
-            return places
+    def _inside(self, places: Int64, apply: Callable[[EpochOrder, Int64], Int64]) -> Int64:
         result = np.empty_like(places)
         # side="right" minus one lands on the last of several empty lanes that begin here, never on an empty one.
         lanes = np.searchsorted(self._layout.offsets, places, side="right") - 1
@@ -96,8 +92,7 @@ class RangeLayout(Layout):
 
     def to_place(self, indices: Int64) -> Int64:
         """Return where the index's range is laid, plus the place inside it."""
-        rank = np.searchsorted(self._start[self._by_start], indices, side="right") - 1
-        lane = self._by_start[rank]
+        lane = self._by_start[np.searchsorted(self._start[self._by_start], indices, side="right") - 1]
         return self.offsets[lane] + (indices - self._start[lane])
 
 

@@ -2,107 +2,33 @@
 
 The model: a run is a list of ``Segment``s, stretches of steps with one world size, one global batch size and one set of
 shares and skips. The list is all there is to remember; from it the positions of any step, past or future, follow by
-arithmetic. Partitions that run on over epoch ends are walked by ``Continuous``, the others by ``Aligned``.
+arithmetic. Partitions that continue over the ends of epochs are walked by ``Continuous``, the others by ``Aligned``.
 """
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from itertools import pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, OrderError
-from holdfast.order.batch_sizes import BatchSizes
+from holdfast.order.aligned import Aligned
+from holdfast.order.continuous import Continuous
 from holdfast.order.masks import Mask, check_masks, masked
+from holdfast.order.numbers import Int64
 from holdfast.order.order import Located, Order
-from holdfast.order.partition import Adaptive, check_shares
+from holdfast.order.partition import check_shares
+from holdfast.order.segment import Segment
 from holdfast.order.skips import Kept, Skips
+from holdfast.order.walk import Assigned, Walk
 from holdfast.order.weights import Weights, check_weights, integer_weights
 
-__all__ = ["Assigned", "Schedule", "Segment", "Walk"]
-
-Int64 = NDArray[np.int64]
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A stretch of steps with one topology.
-
-    Args:
-        start_step: its first step.
-        world_size: the number of data-parallel ranks.
-        global_batch_size: samples a step, over all ranks.
-        shares: each rank's share of a step; None for even.
-        skips: how many of the schedule's skip records are in force.
-    """
-
-    start_step: int
-    world_size: int
-    global_batch_size: int
-    shares: tuple[float, ...] | None = None
-    skips: int = 0
-
-    def __post_init__(self) -> None:
-        if self.shares is not None:
-            object.__setattr__(self, "shares", check_shares(self.shares, self.world_size))
-
-    @property
-    def sizes(self) -> BatchSizes:
-        """Every rank's batch size."""
-        return BatchSizes(self.world_size, self.global_batch_size, self.shares)
-
-    def to_json(self) -> list[Any]:
-        """Return the fields as a short list."""
-        shares = None if self.shares is None else list(self.shares)
-        return [self.start_step, self.world_size, self.global_batch_size, shares, self.skips]
-
-    @classmethod
-    def from_json(cls, value: Sequence[Any]) -> Segment:
-        """Read what ``to_json`` wrote."""
-        start, world, total, shares, skips = value
-        return cls(start, world, total, None if shares is None else tuple(shares), skips)
-
-
-class Assigned(NamedTuple):
-    """When and by whom a position is read: step, rank and slot in the rank's batch; all -1 where it never is."""
-
-    step: Int64
-    rank: Int64
-    slot: Int64
-
-
-class Walk(ABC):
-    """One way through an order: how steps follow each other."""
-
-    @abstractmethod
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
-        """Return the positions the rank reads at steps first … stop-1 end to end, and where each step begins."""
-
-    @abstractmethod
-    def is_full(self, step: int) -> bool:
-        """Say whether every rank's batch at the step is full."""
-
-    @abstractmethod
-    def step_size(self, step: int) -> int:
-        """Return how many samples all ranks together read at the step."""
-
-    @abstractmethod
-    def assigned(self, positions: Int64) -> Assigned:
-        """Return when and by whom each position is read."""
-
-    @abstractmethod
-    def total_steps(self) -> int | None:
-        """Return how many steps there are, or None if there is no end."""
-
-    @abstractmethod
-    def delivered_before(self, step: int) -> int:
-        """Return how many positions of the stream lie behind at the start of the step (skipped ones count)."""
+__all__ = ["Assigned", "Schedule", "Segment"]
 
 
 class Schedule:
@@ -127,9 +53,6 @@ class Schedule:
         reweightings: Sequence[tuple[int, Weights]] = (),
         masks: Sequence[Mask] = (),
     ) -> None:
-        # Imported here because both walks are written in terms of this module's Segment and Walk.
-        from holdfast.order.walks import Aligned, Continuous
-
         self.planned_order = order
         """The order as it was before any weights were changed."""
         self.reweightings = tuple((int(position), dict(weights)) for position, weights in reweightings)
@@ -171,9 +94,8 @@ class Schedule:
         epochs: int | None = None,
     ) -> Schedule:
         """Begin a run."""
-        if shares is None and isinstance(order.partition, Adaptive):
-            shares = order.partition.shares
-        chosen = None if shares is None else check_shares(shares, world_size)
+        begun = order.partition.shares if shares is None else shares
+        chosen = None if begun is None else check_shares(begun, world_size)
         return cls(order, [Segment(0, world_size, global_batch_size, chosen)], epochs=epochs)
 
     def _kept_sets(self) -> list[Kept]:

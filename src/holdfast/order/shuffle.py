@@ -48,13 +48,22 @@ class EpochOrder(ABC):
 class Shuffle(ABC):
     """A description of how an epoch is shuffled; small, comparable, and the same after a round trip through JSON."""
 
+    @property
+    def by_shard(self) -> bool:
+        """Whether it goes by the shards of the whole source, so that it cannot be applied to a part of it."""
+        return False
+
     @abstractmethod
     def bind(self, length: int, key: bytes) -> EpochOrder:
         """Return the order of one epoch of ``length`` samples under this key."""
 
     @abstractmethod
     def to_json(self) -> Any:
-        """Return a JSON value that ``parse_shuffle`` reads back."""
+        """Return a JSON value that tells this shuffle from others.
+
+        A class of your own is never parsed: on resuming, what the shuffle you pass returns here must equal what was
+        saved.
+        """
 
 
 class _AsStored(EpochOrder):
@@ -126,6 +135,11 @@ class WindowShuffle(Shuffle):
                 if length < 1:
                     raise ConfigError("a shard has no samples", shard=number, length=length)
 
+    @property
+    def by_shard(self) -> bool:
+        """True."""
+        return True
+
     def bind(self, length: int, key: bytes) -> EpochOrder:
         """Return the windowed order of one epoch."""
         if isinstance(self.shards, int):
@@ -153,7 +167,7 @@ class _Windowed(EpochOrder):
         count = len(bounds) - 1
         self._shard_start = bounds
         self._sequence = Permutation(count, derive_key("shards", key)).forward(np.arange(count))
-        self._rank_of_shard = np.argsort(self._sequence, kind="stable")
+        self._slot_of_shard = np.argsort(self._sequence, kind="stable")
         lengths = np.diff(bounds)[self._sequence]
         self._start = np.concatenate(([0], np.cumsum(lengths)))
         self._window_start = np.append(self._start[:-1:group], self._start[-1])
@@ -173,7 +187,7 @@ class _Windowed(EpochOrder):
 
     def inverse(self, indices: Int64) -> Int64:
         shard = np.searchsorted(self._shard_start, indices, side="right") - 1
-        slot = self._rank_of_shard[shard]
+        slot = self._slot_of_shard[shard]
         return self._inside(self._start[slot] + (indices - self._shard_start[shard]), Permutation.inverse)
 
     def _inside(self, places: Int64, apply: Callable[[Permutation, Int64], Int64]) -> Int64:

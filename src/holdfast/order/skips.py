@@ -1,8 +1,8 @@
 """Skips: positions and samples that are left out, without moving the rest.
 
 ``Skips`` is the list of what to leave out: intervals of positions, and samples by (source, index), which are left out
-in every epoch. ``Kept`` binds it to an order and does the counting: how many positions before p are left out (rank),
-and which position is the k-th that remains (select). Both are computed; neither walks from the start.
+in every epoch. ``Kept`` binds it to an order and does the counting: how many positions before p are left out,
+and which position is the k-th that remains. Both are computed; neither walks from the start.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
 __all__ = ["Kept", "Skips"]
 
 EPOCHS_KEPT = 64
-# Above this many positions a select over scattered numbers bisects each instead of walking the stretch between them.
-WALK_LIMIT = 1 << 17
+# Above this many positions between scattered numbers each is bisected, instead of walking the stretch between them.
+MAX_WALK = 1 << 17
 FARTHEST = 1 << 60  # positions beyond are out of reach: three times as far must still be a 64-bit number
 
 
@@ -176,17 +176,17 @@ class Kept:
                 result = np.where(inside, occurrences + self._before_interval[last] + partial, result)
         return result
 
-    def rank(self, positions: Int64) -> Int64:
+    def count_before(self, positions: Int64) -> Int64:
         """Return how many positions before each of these remain."""
         return np.asarray(positions, dtype=np.int64) - self.removed_before(positions)
 
-    def select(self, numbers: Int64) -> Int64:
+    def position_at(self, numbers: Int64) -> Int64:
         """Return the position of each remaining number."""
         numbers = np.asarray(numbers, dtype=np.int64)
         if self.trivial or not numbers.size:
             return numbers
         low, high = int(numbers.min()), int(numbers.max())
-        if high - low < WALK_LIMIT:
+        if high - low < MAX_WALK:
             return self._stretch(low, high + 1)[numbers - low]
         return self._bisect(numbers)
 
@@ -208,13 +208,13 @@ class Kept:
 
     def _bisect(self, numbers: Int64) -> Int64:
         low, high = numbers.copy(), numbers + 1
-        while (short := self.rank(high) <= numbers).any():
+        while (short := self.count_before(high) <= numbers).any():
             if int(high[short].max()) > FARTHEST:
                 raise EverythingSkippedError("the skips leave nothing within reach", after=int(numbers[short][0]))
             high = np.where(short, high + 2 * (high - low), high)
         while (unsure := high - low > 1).any():
             middle = low + (high - low) // 2
-            enough = self.rank(middle) > numbers
+            enough = self.count_before(middle) > numbers
             high = np.where(unsure & enough, middle, high)
             low = np.where(unsure & ~enough, middle, low)
         return high - 1

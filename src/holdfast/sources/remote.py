@@ -22,7 +22,7 @@ from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.files import DataFile, Stamp
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
-from holdfast.sources.retry import persist
+from holdfast.sources.retry import retry
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +83,7 @@ class RemoteFile(DataFile):
         """Size and the server's tag when first looked at."""
         with self._lock:
             if self._stamp is None:
-                info = persist(self._info, self._options, self.name, "ask for the size of")
+                info = retry(self._info, self._options, self.name, "ask for the size of")
                 if info.get("size") is None:
                     raise RemoteReadError(
                         "the server does not tell the file's size", file=self.name, hint="copy the file to disk first"
@@ -154,7 +154,7 @@ class RemoteFile(DataFile):
             if failure is not None:
                 raise failure
 
-        persist(fetch_rest, self._options, self.name, f"read {len(spans)} ranges from byte {spans[0][0]} of")
+        retry(fetch_rest, self._options, self.name, f"read {len(spans)} ranges from byte {spans[0][0]} of")
         return [fetched[span] for span in spans]
 
     def _info(self) -> dict[str, Any]:
@@ -204,13 +204,13 @@ def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOption
     settings = options or RemoteOptions()
     system, path = _open_system(url, settings)
     if any(mark in path for mark in "*["):
-        matches = sorted(persist(lambda: system.glob(path), settings, url, "list"))
+        matches = sorted(retry(lambda: system.glob(path), settings, url, "list"))
     elif (
         not path.endswith(suffixes)
         and _may_be_folder(url)
-        and persist(lambda: system.isdir(path), settings, url, "look at")
+        and retry(lambda: system.isdir(path), settings, url, "look at")
     ):
-        listed = persist(lambda: system.ls(path, detail=False), settings, url, "list")
+        listed = retry(lambda: system.ls(path, detail=False), settings, url, "list")
         matches = sorted(name for name in listed if name.endswith(suffixes))
     else:
         return [RemoteFile(url, settings)]

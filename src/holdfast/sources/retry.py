@@ -1,4 +1,4 @@
-"""Trying again what a network may do right the next time, and nothing else."""
+"""Retries of what a network may do right the next time, and of nothing else."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def _is_final(error: BaseException) -> bool:
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
 
 
-def persist(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
+def retry(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
     """Call until it succeeds, with growing pauses; `RemoteReadError` after the last attempt or a final failure.
 
     Args:
@@ -43,7 +43,7 @@ def persist(call: Callable[[], Any], options: RemoteOptions, name: str, doing: s
                     f"could not {doing} a remote file: {error or type(error).__name__}",
                     file=name,
                     attempts=attempt,
-                    hint="this will not heal by itself: check the URL and the credentials" if final else None,
+                    hint="retrying will not help: check the URL and the credentials" if final else None,
                 ) from error
         # Jitter keeps many ranks that failed together from coming back together.
         time.sleep(pause * random.uniform(0.5, 1.0))

@@ -1,8 +1,8 @@
 """Partitions: which samples of an epoch go to which rank.
 
 Six strategies, each a small frozen description. A partition says how the epoch is laid out (``layout``, for those that
-go by index) and how whatever is left of it is dealt at a given world size (``deal``). ``RoundRobin`` is the default and
-the only one that runs on over the end of an epoch; the others let all ranks finish an epoch together.
+go by index) and how what remains of it is assigned at a given world size (``assign``). ``RoundRobin``, the default, is
+the only one that continues over the end of an epoch; the others let all ranks finish an epoch together.
 """
 
 from __future__ import annotations

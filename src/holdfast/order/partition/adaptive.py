@@ -1,4 +1,4 @@
-"""``Adaptive``: any other partition, dealt in proportion to shares that may change while the run goes on."""
+"""``Adaptive``: any other partition, in proportion to shares that may change while the run goes on."""
 
 from __future__ import annotations
 
@@ -6,24 +6,23 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, PartitionError
+from holdfast.order.assignment import Assignment
 from holdfast.order.batch_sizes import BatchSizes
-from holdfast.order.deal import Deal, Rest
 from holdfast.order.layout import Layout
+from holdfast.order.numbers import Int64
 from holdfast.order.partition.base import Mix, Partition, ReadColumn
 from holdfast.order.partition.positional import RoundRobin
+from holdfast.order.remaining import Remaining
 
 __all__ = ["Adaptive", "check_shares"]
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Partition):
-    """Deals as its base does, but in proportion to shares that may change while the run goes on.
+    """Assigns as its base does, but in proportion to shares that may change while the run goes on.
 
     Args:
         base: the strategy whose order is kept.
@@ -54,6 +53,10 @@ class Adaptive(Partition):
         """As the base."""
         return self.base.by_index
 
+    def with_values(self, values: NDArray[Any]) -> Adaptive:
+        """Give the values to the base."""
+        return replace(self, base=self.base.with_values(values))
+
     def resolve(self, read_column: ReadColumn) -> Adaptive:
         """Resolve the base."""
         return replace(self, base=self.base.resolve(read_column))
@@ -66,9 +69,9 @@ class Adaptive(Partition):
         """Check as the base does."""
         self.base.check(length, world_size, lanes)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal as the base does."""
-        return self.base.deal(rest, sizes, lanes, mix)
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign as the base does."""
+        return self.base.assign(remaining, sizes, lanes, mix)
 
     def to_json(self) -> dict[str, Any]:
         """Return the base and the threshold; shares belong to the schedule's segments."""

@@ -1,4 +1,4 @@
-"""What a partition is: how an epoch is laid out, and how what is left of it is dealt."""
+"""What a partition is: how an epoch is laid out, and how what remains of it is assigned to ranks."""
 
 from __future__ import annotations
 
@@ -9,20 +9,21 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import EmptyPartitionError
+from holdfast.errors import ConfigError, EmptyPartitionError
+from holdfast.order.assignment import Assignment
 from holdfast.order.batch_sizes import BatchSizes
-from holdfast.order.deal import Deal, Rest
 from holdfast.order.layout import Layout
+from holdfast.order.numbers import Int64
+from holdfast.order.remaining import Remaining
 
 __all__ = ["Mix", "Partition", "ReadColumn", "proportional"]
 
-Int64 = NDArray[np.int64]
 ReadColumn = Callable[[str], NDArray[Any]]
 Mix = Callable[[Int64], NDArray[np.uint64]]
 
 
 class Partition(ABC):
-    """Deals an epoch's samples to ranks."""
+    """Assigns an epoch's samples to ranks."""
 
     @property
     def continuous(self) -> bool:
@@ -33,6 +34,15 @@ class Partition(ABC):
     def by_index(self) -> bool:
         """Whether a sample's rank depends on its index, so that the epoch is laid out lane by lane."""
         return False
+
+    @property
+    def shares(self) -> tuple[float, ...] | None:
+        """Each rank's share of a step to begin with; None for even."""
+        return None
+
+    def with_values(self, values: NDArray[Any]) -> Partition:
+        """Return this partition, as read from a saved state, with the labels or keys it goes by."""
+        raise ConfigError("this partition goes by no labels or keys", partition=type(self).__name__)
 
     def resolve(self, read_column: ReadColumn) -> Partition:
         """Return this partition with the columns it names read in."""
@@ -54,20 +64,25 @@ class Partition(ABC):
             )
 
     @abstractmethod
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal out what is left of an epoch.
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign what remains of an epoch.
 
         Args:
-            rest: what is left.
+            remaining: what remains.
             sizes: the ranks and their batch sizes.
-            lanes: the bounds of the layout's lanes inside the rest.
-            mix: gives every place of the epoch a pseudo-random number, for partitions that mix a rank's hand; the same
-                however often the epoch is dealt anew and whatever is skipped, so that neither reorders what is left.
+            lanes: the bounds of the layout's lanes among what remains.
+            mix: gives every place of the epoch a pseudo-random number, for partitions that mix what a rank reads; the
+                same however often the epoch is assigned again and whatever is skipped, so that neither reorders what
+                remains.
         """
 
     @abstractmethod
     def to_json(self) -> dict[str, Any]:
-        """Return a JSON value that ``parse_partition`` reads back; columns of data appear as digests only."""
+        """Return a JSON value that tells this partition from others; columns of data appear as digests only.
+
+        A class of your own is never parsed: on resuming, what the partition you pass returns here must equal what was
+        saved.
+        """
 
 
 def proportional(count: int, sizes: BatchSizes) -> Int64:

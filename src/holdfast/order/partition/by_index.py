@@ -13,15 +13,15 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, EmptyPartitionError, PartitionError
+from holdfast.order.assignment import Assignment, RunAssignment, TableAssignment
 from holdfast.order.batch_sizes import BatchSizes
-from holdfast.order.deal import Deal, Rest, RunsDeal, ShuffledDeal
 from holdfast.order.keys import derive_key, scramble
 from holdfast.order.layout import Layout, PermutedLayout, RangeLayout, TableLayout
+from holdfast.order.numbers import Int64
 from holdfast.order.partition.base import Mix, Partition, ReadColumn, proportional
+from holdfast.order.remaining import Remaining
 
 __all__ = ["HashBased", "RangeBased", "Stratified"]
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +49,12 @@ class HashBased(Partition):
     def by_index(self) -> bool:
         """True: the hash is of the index or of the sample's key."""
         return True
+
+    def with_values(self, values: NDArray[Any]) -> HashBased:
+        """Take the keys, where there are any."""
+        if self.digest is None:
+            raise ConfigError("this partition goes by no labels or keys", partition="HashBased")
+        return replace(self, key=values)
 
     def resolve(self, read_column: ReadColumn) -> HashBased:
         """Read the key column in."""
@@ -96,11 +102,11 @@ class HashBased(Partition):
     def _evenly(self, world_size: int) -> Int64:
         return np.arange(world_size + 1, dtype=np.int64) * self.num_partitions // world_size
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal runs of whole partitions."""
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign runs of whole partitions."""
         assert lanes is not None
         first = self._evenly(sizes.world_size) if sizes.even else proportional(self.num_partitions, sizes)
-        return RunsDeal(rest, sizes, lanes[first])
+        return RunAssignment(remaining, sizes, lanes[first])
 
     def to_json(self) -> dict[str, Any]:
         """Return the options, with a digest of the keys."""
@@ -114,7 +120,7 @@ class HashBased(Partition):
 
 @dataclass(frozen=True, slots=True)
 class RangeBased(Partition):
-    """Gives rank r the samples of the r-th range of indices; at another world size the ranges are cut anew, end to end.
+    """Gives rank r the samples of the r-th range of indices; at another world size they are cut again, end to end.
 
     Args:
         ranges: ``(start, stop)`` pairs that cover every index exactly once, in any order.
@@ -168,12 +174,12 @@ class RangeBased(Partition):
             raise PartitionError(f"no range covers the samples {reached} … {length - 1}", samples=length)
         return RangeLayout(self.ranges)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal one range a rank, or equal runs where ranges and ranks do not match."""
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign one range per rank, or equal runs where ranges and ranks do not match."""
         assert lanes is not None
         if sizes.world_size == len(self.ranges):
-            return RunsDeal(rest, sizes, lanes)
-        return RunsDeal(rest, sizes, None if sizes.even else proportional(rest.n, sizes))
+            return RunAssignment(remaining, sizes, lanes)
+        return RunAssignment(remaining, sizes, None if sizes.even else proportional(remaining.n, sizes))
 
     def to_json(self) -> dict[str, Any]:
         """Return the ranges."""
@@ -203,6 +209,10 @@ class Stratified(Partition):
         """True: labels belong to indices."""
         return True
 
+    def with_values(self, values: NDArray[Any]) -> Stratified:
+        """Take the labels."""
+        return replace(self, labels=values)
+
     def resolve(self, read_column: ReadColumn) -> Stratified:
         """Read the label column in."""
         return replace(self, labels=read_column(self.labels)) if isinstance(self.labels, str) else self
@@ -222,14 +232,14 @@ class Stratified(Partition):
             )
         return TableLayout(labels, classes)
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal class by class like cards; each rank then takes its hand in the epoch's one mixed order."""
-        numbers = np.arange(rest.n, dtype=np.int64)
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign class by class, one sample to each rank in turn; ranks read theirs in the epoch's one mixed order."""
+        numbers = np.arange(remaining.n, dtype=np.int64)
         owner = numbers % sizes.world_size if sizes.even else _interleaved(sizes)[numbers % sizes.total]
-        mixed = np.argsort(mix(rest.forward(numbers)))
+        mixed = np.argsort(mix(remaining.place_of(numbers)))
         by_rank = mixed[np.argsort(owner[mixed], kind="stable")]
         cuts = np.cumsum(np.bincount(owner, minlength=sizes.world_size))[:-1]
-        return ShuffledDeal(rest, sizes, np.split(by_rank, cuts))
+        return TableAssignment(remaining, sizes, np.split(by_rank, cuts))
 
     def to_json(self) -> dict[str, Any]:
         """Return the number of classes and a digest of the labels."""

@@ -5,30 +5,27 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
-from numpy.typing import NDArray
-
+from holdfast.order.assignment import Assignment, RunAssignment, StrideAssignment
 from holdfast.order.batch_sizes import BatchSizes
-from holdfast.order.deal import Deal, Rest, RunsDeal, StrideDeal
+from holdfast.order.numbers import Int64
 from holdfast.order.partition.base import Mix, Partition, proportional
+from holdfast.order.remaining import Remaining
 
 __all__ = ["Contiguous", "RoundRobin"]
-
-Int64 = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin(Partition):
-    """Deals positions like cards: rank r gets positions r, r+W, r+2W, …, on and on over epoch ends."""
+    """Gives rank r the positions r, r+W, r+2W, …, continuing over the ends of epochs."""
 
     @property
     def continuous(self) -> bool:
         """True: a step may hold the end of one epoch and the start of the next."""
         return True
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal by stride."""
-        return StrideDeal(rest, sizes)
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign by stride."""
+        return StrideAssignment(remaining, sizes)
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind."""
@@ -39,9 +36,9 @@ class RoundRobin(Partition):
 class Contiguous(Partition):
     """Gives each rank one run of neighbouring positions of the epoch: for sequential reads and locality."""
 
-    def deal(self, rest: Rest, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Deal:
-        """Deal runs in proportion to the batch sizes."""
-        return RunsDeal(rest, sizes, None if sizes.even else proportional(rest.n, sizes))
+    def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
+        """Assign runs in proportion to the batch sizes."""
+        return RunAssignment(remaining, sizes, None if sizes.even else proportional(remaining.n, sizes))
 
     def to_json(self) -> dict[str, Any]:
         """Return the kind."""

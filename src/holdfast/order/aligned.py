@@ -1,0 +1,238 @@
+"""``Aligned``: steps that end every epoch on all ranks together.
+
+It works on *numbers*: the positions that remain after skips, counted without gaps by ``Kept``.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Sequence
+from functools import lru_cache, partial
+from itertools import chain, count
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import EverythingSkippedError, OrderError
+from holdfast.order.assignment import Assignment
+from holdfast.order.keys import derive_key, scramble
+from holdfast.order.numbers import Int64
+from holdfast.order.order import Order
+from holdfast.order.remaining import Excluding, Remaining, WholeEpoch
+from holdfast.order.segment import Segment
+from holdfast.order.skips import Kept
+from holdfast.order.walk import Assigned, Walk, nothing_assigned
+
+__all__ = ["Aligned"]
+
+MAX_KEPT = 8  # assignments kept at hand, at least
+MAX_COUNTED = 1 << 16  # epochs whose number of steps is kept
+
+
+class _Begin(NamedTuple):
+    """Where a segment begins: its first epoch, and whether the segment before had begun that epoch."""
+
+    epoch: int
+    chained: bool
+    done: int  # steps of that epoch already made by the segment before
+
+
+class Aligned(Walk):
+    """Every epoch is assigned on its own and ends on all ranks together; a resize assigns what remains of it again."""
+
+    def __init__(self, order: Order, segments: Sequence[Segment], kept: Sequence[Kept], epochs: int | None) -> None:
+        self._order = order
+        self._segments = segments
+        self._kept = [kept[segment.skips] for segment in segments]
+        self._sizes = [segment.sizes for segment in segments]
+        self._epochs = epochs
+        self._step = [segment.start_step for segment in segments]
+        self._assignment = lru_cache(maxsize=max(MAX_KEPT, 2 * len(segments)))(self._assign)
+        self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda index, epoch: self._assignment(index, epoch).steps)
+        self._begin = [_Begin(0, chained=False, done=0)]
+        for index in range(1, len(segments)):
+            epoch, first = self._epoch_of_step(index - 1, self._step[index])
+            before = self._begin[index - 1]
+            chained = self._step[index] > first or (before.chained and epoch == before.epoch)
+            self._begin.append(_Begin(epoch, chained=chained, done=self._step[index] - first if chained else 0))
+        if epochs is not None and not self.total_steps():
+            raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
+
+    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+        """Return the rank's places of these steps as positions, epoch by epoch."""
+        index = bisect_right(self._step, first) - 1
+        size = self._sizes[index].of(rank)
+        parts: list[Int64] = []
+        lengths: list[Int64] = []
+        while first < stop:
+            epoch, start = self._epoch_of_step(index, first)
+            if self._epochs is not None and epoch >= self._epochs:
+                lengths.append(np.zeros(stop - first, dtype=np.int64))
+                break
+            assignment = self._assignment(index, epoch)
+            until = min(stop, start + self._steps_of(index, epoch))
+            places = assignment.places(rank, first - start, until - start)
+            parts.append(self._to_positions(index, epoch, places))
+            lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
+            first = until
+        positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
+        return positions, np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
+
+    def is_full(self, step: int) -> bool:
+        """Say whether no rank has run out at this step of its epoch."""
+        index = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(index, step)
+        if self._epochs is not None and epoch >= self._epochs:
+            return False
+        return step - first < self._assignment(index, epoch).full_steps
+
+    def step_size(self, step: int) -> int:
+        """Return how much of the epoch the step takes."""
+        index = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(index, step)
+        if self._epochs is not None and epoch >= self._epochs:
+            return 0
+        assignment = self._assignment(index, epoch)
+        return assignment.remaining_after(step - first).n - assignment.remaining_after(step + 1 - first).n
+
+    def assigned(self, positions: Int64) -> Assigned:
+        """Return step, rank and slot by asking every segment that read a part of the epoch."""
+        result = nothing_assigned(len(positions))
+        epochs = np.array([self._order.epoch_of(int(position)) for position in positions], dtype=np.int64)
+        for epoch in np.unique(epochs).tolist():
+            if self._epochs is not None and epoch >= self._epochs:
+                continue
+            mask = np.flatnonzero(epochs == epoch)
+            for index in range(len(self._segments)):
+                self._assign_in(index, epoch, positions[mask], mask, result)
+        return result
+
+    def total_steps(self) -> int | None:
+        """Return the first step after the last epoch."""
+        if self._epochs is None:
+            return None
+        return self._first_step(len(self._segments) - 1, self._epochs)
+
+    def delivered_before(self, step: int) -> int:
+        """Return the epoch's start plus what was read of it (and what is skipped in it counts as delivered)."""
+        index = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(index, step)
+        if self._epochs is not None and epoch >= self._epochs:
+            return self._order.epoch_start(self._epochs)
+        remaining = self._assignment(index, epoch).remaining_after(step - first).n
+        return self._order.epoch_start(epoch + 1) - remaining
+
+    def _assign_in(self, index: int, epoch: int, positions: Int64, where: Int64, result: Assigned) -> None:
+        begin = self._begin[index]
+        following = self._begin[index + 1] if index + 1 < len(self._segments) else None
+        if epoch < begin.epoch or (following is not None and epoch > following.epoch):
+            return
+        if following is not None and epoch == following.epoch and not following.chained:
+            return
+        assignment = self._assignment(index, epoch)
+        first = self._first_step(index, epoch)
+        steps = assignment.steps
+        if following is not None and epoch == following.epoch:
+            steps = self._step[index + 1] - first
+        kept = self._kept[self._root(index, epoch)]
+        start = self._order.epoch_start(epoch)
+        places = kept.count_before(positions) - int(kept.count_before(np.array([start]))[0])
+        numbers = assignment.remaining.number_of(np.where(kept.is_skipped(positions), -1, places))
+        found = np.flatnonzero(numbers >= 0)
+        rank, turn = assignment.turn_of(numbers[found])
+        step, slot = np.divmod(turn, self._sizes[index].of_each(rank))
+        now = step < steps
+        at = where[found[now]]
+        result.step[at] = first + step[now]
+        result.rank[at] = rank[now]
+        result.slot[at] = slot[now]
+
+    def _to_positions(self, index: int, epoch: int, places: Int64) -> Int64:
+        kept = self._kept[self._root(index, epoch)]
+        start = np.array([self._order.epoch_start(epoch)])
+        return kept.position_at(int(kept.count_before(start)[0]) + places)
+
+    def _root(self, index: int, epoch: int) -> int:
+        """Return the segment in which the epoch began: its skips number the epoch's places."""
+        while self._begin[index].chained and self._begin[index].epoch == epoch:
+            index -= 1
+        return index
+
+    def _assign(self, index: int, epoch: int) -> Assignment:
+        sizes = self._sizes[index]
+        root = self._kept[self._root(index, epoch)]
+        bounds = np.array([self._order.epoch_start(epoch), self._order.epoch_start(epoch + 1)])
+        first, last = (int(value) for value in root.count_before(bounds))
+        remaining: Remaining
+        if self._begin[index].chained and self._begin[index].epoch == epoch:
+            remaining = self._assignment(index - 1, epoch).remaining_after(self._begin[index].done)
+            if self._segments[index].skips != self._segments[index - 1].skips:
+                remaining = Excluding(remaining, self._newly_skipped(index, bounds, root))
+        else:
+            remaining = WholeEpoch(last - first)
+        lanes = None
+        if self._order.layout is not None:
+            offsets = root.count_before(int(bounds[0]) + self._order.layout.offsets) - first
+            lanes = remaining.count_before(offsets)
+        return self._order.partition.assign(remaining, sizes, lanes, partial(self._mix, index, epoch))
+
+    def _mix(self, index: int, epoch: int, places: Int64) -> NDArray[np.uint64]:
+        """Return a pseudo-random number for each place: of its position, which no resize and no skip changes."""
+        key = derive_key("deal", self._order.sources[0].seed, self._order.name)
+        return scramble(self._to_positions(index, epoch, places).astype(np.uint64), key)
+
+    def _newly_skipped(self, index: int, bounds: Int64, root: Kept) -> Int64:
+        """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""
+        skipped = self._kept[index].skipped_between(int(bounds[0]), int(bounds[1]))
+        return root.count_before(skipped[~root.is_skipped(skipped)]) - int(root.count_before(bounds[:1])[0])
+
+    def _special_epochs(self, index: int, after: int) -> Iterable[int]:
+        """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""
+        if self._kept[index].has_samples and len(self._order.sources) > 1:
+            return count(after + 1)  # a pass of a mixture meets now more, now fewer of a source's skipped samples
+        special = set(self._order.growth_epochs)
+        for start, stop in self._kept[index].intervals():
+            # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
+            first, last = self._order.epoch_of(start), self._order.epoch_of(stop - 1)
+            special.update((first, first + 1, last, last + 1))
+        return sorted(epoch for epoch in special if epoch > after)
+
+    def _runs(self, index: int) -> Iterator[_Run]:
+        """Yield runs of epochs with equally many steps, from the segment's first on; the last has no end."""
+        epoch, first = self._begin[index].epoch, self._step[index]
+        for special in chain([epoch], self._special_epochs(index, epoch)):
+            for stop in (special, special + 1):
+                if stop > epoch:
+                    run = _Run(epoch, stop, first, self._steps_of(index, epoch))
+                    yield run
+                    epoch, first = stop, run.first_step(stop)
+        yield _Run(epoch, None, first, self._steps_of(index, epoch))
+
+    def _epoch_of_step(self, index: int, step: int) -> tuple[int, int]:
+        """Return the epoch that holds the step, and the epoch's first step in this segment."""
+        for run in self._runs(index):
+            if run.stop is None and not run.each:
+                raise EverythingSkippedError("the skips leave nothing from this epoch on", epoch=run.start)
+            if run.stop is None or step < run.first_step(run.stop):
+                epoch = run.start + (step - run.first) // run.each
+                return epoch, run.first_step(epoch)
+        raise OrderError("unreachable: an epoch is always found", step=step)
+
+    def _first_step(self, index: int, epoch: int) -> int:
+        """Return the first step of the epoch in this segment."""
+        run = next(run for run in self._runs(index) if run.stop is None or epoch < run.stop)
+        return run.first_step(max(epoch, run.start))
+
+
+class _Run(NamedTuple):
+    """Neighbouring epochs with equally many steps: start … stop-1, the first at step ``first``."""
+
+    start: int
+    stop: int | None
+    first: int
+    each: int
+
+    def first_step(self, epoch: int) -> int:
+        """Return the first step of one of its epochs, or of the one after."""
+        return self.first + (epoch - self.start) * self.each
