@@ -42,7 +42,8 @@ class Partition(ABC):
 
     def with_values(self, values: NDArray[Any]) -> Partition:
         """Return this partition, as read from a saved state, with the labels or keys it goes by."""
-        raise ConfigError("this partition goes by no labels or keys", partition=type(self).__name__)
+        kind = self.to_json().get("kind", type(self).__name__)
+        raise ConfigError("the partition goes by no labels or keys", partition=kind)
 
     def resolve(self, read_column: ReadColumn) -> Partition:
         """Return this partition with the columns it names read in."""

@@ -53,7 +53,7 @@ class HashBased(Partition):
     def with_values(self, values: NDArray[Any]) -> HashBased:
         """Take the keys, where there are any."""
         if self.digest is None:
-            raise ConfigError("this partition goes by no labels or keys", partition="HashBased")
+            raise ConfigError("the partition goes by no labels or keys", partition="hash_based")
         return replace(self, key=values)
 
     def resolve(self, read_column: ReadColumn) -> HashBased:
