@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: setup demo test check bench soak docs format clean
+.PHONY: setup services demo test check bench soak docs format clean
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -20,6 +20,10 @@ $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
 $(BENCH_STAMP): $(STAMP)
 	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
 	@touch $@
+
+# The servers that real tests need, from Debian where it may; without them `make test` names what it skips.
+services:
+	@scripts/services
 
 demo: setup
 	$(BIN)/holdfast demo

@@ -20,11 +20,18 @@ if TYPE_CHECKING:
     from holdfast.checkpoint import ParallelFileSystemReader as ParallelFileSystemReader
     from holdfast.checkpoint import VerifyReport as VerifyReport
     from holdfast.checkpoint import verify_checkpoint as verify_checkpoint
+    from holdfast.coordinate import Dead as Dead
+    from holdfast.coordinate import Done as Done
+    from holdfast.coordinate import EtcdStore as EtcdStore
+    from holdfast.coordinate import FolderSink as FolderSink
     from holdfast.coordinate import LeasedChunk as LeasedChunk
     from holdfast.coordinate import LeasedReader as LeasedReader
+    from holdfast.coordinate import RedisStore as RedisStore
+    from holdfast.coordinate import Store as Store
     from holdfast.coordinate import StreamCoordinator as StreamCoordinator
     from holdfast.coordinate import WorkerHealth as WorkerHealth
     from holdfast.coordinate import WorkerStatus as WorkerStatus
+    from holdfast.coordinate import open_store as open_store
     from holdfast.debug import AttributionEngine as AttributionEngine
     from holdfast.debug import BaseDetector as BaseDetector
     from holdfast.debug import BaseIngestor as BaseIngestor
@@ -195,11 +202,18 @@ _HOME: dict[str, str] = {
     "TuneIterableDataset": "holdfast.stream",
     "load_state": "holdfast.stream",
     "save_state": "holdfast.stream",
+    "Dead": "holdfast.coordinate",
+    "Done": "holdfast.coordinate",
+    "EtcdStore": "holdfast.coordinate",
+    "FolderSink": "holdfast.coordinate",
     "LeasedChunk": "holdfast.coordinate",
     "LeasedReader": "holdfast.coordinate",
+    "RedisStore": "holdfast.coordinate",
+    "Store": "holdfast.coordinate",
     "StreamCoordinator": "holdfast.coordinate",
     "WorkerHealth": "holdfast.coordinate",
     "WorkerStatus": "holdfast.coordinate",
+    "open_store": "holdfast.coordinate",
 }
 
 __all__ = sorted(["__version__", "errors", *_HOME])

@@ -33,7 +33,9 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── UnreadableLogError                  nothing in it could be read as a training log
     ├── CoordinationError (RuntimeError)        workers could not agree
     │   ├── CoordinatorLost (ConnectionError)   the store is gone
-    │   └── StaleLeaseError                     a commit under a lease that is no longer held
+    │   ├── DeadLetterError                     a job ended without some of its chunks, given up after their attempts
+    │   ├── StaleLeaseError                     a commit under a lease that is no longer held
+    │   └── SupersededError                     a newer generation of the job has begun on another store
     ├── RunError (RuntimeError)                 a training run could not be started, recorded or continued
     │   ├── RunFolderError (ValueError)         the folder holds something else, or nothing a run can continue from
     │   ├── RunMismatchError (ValueError)       the folder belongs to another run, other data or another model
@@ -61,6 +63,7 @@ __all__ = [
     "CoordinationError",
     "CoordinatorLost",
     "CorruptRecordError",
+    "DeadLetterError",
     "DebugError",
     "EmptyBatchError",
     "EmptyPartitionError",
@@ -89,6 +92,7 @@ __all__ = [
     "StateMismatchError",
     "StateVersionError",
     "StreamError",
+    "SupersededError",
     "TransformError",
     "UnreadableLogError",
     "UnsafeCheckpointError",
@@ -250,8 +254,16 @@ class CoordinatorLost(CoordinationError, ConnectionError):
     """The store is gone."""
 
 
+class DeadLetterError(CoordinationError):
+    """A job ended without some of its chunks, which were given up after their last attempt."""
+
+
 class StaleLeaseError(CoordinationError):
     """A commit under a lease that is no longer held."""
+
+
+class SupersededError(CoordinationError):
+    """A newer generation of the job has begun on another store, so this one can commit nothing more."""
 
 
 class RunError(HoldfastError, RuntimeError):

@@ -31,10 +31,10 @@ class MemoryStore:
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
         self.operations += 1
         current = self.values.get(key)
-        if (current is None and expected == b"") or (current is not None and current == expected):
+        if (current or b"") == expected:
             self.values[key] = desired
             return desired
-        return expected if current is None else current  # as torch's stores answer for a missing key
+        return current or b""
 
     def add(self, key: str, amount: int) -> int:
         self.operations += 1

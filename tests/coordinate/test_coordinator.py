@@ -14,7 +14,8 @@ import torch.distributed as dist
 
 from holdfast.coordinate import StreamCoordinator, WorkerStatus
 from holdfast.coordinate.health import HealthBoard, WorkerRecord
-from holdfast.coordinate.store import LARGEST_VALUE, StoreClient
+from holdfast.coordinate.store import StoreClient
+from holdfast.coordinate.stores import TorchStore
 from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
 from holdfast.order import Adaptive
 from holdfast.sources import ArraySource
@@ -135,13 +136,13 @@ def test_options_that_cannot_work_are_refused_at_once(options: dict[str, Any]) -
 
 def test_something_that_is_no_store_is_refused() -> None:
     with pytest.raises(ConfigError, match="store"):
-        StreamCoordinator({}, 1)  # type: ignore[arg-type]
+        StreamCoordinator({}, 1)
 
 
 def test_a_value_too_large_for_a_store_is_refused_before_it_breaks_the_connection(store: Any) -> None:
     client = StoreClient(store, prefix="p", timeout=10)
     with pytest.raises(ConfigError, match="too large"):
-        client.set("key", b"x" * (LARGEST_VALUE + 1))
+        client.set("key", b"x" * (TorchStore.max_value_bytes + 1))
     client.close()
 
 

@@ -25,11 +25,14 @@ from tests.coordinate.memory import Crash, Interrupted, MemoryStore
 
 from holdfast.coordinate.claims import GRACE, Claims
 from holdfast.coordinate.living import Living
-from holdfast.coordinate.records import Done, decode
+from holdfast.coordinate.protocol import time_to_live
+from holdfast.coordinate.records import Dead, Done, decode
 from holdfast.errors import StaleLeaseError
 
 TTL = 3.0
-PATIENT = TTL * (1.0 + GRACE)  # after which a lease has expired for everyone
+MAX_ATTEMPTS = 4
+# After which a lease has expired for everyone, also one that was lost so often that it lasts longer.
+PATIENT = time_to_live(TTL, MAX_ATTEMPTS) * (1.0 + GRACE)
 MOST_WORKERS = 4
 
 # Often enough to meet: "take_over" looks, waits and looks again, as a worker without work does.
@@ -42,6 +45,7 @@ actions = st.sampled_from(
         "take_over",
         "commit",
         "commit",
+        "fail",
         "release",
         "finish",
         "mark",
@@ -79,6 +83,7 @@ class Worker:
             rank=number,
             replication=1,
             living=Living(MOST_WORKERS + 1),
+            max_attempts=MAX_ATTEMPTS,
         )
         self.table = self.claims.table
         self.tokens: dict[int, int] = {}  # what it believes it holds, also after it has lost it
@@ -130,6 +135,10 @@ class Worker:
             for chunk, token in list(self.tokens.items())[:1]:
                 del self.tokens[chunk]
                 self.commit(chunk, token)
+        elif action == "fail":
+            for chunk, token in list(self.tokens.items())[:1]:
+                del self.tokens[chunk]
+                self.fail(chunk, token)
         elif action == "release":
             table.release(now)
         elif action == "mark":
@@ -147,6 +156,16 @@ class Worker:
         self.machine.explored["commits accepted"] += 1
         self.machine.accepted[chunk].append(done)
 
+    def fail(self, chunk: int, token: int) -> None:
+        try:
+            dead = self.table.fail(chunk, token, self.clock, "the work failed")
+        except StaleLeaseError:
+            self.machine.explored["failures refused"] += 1
+            return
+        self.machine.explored["failures"] += 1
+        if dead is not None:
+            self.machine.accepted[chunk].append(dead)
+
 
 class Protocol(RuleBasedStateMachine):
     """Workers, their clocks and one store."""
@@ -160,7 +179,7 @@ class Protocol(RuleBasedStateMachine):
         self.explored["runs"] += 1
         self.chunks = chunks
         self.store = self.store_type()
-        self.accepted: dict[int, list[Done]] = {chunk: [] for chunk in range(chunks)}
+        self.accepted: dict[int, list[Done | Dead]] = {chunk: [] for chunk in range(chunks)}
         self.lives = Counter[int]()
         self.workers = [Worker(self, number, 0) for number in range(workers)]
         self.final: dict[str, bytes] = {}
@@ -217,7 +236,8 @@ class Protocol(RuleBasedStateMachine):
             entry = decode(0, record)
             assert entry.token >= self.highest[key]
             self.highest[key] = entry.token
-            if isinstance(entry, Done):
+            if isinstance(entry, (Done, Dead)):
+                self.explored["chunks given up"] += isinstance(entry, Dead) and key not in self.final
                 self.final[key] = record
 
     @invariant()
@@ -229,11 +249,19 @@ class Protocol(RuleBasedStateMachine):
     def everything_below_the_mark_is_done(self) -> None:
         if hasattr(self, "store"):
             for chunk in range(int(self.store.values.get("low", b"0"))):
-                assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), Done)
+                assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), (Done, Dead))
+
+    @invariant()
+    def no_chunk_is_given_up_before_its_last_attempt_or_without_being_counted(self) -> None:
+        if hasattr(self, "store"):
+            entries = [decode(0, record) for key, record in self.store.values.items() if key.startswith("chunk/")]
+            dead = [entry for entry in entries if isinstance(entry, Dead)]
+            assert all(entry.attempts == MAX_ATTEMPTS for entry in dead)
+            assert int(self.store.values.get("dead", b"0")) >= len(dead)
 
     def check_finished(self) -> None:
         for chunk in range(self.chunks):
-            assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), Done)
+            assert isinstance(decode(chunk, self.store.values[f"chunk/{chunk}"]), (Done, Dead))
 
     def teardown(self) -> None:
         """Whatever happened, one worker that is left alone finishes the job."""

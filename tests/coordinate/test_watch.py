@@ -64,7 +64,7 @@ def host() -> Iterator[Host]:
 @pytest.fixture
 def job(host: Host, tmp_path: Path) -> Iterator[Job]:
     job = Job(str(tmp_path), host.port, 2)
-    with StreamCoordinator(connect(job), 2) as coordinator:
+    with StreamCoordinator(connect(job), 2, heartbeat=0.05, ttl=1.0) as coordinator:
         for rank in range(2):
             coordinator.register_worker(rank)
             coordinator.update_worker_health(rank, 1000, 50.0)
@@ -109,13 +109,14 @@ def watch(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str
 
 def test_json_is_one_look_by_whatever_store(job: Job, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     file = tmp_path / "store"
-    with StreamCoordinator(dist.FileStore(str(file), -1), 2) as coordinator:  # type: ignore[attr-defined]
+    with StreamCoordinator(dist.FileStore(str(file), -1), 2, heartbeat=0.05, ttl=1.0) as coordinator:  # type: ignore[attr-defined]
         coordinator.register_worker(1)
         by_file = watch(capsys, f"file:{file}", "--json")
     by_address = watch(capsys, f"127.0.0.1:{job.port}", "--json")
     for (code, output, _), ranks in ((by_file, [1]), (by_address, [0, 1])):
         assert code == 0
-        assert [(row["rank"], row["status"]) for row in json.loads(output)] == [(rank, "active") for rank in ranks]
+        rows = json.loads(output)["workers"]
+        assert [(row["rank"], row["status"]) for row in rows] == [(rank, "active") for rank in ranks]
 
 
 def test_a_pipe_gets_one_table(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import logging
 import os
 import signal
 import time
@@ -16,7 +17,7 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from holdfast.coordinate import LeasedReader, StreamCoordinator
+from holdfast.coordinate import FolderSink, LeasedReader, StreamCoordinator, open_store
 from holdfast.errors import CoordinationError, CoordinatorLost, StaleLeaseError
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
@@ -102,6 +103,47 @@ def lease_and_commit(job: Job, rank: int | None, slowness: float = 1.0) -> None:
         os._exit(LOST)
     except CoordinationError:
         os._exit(REPLACED)
+
+
+def work_in_a_fleet(plan: dict[str, Any]) -> None:
+    """Work until the job is done, or its store is lost: a supervisor then starts the next life of this worker."""
+    without_name_lookups()
+    folder = Path(plan["folder"])
+    samples = plan["chunks"] * plan["chunk_size"]
+    data = StreamDataset(ArraySource({"value": np.arange(samples)}), name="data", seed=11)
+    logging.disable(logging.WARNING)
+    try:
+        store = open_store((folder / "address").read_text(), timeout=30)
+        coordinator = StreamCoordinator(
+            store, 2, heartbeat=plan["ttl"] / 4, ttl=plan["ttl"], replication=plan["replication"], patience=20
+        )
+        with coordinator, (folder / f"account-{os.getpid()}.jsonl").open("a", buffering=1) as account:
+            coordinator.register_worker(rank := coordinator.join())
+            owner = coordinator._presence.record(rank).owner
+            reader = coordinator.lease(
+                data,
+                batch_size=4,
+                chunk_size=plan["chunk_size"],
+                folder=folder / "job",
+                sink=FolderSink(folder / "out", suffix=".json"),
+                save_interval=0.2,
+                max_attempts=50,  # pauses and kills here are the schedule's, not the chunk's
+            )
+            for chunk in reader:
+                values = [value for batch in chunk for value in batch["value"].tolist()]
+                with chunk.open("w") as file:
+                    json.dump({"positions": chunk.positions.tolist(), "values": values}, file)
+                time.sleep(len(values) * plan["seconds_per_sample"])  # the work
+                try:
+                    chunk.commit(str(sum(values)))
+                except StaleLeaseError:
+                    continue
+                account.write(json.dumps([chunk.chunk, chunk.token, owner]) + "\n")
+            listing = [[done.chunk, done.token, done.payload, done.file] for done in reader.results()]
+            (folder / f"results-{os.getpid()}.json").write_text(json.dumps(listing))
+    except (CoordinationError, ConnectionError) as error:
+        (folder / f"ended-{os.getpid()}.txt").write_text(repr(error))
+        os._exit(LOST)
 
 
 def commit_after_a_pause(job: Job, rank: int, how: str, channel: Connection) -> None:

@@ -1,4 +1,4 @@
-"""Leased jobs in real processes over a TCPStore, under random schedules of kills, pauses, joiners and slow workers."""
+"""Leased jobs in real processes over real stores, while workers, stores and both die: everything once, by raw count."""
 
 from __future__ import annotations
 
@@ -6,48 +6,66 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tests.faults.coordinate_runs import Fault, Outcome, run
-from tests.faults.coordinate_soak import problems, run_drawn, soak
+from tests.faults.coordinate_schedule import Fault, Fleet, Plan, Result, run_drawn
+from tests.faults.coordinate_servers import KINDS, why_not
+from tests.faults.coordinate_soak import soak
 
-SCHEDULES = 14
-AT_ONCE = 5
+SEEDS = 4
+AT_ONCE = 4
 
 NAMED = {
-    "a worker is killed": [Fault(20, "kill", 1)],
-    "a worker sleeps past the TTL and wakes": [Fault(20, "pause", 1)],
-    "a worker is four times slower": [Fault(0, "slow", 1)],
-    "a worker joins late": [Fault(20, "join")],
-    "all but one are killed": [Fault(20, "kill_all_but_one", 2)],
-    "killed, asleep and joined at once": [Fault(10, "kill", 0), Fault(10, "pause", 1), Fault(12, "join")],
+    "the store is killed": [Fault(15, "kill the store")],
+    "everything is lost, twice": [Fault(10, "lose everything"), Fault(25, "lose everything")],
 }
+SCHEDULES = [(kind, name) for kind in KINDS for name in [*NAMED, *map(str, range(SEEDS))]] + [
+    ("tcp", "4"),
+    ("redis", "5"),
+]
+assert len(SCHEDULES) == 20
 
 
 @pytest.fixture(scope="module")
-def outcomes(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Outcome]:
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], Result]:
     folder = tmp_path_factory.mktemp("schedules")
+
+    def run(schedule: tuple[str, str]) -> Result:
+        kind, name = schedule
+        if name not in NAMED:
+            return run_drawn(folder, kind, int(name))
+        return Fleet(Plan(str(folder / f"{kind}-{name[:12]}"), kind, 3, tuple(NAMED[name]))).run()
+
+    possible = [schedule for schedule in SCHEDULES if why_not(schedule[0]) is None]
     with ThreadPoolExecutor(AT_ONCE) as pool:
-        futures = {name: pool.submit(run, folder / name.replace(" ", "-"), faults, 3) for name, faults in NAMED.items()}
-        futures |= {f"drawn {seed}": pool.submit(run_drawn, folder, seed) for seed in range(SCHEDULES)}
-        return {name: future.result() for name, future in futures.items()}
+        return dict(zip(possible, pool.map(run, possible), strict=True))
 
 
-@pytest.mark.parametrize("name", [*NAMED, *(f"drawn {seed}" for seed in range(SCHEDULES))])
-def test_every_position_is_committed_exactly_once(outcomes: dict[str, Outcome], name: str) -> None:
-    assert not problems(outcomes[name]), outcomes[name]
+@pytest.mark.parametrize("schedule", SCHEDULES, ids="-".join)
+def test_every_position_is_committed_once_every_output_is_there_once_and_every_result_is_listed(
+    results: dict[tuple[str, str], Result], schedule: tuple[str, str]
+) -> None:
+    reason = why_not(schedule[0])
+    if reason is not None:
+        pytest.skip(reason)
+    assert not results[schedule].problems
 
 
-def test_a_killed_workers_chunks_are_taken_over(outcomes: dict[str, Outcome]) -> None:
-    assert outcomes["a worker is killed"].taken_over >= 1
+@pytest.mark.parametrize("kind", ["redis", "etcd"])
+def test_workers_wait_for_a_durable_store_and_go_on_in_the_same_generation(
+    results: dict[tuple[str, str], Result], kind: str
+) -> None:
+    reason = why_not(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    result = results[kind, "the store is killed"]
+    assert (result.lives, result.generations) == (3, 1)
 
 
-def test_a_worker_that_slept_past_the_ttl_loses_its_chunks_to_others_and_goes_on(outcomes: dict[str, Outcome]) -> None:
-    outcome = outcomes["a worker sleeps past the TTL and wakes"]
-    assert outcome.taken_over >= 1
-    assert outcome.exit_codes[1] == 0
-
-
-def test_survivors_end_by_themselves_when_the_job_is_done(outcomes: dict[str, Outcome]) -> None:
-    assert outcomes["all but one are killed"].exit_codes == [-9, -9, 0]
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_loss_of_everything_begins_a_new_generation(results: dict[tuple[str, str], Result], kind: str) -> None:
+    reason = why_not(kind)
+    if reason is not None:
+        pytest.skip(reason)
+    assert results[kind, "everything is lost, twice"].generations == 3
 
 
 @pytest.mark.soak
@@ -55,4 +73,3 @@ def test_survivors_end_by_themselves_when_the_job_is_done(outcomes: dict[str, Ou
 def test_a_thousand_more_schedules(tmp_path: Path) -> None:
     tally = soak(tmp_path, range(1000, 2000))
     assert not tally.failures, tally.failures
-    assert min(tally.counts[fault] for fault in ("kill", "stop", "resume", "join", "commits refused")) > 0

@@ -21,7 +21,7 @@ def test_workers_end_with_coordinator_lost_when_the_stores_host_is(fault: signal
     job = Job(str(tmp_path), host.port, 2)
     watching = connect(job)
     workers = [start_worker(job, rank) for rank in range(2)]
-    wait_until(lambda: watching.add("holdfast/lease/job/committed", 0) >= 10, "ten commits")
+    wait_until(lambda: watching.add("holdfast/lease/job/1/committed", 0) >= 10, "ten commits")
     os.kill(host.process.pid, fault)
     for worker in workers:
         worker.join(DEADLINE)

@@ -13,11 +13,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from tests.stream.jobs import numbers
 from tests.stream.streams import ids, marks, mixture, streamed
 
-from holdfast.coordinate.job import LeasedJob
-from holdfast.coordinate.records import KeyValue
+from holdfast.coordinate import StreamCoordinator
 from holdfast.debug.attribution.calibration import Calibration
 from holdfast.metrics import MetricsAggregator
 from holdfast.order import (
@@ -131,22 +131,13 @@ def test_a_frozen_dataset_state_continues_with_the_samples_it_had(name: str) -> 
     assert tell(islice(dataset, len(kept["then"]))) == kept["then"]
 
 
-class Memory:
-    """A store of one process."""
-
-    def __init__(self) -> None:
-        self.values: dict[str, bytes] = {}
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        return self.values.setdefault(key, desired)
-
-
 def test_a_frozen_leased_job_continues_with_what_was_finished() -> None:
     state: Mapping[str, Any] = frozen("leased-job")["state"]
-    job = LeasedJob("job", one().order().fingerprint(), range(40), 6)
-    store: Any = Memory()
-    finished: KeyValue = store
-    assert job.agree(finished, state) == [(0, 2), (4, 5)]
+    with StreamCoordinator(dist.HashStore(), 1) as coordinator:  # type: ignore[attr-defined]
+        coordinator.register_worker(0)
+        reader = coordinator.lease(one(), state=state)
+        assert [chunk.chunk for chunk in reader if chunk.commit() is None] == [2, 3, 5, 6]  # type: ignore[func-returns-value]
+        assert reader.job.chunk_size == 6
 
 
 def test_frozen_metrics_give_the_figures_they_gave() -> None:

@@ -31,6 +31,7 @@ COMMANDS = (
     "calibrate",
     "simulate",
     "watch",
+    "job",
 )
 
 EXIT_UNUSABLE = 2

@@ -1,4 +1,4 @@
-"""`holdfast watch STORE`: a live table of a job's workers, shares and throughput."""
+"""`holdfast watch STORE`: a live table of a job's workers and of how far its leased jobs are."""
 
 from __future__ import annotations
 
@@ -15,39 +15,33 @@ import typer
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, Group
     from rich.table import Table
 
-    from holdfast.coordinate import StreamCoordinator, WorkerHealth
+    from holdfast.coordinate.health import WorkerHealth
+    from holdfast.coordinate.survey import JobProgress, Snapshot, Survey
 
-__all__ = ["open_store", "register"]
+__all__ = ["register"]
 
 AT_WORK = ("active", "idle", "slow")
 COLOURS = {"active": "green", "idle": "cyan", "slow": "yellow", "failed": "bold red", "unknown": "dim"}
 
 
-def open_store(address: str) -> Any:
-    """Open ``HOST:PORT`` (a TCPStore's server) or ``file:PATH`` (a FileStore)."""
-    from datetime import timedelta
+def _duration(seconds: float) -> str:
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s" if minutes else f"{rest} s"
 
-    import torch.distributed as dist
 
-    if address.startswith("file:"):
-        from pathlib import Path
-
-        path = Path(address.removeprefix("file:"))
-        if not path.is_file():
-            raise ConfigError("there is no such store file", path=str(path))
-        return dist.FileStore(str(path), -1)  # type: ignore[attr-defined]
-    host, _, port = address.rpartition(":")
-    if not host or not port.isdigit():
-        raise ConfigError("a store is HOST:PORT or file:PATH", store=address)
-    try:
-        return dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=10))  # type: ignore[attr-defined]
-    except RuntimeError as error:
-        raise CoordinatorLost(
-            "the store cannot be reached", store=address, hint="torchrun's is MASTER_ADDR:MASTER_PORT"
-        ) from error
+def _job_line(job: JobProgress) -> str:
+    parts = [f"job {job.name} ({job.job}, generation {job.generation}): {job.ended:,} of {job.chunks:,} chunks"]
+    parts.append(f"{job.ended / job.chunks:.1%}")
+    if job.ended < job.chunks:
+        parts.append(f"{job.leased:,} under lease")
+        parts.append("no progress" if job.seconds_left is None else f"{_duration(job.seconds_left)} left")
+    parts.append(f"{job.taken_over:,} taken over")
+    parts.append(f"{job.dead:,} dead letters")
+    return ", ".join(parts)
 
 
 def _table(workers: list[WorkerHealth], now: float) -> Table:
@@ -56,13 +50,14 @@ def _table(workers: list[WorkerHealth], now: float) -> Table:
     statuses = Counter(worker.status.value for worker in workers)
     title = ", ".join(f"{statuses[status]} {status}" for status in COLOURS if statuses[status])
     speed = sum(worker.average_throughput for worker in workers if worker.status.value in AT_WORK)
-    table = Table("rank", "status", title=f"{title or 'no workers yet'}; {speed:,.1f} samples/s")
+    table = Table("rank", "host", "status", title=f"{title or 'no workers yet'}; {speed:,.1f} samples/s")
     for column in ("seen", "step", "share", "leases", "samples", "samples/s"):
         table.add_column(column, justify="right")
     for worker in workers:
         status = worker.status.value
         table.add_row(
             str(worker.rank),
+            worker.host,
             f"[{COLOURS[status]}]{status}[/]",
             f"{now - worker.last_heartbeat:.1f} s ago",
             str(worker.step) if worker.step else "",
@@ -74,19 +69,34 @@ def _table(workers: list[WorkerHealth], now: float) -> Table:
     return table
 
 
-def _rows(workers: list[WorkerHealth], now: float) -> list[dict[str, Any]]:
-    return [
+def _view(snapshot: Snapshot) -> Group:
+    from rich.console import Group
+    from rich.text import Text
+
+    times = f"ttl {snapshot.ttl:g} s, heartbeat {snapshot.heartbeat:g} s"
+    if not snapshot.certain:
+        times += "; watching for a heartbeat of each worker: until then the dead look alive"
+    lines = [Text(_job_line(job), style="bold red" if job.dead else "") for job in snapshot.jobs]
+    return Group(_table(snapshot.workers, time.monotonic()), Text(times, style="dim"), *lines)
+
+
+def _plain(snapshot: Snapshot) -> dict[str, Any]:
+    now = time.monotonic()
+    workers = [
         {**asdict(worker), "status": worker.status.value, "last_heartbeat": now - worker.last_heartbeat}
-        for worker in workers
+        for worker in snapshot.workers
     ]
+    jobs = [asdict(job) for job in snapshot.jobs]
+    times = {"ttl": snapshot.ttl, "heartbeat": snapshot.heartbeat, "certain": snapshot.certain}
+    return {"workers": workers, "jobs": jobs, **times}
 
 
-def _watch_live(coordinator: StreamCoordinator, console: Console, *, interval: float, looks: int | None) -> None:
+def _watch_live(survey: Survey, console: Console, *, interval: float, looks: int | None) -> None:
     from rich.live import Live
 
     with Live(console=console, auto_refresh=False) as live:
         for look in itertools.count(1):
-            live.update(_table(coordinator.workers(), time.monotonic()), refresh=True)
+            live.update(_view(survey.look()), refresh=True)
             if look == looks:
                 return
             time.sleep(interval)
@@ -97,34 +107,53 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def watch(
-        store: Annotated[str, typer.Argument(help="HOST:PORT of a TCPStore, or file:PATH.", show_default=False)],
+        store: Annotated[
+            str,
+            typer.Argument(
+                help="redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT of a TCPStore, or file:PATH.", show_default=False
+            ),
+        ],
         prefix: str = typer.Option("holdfast", help="The coordinator's prefix in the store."),
-        ttl: float = typer.Option(15.0, help="Seconds of silence after which a worker counts as failed."),
+        ttl: Annotated[
+            float | None, typer.Option(help="Seconds of silence after which a worker has failed; else the job's own.")
+        ] = None,
         interval: float = typer.Option(1.0, help="Seconds between looks."),
         looks: Annotated[int | None, typer.Option(help="End after this many looks; else with Ctrl-C.")] = None,
-        once: bool = typer.Option(False, "--once", help="Look once and end; so does a pipe."),
+        once: bool = typer.Option(False, "--once", help="Print one table and end; so does a pipe."),
         as_json: bool = typer.Option(False, "--json", help="Print JSON once instead of a table."),
     ) -> None:
-        """Show a job's workers, their shares and throughput, live."""
+        """Show a job's workers, and how far its leased jobs are, live.
+
+        One table (--once, --json, a pipe) takes a heartbeat if all workers live, and a TTL if one is dead: nobody can
+        tell sooner.
+
+        Example: holdfast watch redis://10.0.0.5:6379 --once
+        """
         from rich.console import Console
 
         # Read once, when torch is loaded: its own pages about a lost connection would push the table off the screen.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
-        from holdfast.coordinate import StreamCoordinator
+        from holdfast.coordinate.store import StoreClient
+        from holdfast.coordinate.stores import open_store
+        from holdfast.coordinate.survey import Survey
 
-        if not interval > 0 or not ttl > 0 or (looks is not None and looks < 1):
+        if not interval > 0 or (ttl is not None and not ttl > 0) or (looks is not None and looks < 1):
             raise ConfigError("interval, ttl and looks must be positive", interval=interval, ttl=ttl, looks=looks)
         console = Console()
-        opened = open_store(store)
+        client = StoreClient(open_store(store), prefix=prefix, timeout=10.0, patience=5.0)
+        survey = Survey(client, ttl=ttl)
         try:
-            with StreamCoordinator(opened, 1, heartbeat=ttl / 3, ttl=ttl, prefix=prefix) as coordinator:
-                if as_json:
-                    typer.echo(json.dumps(_rows(coordinator.workers(), time.monotonic())))
-                elif once or not console.is_terminal:
-                    console.print(_table(coordinator.workers(), time.monotonic()))
-                else:
-                    _watch_live(coordinator, console, interval=interval, looks=looks)
+            if as_json:
+                typer.echo(json.dumps(_plain(survey.watch_until_certain())))
+            elif once or not console.is_terminal:
+                console.print(_view(survey.watch_until_certain()))
+            else:
+                _watch_live(survey, console, interval=interval, looks=looks)
         except CoordinatorLost as error:
             raise CoordinatorLost(
-                "the store has gone away", store=store, hint="the job has ended, or the store's host is gone"
+                "the store has gone away, or was never there",
+                store=store,
+                hint="the job has ended, or the store's host is gone",
             ) from error
+        finally:
+            client.close()

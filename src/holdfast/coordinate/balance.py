@@ -14,7 +14,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from holdfast.coordinate.records import KeyValue
+from holdfast.coordinate.stores.contract import KeyValue
 
 __all__ = ["agreed_shares", "balanced_shares", "propose_shares", "stray"]
 

@@ -14,8 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordinate.living import Living, watched_chunks, watches
-from holdfast.coordinate.protocol import LeaseTable
-from holdfast.coordinate.records import KeyValue, Lease
+from holdfast.coordinate.protocol import BACKOFF, MAX_ATTEMPTS, LeaseTable
+from holdfast.coordinate.records import Lease
+from holdfast.coordinate.stores.contract import KeyValue
 
 __all__ = ["GRACE", "READ_AHEAD", "Claims", "idle_pause"]
 
@@ -46,6 +47,9 @@ class Claims:
         replication: how many standbys watch each chunk.
         living: who is believed to be alive.
         finished: chunks done before the job began, as sorted disjoint ``(start, stop)`` runs.
+        generation: of the job.
+        max_attempts: after which a chunk is given up.
+        backoff: seconds until a chunk that failed is tried again; doubled at each attempt.
     """
 
     def __init__(
@@ -59,9 +63,20 @@ class Claims:
         replication: int,
         living: Living,
         finished: Sequence[tuple[int, int]] = (),
+        generation: int = 1,
+        max_attempts: int = MAX_ATTEMPTS,
+        backoff: float = BACKOFF,
     ) -> None:
         self.table = LeaseTable(
-            store, owner=owner, chunks=chunks, ttl=ttl, finished=finished, patience=self._patience_for
+            store,
+            owner=owner,
+            chunks=chunks,
+            ttl=ttl,
+            finished=finished,
+            patience=self._patience_for,
+            generation=generation,
+            max_attempts=max_attempts,
+            backoff=backoff,
         )
         self.living = living
         """Who is believed to be alive; whoever sends the heartbeats keeps it up to date."""

@@ -1,4 +1,4 @@
-"""``StreamCoordinator``: health, takeover and rebalancing over any torch store, with no server of its own.
+"""``StreamCoordinator``: health, takeover and rebalancing over any store, with no server of its own.
 
 The coordinator remembers nothing that matters: who is alive and who works on what live in the store, where a stream
 stands lives in the checkpoint. One background thread sends the heartbeats, on a connection of its own, renews leases
@@ -8,6 +8,7 @@ and looks after other workers; it ends with ``close()`` or when the store is los
 from __future__ import annotations
 
 import json
+import logging
 import threading
 import time
 import weakref
@@ -21,24 +22,30 @@ from holdfast.coordinate.health import HealthBoard, WorkerHealth, WorkerStatus
 from holdfast.coordinate.leased import LeasedReader
 from holdfast.coordinate.living import Living
 from holdfast.coordinate.presence import Presence
-from holdfast.coordinate.store import StoreClient
+from holdfast.coordinate.roster import read_roster
+from holdfast.coordinate.store import PATIENCE, StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
 from holdfast.order import Adaptive
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    import torch.distributed as dist
 
+    from holdfast.coordinate.stores.contract import Store
     from holdfast.stream import CheckpointState, OrderedDataset
 
 __all__ = ["StreamCoordinator"]
+
+_log = logging.getLogger(__name__)
 
 
 class StreamCoordinator:
     """Workers of one job, seen from one process.
 
     Args:
-        store: any ``torch.distributed`` store with compare_set: HashStore, FileStore, TCPStore.
+        store: a ``RedisStore`` or ``EtcdStore``, which outlive the death of their server; your own (see
+            ``check_store``); or any ``torch.distributed`` store with compare_set. A TCPStore lives in one process's
+            memory: when that process dies, all that is left of a job is what it saved to its ``folder``.
         world_size: how many workers are expected; more may join a leased job.
         heartbeat: seconds between signs of life.
         ttl: seconds of silence after which a worker has failed and its leases may be taken over.
@@ -46,11 +53,12 @@ class StreamCoordinator:
             else to do, and take it over first.
         balance_interval: steps between decisions about shares.
         prefix: keeps several jobs in one store apart.
+        patience: seconds for which a durable store may be away before it counts as lost; workers wait, and go on.
     """
 
     def __init__(
         self,
-        store: Store,
+        store: Store | dist.Store,  # type: ignore[name-defined]
         world_size: int,
         *,
         heartbeat: float = 5.0,
@@ -58,6 +66,7 @@ class StreamCoordinator:
         replication: int = 1,
         balance_interval: int = 20,
         prefix: str = "holdfast",
+        patience: float = PATIENCE,
     ) -> None:
         if world_size < 1 or replication < 0 or balance_interval < 2:
             raise ConfigError(
@@ -78,10 +87,10 @@ class StreamCoordinator:
         self.replication = replication
         self.balance_interval = balance_interval
         # The store is asked at least once a heartbeat, so a store that is gone is noticed within the TTL.
-        self._client = StoreClient(store, prefix=prefix, timeout=ttl - heartbeat)
+        self._client = StoreClient(store, prefix=prefix, timeout=ttl - heartbeat, patience=patience)
         self._beating: StoreClient | None = None
         self._board = HealthBoard(self._client, ttl=ttl)
-        self._presence = Presence(world_size)
+        self._presence = Presence(world_size, ttl=ttl, heartbeat=heartbeat)
         self._speed: dict[int, Throughput] = {}
         self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
         self._living = Living(world_size)  # until the first look around, all that are expected
@@ -96,8 +105,9 @@ class StreamCoordinator:
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def join(self) -> int:
-        """Return a rank for a worker that joins a leased job late: one that no other worker has."""
-        return self.world_size + self._client.add("joined", 1) - 1
+        """Return a rank for a worker that joins a leased job late: 100,000 or above, and no living worker's."""
+        self._check()
+        return self._presence.join(self._client)
 
     def register_worker(self, rank: int, indices: Sequence[int] = ()) -> None:
         """Register a worker of this process and begin to send its heartbeats.
@@ -133,13 +143,21 @@ class StreamCoordinator:
         return health
 
     def workers(self) -> list[WorkerHealth]:
-        """Return what this process thinks of every worker that has ever registered."""
+        """Return what this process thinks of every worker, but for those that left in good order."""
         self._check()
-        ranks = range(self._presence.world(self._client))
+        roster = read_roster(self._client)
+        ranks = list(roster.living.ever())
         now = time.monotonic()
         with self._lock:
             self._board.look(ranks, now)
             found = [self._board.health(rank, now) for rank in ranks]
+        gone = set(roster.gone)  # others have watched for longer than this process
+        found = [
+            replace(health, status=WorkerStatus.FAILED)
+            if health.rank in gone and health.status is not WorkerStatus.UNKNOWN
+            else health
+            for health in found
+        ]
         return [health for health in found if health.status is not WorkerStatus.UNKNOWN]
 
     @contextmanager
@@ -239,6 +257,16 @@ class StreamCoordinator:
         self._readers.add(reader)
         return reader
 
+    def announce_job(self, name: str) -> None:
+        """Add a job's name to the list that ``holdfast watch`` reads; called by the reader."""
+        found = self._client.get("jobs") or b""
+        while name not in (names := json.loads(found or b"[]")):
+            wanted = json.dumps([*names, name]).encode()
+            seen = self._client.compare_set("jobs", found, wanted)
+            if seen == wanted:
+                break
+            found = seen
+
     @property
     def living(self) -> Living:
         """Who is alive, as far as this process can tell; renewed at every heartbeat."""
@@ -254,7 +282,7 @@ class StreamCoordinator:
     @property
     def operations(self) -> int:
         """How many store operations this process has made for coordination."""
-        clients = [self._client, self._beating, *(reader.client for reader in self._readers)]
+        clients = [self._client, self._beating, *(client for reader in self._readers for client in reader.clients)]
         return sum(client.operations for client in clients if client is not None)
 
     def close(self) -> None:
@@ -306,6 +334,14 @@ class StreamCoordinator:
         due = time.monotonic()
         try:
             while not self._stop.wait(max(0.0, due - time.monotonic())):
+                late = time.monotonic() - due
+                if late > self.ttl - self.heartbeat:
+                    _log.warning(
+                        "the heartbeat came %.1f s late, and leases last %.1f s: work that holds the interpreter's "
+                        "lock, or a paused process, has cost this worker its leases; raise ttl",
+                        late,
+                        self.ttl,
+                    )
                 due = time.monotonic() + self.heartbeat
                 for rank in self._presence.ranks:
                     self._presence.beat(client, rank)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass
 from enum import Enum
 from statistics import median
 
-from holdfast.coordinate.records import KeyValue
+from holdfast.coordinate.stores.contract import KeyValue
 from holdfast.errors import CoordinationError
 
 __all__ = ["HealthBoard", "WorkerHealth", "WorkerRecord", "WorkerStatus"]
@@ -48,6 +48,7 @@ class WorkerHealth:
         share: the worker's share of a step (synchronous reading), or 0.
         leases: how many chunks it holds (leased reading).
         step: the next step (synchronous reading), or 0.
+        host: the name of its machine.
     """
 
     rank: int
@@ -58,6 +59,7 @@ class WorkerHealth:
     share: float = 0.0
     leases: int = 0
     step: int = 0
+    host: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,6 +77,7 @@ class WorkerRecord:
         leases: chunks held.
         step: the next step.
         indices: how many samples the worker said it was assigned.
+        host: the name of its machine.
     """
 
     rank: int
@@ -87,6 +90,7 @@ class WorkerRecord:
     leases: int = 0
     step: int = 0
     indices: int = 0
+    host: str = ""
 
     def encode(self) -> bytes:
         """Return the record as it stands in the store."""
@@ -101,11 +105,23 @@ class WorkerRecord:
             raise CoordinationError("a worker record in the store was not written by holdfast") from error
 
 
-@dataclass(slots=True)
 class _Seen:
-    raw: bytes
-    record: WorkerRecord
-    since: float
+    """What stood in the store, since when; decoded when it is asked for."""
+
+    __slots__ = ("_record", "changes", "left", "raw", "since")
+
+    def __init__(self, raw: bytes, since: float, changes: int) -> None:
+        self.raw = raw
+        self.since = since
+        self.changes = changes
+        self.left = b'"left"' in raw
+        self._record: WorkerRecord | None = None
+
+    @property
+    def record(self) -> WorkerRecord:
+        if self._record is None:
+            self._record = WorkerRecord.decode(self.raw)
+        return self._record
 
 
 class HealthBoard:
@@ -122,15 +138,18 @@ class HealthBoard:
         self._ttl = ttl
         self._slow_below = slow_below
         self._seen: dict[int, _Seen] = {}
+        self._missing: dict[int, float] = {}
 
     def look(self, ranks: Sequence[int], now: float) -> None:
         """Read these workers' records."""
         for rank, raw in zip(ranks, self._store.get_many([f"worker/{rank}" for rank in ranks]), strict=True):
             if raw is None:
+                self._missing.setdefault(rank, now)
                 continue
+            self._missing.pop(rank, None)
             known = self._seen.get(rank)
             if known is None or known.raw != raw:
-                self._seen[rank] = _Seen(raw, WorkerRecord.decode(raw), now)
+                self._seen[rank] = _Seen(raw, now, 0 if known is None else known.changes + 1)
 
     def record(self, rank: int) -> WorkerRecord | None:
         """Return the worker's last record seen."""
@@ -138,9 +157,16 @@ class HealthBoard:
         return None if seen is None else seen.record
 
     def failed(self, rank: int, now: float) -> bool:
-        """Say whether the worker was seen and has been silent for longer than the TTL, or has left."""
+        """Say whether the worker was silent for longer than the TTL (or never seen in that time), or has left."""
         seen = self._seen.get(rank)
-        return seen is not None and (seen.record.state == "left" or now - seen.since > self._ttl)
+        if seen is None:
+            return now - self._missing.get(rank, now) > self._ttl
+        return now - seen.since > self._ttl or seen.left
+
+    def known(self, rank: int, now: float) -> bool:
+        """Say whether this observer has watched the worker long enough to tell the living from the dead."""
+        seen = self._seen.get(rank)
+        return seen is None or seen.changes > 0 or seen.left or now - seen.since > self._ttl
 
     def health(self, rank: int, now: float) -> WorkerHealth:
         """Return what this observer thinks of the worker."""
@@ -159,7 +185,15 @@ class HealthBoard:
         else:
             status = WorkerStatus.ACTIVE
         return WorkerHealth(
-            rank, status, seen.since, record.samples, record.throughput, record.share, record.leases, record.step
+            rank,
+            status,
+            seen.since,
+            record.samples,
+            record.throughput,
+            record.share,
+            record.leases,
+            record.step,
+            record.host,
         )
 
     def throughputs(self, ranks: Sequence[int], now: float) -> list[float] | None:

@@ -1,26 +1,25 @@
 """What a leased job is: a range of positions of one order, cut into chunks. Every worker of a job must say the same.
 
-The first worker writes the job down; the others compare. What was finished on an earlier store is part of it, so that
-all workers agree on that too.
+A job has an identity, and a generation that is one higher each time it begins again on a store that knows nothing of
+it. Both are in every output's name, and the generation is in every fencing token, so nothing is ever handed out twice.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+import uuid
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.coordinate.progress import Progress
-from holdfast.coordinate.records import KeyValue
 from holdfast.errors import CoordinationError
+from holdfast.versioned import Count, Format
 
-__all__ = ["LeasedJob"]
+__all__ = ["JOB", "JobRecord", "LeasedJob", "Run", "check_same", "runs_of"]
 
-STATE_VERSION = 1
+Run = tuple[int, int]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,13 +30,15 @@ class LeasedJob:
         name: of the job, in the store.
         order: the fingerprint of the dataset's order.
         positions: what is read.
-        chunk_size: positions a chunk; the last one may be shorter.
+        chunk_size: positions per chunk; the last one may be shorter.
+        job: its identity; workers that begin a job draw it, the others read it.
     """
 
     name: str
     order: str
     positions: range
     chunk_size: int
+    job: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
 
     @property
     def chunks(self) -> int:
@@ -49,44 +50,84 @@ class LeasedJob:
         first = self.positions.start + chunk * self.chunk_size
         return np.arange(first, min(first + self.chunk_size, self.positions.stop), dtype=np.int64)
 
-    def agree(self, store: KeyValue, state: Mapping[str, Any] | None) -> list[tuple[int, int]]:
-        """Write down what the job is, or check that the one written down is the same; return what was finished."""
-        if state is not None:
-            self._refuse_difference(state, "the state")
-        finished = [] if state is None else [list(run) for run in state["finished"]]
-        wanted = json.dumps({**self._definition(), "finished": finished}, sort_keys=True).encode()
-        found = json.loads(store.compare_set("job", b"", wanted))
-        self._refuse_difference(found, "the other workers' job")
-        return [(start, stop) for start, stop in found["finished"]]
+    def record(self, **more: Any) -> JobRecord:
+        """Return the job as it is saved, with what else is known of it."""
+        positions = (self.positions.start, self.positions.stop)
+        record = JobRecord(self.job, self.name, self.order, positions, self.chunk_size)
+        return replace(record, **more)
 
-    def state(self, done: Progress) -> dict[str, Any]:
-        """Return the job with the chunks that are finished, as runs: plain JSON."""
-        runs: list[list[int]] = []
-        for chunk in range(self.chunks):
-            if chunk not in done:
-                continue
-            if runs and runs[-1][1] == chunk:
-                runs[-1][1] = chunk + 1
-            else:
-                runs.append([chunk, chunk + 1])
-        return {**self._definition(), "finished": runs}
 
-    def _definition(self) -> dict[str, Any]:
-        return {
-            "version": STATE_VERSION,
-            "order": self.order,
-            "positions": [self.positions.start, self.positions.stop],
-            "chunk_size": self.chunk_size,
-        }
+@dataclass(frozen=True, slots=True)
+class JobRecord:
+    """A job as it stands in its folder, in the store, and in a state that a user saves.
 
-    def _refuse_difference(self, other: Mapping[str, Any], what: str) -> None:
-        here = self._definition()
-        different = [key for key, value in here.items() if other.get(key) != value]
-        if different:
-            raise CoordinationError(
-                f"this job is not that of {what}: {', '.join(different)} differ",
-                job=self.name,
-                here={key: here[key] for key in different},
-                there={key: other.get(key) for key in different},
-                hint="give every worker the same dataset, positions and chunk_size, or the job another name",
-            )
+    Attributes:
+        job: its identity.
+        name: in the store.
+        order: the fingerprint of the dataset's order.
+        positions: first and stop.
+        chunk_size: positions per chunk.
+        generation: how many times it has begun; 0 in the folder, where the generations are folders of their own.
+        mark: which of the folder's generations this is; empty for a job without a folder.
+        finished: chunks that had ended before, or by now, as runs.
+        pages: how many records of the store hold their results.
+        results: of a saved state: the end of each chunk.
+    """
+
+    job: str
+    name: str
+    order: str
+    positions: tuple[Count, Count]
+    chunk_size: Count
+    generation: Count = 0
+    mark: str = ""
+    finished: list[tuple[Count, Count]] = field(default_factory=list)
+    pages: Count = 0
+    results: list[list[Any]] = field(default_factory=list)
+
+    @property
+    def definition(self) -> LeasedJob:
+        """The job itself."""
+        return LeasedJob(self.name, self.order, range(*self.positions), self.chunk_size, self.job)
+
+
+def _identified(old: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade a job of the first version, which had neither name nor identity nor generation nor results."""
+    return {**old, "job": uuid.uuid4().hex[:8], "name": "job", "generation": 1}
+
+
+JOB = Format(
+    "leased job",
+    JobRecord,
+    version=2,
+    upgrades={1: _identified},
+    error=CoordinationError,
+    version_error=CoordinationError,
+)
+
+
+def check_same(stored: LeasedJob, *, order: str, positions: range, chunk_size: int | None, where: str) -> LeasedJob:
+    """Return a stored job, or raise if this worker's dataset, positions or chunk size are not the job's."""
+    here: dict[str, object] = {"order": order, "positions": positions, "chunk_size": chunk_size or stored.chunk_size}
+    there: dict[str, object] = {name: getattr(stored, name) for name in here}
+    different = [name for name in here if here[name] != there[name]]
+    if different:
+        raise CoordinationError(
+            f"this job is not that of {where}: {', '.join(different)} differ",
+            job=stored.name,
+            here={name: str(here[name]) for name in different},
+            there={name: str(there[name]) for name in different},
+            hint="give every worker the same dataset, positions and chunk_size, or the job another name and folder",
+        )
+    return stored
+
+
+def runs_of(chunks: Iterable[int]) -> list[Run]:
+    """Return sorted numbers as disjoint ``(start, stop)`` runs."""
+    runs: list[Run] = []
+    for chunk in chunks:
+        if runs and runs[-1][1] == chunk:
+            runs[-1] = (runs[-1][0], chunk + 1)
+        else:
+            runs.append((chunk, chunk + 1))
+    return runs

@@ -5,25 +5,36 @@ range of positions cut into chunks of ``chunk_size``. A worker draws as many chu
 ``chunk_seconds`` (so a slow one holds little), reads ahead within them and commits each under its fencing token.
 Workers join and leave at will; when the last fresh chunk is gone, idle workers look for leases that stand still, and
 read the samples of the chunks they stand by for, so that a takeover costs no reading.
+
+A commit counts in three steps: the store accepts it, the job's folder keeps it, the output gets its real name. Whatever
+dies between two of them, the next worker to end or to begin the job makes the rest.
 """
 
 from __future__ import annotations
 
+import logging
 import threading
 import time
+import traceback
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.coordinate.begin import Beginner, make_state
+from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size, sample_bytes
 from holdfast.coordinate.claims import READ_AHEAD, Claims
-from holdfast.coordinate.job import LeasedJob
-from holdfast.coordinate.records import Done, Lease
+from holdfast.coordinate.leased_chunk import LeasedChunk
+from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.outcome import Outcome
+from holdfast.coordinate.protocol import BACKOFF, MAX_ATTEMPTS
+from holdfast.coordinate.records import Dead, Done, Lease, first_token
+from holdfast.coordinate.sink import FolderSink
 from holdfast.coordinate.standby import Standby
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
@@ -36,39 +47,12 @@ if TYPE_CHECKING:
     from holdfast.coordinate.coordinator import StreamCoordinator
     from holdfast.stream import OrderedDataset
 
-__all__ = ["LeasedChunk", "LeasedReader"]
+__all__ = ["LeasedReader"]
 
+_log = logging.getLogger(__name__)
 
-@dataclass(frozen=True, slots=True)
-class LeasedChunk:
-    """A chunk under lease: iterate over its batches, then commit.
-
-    Attributes:
-        chunk: its number in the job.
-        token: the fencing token of this lease; put it into the names of files you write.
-        positions: of its samples.
-    """
-
-    chunk: int
-    token: int
-    positions: NDArray[np.int64]
-    _content: list[Batch]
-    _reader: LeasedReader
-
-    def __iter__(self) -> Iterator[dict[str, Any]]:
-        return (batch.make() for batch in self._content)
-
-    def __len__(self) -> int:
-        """How many batches there are."""
-        return len(self._content)
-
-    def commit(self, payload: str = "") -> None:
-        """Finish the chunk, once and for all; ``StaleLeaseError`` means that its work must be thrown away.
-
-        Args:
-            payload: a small text kept with the commit: a file's name, a count, a JSON value.
-        """
-        self._reader.commit(self, payload)
+# Characters of a traceback that are kept: the end says most.
+MAX_TRACEBACK = 16_000
 
 
 class LeasedReader:
@@ -81,13 +65,21 @@ class LeasedReader:
         owner: this worker's life, unique.
         client: the reader's own connection to the store.
         name: of the job; every worker of a job gives the same.
-        batch_size: samples a batch.
+        batch_size: samples per batch.
         positions: which positions of the dataset's order; None for one epoch.
-        chunk_size: samples a chunk; None for a sixteenth of a worker's part, at most 64 batches.
+        chunk_size: samples per chunk; None for the job's, and where it is new for a sixteenth of a worker's part, 64
+            batches, or ``chunk_bytes``, whichever is least.
+        chunk_bytes: how large a chunk may become in memory where ``chunk_size`` is None.
         chunk_seconds: how much work a worker takes at a time, in seconds; None for a tenth of the TTL.
         collate: makes a batch of a list of samples; None stacks.
         standby_chunks: how many chunks of others an idle worker keeps in memory for a takeover; 0 for none.
-        state: from ``state_dict()`` of the same job on an earlier store: what is finished is not done again.
+        folder: where the job keeps what has ended; a job with a folder outlives its store. Shared by all workers.
+        save_interval: seconds between two appends to this worker's journal in the folder.
+        sink: where ``LeasedChunk.open`` writes outputs.
+        max_attempts: after which a chunk becomes a dead letter.
+        backoff: seconds until a chunk that failed is tried again; doubled at each attempt.
+        on_error: ``raise`` ends the iteration with ``DeadLetterError`` when all else is done; ``skip`` ends it quietly.
+        state: from ``state_dict()`` of the same job on an earlier store, where there is no folder.
     """
 
     def __init__(
@@ -102,30 +94,40 @@ class LeasedReader:
         batch_size: int = 1,
         positions: range | None = None,
         chunk_size: int | None = None,
+        chunk_bytes: int = MAX_CHUNK_BYTES,
         chunk_seconds: float | None = None,
         collate: Collate | None = None,
         standby_chunks: int = 2,
+        folder: str | Path | None = None,
+        save_interval: float = 30.0,
+        sink: FolderSink | None = None,
+        max_attempts: int = MAX_ATTEMPTS,
+        backoff: float = BACKOFF,
+        on_error: Literal["raise", "skip"] = "raise",
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if batch_size < 1 or (chunk_size is not None and chunk_size < 1) or standby_chunks < 0:
+        if batch_size < 1 or (chunk_size is not None and chunk_size < 1) or standby_chunks < 0 or max_attempts < 1:
             raise ConfigError(
-                "batch_size and chunk_size must be at least 1, standby_chunks 0 or more",
+                "batch_size, chunk_size and max_attempts must be at least 1, standby_chunks 0 or more",
                 batch_size=batch_size,
                 standby_chunks=standby_chunks,
+                max_attempts=max_attempts,
+            )
+        if on_error not in ("raise", "skip") or (folder is not None and state is not None) or not save_interval > 0:
+            raise ConfigError(
+                "on_error must be 'raise' or 'skip', save_interval positive, and a job has a folder or a state",
+                on_error=on_error,
+                save_interval=save_interval,
             )
         order = dataset.order()
         if positions is None:
             positions = range(order.epoch_length(0))
         if positions.step != 1 or positions.start < 0 or not len(positions):
             raise ConfigError("positions must be a non-empty range of step 1 from 0 or more", positions=str(positions))
-        if chunk_size is None:
-            part = len(positions) // (16 * coordinator.world_size)
-            chunk_size = batch_size * max(1, min(64, part // batch_size))
-        self.job = LeasedJob(name, order.fingerprint(), positions, chunk_size)
-        """What is read, and in which chunks."""
         self.batch_size = batch_size
         self.rank = rank
         self.client = client
+        self.sink = sink
         self._coordinator = coordinator
         self._seconds = coordinator.ttl / 10 if chunk_seconds is None else chunk_seconds
         self._dataset, self._order, self._collate = dataset, order, collate
@@ -134,11 +136,41 @@ class LeasedReader:
         self._committed = 0
         self._last_commit = time.perf_counter()
         self._idle = False
+        self._on_error = on_error
         self.chunks_lost = 0
         """Leases that this worker lost before it could commit."""
         self.chunks_taken_over = 0
         """Leases that this worker took over from others."""
-        records = client.below(f"lease/{name}")
+        self._ledger = None if folder is None else Ledger(folder, owner=owner, interval=save_interval)
+        place = client.below(f"lease/{name}")
+
+        def size() -> int:
+            return default_chunk_size(
+                positions=len(positions),
+                batch_size=batch_size,
+                workers=coordinator.world_size,
+                bytes_per_sample=sample_bytes(self._read_sample, positions),
+                max_bytes=chunk_bytes,
+            )
+
+        begun = Beginner(
+            place,
+            name=name,
+            order=order.fingerprint(),
+            positions=positions,
+            chunk_size=chunk_size,
+            default_size=size,
+            ledger=self._ledger,
+            state=state,
+            ttl=coordinator.ttl,
+            wait=coordinator.wait,
+        ).begin()
+        self.job = begun.job
+        """What is read, and in which chunks."""
+        self.generation = begun.generation
+        """How many times the job has begun, on any store."""
+        self._begun = begun
+        records = client.below(f"lease/{name}/{begun.prefix}")
         self._claims = Claims(
             records,
             owner=owner,
@@ -147,15 +179,22 @@ class LeasedReader:
             rank=rank,
             replication=coordinator.replication,
             living=coordinator.living,
-            finished=self.job.agree(records, state),
+            finished=begun.finished,
+            generation=begun.generation,
+            max_attempts=max_attempts,
+            backoff=backoff,
         )
         self._table = self._claims.table
+        self._outcome = Outcome(
+            client.clone(), begun, ledger=self._ledger, sink=sink, ended_before=self._table.done.was_before
+        )
         self._standby = Standby(self._read_chunk, standby_chunks if coordinator.replication else 0)
+        coordinator.announce_job(name)
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[LeasedChunk]:
-        """Yield leased chunks until every chunk of the job is committed, by whomever."""
+        """Yield leased chunks until every chunk of the job has ended, by whomever."""
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-lease")
         waiting: deque[tuple[Lease, Future[list[Batch]]]] = deque()
         try:
@@ -166,51 +205,96 @@ class LeasedReader:
                         content = self._standby.take(lease.chunk) or pool.submit(self._read_chunk, lease.chunk)
                         waiting.append((lease, content))
                 if not waiting:
+                    self._outcome.settle(self._coordinator.ttl, self._coordinator.wait)
+                    if self._on_error == "raise" and self._table.given_up():
+                        self._outcome.raise_dead_letters()
                     return
                 lease, content = waiting.popleft()
-                samples = content.result()
-                if self._holds(lease):
-                    yield LeasedChunk(lease.chunk, lease.token, self.job.positions_of(lease.chunk), samples, self)
-                else:
-                    self.chunks_lost += 1
+                chunk = self._handed_out(lease, content)
+                if chunk is not None:
+                    yield chunk
         finally:
             self._standby.clear()
             pool.shutdown(wait=True, cancel_futures=True)
             with suppress(CoordinationError), self._lock:
                 self._table.release(time.monotonic())
+            if self._ledger is not None:
+                self._ledger.flush()
+
+    def _handed_out(self, lease: Lease, content: Future[list[Batch]]) -> LeasedChunk | None:
+        """Return a chunk that was read and is still held; None if it was lost, or could not be read."""
+        try:
+            samples = content.result()
+        except Exception as error:
+            self._fail(lease.chunk, lease.token, error)
+            return None
+        if not self._holds(lease):
+            self.chunks_lost += 1
+            return None
+        return LeasedChunk(lease.chunk, lease.token, self.job.positions_of(lease.chunk), samples, self)
 
     def process(self, function: Callable[[LeasedChunk], str | None]) -> int:
         """Call a function for each chunk and commit what it returns; lost chunks are left to their new owner.
+
+        A chunk that the function fails on is tried again later, by whichever worker comes first.
 
         Returns:
             How many chunks this worker committed.
         """
         count = 0
         for chunk in self:
-            payload = function(chunk)
             try:
-                chunk.commit(payload or "")
-            except StaleLeaseError:
+                payload = function(chunk)
+            except Exception as error:
+                chunk.fail(error)
                 continue
-            count += 1
+            with suppress(StaleLeaseError):
+                chunk.commit(payload or "")
+                count += 1
         return count
 
     def commit(self, chunk: LeasedChunk, payload: str = "") -> None:
         """Commit a chunk; see ``LeasedChunk.commit``."""
+        file = chunk.settle_output()
         with self._lock:
             try:
-                self._table.commit(chunk.chunk, chunk.token, time.monotonic(), payload)
+                done = self._table.commit(chunk.chunk, chunk.token, time.monotonic(), payload, file)
             except StaleLeaseError:
                 self.chunks_lost += 1
+                chunk.discard_output()
                 raise
+        self._outcome.keep(done)
+        with self._lock:
             now = time.perf_counter()
             self._speed.add(len(chunk.positions), now - self._last_commit)
             self._last_commit = now
             self._committed += len(chunk.positions)
             self._report()
 
+    def fail(self, chunk: LeasedChunk, error: BaseException | str) -> None:
+        """Give a chunk back after a failed attempt; see ``LeasedChunk.fail``."""
+        chunk.discard_output()
+        self._fail(chunk.chunk, chunk.token, error)
+
+    def _fail(self, chunk: int, token: int, error: BaseException | str) -> None:
+        text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
+        _log.warning("chunk %d of job %r failed: %s", chunk, self.job.name, text.strip().rpartition("\n")[2])
+        try:
+            with self._lock:
+                dead = self._table.fail(chunk, token, time.monotonic(), text[-MAX_TRACEBACK:])
+        except StaleLeaseError:
+            self.chunks_lost += 1
+            return
+        if dead is not None:
+            self._outcome.keep(dead)
+
     def _read_chunk(self, chunk: int) -> list[Batch]:
-        positions = self.job.positions_of(chunk)
+        return self._read(self.job.positions_of(chunk))
+
+    def _read_sample(self, position: int) -> Mapping[str, Any]:
+        return self._read(np.array([position], dtype=np.int64))[0].make()
+
+    def _read(self, positions: NDArray[np.int64]) -> list[Batch]:
         offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
         cut = Cut(self._order, positions, offsets)
         return read_batches(self._dataset, cut, range(len(offsets) - 1), 0, collate=self._collate)
@@ -227,7 +311,8 @@ class LeasedReader:
                 wanted = int(self._speed.rate * self._seconds / self.job.chunk_size)
                 leases = self._claims.next_leases(now, wanted, ahead=has_work)
                 if leases:
-                    self.chunks_taken_over += sum(lease.token > 1 for lease in leases)
+                    first = first_token(self.generation)
+                    self.chunks_taken_over += sum(lease.token > first for lease in leases)
                     return self._busy(leases)
                 if has_work or self._table.is_finished():
                     return []
@@ -245,6 +330,11 @@ class LeasedReader:
             self._last_commit = time.perf_counter()
         self._report()
         return leases
+
+    @property
+    def clients(self) -> tuple[StoreClient, StoreClient]:
+        """The reader's connections to the store."""
+        return self.client, self._outcome.client
 
     @property
     def chunks_prefetched(self) -> int:
@@ -273,25 +363,30 @@ class LeasedReader:
     # --- the outcome -----------------------------------------------------------------------------------------------
 
     def results(self) -> list[Done]:
-        """Return every accepted commit so far, by any worker, in order of chunks: one a chunk, with its payload."""
-        with self._lock:
-            return self._table.committed()
+        """Return every accepted commit so far, by any worker of any generation, in order of chunks."""
+        return [entry for entry in self._outcome.ends() if isinstance(entry, Done)]
+
+    def dead_letters(self) -> list[Dead]:
+        """Return every chunk that was given up so far, with its last traceback."""
+        return [entry for entry in self._outcome.ends() if isinstance(entry, Dead)]
 
     def is_finished(self) -> bool:
-        """Say whether every chunk is committed."""
+        """Say whether every chunk has ended."""
         with self._lock:
             return self._table.is_finished()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what is finished, as plain JSON: a new store takes it as ``state=`` and goes on from there."""
-        with self._lock:
-            self._table.committed()
-            return self.job.state(self._table.done)
+        """Return what has ended, with its results, as plain JSON: a new store takes it as ``state=``.
+
+        A job with a ``folder`` needs none of this: it goes on by itself.
+        """
+        return make_state(self._begun, {entry.chunk: entry for entry in self._outcome.ends()})
 
     def close(self) -> None:
-        """Give back every lease held and end the connection."""
+        """Give back every lease held and end the connections."""
         try:
             with self._lock:
                 self._table.release(time.monotonic())
         finally:
+            self._outcome.close()
             self.client.close()

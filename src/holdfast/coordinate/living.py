@@ -1,7 +1,8 @@
 """Which ranks are believed to be alive, and at which place among them each stands.
 
-The model: a world of ranks 0 … size-1 without the few that are gone. Work is dealt by place among the living, so a rank
-needs its own place and their number, not a list of a hundred thousand.
+The model: a world of ranks 0 … world-1 that were expected, and of ranks from 100,000 on that joined later, without
+those that are gone. Work is dealt by place among the living, so a rank needs its own place and their number, not a
+list of a hundred thousand.
 """
 
 from __future__ import annotations
@@ -10,7 +11,11 @@ from bisect import bisect_left
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["Living", "watched_chunks", "watches"]
+__all__ = ["FIRST_JOINED", "Living", "watched_chunks", "watches"]
+
+# Where the ranks of workers that join late begin: above every rank that can be expected, so that no two can be the
+# same.
+FIRST_JOINED = 100_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,19 +23,26 @@ class Living:
     """The ranks of a world that are believed to be alive.
 
     Attributes:
-        world: ranks are 0 … world-1.
+        world: expected ranks are 0 … world-1.
         gone: those that are not alive, sorted.
+        joined: late ranks are 100,000 … 100,000+joined-1.
     """
 
     world: int = 0
     gone: tuple[int, ...] = ()
+    joined: int = 0
 
     def __len__(self) -> int:
-        return self.world - len(self.gone)
+        return self.world + self.joined - len(self.gone)
 
     def __iter__(self) -> Iterator[int]:
         gone = set(self.gone)
-        return (rank for rank in range(self.world) if rank not in gone)
+        return (rank for rank in self.ever() if rank not in gone)
+
+    def ever(self) -> Iterator[int]:
+        """Return every rank, the living and the gone."""
+        yield from range(self.world)
+        yield from range(FIRST_JOINED, FIRST_JOINED + self.joined)
 
     def __contains__(self, rank: object) -> bool:
         return isinstance(rank, int) and self.place(rank) is not None
@@ -38,9 +50,28 @@ class Living:
     def place(self, rank: int) -> int | None:
         """Return how many of the living come before this rank; None if it is not one of them."""
         before = bisect_left(self.gone, rank)
-        if not 0 <= rank < self.world or (before < len(self.gone) and self.gone[before] == rank):
+        if before < len(self.gone) and self.gone[before] == rank:
             return None
-        return rank - before
+        if 0 <= rank < self.world:
+            return rank - before
+        late = rank - FIRST_JOINED
+        return self.world + late - before if 0 <= late < self.joined else None
+
+    def after(self, rank: int, count: int) -> list[int]:
+        """Return the next of the living after a rank, on a ring; fewer than ``count`` where there are not as many."""
+        size, found = self.world + self.joined, []
+        number = rank if rank < self.world else self.world + rank - FIRST_JOINED
+        for step in range(1, size):
+            other = self._rank((number + step) % size)
+            before = bisect_left(self.gone, other)
+            if before == len(self.gone) or self.gone[before] != other:
+                found.append(other)
+                if len(found) == count:
+                    break
+        return found
+
+    def _rank(self, number: int) -> int:
+        return number if number < self.world else FIRST_JOINED + number - self.world
 
 
 def _offsets(workers: int, replication: int) -> range:

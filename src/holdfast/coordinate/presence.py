@@ -1,26 +1,29 @@
 """The workers of one process in the store: their signs of life, and who else is alive.
 
 The model: a worker is one record, written anew at every heartbeat by compare-and-set on what it wrote last. A rank that
-is registered a second time thereby ends the process that had it before: that one's next heartbeat is refused.
+is registered a second time thereby ends the process that had it before: that one's next heartbeat is refused. Each
+worker watches the ranks that come after its own among the living, and strikes those that fell silent off the roster.
 """
 
 from __future__ import annotations
 
+import socket
 import threading
 import uuid
 from dataclasses import replace
 from typing import Any
 
 from holdfast.coordinate.health import HealthBoard, WorkerRecord
-from holdfast.coordinate.living import Living
-from holdfast.coordinate.records import KeyValue
+from holdfast.coordinate.living import FIRST_JOINED, Living
+from holdfast.coordinate.roster import Roster, change_roster, read_roster
+from holdfast.coordinate.stores.contract import KeyValue
 from holdfast.errors import ConfigError, CoordinationError
 
 __all__ = ["Presence"]
 
-# Up to this many workers each looks at all the others at every heartbeat, and work is dealt among the living. Beyond,
-# it is dealt among all ranks there are: who died is left to the other standbys, and a heartbeat's cost stays flat.
-WATCHED_AT_MOST = 64
+# How many others each worker looks at in one heartbeat: everyone in a small job, the next ones on the ring in a large
+# one, so that the cost stays flat and a dead machine's ranks are all noticed at once.
+MAX_WATCHED = 64
 
 
 class Presence:
@@ -28,10 +31,14 @@ class Presence:
 
     Args:
         world_size: how many workers are expected at least.
+        ttl: seconds of silence after which a worker counts as failed; published for those who watch.
+        heartbeat: seconds between signs of life; published, too.
     """
 
-    def __init__(self, world_size: int) -> None:
+    def __init__(self, world_size: int, *, ttl: float = 0.0, heartbeat: float = 0.0) -> None:
         self._world_size = world_size
+        self._ttl = ttl
+        self._heartbeat = heartbeat
         self._records: dict[int, WorkerRecord] = {}
         self._written: dict[int, bytes] = {}
         self._lock = threading.Lock()
@@ -69,6 +76,18 @@ class Presence:
 
     # --- in the store ----------------------------------------------------------------------------------------------
 
+    def join(self, store: KeyValue) -> int:
+        """Reserve a rank that no living worker has, for one that comes late; return it."""
+        taken = FIRST_JOINED
+
+        def take(roster: Roster) -> Roster:
+            nonlocal taken
+            taken = roster.next_free()
+            return self._published(roster.with_rank(taken, 0))
+
+        change_roster(store, take)
+        return taken
+
     def register(self, store: KeyValue, rank: int, *, owner: str | None = None, indices: int = 0) -> WorkerRecord:
         """Write a worker's first record, in place of any that stands there.
 
@@ -78,27 +97,19 @@ class Presence:
             owner: this process's life, unique; None for a random one.
             indices: how many samples are assigned to it.
         """
-        record = WorkerRecord(rank, uuid.uuid4().hex[:12] if owner is None else owner, indices=indices)
+        owner = uuid.uuid4().hex[:12] if owner is None else owner
+        record = WorkerRecord(rank, owner, indices=indices, host=socket.gethostname())
         raw, before = record.encode(), b""
         while (found := store.compare_set(f"worker/{rank}", before, raw)) != raw:
             before = found
-        self._grow_world(store, rank + 1)
+        change_roster(store, lambda roster: self._published(roster.with_rank(rank, self._world_size)))
         with self._lock:
             self._records[rank], self._written[rank] = record, raw
         return record
 
-    def _grow_world(self, store: KeyValue, size: int) -> None:
-        before = b""
-        wanted = str(max(size, self._world_size)).encode()
-        while (found := store.compare_set("world", before, wanted)) != wanted:
-            if int(found) >= int(wanted):
-                break
-            before = found
-
-    def world(self, store: KeyValue) -> int:
-        """Return how many ranks there are, or were ever registered."""
-        found = store.get("world")
-        return max(int(found) if found else 0, self._world_size)
+    def _published(self, roster: Roster) -> Roster:
+        """Return the roster with this job's times, where nobody has written any."""
+        return roster if roster.ttl else replace(roster, ttl=self._ttl, heartbeat=self._heartbeat)
 
     def beat(self, store: KeyValue, rank: int) -> None:
         """Write a worker's next record."""
@@ -122,16 +133,34 @@ class Presence:
         )
 
     def look_around(self, store: KeyValue, board: HealthBoard, now: float) -> Living:
-        """Return who is alive, as far as this process can tell."""
-        world = self.world(store)
-        if world > WATCHED_AT_MOST:
-            return Living(world)
-        ranks = range(world)
-        board.look(ranks, now)
-        return Living(world, tuple(rank for rank in ranks if board.record(rank) is None or board.failed(rank, now)))
+        """Return who is alive, as far as this process can tell, and strike the silent off the roster."""
+        roster = read_roster(store)
+        mistaken = [rank for rank in self._records if rank not in roster.living]
+        for rank in mistaken:  # struck off while this process was paused
+            roster = change_roster(store, lambda found, rank=rank: found.with_rank(rank, self._world_size))  # type: ignore[misc]
+        watched = self._watched(roster.living)
+        board.look(watched, now)
+        silent = [rank for rank in watched if board.failed(rank, now)]
+        if silent:
+            roster = change_roster(store, lambda found: found.without(silent))
+        living = roster.living
+        # Whoever was expected and has never shown up stands by for nothing, though it may still come.
+        absent = [rank for rank in watched if board.record(rank) is None and rank in living]
+        return replace(living, gone=tuple(sorted((*living.gone, *absent)))) if absent else living
+
+    def _watched(self, living: Living) -> list[int]:
+        """Return the ranks that this process looks at: those after its own on the ring of the living."""
+        if len(living) <= MAX_WATCHED:
+            return list(living)
+        return sorted({other for rank in self._records for other in living.after(rank, MAX_WATCHED)})
 
     def leave(self, store: KeyValue) -> None:
         """Mark every worker of this process as gone in good order."""
+        left: list[int] = []
         for rank, record in self._records.items():
             gone = replace(record, sequence=record.sequence + 1, state="left", leases=0)
-            store.compare_set(f"worker/{rank}", self._written[rank], gone.encode())
+            raw = gone.encode()
+            if store.compare_set(f"worker/{rank}", self._written[rank], raw) == raw:
+                left.append(rank)
+        if left:
+            change_roster(store, lambda roster: roster.without(left))

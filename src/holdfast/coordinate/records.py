@@ -1,37 +1,29 @@
-"""What stands in the store for a chunk: a lease or an accepted commit, and the five operations that reach it."""
+"""What stands in the store for a chunk: a lease, an accepted commit, or a chunk that was given up."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 from holdfast.errors import CoordinationError
 
-__all__ = ["DONE", "Done", "KeyValue", "Lease", "decode"]
+__all__ = ["Dead", "Done", "Lease", "decode", "first_token", "generation_of", "is_final"]
 
-# How every commit's record begins: most of what is ever read, and so told apart without decoding it.
-DONE = b'["done",'
+# How the records begin that never change again: most of what is ever read, and so told apart without decoding it.
+_FINAL = (b'["done",', b'["dead",')
+
+# Tokens of one generation of a job: more than a chunk is ever handed on.
+TOKENS_PER_GENERATION = 1_000_000
 
 
-class KeyValue(Protocol):
-    """The little that the protocol needs of a store; every operation is atomic."""
+def first_token(generation: int) -> int:
+    """Return the first fencing token of a generation: above every token of the ones before it."""
+    return (generation - 1) * TOKENS_PER_GENERATION + 1
 
-    def get(self, key: str) -> bytes | None:
-        """Return the value, or None where there is none; never waits for one."""
 
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of several keys."""
-
-    def set(self, key: str, value: bytes) -> None:
-        """Write unconditionally."""
-
-    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is the expected one (or, for ``b""``, absent); return the value there is afterwards."""
-
-    def add(self, key: str, amount: int) -> int:
-        """Add to a counter that begins at 0; return its new value."""
+def generation_of(token: int) -> int:
+    """Return the generation that handed a token out."""
+    return (token - 1) // TOKENS_PER_GENERATION + 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,41 +32,85 @@ class Lease:
 
     Attributes:
         chunk: which piece of the job.
-        owner: who holds it; unique to one process's life.
-        token: the fencing token, one more at each takeover.
+        owner: who holds it; unique to one process's life. Nobody: it was given back.
+        token: the fencing token, higher at each change of hands; it tells the job's generation, too.
         sequence: one more at each renewal.
+        attempts: how many attempts at the chunk have ended badly.
     """
 
     chunk: int
     owner: str
     token: int = 1
     sequence: int = 0
+    attempts: int = 0
 
     def encode(self) -> bytes:
         """Return the record as it stands in the store."""
-        return json.dumps(["leased", self.owner, self.token, self.sequence], separators=(",", ":")).encode()
+        return _dump("leased", self.owner, self.token, self.sequence, self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A chunk's accepted commit: by whom, under which token, and what the worker left with it."""
+    """A chunk's accepted commit: by whom, under which token, and what the worker left with it.
+
+    Attributes:
+        chunk: which piece of the job.
+        owner: who committed it.
+        token: the fencing token it was committed under.
+        payload: the worker's small text.
+        file: the output's name in the job's sink, if it has one.
+    """
 
     chunk: int
     owner: str
     token: int
     payload: str = ""
+    file: str = ""
 
     def encode(self) -> bytes:
         """Return the record as it stands in the store."""
-        return json.dumps(["done", self.owner, self.token, self.payload], separators=(",", ":")).encode()
+        return _dump("done", self.owner, self.token, self.payload, self.file)
 
 
-def decode(chunk: int, record: bytes) -> Lease | Done:
+@dataclass(frozen=True, slots=True)
+class Dead:
+    """A chunk that was given up after its last attempt.
+
+    Attributes:
+        chunk: which piece of the job.
+        owner: who gave it up.
+        token: the fencing token at that time.
+        attempts: how many attempts ended badly.
+        error: the last one's traceback, or what is known of it.
+    """
+
+    chunk: int
+    owner: str
+    token: int
+    attempts: int
+    error: str
+
+    def encode(self) -> bytes:
+        """Return the record as it stands in the store."""
+        return _dump("dead", self.owner, self.token, self.attempts, self.error)
+
+
+def is_final(record: bytes) -> bool:
+    """Say whether a record never changes again."""
+    return record.startswith(_FINAL)
+
+
+def decode(chunk: int, record: bytes) -> Lease | Done | Dead:
     """Read a record back."""
     try:
-        kind, owner, token, last = json.loads(record)
-    except (ValueError, TypeError) as error:
+        kind, *fields = json.loads(record)
+        entry: Lease | Done | Dead = {"leased": Lease, "done": Done, "dead": Dead}[kind](chunk, *fields)
+        return entry
+    except (ValueError, TypeError, KeyError) as error:
         raise CoordinationError(
-            "a lease record in the store was not written by holdfast", chunk=chunk, record=record[:80]
+            "a lease record in the store was not written by this version of holdfast", chunk=chunk, record=record[:80]
         ) from error
-    return Done(chunk, owner, token, last) if kind == "done" else Lease(chunk, owner, token, last)
+
+
+def _dump(*fields: object) -> bytes:
+    return json.dumps(fields, separators=(",", ":")).encode()

@@ -1,73 +1,106 @@
-"""A torch ``Store`` as the protocol needs it: atomic operations that end within a deadline, one way to fail.
+"""A store as the protocol needs it: atomic operations that end within a deadline, one way to fail.
 
-Torch's own calls have no deadline where a link is cut or the host is stopped (only ``get`` and ``wait`` know one), so
-each client owns one daemon thread that makes the calls; the caller waits for it no longer than ``timeout``. Any failure
-of the store becomes ``CoordinatorLost``, at once for every later call: a client that once missed an answer cannot know
-what its next one would belong to.
+Calls into a store may have no deadline where a link is cut or the host is stopped (torch's have none), so each client
+owns one daemon thread that makes the calls; the caller waits for it no longer than ``timeout``. A store that fails, or
+does not answer, raises ``CoordinatorLost``, at once for every later call: a client that once missed an answer cannot
+know what its next one would belong to.
+
+A durable store comes back with all it ever answered, so its client asks again for ``patience`` seconds before it gives
+up. Repeating a compare-and-set is harmless, because what it writes is unique to the writer: finding it there means
+that it counted. A counter is never incremented twice: after a broken connection its current value is read instead,
+which may leave a gap in the numbers but never hands one out to two workers as a lease. A store that comes back without
+its data is recognised by a witness record, and is lost.
 """
 
 from __future__ import annotations
 
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from holdfast.coordinate.stores.contract import Store, read_counter
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
-    from torch.distributed import Store  # type: ignore[attr-defined]
+    import torch.distributed as dist
 
-__all__ = ["LARGEST_VALUE", "StoreClient"]
-
-# A TCPStore server drops the connection for good above 8 MiB.
-LARGEST_VALUE = 4 << 20
+__all__ = ["StoreClient", "as_store"]
 
 # Torch retries a connection that is not taken up for seconds: slow to connect to does not mean lost.
 CONNECT_TIMEOUT = 30.0
+# Seconds between two attempts to reach a durable store that is away: often enough to lose no TTL over a quick restart.
+RETRY_SECONDS = 0.2
+# How many default seconds a durable store may be away: a restart of its host takes less.
+PATIENCE = 120.0
 
-# No record of ours equals it: asking a store to replace it by itself reads a key without waiting and changes nothing.
-_NOTHING = b"\x00nothing"
+_WITNESS = "witness"
+_OPERATIONS = ("get", "get_many", "set", "compare_set", "add", "delete", "clone", "close")
+
+
+def as_store(store: Store | dist.Store) -> Store:  # type: ignore[name-defined]
+    """Return a store of ours as it is, and one of torch's behind the contract."""
+    if hasattr(store, "durable") and all(hasattr(store, name) for name in _OPERATIONS):
+        return store
+    from holdfast.coordinate.stores.torch_store import TorchStore
+
+    return TorchStore(store)
 
 
 class StoreClient:
     """A store behind a prefix, with a deadline for every operation.
 
     Args:
-        store: any ``torch.distributed`` store with compare_set (HashStore, FileStore, TCPStore).
+        store: any store of the contract, or a ``torch.distributed`` one with compare_set.
         prefix: keeps the keys apart from others in the same store.
-        timeout: seconds after which an operation without an answer means the store is lost.
+        timeout: seconds after which an operation without an answer means that a store that is not durable is lost.
+        patience: seconds for which a durable store may be away.
     """
 
-    def __init__(self, store: Store, *, prefix: str, timeout: float) -> None:
-        from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]
-
-        if not isinstance(store, Store):
-            raise ConfigError("a coordinator needs a torch.distributed store", store=type(store).__name__)
-        self._plain = store
-        self._store = PrefixStore(prefix, store)
-        self._prefix = prefix
+    def __init__(
+        self,
+        store: Store | dist.Store,  # type: ignore[name-defined]
+        *,
+        prefix: str,
+        timeout: float,
+        patience: float = PATIENCE,
+    ) -> None:
+        self._store = as_store(store)
+        self._prefix = prefix + "/"
         self._timeout = timeout
+        self._patience = patience
         self._lost: CoordinatorLost | None = None
-        self._requests: SimpleQueue[tuple[Callable[[], Any], _Answer] | None] = SimpleQueue()
+        self._requests: SimpleQueue[tuple[Callable[[], Any], Callable[[], Any], _Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
         self._lock = threading.Lock()
+        self._closed = threading.Event()
+        self._witness: bytes | None = None
         self.operations = 0
         """How many operations this client has made."""
+
+    @property
+    def durable(self) -> bool:
+        """Whether the store comes back with its data after its server was killed."""
+        return self._store.durable
 
     def clone(self, prefix: str = "") -> StoreClient:
         """Return a client with a connection of its own (where the store has connections) below the same prefix."""
         self.get("")  # connecting may take long, finding out that the store is gone may not
-        plain = self._call(self._plain.clone, max(self._timeout, CONNECT_TIMEOUT))  # type: ignore[attr-defined]
-        return StoreClient(plain, prefix=f"{self._prefix}/{prefix}" if prefix else self._prefix, timeout=self._timeout)
+        plain = self._call(self._store.clone, timeout=max(self._timeout, CONNECT_TIMEOUT))
+        longer = f"{self._prefix}{prefix}" if prefix else self._prefix.removesuffix("/")
+        copy = StoreClient(plain, prefix=longer, timeout=self._timeout, patience=self._patience)
+        copy._witness = self._witness if not prefix else None
+        return copy
 
-    def below(self, prefix: str) -> _Below:
+    def below(self, prefix: str) -> Below:
         """Return the same client under a longer prefix."""
-        return _Below(self, prefix)
+        return Below(self, prefix)
 
     def close(self) -> None:
-        """End the client's thread."""
+        """End the client's thread and its connection."""
+        self._closed.set()
         with self._lock:
             if self._thread is not None:
                 self._requests.put(None)
@@ -77,68 +110,74 @@ class StoreClient:
 
     def get(self, key: str) -> bytes | None:
         """Return the value, or None where there is none."""
-        found: bytes = self._call(lambda: self._store.compare_set(key, _NOTHING, _NOTHING))  # type: ignore[arg-type]
-        return None if found == _NOTHING else found
+        name = self._prefix + key
+        found: bytes | None = self._call(lambda: self._store.get(name))
+        return found
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Return the values of several keys: two operations where all exist, one a key where one is missing."""
-        names = list(keys)
-        if not names:
-            return []
-        if len(names) > 1 and self._call(lambda: self._store.check(names)):
-            values: list[bytes | None] = self._call(lambda: self._store.multi_get(names))
-            return values
-        return [self.get(name) for name in names]
+        """Return the values of several keys."""
+        names = [self._prefix + key for key in keys]
+        found: list[bytes | None] = self._call(lambda: self._store.get_many(names)) if names else []
+        return found
 
     def set(self, key: str, value: bytes) -> None:
         """Write unconditionally."""
-        self._check_size(key, value)
-        self._call(lambda: self._store.set(key, value))  # type: ignore[arg-type]
+        name = self._check_size(key, value)
+        self._call(lambda: self._store.set(name, value))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is the expected one (or absent, for ``b""``); return the value there is afterwards."""
-        self._check_size(key, desired)
-        result: bytes = self._call(lambda: self._store.compare_set(key, expected, desired))  # type: ignore[arg-type]
+        """Write if the value is the expected one (``b""``: absent); return the value there is afterwards."""
+        name = self._check_size(key, desired)
+        result: bytes = self._call(lambda: self._store.compare_set(name, expected, desired))
         return result
 
     def add(self, key: str, amount: int) -> int:
-        """Add to a counter; return its new value."""
-        total: int = self._call(lambda: self._store.add(key, amount))
+        """Add to a counter, at most once; return its value afterwards."""
+        name = self._prefix + key
+        total: int = self._call(lambda: self._store.add(name, amount), again=lambda: read_counter(self._store, name))
         return total
 
     def delete(self, key: str) -> bool:
         """Delete a key; say whether it was there."""
-        there: bool = self._call(lambda: self._store.delete_key(key))
+        name = self._prefix + key
+        there: bool = self._call(lambda: self._store.delete(name))
         return there
 
-    def _check_size(self, key: str, value: bytes) -> None:
-        if len(value) > LARGEST_VALUE:
+    def _check_size(self, key: str, value: bytes) -> str:
+        if len(value) > self._store.max_value_bytes:
             raise ConfigError(
-                "the value is too large for a store",
+                "the value is too large for this store",
                 key=key,
                 bytes=len(value),
-                largest=LARGEST_VALUE,
+                largest=self._store.max_value_bytes,
                 hint="put it into a file and keep its path here",
             )
+        return self._prefix + key
 
-    # --- the thread ------------------------------------------------------------------------------------------------
+    # --- the caller's side -----------------------------------------------------------------------------------------
 
-    def _call(self, function: Callable[[], Any], timeout: float | None = None) -> Any:
-        timeout = self._timeout if timeout is None else timeout
+    def _call(
+        self, function: Callable[[], Any], *, again: Callable[[], Any] | None = None, timeout: float | None = None
+    ) -> Any:
         if self._lost is not None:
             raise self._lost
+        timeout = self._timeout if timeout is None else timeout
+        if self._store.durable:  # the thread below gives up by itself
+            timeout += self._patience
         answer = _Answer()
         with self._lock:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="holdfast-store", daemon=True)
                 self._thread.start()
             self.operations += 1
-            self._requests.put((function, answer))
+            self._requests.put((function, again or function, answer))
         began = monotonic()
         while not answer.ready.acquire(timeout=timeout):
             if monotonic() - began < 1.5 * timeout:
                 raise self._give_up("the store did not answer in time", None)
             began = monotonic()  # this process itself was paused: the answer may well be here
+        if isinstance(answer.error, ConfigError):
+            raise answer.error
         if answer.error is not None:
             raise self._give_up(f"the store failed: {_first_line(answer.error)}", answer.error)
         return answer.value
@@ -146,22 +185,46 @@ class StoreClient:
     def _give_up(self, message: str, cause: BaseException | None) -> CoordinatorLost:
         self._lost = CoordinatorLost(
             message,
-            timeout=round(self._timeout, 3),
-            hint="restart with a new store from the last saved state; a commit under way may or may not have counted",
+            timeout=round(self._patience if self._store.durable else self._timeout, 3),
+            hint="start again; a job with a folder goes on from what it has saved, also on a new store",
         )
         self._lost.__cause__ = cause
         return self._lost
 
+    # --- the thread ------------------------------------------------------------------------------------------------
+
     def _serve(self) -> None:
         requests = self._requests
         while (request := requests.get()) is not None:
-            function, answer = request
+            function, again, answer = request
             try:
-                answer.value = function()
+                answer.value = self._ask(function, again)
             except Exception as error:  # torch raises its own family of RuntimeErrors; all mean the same here
                 answer.error = error
             answer.ready.release()
-            del function, request
+            del function, again, request
+        self._store.close()
+
+    def _ask(self, function: Callable[[], Any], again: Callable[[], Any]) -> Any:
+        """Make a call; where a durable store is away, make it again until it is back or the patience is over."""
+        if not self._store.durable:
+            return function()
+        end, broken, asked = monotonic() + self._patience, False, False
+        while True:
+            try:
+                self._check_witness(broken)
+                question, asked = again if asked else function, True
+                return question()
+            except ConnectionError as error:  # noqa: PERF203 (a loop of retries)
+                if isinstance(error, CoordinatorLost) or monotonic() > end or self._closed.wait(RETRY_SECONDS):
+                    raise
+                broken = True
+
+    def _check_witness(self, broken: bool) -> None:
+        if self._witness is None:
+            self._witness = self._store.compare_set(self._prefix + _WITNESS, b"", uuid.uuid4().hex.encode())
+        elif broken and self._store.get(self._prefix + _WITNESS) != self._witness:
+            raise CoordinatorLost("the store came back without its data")
 
 
 class _Answer:
@@ -176,7 +239,7 @@ class _Answer:
         self.error: BaseException | None = None
 
 
-class _Below:
+class Below:
     """A client's keys under a longer prefix."""
 
     def __init__(self, client: StoreClient, prefix: str) -> None:

@@ -1,0 +1,126 @@
+"""`holdfast job show|results|retry FOLDER`: a leased job's own folder, with no store and no worker running."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.coordinate.ledger import Ledger
+
+__all__ = ["register"]
+
+Folder = Annotated[Path, typer.Argument(help="The folder that the job's workers were given.", show_default=False)]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
+
+
+def _open(folder: Path) -> Ledger:
+    from holdfast.coordinate.ledger import Ledger
+
+    if not (folder / "job.json").is_file():
+        raise ConfigError("this is not the folder of a leased job", folder=str(folder), hint="it has no job.json")
+    return Ledger(folder, owner="cli")
+
+
+def _summary(ledger: Ledger) -> dict[str, Any]:
+    from holdfast.coordinate.records import Dead, Done
+
+    job = ledger.definition()
+    assert job is not None
+    ends = ledger.read()
+    dead = [entry for entry in ends.values() if isinstance(entry, Dead)]
+    return {
+        "job": job.job,
+        "name": job.name,
+        "positions": len(job.positions),
+        "chunk_size": job.chunk_size,
+        "chunks": job.chunks,
+        "committed": sum(isinstance(entry, Done) for entry in ends.values()),
+        "generation": ledger.generation,
+        "owners": len(Counter(entry.owner for entry in ends.values())),
+        "dead_letters": [asdict(entry) for entry in sorted(dead, key=lambda entry: entry.chunk)],
+    }
+
+
+def _show(summary: dict[str, Any], *, tracebacks: bool) -> None:
+    done, total, dead = summary["committed"], summary["chunks"], summary["dead_letters"]
+    typer.echo(f"job {summary['job']} ({summary['name']}), generation {summary['generation']}")
+    typer.echo(f"{done:,} of {total:,} chunks committed ({done / total:.1%}) by {summary['owners']} workers")
+    if not dead:
+        typer.echo("no dead letters")
+        return
+    typer.echo(f"{len(dead):,} dead letters:")
+    for letter in dead:
+        lines = letter["error"].strip().splitlines() or [""]
+        typer.echo(f"  chunk {letter['chunk']} after {letter['attempts']} attempts: {lines[-1]}")
+        if tracebacks:
+            typer.echo("\n".join("    " + line for line in lines))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+    job = typer.Typer(
+        no_args_is_help=True, help="Look at a leased job's folder, or let its dead letters be tried again."
+    )
+    app.add_typer(job, name="job")
+
+    @job.command()
+    def show(
+        folder: Folder,
+        tracebacks: Annotated[bool, typer.Option("--tracebacks", help="Print each dead letter's traceback.")] = False,
+        as_json: AsJson = False,
+    ) -> None:
+        """Say how far a job is, and which chunks were given up.
+
+        Example: holdfast job show runs/captions --tracebacks
+        """
+        summary = _summary(_open(folder))
+        if as_json:
+            typer.echo(json.dumps(summary))
+        else:
+            _show(summary, tracebacks=tracebacks)
+
+    @job.command()
+    def results(folder: Folder, as_json: AsJson = False) -> None:
+        """List every committed chunk: its number, fencing token, output and payload.
+
+        Example: holdfast job results runs/captions --json > results.json
+        """
+        from holdfast.coordinate.records import Done
+
+        ends = _open(folder).read()
+        found = [asdict(entry) for _, entry in sorted(ends.items()) if isinstance(entry, Done)]
+        if as_json:
+            typer.echo(json.dumps(found))
+            return
+        for entry in found:
+            typer.echo(f"{entry['chunk']}\t{entry['token']}\t{entry['file']}\t{entry['payload']}")
+
+    @job.command()
+    def retry(
+        folder: Folder,
+        chunk: Annotated[list[int] | None, typer.Option("--chunk", help="Only this one; may be repeated.")] = None,
+        as_json: AsJson = False,
+    ) -> None:
+        """Let dead letters be tried again by the next workers.
+
+        Run it when the job has ended: workers that still run are refused from then on. Then start workers as before.
+
+        Example: holdfast job retry runs/captions --chunk 17 --chunk 23
+        """
+        chosen = _open(folder).retry(chunk)
+        if as_json:
+            typer.echo(json.dumps({"chunks": chosen}))
+        elif chosen:
+            typer.echo(
+                f"{len(chosen)} chunks will be tried again: {', '.join(map(str, chosen))}. Start workers as before."
+            )
+        else:
+            typer.echo("there is nothing to try again")

@@ -1,0 +1,196 @@
+"""How workers begin a job together, or join one: exactly one of them decides what it is, the others read it.
+
+The model: the job is one record in the store. The first worker puts a placeholder there, by compare-and-set; it then
+finds out what has ended before (from the job's folder, or from a saved state), and puts the job in its place. Others
+wait meanwhile; if the placeholder stands still for a TTL, its worker has died, and another begins.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+import uuid
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from holdfast.coordinate.job import JOB, JobRecord, LeasedJob, Run, check_same, runs_of
+from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.records import Dead, Done, decode
+from holdfast.coordinate.stores.contract import KeyValue
+from holdfast.errors import CoordinationError
+
+__all__ = ["Beginner", "Begun"]
+
+# Bytes of earlier results in one record of the store.
+_PAGE = 512 << 10
+
+
+@dataclass(frozen=True, slots=True)
+class Begun:
+    """A job under way.
+
+    Attributes:
+        job: what it is.
+        generation: how many times it has begun, on any store.
+        finished: the chunks that had ended before this generation, as runs.
+        pages: how many records of the store hold their results; 0 where a folder does.
+    """
+
+    job: LeasedJob
+    generation: int
+    finished: list[Run]
+    pages: int = 0
+
+    @property
+    def prefix(self) -> str:
+        """Where the generation's records stand, below the job's."""
+        return str(self.generation)
+
+
+class Beginner:
+    """One worker's way into a job.
+
+    Args:
+        store: the job's place in the store.
+        name: of the job.
+        order: the fingerprint of the dataset's order.
+        positions: what is read.
+        chunk_size: positions per chunk, or None for whatever the job has.
+        default_size: computes a chunk size where the job is new and none was given.
+        ledger: the job's folder.
+        state: from ``state_dict()`` of an earlier generation.
+        ttl: seconds after which a worker that began the job and fell silent is replaced.
+        wait: waits some seconds, or raises if the store is lost.
+    """
+
+    def __init__(
+        self,
+        store: KeyValue,
+        *,
+        name: str,
+        order: str,
+        positions: range,
+        chunk_size: int | None,
+        default_size: Callable[[], int],
+        ledger: Ledger | None,
+        state: Mapping[str, Any] | None,
+        ttl: float,
+        wait: Callable[[float], None],
+    ) -> None:
+        self._store = store
+        self._name = name
+        self._same: dict[str, Any] = {"order": order, "positions": positions, "chunk_size": chunk_size}
+        self._default_size = default_size
+        self._ledger = ledger
+        self._state = None if state is None else replace(JOB.from_json(state), name=name)
+        self._ttl = ttl
+        self._wait = wait
+
+    def begin(self) -> Begun:
+        """Return the job, begun by this worker or by another."""
+        if self._state is not None:
+            self._check(self._state.definition, "the state")
+        found = self._store.get("job") or b""
+        since = time.monotonic()
+        while True:
+            record = json.loads(found) if found else None
+            if record is not None and "starting" not in record:
+                begun = self._join(JOB.from_json(record))
+                if begun is not None:
+                    return begun
+            elif record is not None and time.monotonic() - since < self._ttl:
+                self._wait(self._ttl / 100)
+                seen = self._store.get("job") or b""
+                found, since = seen, since if seen == found else time.monotonic()
+                continue
+            mine = json.dumps({"starting": uuid.uuid4().hex}).encode()
+            seen = self._store.compare_set("job", found, mine)
+            if seen == mine:
+                decided, ended = self._decide()
+                wanted = json.dumps(JOB.to_json(decided)).encode()
+                self._store.set(f"{decided.generation}/before", str(ended).encode())  # for those who look on
+                seen = self._store.compare_set("job", mine, wanted)
+            found, since = seen, time.monotonic()
+
+    def _check(self, stored: LeasedJob, where: str) -> LeasedJob:
+        return check_same(stored, **self._same, where=where)
+
+    def _join(self, record: JobRecord) -> Begun | None:
+        """Return the job that stands in the store; None if its folder was made ready for the next generation."""
+        job = self._check(record.definition, "the other workers")
+        if self._ledger is None:
+            if record.mark:
+                raise CoordinationError("the other workers keep this job in a folder", hint="pass the same folder=")
+            return Begun(job, record.generation, record.finished, record.pages)
+        stored = self._ledger.definition()
+        if not record.mark or stored is None or stored.job != job.job:
+            raise CoordinationError(
+                "the job in this store is not the one in this folder",
+                job=job.job,
+                folder=str(self._ledger.folder),
+                hint="give every worker the same folder=, or the job another name",
+            )
+        if not self._ledger.is_open():
+            return None
+        return Begun(job, record.generation, self._ledger.enter(record.generation, record.mark))
+
+    def _decide(self) -> tuple[JobRecord, int]:
+        """Return the next generation (after the folder's, after the state's, or the first); and how many had ended."""
+        if self._ledger is not None:
+            stored = self._ledger.definition() or self._ledger.define(self._fresh())
+            job = replace(self._check(stored, f"the folder {self._ledger.folder}"), name=self._name)
+            generation, mark, finished = self._ledger.begin()
+            return job.record(generation=generation, mark=mark), _count(finished)
+        if self._state is None:
+            return self._fresh().record(generation=1), 0
+        generation = self._state.generation + 1
+        pages = self._write_pages(generation, self._state.results)
+        decided = replace(self._state, generation=generation, pages=pages, results=[])
+        return decided, _count(decided.finished)
+
+    def _fresh(self) -> LeasedJob:
+        size = self._same["chunk_size"] or self._default_size()
+        return LeasedJob(self._name, self._same["order"], self._same["positions"], size)
+
+    def _write_pages(self, generation: int, results: list[Any]) -> int:
+        lines: list[str] = []
+        pages, size = 0, 0
+        for line in (json.dumps(entry, separators=(",", ":")) for entry in results):
+            if size + len(line) > _PAGE and lines:
+                self._store.set(f"{generation}/before/{pages}", "\n".join(lines).encode())
+                pages, lines, size = pages + 1, [], 0
+            lines.append(line)
+            size += len(line)
+        if lines:
+            self._store.set(f"{generation}/before/{pages}", "\n".join(lines).encode())
+            pages += 1
+        return pages
+
+
+def _count(runs: Sequence[Run]) -> int:
+    return sum(stop - start for start, stop in runs)
+
+
+def read_pages(store: KeyValue, pages: int) -> dict[int, Done | Dead]:
+    """Return the ends of chunks that an earlier generation's state brought along."""
+    found: dict[int, Done | Dead] = {}
+    for page in range(pages):
+        for line in (store.get(f"before/{page}") or b"").splitlines():
+            chunk, *record = json.loads(line)
+            entry = decode(chunk, json.dumps(record).encode())
+            if isinstance(entry, (Done, Dead)):
+                found[chunk] = entry
+    return found
+
+
+def make_state(begun: Begun, ends: Mapping[int, Done | Dead]) -> dict[str, Any]:
+    """Return a job with the end of every chunk that has ended, as plain JSON."""
+    before = {chunk for start, stop in begun.finished for chunk in range(start, stop)}
+    return JOB.to_json(
+        begun.job.record(
+            generation=begun.generation,
+            finished=runs_of(sorted(before | set(ends))),
+            results=[[chunk, *json.loads(ends[chunk].encode())] for chunk in sorted(ends)],
+        )
+    )

@@ -1,0 +1,62 @@
+"""How many positions a chunk has where the user does not say: bounded by bytes, by time at the end, and in number."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import numpy as np
+
+__all__ = ["MAX_CHUNKS", "MAX_CHUNK_BYTES", "default_chunk_size", "sample_bytes"]
+
+# A worker holds up to four chunks at a time: the one in hand, the next, and two it stands by for.
+MAX_CHUNK_BYTES = 32 << 20
+# Records that a store keeps for a job; each takes some 150 bytes.
+MAX_CHUNKS = 1_000_000
+# Batches per chunk: a commit is then worth its cost, and little work is lost with a worker.
+MAX_BATCHES = 64
+# Chunks per worker at least, so that slow workers can leave some to fast ones.
+MIN_SHARE = 16
+# Samples that are read to learn how large one is.
+PROBES = 8
+
+
+def default_chunk_size(
+    *, positions: int, batch_size: int, workers: int, bytes_per_sample: float, max_bytes: int
+) -> int:
+    """Return a chunk size, a multiple of the batch size.
+
+    Args:
+        positions: how many the job has.
+        batch_size: samples per batch.
+        workers: how many are expected.
+        bytes_per_sample: see ``sample_bytes``.
+        max_bytes: how large a chunk may become; one batch is always allowed.
+    """
+    share = positions // (MIN_SHARE * workers) // batch_size
+    few = -(-positions // MAX_CHUNKS // batch_size)
+    batches = max(1, min(MAX_BATCHES, share), few)
+    fitting = int(max_bytes / max(1.0, bytes_per_sample)) // batch_size
+    return batch_size * max(1, min(batches, fitting))
+
+
+def sample_bytes(read: Callable[[int], Mapping[str, Any]], positions: range) -> float:
+    """Return the size of the largest of a few samples spread over the positions; 0 if none can be read."""
+    places = np.unique(np.linspace(positions.start, positions.stop - 1, PROBES).astype(np.int64))
+    return max((_size(read, int(position)) for position in places), default=0.0)
+
+
+def _size(read: Callable[[int], Mapping[str, Any]], position: int) -> float:
+    try:
+        return float(_bytes(read(position)))
+    except Exception:  # a sample that cannot be read is its chunk's problem, when its turn comes
+        return 0.0
+
+
+def _bytes(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return sum(map(_bytes, value.values()))
+    if isinstance(value, (list, tuple)):
+        return sum(map(_bytes, value))
+    return int(value.nbytes) if hasattr(value, "nbytes") else sys.getsizeof(value)

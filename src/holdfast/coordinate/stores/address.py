@@ -1,0 +1,68 @@
+"""A store by its address, as a command line or a configuration file gives it."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+from pathlib import Path
+
+from holdfast.coordinate.stores.contract import Store
+from holdfast.errors import ConfigError, CoordinatorLost
+
+__all__ = ["open_store"]
+
+
+def open_store(address: str, *, timeout: float = 10.0) -> Store:
+    """Open the store at an address.
+
+    Args:
+        address: ``redis://HOST:PORT``, ``etcd://HOST:PORT``, ``HOST:PORT`` (a TCPStore's server: it lives in one
+            process's memory and is gone when that process dies), or ``file:PATH`` (a FileStore, for tests).
+        timeout: seconds to wait for a connection.
+    """
+    scheme, separator, _ = address.partition("://")
+    if separator and scheme in ("redis", "rediss", "unix"):
+        from holdfast.coordinate.stores.redis_store import RedisStore
+
+        return RedisStore(address, timeout=timeout)
+    if separator and scheme in ("etcd", "http", "https"):
+        from holdfast.coordinate.stores.etcd_store import EtcdStore
+
+        return EtcdStore(address, timeout=timeout)
+    return _open_torch_store(address.removeprefix("tcp://"), timeout)
+
+
+def _open_torch_store(address: str, timeout: float) -> Store:
+    import torch.distributed as dist
+
+    from holdfast.coordinate.stores.torch_store import TorchStore
+
+    if address.startswith("file:"):
+        path = Path(address.removeprefix("file:"))
+        if not path.is_file():
+            raise ConfigError("there is no such store file", path=str(path))
+        return TorchStore(dist.FileStore(str(path), -1))  # type: ignore[attr-defined]
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ConfigError(
+            "a store is redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT (TCPStore) or file:PATH", store=address
+        )
+    _refuse_deaf(host, int(port), timeout)
+    try:
+        found = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))  # type: ignore[attr-defined]
+    except RuntimeError as error:
+        raise _unreachable(address) from error
+    return TorchStore(found)
+
+
+def _refuse_deaf(host: str, port: int, timeout: float) -> None:
+    """Ask with a socket of our own first: torch writes pages of stack traces about a refused connection."""
+    import socket
+
+    try:
+        socket.create_connection((host, port), timeout=timeout).close()
+    except OSError as error:
+        raise _unreachable(f"{host}:{port}") from error
+
+
+def _unreachable(address: str) -> CoordinatorLost:
+    return CoordinatorLost("the store cannot be reached", store=address, hint="torchrun's is MASTER_ADDR:MASTER_PORT")

@@ -1,0 +1,139 @@
+"""Redis or Valkey as a store: compare-and-set by a Lua script, durable by its append-only file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from holdfast.errors import ConfigError, MissingDependencyError
+
+__all__ = ["RedisStore"]
+
+# One round trip, and atomic: a script runs alone.
+_COMPARE_SET = """
+local current = redis.call('GET', KEYS[1])
+if (current or '') == ARGV[1] then
+    redis.call('SET', KEYS[1], ARGV[2])
+    return ARGV[2]
+end
+return current or ''
+"""
+
+
+class RedisStore:
+    """A Redis or Valkey server, 6 or later, version 7 tested.
+
+    The server must write every command to disk before it answers (``appendonly yes``, ``appendfsync always``): with
+    anything less a killed server may forget commits that workers were told of. One server, or one whose replicas are
+    never promoted on their own: a replica may lag behind what was answered.
+
+    Args:
+        url: ``redis://[[user]:password@]host:port[/database]``, or ``rediss://`` for TLS.
+        timeout: seconds after which a server that does not answer counts as unreachable.
+        durable: False accepts a server that keeps less than every answered write; the store is then treated like a
+            TCPStore, and a lost connection ends the job's use of it.
+    """
+
+    max_value_bytes = 4 << 20
+
+    def __init__(self, url: str, *, timeout: float = 5.0, durable: bool = True) -> None:
+        try:
+            import redis
+            from redis.backoff import NoBackoff
+            from redis.retry import Retry
+        except ImportError as error:
+            raise MissingDependencyError("RedisStore needs redis-py", hint="pip install 'holdfast[redis]'") from error
+        self.url = url
+        self.durable = durable
+        self._timeout = timeout
+        self._failures = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
+        try:
+            # No retries of redis-py's own: it would send a counter's increment twice. One connection, so that a
+            # second one means that the first was lost.
+            pool = redis.BlockingConnectionPool.from_url(
+                url,
+                max_connections=1,
+                socket_timeout=timeout,
+                socket_connect_timeout=timeout,
+                retry=Retry(NoBackoff(), 0),
+                health_check_interval=0,
+                redis_connect_func=self._connected,
+            )
+            self._client: Any = redis.Redis(connection_pool=pool)
+        except ValueError as error:
+            raise ConfigError("invalid address of a Redis server", url=url, hint=str(error)) from error
+        self._compare_set = self._client.register_script(_COMPARE_SET)
+        self._checked = not durable
+        self._in_touch = False
+
+    def _connected(self, connection: Any) -> None:
+        """Raise once where redis-py makes a lost connection anew without a word."""
+        if self._in_touch:
+            self._in_touch = False
+            raise self._failures[0]("the connection was lost")
+        connection.on_connect()
+        self._in_touch = True
+
+    def _ask(self, question: Callable[[], Any]) -> Any:
+        try:
+            if not self._checked:
+                self._check_durability()
+            return question()
+        except self._failures as error:
+            self._in_touch = False
+            raise ConnectionError(f"the Redis server cannot be reached: {error}") from error
+
+    def _check_durability(self) -> None:
+        """Refuse a server that says that it forgets; one that does not let us ask is taken at its owner's word."""
+        import redis
+
+        try:
+            found = {**self._client.config_get("appendonly"), **self._client.config_get("appendfsync")}
+        except redis.ResponseError:  # managed servers forbid CONFIG
+            found = {}
+        self._checked = True
+        if found.get("appendonly", "yes") != "yes" or found.get("appendfsync", "always") != "always":
+            self._checked = False
+            raise ConfigError(
+                "this Redis server would forget answered writes when it is killed",
+                url=self.url,
+                **found,
+                hint="start it with --appendonly yes --appendfsync always, or pass durable=False",
+            )
+
+    def get(self, key: str) -> bytes | None:
+        """As the contract."""
+        found: bytes | None = self._ask(lambda: self._client.get(key))
+        return found
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        """As the contract."""
+        if not keys:
+            return []
+        found: list[bytes | None] = self._ask(lambda: self._client.mget(list(keys)))
+        return found
+
+    def set(self, key: str, value: bytes) -> None:
+        """As the contract."""
+        self._ask(lambda: self._client.set(key, value))
+
+    def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
+        """As the contract."""
+        found: bytes = self._ask(lambda: self._compare_set(keys=[key], args=[expected, desired]))
+        return found
+
+    def add(self, key: str, amount: int) -> int:
+        """As the contract."""
+        return int(self._ask(lambda: self._client.incrby(key, amount)))
+
+    def delete(self, key: str) -> bool:
+        """As the contract."""
+        return bool(self._ask(lambda: self._client.delete(key)))
+
+    def clone(self) -> RedisStore:
+        """As the contract."""
+        return RedisStore(self.url, timeout=self._timeout, durable=self.durable)
+
+    def close(self) -> None:
+        """As the contract."""
+        self._client.close()
