@@ -1,4 +1,4 @@
-"""How fast the order is: positions a second, the cost of being far out, and beside the usual ways to shuffle.
+"""How fast the order is, near and far out, how even its mixtures are, and how it compares with the usual shuffles.
 
 Peers, in the same run and taking turns: grain's ``index_shuffle`` (called once an index, as its map-style datasets do),
 and a NumPy permutation table (fast to read, but it must be made, held and made anew each epoch).
@@ -11,7 +11,7 @@ import sys
 import time
 import tracemalloc
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -37,11 +37,20 @@ class Windows:
             self.start += WINDOW
 
 
-def mixture(length: int) -> Order:
+def mixture(length: int, arrangement: Literal["even", "blocks"] = "even") -> Order:
     return Order(
         [SourceSpec(f"s{number}", length + number, seed=number) for number in range(8)],
         weights={f"s{number}": 1 + number for number in range(8)},
+        arrangement=arrangement,
     )
+
+
+def largest_deviation(order: Order, count: int) -> float:
+    """Return how far, after any of the first positions, a source of the mixture stands from its weight."""
+    source = order.locate(np.arange(count)).source
+    places = np.arange(1, count + 1)
+    ahead = [np.cumsum(source == number) - places * (1 + number) / 36 for number in range(8)]
+    return float(np.abs(ahead).max())
 
 
 def grain_side(length: int, count: int) -> tuple[Callable[[], None] | None, str]:
@@ -124,6 +133,7 @@ def main() -> None:
         "far_1e12": Windows(Order([SourceSpec("a", 10**9, seed=7)]), 10**12, WINDOWS),
         "mixture_of_8": Windows(mixture(10**9), 0, WINDOWS),
         "mixture_far_1e12": Windows(mixture(10**9), 10**12, WINDOWS),
+        "mixture_of_8_in_blocks": Windows(mixture(10**9, "blocks"), 0, WINDOWS),
     }
     grain, version = grain_side(10**9, WINDOW)
     about["grain"] = version
@@ -136,6 +146,10 @@ def main() -> None:
     for name in ("1e5", "1e9", "1e12", "mixture_of_8"):
         figures[f"positions_per_second_{name}"] = WINDOWS * WINDOW / seconds[name]
     figures["cost_at_1e12_over_cost_at_0"] = seconds["far_1e12"] / seconds["1e9"]
+    figures["mixture_cost_over_cost_in_blocks"] = seconds["mixture_of_8"] / seconds["mixture_of_8_in_blocks"]
+    figures["mixture_largest_deviation"] = largest_deviation(mixture(10**9), 10**6)
+    figures["mixture_largest_deviation_in_blocks"] = largest_deviation(mixture(10**9, "blocks"), 10**6)
+    about["mixture"] = "8 sources with weights 1 … 8; deviation in samples after any of the first 10^6 positions"
     figures["mixture_cost_at_1e12_over_cost_at_0"] = seconds["mixture_far_1e12"] / seconds["mixture_of_8"]
     if grain is not None:
         figures["grain_indices_per_second_1e9"] = WINDOW / seconds["grain"]

@@ -5,9 +5,9 @@ further down, that half counts in proportion. A source's deviation is thus half 
 the nodes above it but the root, of its weight over theirs: the deeper a source, the heavier the nodes above must be.
 
 ``plan`` looks for a tree in which no source exceeds one sample. Up to ``MAX_EXACT`` groups it finds the best tree there
-is; more sources are first grouped, lightest first. Up to five sources have always fitted; for more there are weights
-that no tree fits, and the plan says the bound it keeps. For comparison: no arrangement of n sources, however found,
-can promise less than 1 - 1/(2n - 2) for all weights (R. Tijdeman, The chairman assignment problem, 1980).
+is; more sources are first grouped, lightest first. Up to four sources always fit, as two pairs; for more there are
+weights that no tree fits, and the plan says the bound it keeps. For comparison: no arrangement of n sources, however
+found, can promise less than 1 - 1/(2n - 2) for all weights (R. Tijdeman, The chairman assignment problem, 1980).
 
 What is left up to one sample is spent on chance: ``jitter`` says by how much a node may move a sample off its place.
 """
