@@ -255,7 +255,7 @@ def test_a_run_does_not_begin_at_step_0_beside_checkpoints_it_cannot_read(tmp_pa
         train(job, run)
     for path in (tmp_path / "run" / "checkpoints").iterdir():
         flip(path)
-    with pytest.raises(RunFolderError, match="none of them is whole"):
+    with pytest.raises(RunFolderError, match="none of the checkpoints can be used"):
         make_job().run(tmp_path / "run").resume()
 
 

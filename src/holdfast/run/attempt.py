@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from holdfast.errors import RunFolderError, RunMismatchError, StateMismatchError
+from holdfast.errors import RunFolderError, RunMismatchError, StateMismatchError, UnusableCheckpointError
 from holdfast.run.buckets import Origin, Stopwatch
 from holdfast.run.checkpoints import Checkpoints, Found
 from holdfast.run.compact import Compaction
@@ -81,7 +81,6 @@ class Attempt:
     def close(self) -> None:
         """Close the log and let the folder go."""
         self.compaction.stop()
-        self.checkpoints.close()
         self.recorder.close()
         if self.lock is not None:
             self.lock.release()
@@ -136,7 +135,7 @@ def _begin(
     }
     if ranks.is_first:
         header |= {
-            "ranks_before": _heads(folder),
+            "ranks_before": _heads(folder, histories),
             "config": dict(config),
             "environment": describe_environment(),
         }
@@ -147,7 +146,7 @@ def _begin(
         number=number,
         recorder=recorder,
         stopwatch=stopwatch,
-        checkpoints=Checkpoints(folder, ranks, keep=options.keep),
+        checkpoints=Checkpoints(folder, ranks, run_id=identity.run, keep=options.keep),
         compaction=Compaction(folder, rank=ranks.rank, min_bytes=options.compact_bytes),
         history=history,
         began=origin.monotonic,
@@ -196,9 +195,11 @@ def _outline(history: History) -> History:
     return history
 
 
-def _heads(folder: RunFolder) -> dict[str, str]:
-    """Return the digest at the end of every rank's log so far."""
-    return {str(rank): History.read(folder, rank=rank).head for rank in {file.rank for file in folder.log_files()}}
+def _heads(folder: RunFolder, histories: list[History]) -> dict[str, str]:
+    """Return the digest at the end of every rank's log before this attempt; ranks of larger attempts included."""
+    heads = {str(rank): history.head for rank, history in enumerate(histories) if history.attempts}
+    gone = {file.rank for file in folder.log_files()} - set(range(len(histories)))
+    return heads | {str(rank): History.read(folder, rank=rank).head for rank in sorted(gone)}
 
 
 def _origin(history: History) -> tuple[Origin, float]:
@@ -215,13 +216,13 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
     decided = unfinished(attempt.history.events)
     if decided is not None:
         attempt.checkpoints.abandon(after=decided["to"], name=abandoned_name(decided))
-    found = attempt.checkpoints.newest()
-    if found is not None and found.step < 0:
+    try:
+        found = attempt.checkpoints.newest()
+    except UnusableCheckpointError as error:
         raise RunFolderError(
-            "the folder holds checkpoints, but none of them is whole: "
-            + "; ".join(f"{name}: {reason}" for name, reason in found.passed_over),
+            f"the folder holds checkpoints, but {error.message}",
             hint="restore one from a backup, or pass fresh=True to begin again at step 0",
-        )
+        ) from error
     notes: tuple[str, ...] = ()
     if found is not None:
         notes = restore_checkpoint(attempt, components, found)

@@ -20,7 +20,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LogFile", "RunFolder", "is_run_folder"]
+__all__ = ["LogFile", "RunFolder", "checkpoint_name", "is_run_folder"]
 
 _LOG_NAME = re.compile(
     r"attempt-(?P<attempt>\d{5,})\.rank-(?P<rank>\d{5,})\.part-(?P<part>\d{3,})\.(?P<kind>jsonl|parquet)"
@@ -107,7 +107,7 @@ class RunFolder:
 
     def checkpoint(self, step: int) -> Path:
         """Return the folder of the checkpoint taken after this many steps."""
-        return self.checkpoints / f"step-{step:08d}"
+        return self.checkpoints / checkpoint_name(step)
 
     def checkpoint_steps(self) -> dict[int, Path]:
         """Return every checkpoint folder by its step, earliest first; whether they are whole is not looked at."""
@@ -128,6 +128,11 @@ class RunFolder:
             if file is not None and (rank is None or file.rank == rank):
                 found.setdefault((file.rank, file.attempt, file.part), file)
         return sorted(found.values())
+
+
+def checkpoint_name(step: int) -> str:
+    """Return what the checkpoint taken after this many steps is called."""
+    return f"step-{step:08d}"
 
 
 def is_run_folder(path: Path) -> bool:

@@ -78,16 +78,22 @@ class Monitor:
         self._glance = Glance()
 
 
+# A rank that is later than the others by less than this holds nobody up, however large the ratio.
+MIN_LATE_SECONDS = 1e-3
+
+
 class RankComparison:
     """Rank 0's comparison of all ranks: who is slow, and whose parameters differ.
 
     Args:
         world: how many ranks there are.
         window: steps that are compared.
+        least: steps before the first comparison; fewer are too few on a busy machine.
         every: steps between comparisons.
     """
 
-    def __init__(self, world: int, *, window: int = 64, every: int = 16) -> None:
+    def __init__(self, world: int, *, window: int = 96, least: int = 48, every: int = 16) -> None:
+        self._least = least
         self._world = world
         self._every = every
         self._times: deque[tuple[int, tuple[float, ...]]] = deque(maxlen=window)
@@ -100,7 +106,7 @@ class RankComparison:
         if self._world < 2:
             return []
         self._times.append((step, seconds))
-        if len(self._times) < self._every or step % self._every:
+        if len(self._times) < self._least or step % self._every:
             return []
         steps = np.array([at for at, _ in self._times], dtype=np.float64)
         signals = [
@@ -113,7 +119,10 @@ class RankComparison:
             )
             for rank in range(self._world)
         ]
-        return self._new(self._straggler.detect(signals, DetectionContext(live=True)).detections, step)
+        slow = self._straggler.detect(signals, DetectionContext(live=True)).detections
+        usual = float(np.median([signal.values for signal in signals]))
+        late = {rank: float(np.median(signal.values)) - usual for rank, signal in enumerate(signals)}
+        return self._new([found for found in slow if late[found.replica or 0] >= MIN_LATE_SECONDS], step)
 
     def add_hashes(self, step: int, hashes: Sequence[int]) -> list[dict[str, Any]]:
         """Take every rank's hash of the parameters all should share; returns a finding if they differ."""

@@ -190,8 +190,8 @@ def rehearsing(
             "steps can only be made again where the step is a function", hint="pass train_step= to Run and use train()"
         )
     ranks = ranks or Ranks.joined()
-    found = Checkpoints(folder, ranks, keep=1).newest(not_after=step)
-    if found is None or found.step < 0:
+    found = Checkpoints(folder, ranks).newest(not_after=step)
+    if found is None:
         raise RunError("there is no good checkpoint at or before this step", step=step, folder=str(folder.root))
     held = Held(components)
     rehearsal: Rehearsal | None = None

@@ -11,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from holdfast.errors import ConfigError, RollbackError
+from holdfast.errors import ConfigError, RollbackError, UnusableCheckpointError
 from holdfast.run.attempt import Attempt, restore_checkpoint
 from holdfast.run.cure import Cure, abandoned_name, cures_for
 from holdfast.run.run_log import Record
@@ -83,8 +83,11 @@ def roll_back(
             hint="look at its findings with `holdfast debug`, or raise max_rollbacks",
         )
     onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
-    found = attempt.checkpoints.newest(not_after=onset)
-    if found is None or found.step < 0:
+    try:
+        found = attempt.checkpoints.newest(not_after=onset)
+    except UnusableCheckpointError:
+        found = None
+    if found is None:
         raise RollbackError(
             "there is no good checkpoint from before the onset",
             onset=onset,

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from pathlib import Path
 from typing import Any
 
+from holdfast.checkpoint import PendingSave
 from holdfast.errors import CheckpointError, HoldfastError, RunWriteError
 from holdfast.run.attempt import Attempt
+from holdfast.run.layout import checkpoint_name
 from holdfast.run.options import RunOptions
 from holdfast.run.parameters import hash_parameters
 from holdfast.run.snapshot import Components
@@ -38,7 +38,7 @@ class Saving:
         self._attempt = attempt
         self._components = components
         self._options = options
-        self._under_way: tuple[int, str, float, dict[str, Any], Future[Path]] | None = None
+        self._under_way: tuple[int, str, float, dict[str, Any], PendingSave] | None = None
         self._failed = 0
         self.seconds = 0.0
         """How long the last save took, from its beginning to its end on disk."""
@@ -70,15 +70,16 @@ class Saving:
         attempt.saved_step, attempt.saved_at = attempt.step, began
         try:
             state = self._components.collect(attempt.ranks, position)
-            background = self._options.save_in_background and not wait
-            saving = attempt.checkpoints.save(state, attempt.step, background=background)
-        except (CheckpointError, OSError, RuntimeError) as error:
+            if self._options.save_in_background and not wait:
+                pending = attempt.checkpoints.save_in_background(state, attempt.step)
+                self._under_way = (attempt.step, reason, began, about, pending)
+                attempt.stopwatch.lap("save")
+                return
+            attempt.checkpoints.save(state, attempt.step)
+        except (CheckpointError, OSError) as error:
             self._note_failure(attempt.step, error)
             return
-        self._under_way = (attempt.step, reason, began, about, saving)
-        if wait or not self._options.save_in_background:
-            self.wait()
-        attempt.stopwatch.lap("save")
+        self._note(attempt.step, reason, began, about)
 
     def poll(self) -> None:
         """Note a save that has ended in the meantime."""
@@ -92,15 +93,19 @@ class Saving:
         step, reason, began, about, saving = self._under_way
         self._under_way = None
         try:
-            path = saving.result()
-        except (CheckpointError, OSError, RuntimeError) as error:
+            saving.result()
+        except (CheckpointError, OSError) as error:
             self._note_failure(step, error)
             return
+        self._note(step, reason, began, about)
+
+    def _note(self, step: int, reason: str, began: float, about: dict[str, Any]) -> None:
         self._failed = 0
         self.seconds = time.monotonic() - began
         self._attempt.stopwatch.lap("save")
+        name = checkpoint_name(step)
         self._attempt.event(
-            "checkpoint", step=step, path=path.name, reason=reason, seconds=round(self.seconds, 6), **about
+            "checkpoint", step=step, path=name, reason=reason, seconds=round(self.seconds, 6), verified=True, **about
         )
 
     def _describe(self) -> dict[str, Any]:

@@ -16,9 +16,8 @@ import torch
 from torch import nn
 from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_model_state_dict
 
-from holdfast.checkpoint import ParallelFileSystemReader
+from holdfast.checkpoint import ParallelFileSystemReader, load
 from holdfast.errors import ConfigError, RunMismatchError
-from holdfast.run.checkpoints import load_checkpoint
 from holdfast.run.generators import generator_states, restore_generators
 from holdfast.run.optimizer_state import collect_optimizer, lay_out_optimizer, parameter_names, restore_optimizer
 from holdfast.run.payload import pack, unpack
@@ -114,33 +113,32 @@ class Components:
 
     def restore(self, path: Path, ranks: Ranks) -> Restored:
         """Put everything back from a checkpoint, at this world size."""
-        kept: dict[int, torch.Tensor] = {}
         names = parameter_names(self.model)
-
-        def layout(reader: ParallelFileSystemReader) -> dict[str, Any]:
-            entries = reader.read_metadata().state_dict_metadata
-            sizes = _packed_sizes(entries)
-            if 0 not in sizes:
-                raise RunMismatchError("the checkpoint was not made by a run", path=str(path))
-            same = len(sizes) == ranks.world
-            wanted = {ranks.rank} if same else {0, *([ranks.rank] if ranks.rank in sizes else [])}
-            if not same and ranks.is_first and self.metrics is not None:
-                wanted = set(sizes)
-            for rank in wanted:
-                kept[rank] = torch.empty(sizes[rank], dtype=torch.uint8)
-            stored = {name.removeprefix(_STATE): about for name, about in entries.items() if name.startswith(_STATE)}
-            return {
-                "model": get_model_state_dict(self.model),
-                "optimizer": {"state": lay_out_optimizer(self.optimizers, names, stored)},
-                "run": {_key(rank): kept[rank] for rank in kept},
-            }
-
-        state = load_checkpoint(path, layout, ranks)
+        entries = ParallelFileSystemReader(path).read_metadata().state_dict_metadata
+        stored = {name.removeprefix(_STATE): about for name, about in entries.items() if name.startswith(_STATE)}
+        kept = self._lay_out_own(_packed_sizes(entries), ranks, path)
+        state: dict[str, Any] = {
+            "model": get_model_state_dict(self.model),
+            "optimizer": {"state": lay_out_optimizer(self.optimizers, names, stored)},
+            "run": {_key(rank): kept[rank] for rank in kept},
+        }
+        # What other ranks keep for themselves is not asked for, which is meant.
+        load(state, path, process_group=ranks.group, warn_not_loaded=False)
         set_model_state_dict(self.model, state["model"])
         saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
         restore_optimizer(self.optimizers, names, state["optimizer"]["state"], own["optimizer"])
         return self._restore_own(saved, own, ranks)
+
+    def _lay_out_own(self, sizes: dict[int, int], ranks: Ranks, path: Path) -> dict[int, torch.Tensor]:
+        """Return room for what this rank needs of what the ranks kept for themselves."""
+        if 0 not in sizes:
+            raise RunMismatchError("the checkpoint was not made by a run", path=str(path))
+        same = len(sizes) == ranks.world
+        wanted = {ranks.rank} if same else {0, *([ranks.rank] if ranks.rank in sizes else [])}
+        if not same and ranks.is_first and self.metrics is not None:
+            wanted = set(sizes)
+        return {rank: torch.empty(sizes[rank], dtype=torch.uint8) for rank in wanted}
 
     def _restore_own(self, saved: dict[int, dict[str, Any]], own: dict[str, Any], ranks: Ranks) -> Restored:
         world, notes = own["world"], []
