@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: setup services demo test check bench soak docs format clean
+.PHONY: setup services demo test check bench soak docs format clean screenshots
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -50,6 +50,9 @@ soak: setup
 
 docs: setup
 	$(BIN)/mkdocs build --strict --site-dir site
+
+screenshots: setup
+	$(BIN)/python bench/screenshots.py
 
 clean:
 	rm -rf $(VENV) site build .mypy_cache .ruff_cache .hypothesis

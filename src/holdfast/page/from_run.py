@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,14 +17,17 @@ from holdfast.debug.ingestion.run_log import RunLog as ReadLog
 from holdfast.debug.reporting.words import clean, remarks
 from holdfast.debug.types import RunReport, Signal, Verdict
 from holdfast.page.from_report import charts_of, flag_of, lead_of
-from holdfast.page.model import Bucket, Cause, Event, Flag, HeatMap, Page
+from holdfast.page.model import Bucket, Cause, Chart, Event, Flag, HeatMap, Line, Page
 from holdfast.run import RunLog
+from holdfast.run.buckets import TIME_FIELDS
 from holdfast.run.columns import RunColumns
 
 __all__ = ["RunFeed", "page_of_run"]
 
 LAYERS = {"grad_norm/": "Gradient norm by layer", "weight_norm/": "Weight norm by layer"}
-NOT_SERIES = frozenset(("at", "loss_bits", "grad_norm_bits", "redone"))
+NOT_SERIES = frozenset(("at", *TIME_FIELDS.values())) - {"step_time", "data_time"}
+MAX_GIVEN_UP = 8
+"""Branches that were given up and are still drawn, the newest first."""
 MAX_HEAT_COLUMNS = 400
 MAX_RANKS = 64
 """Ranks whose step times are shown side by side."""
@@ -104,19 +108,26 @@ class RunFeed:
         recorded = tuple(_flag(event) for event in columns.events if event["event"] == "finding")
         seen = {flag.title for flag in recorded}
         flags = (*recorded, *(flag for flag in map(flag_of, report.findings) if flag.title not in seen))
-        serious = any(flag.severity in ("warning", "critical") for flag in flags)
+        overcome = _rolled_back_to(columns)
+        serious = overcome is None and any(flag.severity in ("warning", "critical") for flag in flags)
         steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
         environment = columns.headers[-1].get("environment") or {} if columns.headers else {}
         worst = next((flag for flag in flags if flag.onset is not None), None)
+        lead = lead_of(report)
+        if worst is not None and overcome is not None:
+            since = "Nothing since then points to a failure." if report.verdict is Verdict.HEALTHY else lead
+            lead = f"{worst.title} at step {worst.onset:,.0f}; rolled back to step {overcome:,} and continued. {since}"
+        elif worst is not None and serious:
+            lead = f"{worst.title} at step {worst.onset:,.0f}. {worst.advice}"
         return Page(
             title=clean(self._name),
             verdict=(Verdict.UNHEALTHY if serious else report.verdict).value,
-            lead=f"{worst.title} at step {worst.onset:,.0f}. {worst.advice}" if serious and worst else lead_of(report),
+            lead=lead,
             facts=tuple(
                 f"{count:,} {word}{'' if count == 1 else 's'}"
                 for count, word in ((steps, "step"), (len(columns.headers), "attempt"), (len(self._log.ranks), "rank"))
             ),
-            charts=charts_of(tuple(signal for signal in signals if not signal.name.startswith(tuple(LAYERS)))),
+            charts=self._charts(signals),
             flags=flags,
             events=tuple(_events(columns)),
             goodput=tuple(Bucket(name, seconds) for name, seconds in columns.goodput.seconds.items() if seconds),
@@ -125,6 +136,16 @@ class RunFeed:
             notes=tuple(clean(note) for note in remarks(report)),
             config={clean(name): clean(value) for name, value in self._config().items()},
             environment={clean(name): clean(value) for name, value in environment.items()},
+        )
+
+    def _charts(self, signals: tuple[Signal, ...]) -> tuple[Chart, ...]:
+        charts = charts_of(tuple(signal for signal in signals if not signal.name.startswith(tuple(LAYERS))))
+        given_up = [Line("given up", *branch, faded=True) for branch in self._columns.given_up[-MAX_GIVEN_UP:]]
+        return tuple(
+            replace(chart, lines=(*chart.lines, *given_up))
+            if any(line.name == "loss" for line in chart.lines)
+            else chart
+            for chart in charts
         )
 
     def _heat_maps(self) -> Iterator[HeatMap]:
@@ -174,6 +195,17 @@ def _events(columns: RunColumns) -> Iterator[Event]:
             left = {"event", "step", "at", "chain", "attempt"}
             shown = {name: value for name, value in record.items() if name not in left and not name.endswith("_time")}
             yield Event(step, clean(kind), clean(", ".join(f"{name} {value}" for name, value in shown.items())))
+
+
+def _rolled_back_to(columns: RunColumns) -> int | None:
+    """Return where the run went back to, if it did so after the last finding that matters."""
+    step: int | None = None
+    for record in columns.events:
+        if record["event"] == "rolled_back":
+            step = record["step"]
+        elif record["event"] == "finding" and record.get("severity") in ("warning", "critical"):
+            step = None
+    return step
 
 
 def _flag(record: dict[str, Any]) -> Flag:

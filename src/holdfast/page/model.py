@@ -24,6 +24,7 @@ class Line:
     name: str
     steps: NDArray[np.float64]
     values: NDArray[np.float64]
+    faded: bool = False
 
     def to_json(self, *, columns: int, first: float | None = None, last: float | None = None) -> dict[str, Any]:
         """Return the line with at most the smallest and the largest value of each of ``columns`` stretches of steps."""
@@ -33,6 +34,7 @@ class Line:
         return {
             "name": self.name,
             "points": len(self.values),
+            "faded": self.faded,
             "first": float(steps[0]) if len(steps) else 0.0,
             "whole": whole,
             "steps": _packed(offsets, "<u4" if whole else "<f8"),

@@ -51,15 +51,12 @@ class _Grown:
             self.blocks.append((np.array(self.steps), np.array(self.values)))
             self.steps, self.values = [], []
 
-    def cut(self, step: int) -> None:
-        """Forget every point from this step on."""
-        self._seal()
-        kept = []
-        for steps, values in self.blocks:
-            stop = int(np.searchsorted(steps, step))
-            if stop:
-                kept.append((steps[:stop], values[:stop]))
-        self.blocks = kept
+    def cut(self, step: int) -> tuple[Series, Series]:
+        """Take away every point from this step on, and return them."""
+        steps, values = self.arrays()
+        stop = int(np.searchsorted(steps, step))
+        self.blocks = [(steps[:stop], values[:stop])] if stop else []
+        return steps[stop:], values[stop:]
 
     def arrays(self) -> tuple[Series, Series]:
         self._seal()
@@ -79,6 +76,7 @@ class RunColumns:
     Attributes:
         events: every event so far, as it was written, each with the number of its attempt.
         headers: the first line of every attempt.
+        given_up: the losses of steps that were made again after a restart or a rollback, once per time.
     """
 
     def __init__(self, folder: str | Path, *, rank: int = 0) -> None:
@@ -91,6 +89,7 @@ class RunColumns:
         self._read: dict[tuple[int, int], _Read] = {}  # by attempt and part
         self.events: list[Record] = []
         self.headers: list[Record] = []
+        self.given_up: list[tuple[Series, Series]] = []
         self._spent = dict.fromkeys(BUCKETS, 0.0)
         self._reached = 0
 
@@ -171,8 +170,10 @@ class RunColumns:
                 grown.values.append(value)
 
     def _cut(self, step: int) -> None:
-        for grown in self._series.values():
-            grown.cut(step)
+        for name, grown in self._series.items():
+            given_up = grown.cut(step)
+            if name == "loss" and len(given_up[0]):
+                self.given_up.append(given_up)
 
     def _read_compacted(self, file: LogFile, *, skip: int) -> bool:
         """Take a compacted file, but for the lines that were read before it was compacted."""

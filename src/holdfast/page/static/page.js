@@ -233,8 +233,8 @@
       axes: [{ ...axis, values: (_, all) => stepTicks(all) },
         { ...axis, size: 62, values: (_, all) => ticks(all) }],
       series: [{ label: "step", value: (_, v) => step(v) }, ...lines.map((line, number) => ({
-        label: line.name, stroke: COLOURS[number % COLOURS.length], width: 1.4, spanGaps: true,
-        dash: line.other ? [6, 4] : undefined, value: (_, v) => shown(v), points: { show: line.x.length < 60 } }))],
+        label: line.name, stroke: line.faded ? colour("--soft") : COLOURS[number % COLOURS.length], width: 1.4,
+        spanGaps: true, dash: line.other || line.faded ? [6, 4] : undefined, value: (_, v) => shown(v), points: { show: !line.faded && line.x.length < 60 } }))],
       hooks: synced ? { setSelect: [(self) => {
         const { left, width } = self.select;  // the other charts follow the same drag and are told at the end
         self.setSelect({ left: 0, width: 0, top: 0, height: 0 }, false);
