@@ -36,7 +36,7 @@ def fit(folders: Sequence[Path], calibration: Sequence[Path], *, target: Path = 
     """
     cases = [case for folder in folders for case in load_cases(folder, "tune")]
     stories = [(case, story) for case in cases if (story := _story(case)) is not None]
-    matrix = np.stack([features_of(story[0], story[1]) for _, story in stories])
+    matrix = np.stack([features_of(feature_names(), story[0], story[1]) for _, story in stories])
     truth = np.asarray([case.label["cause"] or "none" for case, _ in stories])
     family = np.asarray([case.spec["family"] for case, _ in stories])
     faulty = truth != "none"

@@ -74,14 +74,15 @@ def _run_of(report: Path, run: int) -> dict[str, Any]:
 
 
 def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None, missed: str | None) -> dict[str, Any]:
-    from holdfast.debug.types import KNOWN_FAILURES, Failure
+    from holdfast.debug.detectors import known_failures
+    from holdfast.debug.types import Failure
 
     path = str(found.get("path", ""))
     if missed is not None:
         try:
             missed = Failure(missed).name  # Names are open: a plug-in's failure can be missed too.
         except ConfigError as error:
-            known = ", ".join(failure.name for failure in KNOWN_FAILURES)
+            known = ", ".join(failure.name for failure in known_failures())
             raise DebugError("not a name of a failure", failure=missed, hint=f"one of {known}") from error
         return {"path": path, "failure": missed, "verdict": "missed", "confidence": None}
     findings = found["findings"]

@@ -41,7 +41,6 @@ if TYPE_CHECKING:
     from holdfast.debug.signals import DistributionSignalExtractor as DistributionSignalExtractor
     from holdfast.debug.signals import GradientSignalExtractor as GradientSignalExtractor
     from holdfast.debug.signals import NumericalSignalExtractor as NumericalSignalExtractor
-    from holdfast.debug.types import KNOWN_FAILURES as KNOWN_FAILURES
     from holdfast.debug.types import AttributionHypothesis as AttributionHypothesis
     from holdfast.debug.types import Coverage as Coverage
     from holdfast.debug.types import DebugReport as DebugReport
@@ -49,6 +48,7 @@ if TYPE_CHECKING:
     from holdfast.debug.types import DetectionContext as DetectionContext
     from holdfast.debug.types import DetectionResult as DetectionResult
     from holdfast.debug.types import Evidence as Evidence
+    from holdfast.debug.types import Facts as Facts
     from holdfast.debug.types import Failure as Failure
     from holdfast.debug.types import Finding as Finding
     from holdfast.debug.types import Part as Part
@@ -60,7 +60,6 @@ if TYPE_CHECKING:
     from holdfast.debug.types import Verdict as Verdict
 
 _TYPES = (
-    "KNOWN_FAILURES",
     "ReasonCode",
     "Reason",
     "Part",
@@ -71,6 +70,7 @@ _TYPES = (
     "DetectionContext",
     "DetectionResult",
     "Evidence",
+    "Facts",
     "Failure",
     "Finding",
     "RunReport",

@@ -2,8 +2,9 @@
 
 A plug-in subclasses one of the three classes here; nothing else in holdfast needs to know about it.
 
-**Kinds.** ``Signal.metadata["kind"]`` is one of :data:`KINDS` (or absent, for a series whose meaning is not known). A
-detector declares the kinds it reads; the debugger routes by them.
+**Kinds.** ``Signal.metadata["kind"]`` is one of :data:`KINDS`, or absent for a series whose meaning is not known; such
+a series counts as ``"other"``. A detector declares the kinds it reads, and the debugger routes by them; one that
+declares none reads events only, and is always run.
 
 **Events.** What a log says that is not a number at a step reaches detectors as ``DetectionContext.events``, mappings
 with a ``"type"``:
@@ -33,9 +34,9 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, ClassVar
 
-from holdfast.debug.types import DetectionContext, DetectionResult, Signal
+from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Signal
 
 __all__ = ["KINDS", "BaseDetector", "BaseIngestor", "BaseSignalExtractor"]
 
@@ -109,7 +110,12 @@ class BaseSignalExtractor(ABC):
 
 
 class BaseDetector(ABC):
-    """Sees one failure in a window of signals. Stateless: the same signals give the same result on any thread."""
+    """Sees one failure in a window of signals. Stateless: the same signals give the same result on any thread.
+
+    ``failure`` is what it names, with title, rank and advice; reports list it even where it was not found.
+    """
+
+    failure: ClassVar[Failure | None] = None
 
     @property
     @abstractmethod

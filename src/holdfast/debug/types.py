@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 
 __all__ = [
-    "KNOWN_FAILURES",
     "AttributionHypothesis",
     "Coverage",
     "DebugReport",
@@ -26,6 +25,7 @@ __all__ = [
     "DetectionContext",
     "DetectionResult",
     "Evidence",
+    "Facts",
     "Failure",
     "Finding",
     "Part",
@@ -47,7 +47,7 @@ _FAILURE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 class Failure:
     """A kind of failure: its name, and what every report says of it. The set is open.
 
-    Two are equal when their names are. The known ones are constants (``Failure.NAN``, all in ``KNOWN_FAILURES``); a
+    Two are equal when their names are. The known ones are constants (``Failure.NAN``); a
     detector of your own names its own: ``Failure("stuck_policy", title="Policy is stuck", rank=45, advice="…")``.
 
     Args:
@@ -115,25 +115,6 @@ Failure.SKEW = Failure("skew", "Train/serve skew", 120, "Compare the preprocessi
 Failure.DATA_STARVATION = Failure(
     "data_starvation", "Starved for data", 130, "Give the loader more workers, or move the data closer."
 )
-
-KNOWN_FAILURES: tuple[Failure, ...] = (
-    Failure.NAN,
-    Failure.INF,
-    Failure.EXPLOSION,
-    Failure.VANISHING,
-    Failure.PLATEAU,
-    Failure.DIVERGENCE,
-    Failure.SPIKE,
-    Failure.LOSS_SCALE_COLLAPSE,
-    Failure.OVERFITTING,
-    Failure.DESYNC,
-    Failure.STRAGGLER,
-    Failure.HANG,
-    Failure.SKEW,
-    Failure.DEAD_LAYER,
-    Failure.DATA_STARVATION,
-)
-"""The failures holdfast's own detectors name."""
 
 
 class Severity(str, Enum):
@@ -247,6 +228,11 @@ class Evidence:
 
 
 @dataclass(frozen=True, slots=True)
+class Facts:
+    """What a detector tells attribution besides its evidence: each kind of detection has a subclass of its own."""
+
+
+@dataclass(frozen=True, slots=True)
 class Detection:
     """One failure seen by one detector, with where and how sure.
 
@@ -262,7 +248,7 @@ class Detection:
     layer: str | None = None
     replica: int | None = None
     signal: str | None = None
-    facts: Mapping[str, Any] = field(default_factory=dict)
+    facts: Facts | None = None
     certain_step: float | None = None
 
 

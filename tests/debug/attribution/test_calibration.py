@@ -88,14 +88,14 @@ def test_refitting_mends_thresholds_that_cry_wolf() -> None:
     fitted = refit(runs, start=nervous)
     assert before.false_alarms == 1.0
     assert fitted.after.false_alarms == 0.0
-    assert fitted.thresholds["divergence"]["minimum_lost"] > 0.09
+    assert fitted.thresholds["divergence"]["rise.minimum_lost"] > 0.09
 
 
 def test_refitting_leaves_alone_what_works() -> None:
     assert refit(labelled_runs()).thresholds == {}
 
 
-@pytest.mark.parametrize("line", ['{"failure": "nan"}', '{"path": "x", "failure": "bankruptcy"}', "[1]", "nonsense"])
+@pytest.mark.parametrize("line", ['{"failure": "nan"}', '{"path": "x", "failure": "Not a name"}', "[1]", "nonsense"])
 def test_a_label_file_with_a_bad_entry_is_refused(tmp_path: Path, line: str) -> None:
     path = tmp_path / "labels.jsonl"
     path.write_text(line + "\n")

@@ -9,13 +9,16 @@ from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, signal
 
 from holdfast.debug.attribution import tell_stories
-from holdfast.debug.types import Detection, Failure, Severity, Signal
+from holdfast.debug.detectors.dead_layer import DeadLayerFacts, Deadness
+from holdfast.debug.detectors.explosion import ExplosionFacts, GrowthShape
+from holdfast.debug.detectors.spike import SpikeFacts
+from holdfast.debug.types import Detection, Facts, Failure, Severity, Signal
 
 CRITICAL, WARNING = Severity.CRITICAL, Severity.WARNING
 
 
 def seen(
-    failure: Failure, severity: Severity, *, first: float = 10.0, last: float = 90.0, **facts: object
+    failure: Failure, severity: Severity, *, first: float = 10.0, last: float = 90.0, facts: Facts | None = None
 ) -> Detection:
     return Detection(failure, severity, 0.9, first, last, (), facts=facts)
 
@@ -33,23 +36,23 @@ def test_a_loss_scale_that_gave_way_is_told_before_the_nan_it_let_in() -> None:
 
 def test_gradients_that_burst_with_a_loss_that_came_back_are_called_a_spike() -> None:
     burst, jump = (
-        seen(Failure.EXPLOSION, CRITICAL, shape="norm"),
-        seen(Failure.SPIKE, WARNING, recovered=1.0, at_end=False),
+        seen(Failure.EXPLOSION, CRITICAL, facts=ExplosionFacts(GrowthShape.NORM)),
+        seen(Failure.SPIKE, WARNING, facts=SpikeFacts(1, 4.0, 1.0, at_end=False)),
     )
     assert leader(burst, jump).failure == Failure.SPIKE
     assert leader(burst, jump, seen(Failure.NAN, CRITICAL)).failure == Failure.NAN
 
 
 def test_a_layer_that_died_in_an_explosion_does_not_name_the_story() -> None:
-    explosion = seen(Failure.EXPLOSION, WARNING, shape="early", first=0.0)
-    died = seen(Failure.DEAD_LAYER, CRITICAL, statistic="zero", late=False, first=5.0)
+    explosion = seen(Failure.EXPLOSION, WARNING, facts=ExplosionFacts(GrowthShape.EARLY), first=0.0)
+    died = seen(Failure.DEAD_LAYER, CRITICAL, facts=DeadLayerFacts(Deadness.ZERO), first=5.0)
     named = leader(explosion, died)
     assert (named.failure, named.severity) == (Failure.EXPLOSION, CRITICAL)
 
 
 def test_a_layer_that_was_dead_before_an_explosion_does() -> None:
-    explosion = seen(Failure.EXPLOSION, CRITICAL, shape="grew", first=60.0)
-    dead = seen(Failure.DEAD_LAYER, CRITICAL, statistic="zero", late=False, first=0.0)
+    explosion = seen(Failure.EXPLOSION, CRITICAL, facts=ExplosionFacts(GrowthShape.GREW), first=60.0)
+    dead = seen(Failure.DEAD_LAYER, CRITICAL, facts=DeadLayerFacts(Deadness.ZERO), first=0.0)
     assert leader(explosion, dead).failure == Failure.DEAD_LAYER
 
 

@@ -23,6 +23,8 @@ from holdfast.debug.detectors import (
     StragglerDetector,
     TrainingServingSkewDetector,
 )
+from holdfast.debug.detectors.explosion import ExplosionFacts, GrowthShape
+from holdfast.debug.detectors.spike import SpikeFacts
 from holdfast.debug.types import DetectionContext, Severity
 
 
@@ -116,7 +118,8 @@ def test_two_lines_suffice_when_loss_and_gradient_agree() -> None:
 def test_a_loss_that_swings_with_the_data_order_is_found() -> None:
     loss = falling_loss(600) * (1 + 0.5 * np.sign(np.sin(np.arange(600) * 2 * np.pi / 40)))
     (found,) = found_by(LossSpikeDetector(), signal("loss", loss))
-    assert found.facts["count"] >= 1
+    assert isinstance(found.facts, SpikeFacts)
+    assert found.facts.count >= 1
 
 
 def test_a_loss_that_grows_by_orders_of_magnitude_has_exploded() -> None:
@@ -126,7 +129,8 @@ def test_a_loss_that_grows_by_orders_of_magnitude_has_exploded() -> None:
 
 
 def test_a_loss_beyond_all_meaning_has_exploded_even_if_it_never_moves() -> None:
-    assert found_by(GradientExplosionDetector(), signal("loss", np.full(600, 3.2e31)))[0].facts["shape"] == "stuck"
+    (found,) = found_by(GradientExplosionDetector(), signal("loss", np.full(600, 3.2e31)))
+    assert found.facts == ExplosionFacts(GrowthShape.STUCK)
 
 
 def test_an_early_explosion_that_recovers_is_a_warning() -> None:
@@ -182,7 +186,7 @@ def test_gradients_that_fade_under_a_stuck_loss_have_vanished() -> None:
 def test_a_scale_that_halves_to_nothing_has_collapsed() -> None:
     scale = 0.5 ** np.arange(1, 14)
     (found,) = found_by(LossScaleCollapseDetector(), signal("loss_scale", scale))
-    assert found.facts["halvings"] == 12
+    assert found.evidence[0].numbers["halvings"] == 12
 
 
 def test_overflow_messages_alone_show_a_collapse() -> None:

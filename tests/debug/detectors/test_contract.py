@@ -12,7 +12,7 @@ from hypothesis.extra.numpy import arrays
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.base import KINDS, BaseDetector
-from holdfast.debug.detectors import DETECTOR_TYPES, default_detectors, thresholds_of
+from holdfast.debug.detectors import default_detectors, detector_types, thresholds_of
 from holdfast.debug.types import DetectionContext, Signal
 from holdfast.errors import ConfigError
 
@@ -26,7 +26,7 @@ def test_a_detector_reads_only_kinds_that_exist(detector: BaseDetector) -> None:
 
 
 def test_detectors_are_named_after_the_failure_they_see() -> None:
-    assert [detector.name for detector in EVERY] == list(DETECTOR_TYPES)
+    assert [detector.name for detector in EVERY] == list(detector_types())
 
 
 @pytest.mark.filterwarnings(
@@ -81,7 +81,7 @@ def test_thresholds_can_be_chosen_by_name() -> None:
     loss = falling_loss()
     loss[300:] += 1.0
     strict = {d.name: d for d in default_detectors({"divergence": {"minimum_lost": 5.0}})}["divergence"]
-    assert thresholds_of(strict)["minimum_lost"] == 5.0
+    assert thresholds_of(strict)["rise.minimum_lost"] == 5.0
     assert found_by(strict, signal("loss", loss)) == ()
 
 
@@ -92,7 +92,7 @@ def test_an_unknown_threshold_is_refused_by_name(thresholds: dict[str, dict[str,
 
 
 def test_a_million_points_are_reduced_to_a_few_hundred_before_anything_slow_happens() -> None:
-    from holdfast.debug.detectors.statistics import MAXIMUM_BLOCKS, shape_of
+    from holdfast.debug.detectors.steps.baseline import MAXIMUM_BLOCKS, shape_of
 
     shape = shape_of(Signal("loss", np.arange(1e6), np.ones(1_000_000)))
     assert shape is not None

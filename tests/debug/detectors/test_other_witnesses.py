@@ -17,7 +17,9 @@ from holdfast.debug import (
     StragglerDetector,
 )
 from holdfast.debug.detectors import default_detectors
-from holdfast.debug.detectors.periodic import repeated_order
+from holdfast.debug.detectors.dead_layer import DeadLayerFacts, Deadness
+from holdfast.debug.detectors.spike import SpikeFacts
+from holdfast.debug.detectors.steps.periodic import PeriodRule
 from holdfast.debug.types import Failure, Signal
 
 HEALTHY_GAINS = st.dictionaries(
@@ -75,7 +77,7 @@ def test_a_log_from_the_middle_of_a_run_says_nothing_of_the_initialisation() -> 
 def test_a_layer_with_the_same_answer_to_every_input_is_dead() -> None:
     signals = [spread("input", np.ones(40)), spread("fc1", np.full(40, 5e-6)), spread("head", np.full(40, 0.2))]
     (found,) = found_by(DeadLayerDetector(), *signals)
-    assert (found.layer, found.facts["statistic"]) == ("fc1", "collapsed")
+    assert (found.layer, found.facts) == ("fc1", DeadLayerFacts(Deadness.COLLAPSED))
 
 
 def test_a_head_that_starts_at_zero_and_grows_is_healthy() -> None:
@@ -182,7 +184,8 @@ def test_sorted_data_is_seen_in_two_passes() -> None:
     one = sorted_pass(48, seed=3)
     loss = np.tile(one, 2) + np.linspace(1.6, 1.2, 96)
     (found,) = found_by(LossSpikeDetector(), signal("loss", loss))
-    assert found.facts["period"] == pytest.approx(48)
+    assert isinstance(found.facts, SpikeFacts)
+    assert found.facts.period == pytest.approx(48)
 
 
 @given(seed=st.integers(0, 10_000), passes=st.integers(2, 6))
@@ -190,14 +193,14 @@ def test_sorted_data_is_seen_in_two_passes() -> None:
 def test_an_order_shuffled_once_repeats_and_is_healthy(seed: int, passes: int) -> None:
     one = 0.1 * np.random.default_rng(seed).standard_normal(48)
     loss = signal("loss", np.tile(one, passes) + 1.0 + np.exp(-np.arange(48 * passes) / 60))
-    assert repeated_order(loss) == 48
+    assert PeriodRule().repeated_order(loss) == 48
     assert failures(loss) == set()
 
 
 @given(seed=st.integers(0, 10_000), count=st.integers(30, 300), noise=st.floats(0.0, 0.3))
 @settings(max_examples=30)
 def test_a_loss_of_reshuffled_batches_never_repeats(seed: int, count: int, noise: float) -> None:
-    assert repeated_order(signal("loss", falling_loss(count, noise=noise, seed=seed))) is None
+    assert PeriodRule().repeated_order(signal("loss", falling_loss(count, noise=noise, seed=seed))) is None
 
 
 def test_a_slow_rank_is_seen_on_a_busy_machine() -> None:

@@ -24,7 +24,7 @@ def test_the_first_differing_step_and_the_odd_rank_are_named(first: int, odd: in
         own = [float(step if step < first or rank != odd else 1000 + step) for step in range(20)]
         signals += [hashes("w", rank, own), hashes("b", rank, [7.0] * 20)]
     (found,) = found_by(DistributedDesyncDetector(), *signals)
-    assert (found.first_step, found.replica, found.facts["parameters"]) == (first, odd, ("w",))
+    assert (found.first_step, found.replica, found.layer) == (first, odd, "w")
 
 
 def test_parameters_marked_as_sharded_may_differ() -> None:
@@ -41,7 +41,7 @@ def test_parameters_that_never_agreed_while_others_do_are_shards() -> None:
 def test_ranks_that_start_from_different_weights_are_desynchronised() -> None:
     signals = [hashes(layer, rank, [float(rank + 1)] * 5) for rank in range(2) for layer in ("w", "b")]
     (found,) = found_by(DistributedDesyncDetector(), *signals)
-    assert found.facts["from_start"] is True
+    assert (found.first_step, found.replica) == (0.0, None)
 
 
 def test_only_steps_that_ranks_share_are_compared() -> None:

@@ -8,7 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from holdfast.debug.attribution.calibration import Calibration
-from holdfast.debug.attribution.observations import OBSERVATIONS, observe
+from holdfast.debug.attribution.observations import OBSERVATIONS, SO, Observer, witnesses
+from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
 from holdfast.debug.attribution.rules import CauseRule, load_rules
 from holdfast.debug.attribution.story import tell_stories
@@ -25,6 +26,14 @@ from holdfast.errors import ConfigError
 __all__ = ["AttributionEngine"]
 
 METHODS = ("rules", "learned")
+RELATED = 0.7
+"""Log-odds a cause loses where it explains only a failure beside the one that names the story."""
+UNWITNESSED = 0.5
+"""The weight of a conclusion from the loss alone: with every witness logged it is 1."""
+FEW_POINTS = 0.5
+"""What witnesses count for in a log of few points."""
+LEAST_SHOWN = 0.005
+"""A cause below this would be shown as 0%: it is left out."""
 
 
 class AttributionEngine:
@@ -35,10 +44,11 @@ class AttributionEngine:
         rules: other rules than the shipped ones.
         calibration: another calibration than the shipped one.
         ranker: another learned ranker than the shipped one.
+        observer: looks a run over for what speaks for and against causes; with other thresholds than the default.
         most: how many causes to give for a finding.
 
     Raises:
-        ConfigError: no such method.
+        ConfigError: unknown attribution method.
     """
 
     def __init__(
@@ -48,14 +58,16 @@ class AttributionEngine:
         rules: Sequence[CauseRule] | None = None,
         calibration: Calibration | None = None,
         ranker: LearnedRanker | None = None,
+        observer: Observer | None = None,
         most: int = 5,
     ) -> None:
         if method not in METHODS:
-            raise ConfigError("no such way to attribute", method=method, hint=f"one of {', '.join(METHODS)}")
+            raise ConfigError("unknown attribution method", method=method, hint=f"one of {', '.join(METHODS)}")
         self.method = method
         self.rules = tuple(rules) if rules is not None else load_rules()
         self.calibration = calibration if calibration is not None else Calibration.load()
         self.ranker = (ranker or LearnedRanker.load()) if method == "learned" else ranker
+        self.observer = observer or Observer()
         self.most = most
 
     def attribute(
@@ -70,8 +82,9 @@ class AttributionEngine:
         """
         if not detections:
             return []
-        seen = observe(detections, signals, context)
-        shares = self.raw_shares(detections, seen)
+        seen = self.observer.observe(Scene(tuple(detections), tuple(signals), context))
+        known = witnesses(signals) * (FEW_POINTS if seen["few_points"] >= SO else 1.0)
+        shares = self.raw_shares(detections, seen, known=known)
         by_cause = {rule.cause: rule for rule in self.rules}
         ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
         found: list[AttributionHypothesis] = []
@@ -79,18 +92,26 @@ class AttributionEngine:
         for cause, share in ranked:
             # Calibrated one by one, shares could add up to more than one; each takes from what is left.
             confidence = min(self.calibration.cause(share, method=self.method), left)
+            if confidence < LEAST_SHOWN and found:
+                break
             left -= confidence
             found.append(_hypothesis(by_cause[cause], confidence, seen))
         return found
 
-    def raw_shares(self, detections: Sequence[Detection], seen: dict[str, float]) -> dict[str, float]:
-        """The uncalibrated share of every cause that can explain the story."""
+    def raw_shares(self, detections: Sequence[Detection], seen: Seen, *, known: float = 1.0) -> dict[str, float]:
+        """The uncalibrated share of every cause that can explain the story.
+
+        Args:
+            detections: the story.
+            seen: what was observed.
+            known: the share of the witnesses that were logged; the fewer, the closer the shares lie together.
+        """
         failures = [detection.failure.name for detection in detections]
         scores: dict[str, float] = {}
         for rule in self.rules:
             # A story is explained by its leading failure; related ones may add, never take away.
             own = [score for failure in failures[:1] if (score := rule.score(failure, seen)) is not None]
-            others = [score - 0.7 for failure in failures[1:] if (score := rule.score(failure, seen)) is not None]
+            others = [score - RELATED for failure in failures[1:] if (score := rule.score(failure, seen)) is not None]
             if own or others:
                 scores[rule.cause] = max(own + others)
         if self.method == "learned" and self.ranker is not None:
@@ -100,7 +121,8 @@ class AttributionEngine:
             if total > 0:
                 return {cause: share / total for cause, share in possible.items()}
         names = list(scores)
-        values = np.exp(np.asarray([scores[name] for name in names]) - max(scores.values(), default=0.0))
+        weight = UNWITNESSED + (1.0 - UNWITNESSED) * known
+        values = np.exp(weight * (np.asarray([scores[name] for name in names]) - max(scores.values(), default=0.0)))
         return dict(zip(names, (values / values.sum()).tolist(), strict=True)) if names else {}
 
     def explain(
@@ -116,9 +138,9 @@ class AttributionEngine:
         return tuple(findings)
 
 
-def _hypothesis(rule: CauseRule, confidence: float, seen: dict[str, float]) -> AttributionHypothesis:
-    holds = [name for name, weight in rule.supports.items() if seen[name] >= 0.5 and weight > 0]
-    opposed = [name for name in rule.opposes if seen[name] >= 0.5]
+def _hypothesis(rule: CauseRule, confidence: float, seen: Seen) -> AttributionHypothesis:
+    holds = [name for name, weight in rule.supports.items() if seen[name] >= SO and weight > 0]
+    opposed = [name for name in rule.opposes if seen[name] >= SO]
     return AttributionHypothesis(
         cause=rule.cause,
         confidence=confidence,

@@ -1,8 +1,8 @@
 """Runs whose truth is known, and how a set of detectors does on them: the ground all refitting stands on.
 
-A label file is JSON (a list) or JSON lines of ``{"path": …, "failure": "nan" | null, "accepted": […], "cause": …}``;
-paths are relative to the file. ``failure: null`` means healthy, ``accepted`` lists other names that would also be
-right.
+A label file is JSON (a list) or JSON lines of ``{"path": …, "failure": "nan" | null, "accepted": […], "cause": …,
+"source": …}``; paths are relative to the file. ``failure: null`` means healthy, ``accepted`` lists other names that
+would also be right.
 """
 
 from __future__ import annotations
@@ -14,11 +14,16 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.debug.attribution.engine import AttributionEngine
+from holdfast.debug.attribution.story import tell_stories
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.types import KNOWN_FAILURES, DetectionContext, DetectionResult, Finding, Signal
-from holdfast.errors import DebugError
+from holdfast.debug.detectors.registry import known_failures
+from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Finding, Signal
+from holdfast.errors import ConfigError, DebugError
 
-__all__ = ["Label", "LabelledRun", "Score", "Tally", "detect_all", "load_labels", "score_runs"]
+__all__ = ["Label", "LabelledRun", "Score", "Tally", "cost_of", "load_labels", "look", "score_runs"]
+
+FALSE_ALARM = 3.0
+"""How many missed failures a false alarm weighs: people stop reading a tool that cries wolf."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +34,8 @@ class Label:
     failure: str | None
     accepted: tuple[str, ...] = ()
     cause: str | None = None
+    source: str = ""
+    """Where the run comes from (``lab``, ``foreign``, …): confidences are held against the truth by source too."""
 
     @property
     def names(self) -> frozenset[str]:
@@ -69,7 +76,7 @@ class Score:
     @property
     def cost(self) -> float:
         """Missed failures plus false alarms, which weigh three times as much."""
-        return (1.0 - self.recall) + 3.0 * self.false_alarms
+        return (1.0 - self.recall) + FALSE_ALARM * self.false_alarms
 
 
 def load_labels(path: Path) -> list[Label]:
@@ -82,7 +89,6 @@ def load_labels(path: Path) -> list[Label]:
         text = path.read_text(encoding="utf-8")
     except OSError as error:
         raise DebugError(f"the labels cannot be read: {error.strerror}", file=str(path)) from error
-    known = {failure.name for failure in KNOWN_FAILURES}
     try:
         entries = (
             json.loads(text)
@@ -91,10 +97,10 @@ def load_labels(path: Path) -> list[Label]:
         )
     except ValueError as error:
         raise DebugError(f"the labels are not JSON: {error}", file=str(path)) from error
-    return [_label(entry, number, path, known) for number, entry in enumerate(entries, 1)]
+    return [_label(entry, number, path) for number, entry in enumerate(entries, 1)]
 
 
-def _label(entry: Any, number: int, path: Path, known: set[str]) -> Label:
+def _label(entry: Any, number: int, path: Path) -> Label:
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or "failure" not in entry:
         raise DebugError(
             "an entry is no label",
@@ -103,22 +109,44 @@ def _label(entry: Any, number: int, path: Path, known: set[str]) -> Label:
             hint='write {"path": "run.jsonl", "failure": "nan" or null}',
         )
     names = [entry["failure"], *entry.get("accepted", ())]
-    for name in names:
-        if name is not None and name not in known:
-            raise DebugError(
-                "a label names no failure", file=str(path), entry=number, failure=name, hint=", ".join(sorted(known))
-            )
-    return Label(path.parent / entry["path"], entry["failure"], tuple(entry.get("accepted", ())), entry.get("cause"))
+    try:
+        for name in names:
+            if name is not None:
+                Failure(name)  # Names are open: a plug-in's failure can be a label.
+    except ConfigError as error:
+        raise DebugError(
+            "a label names no failure",
+            file=str(path),
+            entry=number,
+            failure=name,
+            hint=f"one of {', '.join(sorted(failure.name for failure in known_failures()))}, or one of your own",
+        ) from error
+    return Label(
+        path.parent / entry["path"],
+        entry["failure"],
+        tuple(entry.get("accepted", ())),
+        entry.get("cause"),
+        str(entry.get("source", "")),
+    )
 
 
-def detect_all(run: LabelledRun, detectors: Sequence[BaseDetector]) -> tuple[DetectionResult, ...]:
-    """Run every detector that has something to read."""
-    results: list[DetectionResult] = []
-    for detector in detectors:
-        own = [signal for signal in run.signals if signal.kind in detector.get_required_signals()]
-        if own:
-            results.append(detector.detect(own, run.context))
-    return tuple(results)
+def look(detector: BaseDetector, run: LabelledRun) -> DetectionResult:
+    """Run one detector on what it reads of a run."""
+    kinds = detector.get_required_signals()
+    own = [signal for signal in run.signals if (signal.kind or "other") in kinds]
+    return detector.detect(own, run.context) if own or not kinds else DetectionResult(detector.name)
+
+
+def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]]) -> float:
+    """The cost of what the detectors saw, before anything is attributed."""
+    missed = alarms = 0
+    faulty = sum(run.label.failure is not None for run in runs)
+    for run, results in zip(runs, looks, strict=True):
+        seen = [detection for result in results.values() for detection in result.detections]
+        names = {story[0].failure.name for story in tell_stories(seen, run.signals)}
+        missed += run.label.failure is not None and not names & run.label.names
+        alarms += run.label.failure is None and bool(names)
+    return missed / max(faulty, 1) + FALSE_ALARM * alarms / max(len(runs) - faulty, 1)
 
 
 def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], engine: AttributionEngine) -> Score:
@@ -128,7 +156,7 @@ def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], e
     claims: list[tuple[float, bool]] = []
     cause_claims: list[tuple[float, bool]] = []
     for run in runs:
-        results = detect_all(run, detectors)
+        results = [look(detector, run) for detector in detectors]
         findings = engine.explain(results, run.signals, run.context)
         names = run.label.names
         _count(tallies, results, names)

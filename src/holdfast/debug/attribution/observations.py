@@ -1,35 +1,36 @@
 """What can be seen in a run that speaks for or against a cause: one table of named observations.
 
 Each observation is a number between 0 (not so, or not to be seen) and 1 (clearly so). Rules and the learned ranker both
-read this table and nothing else, so whatever one of them can know the other can too, and a report can show it.
+read this table and nothing else, so whatever one of them can know the other can too, and a report can show it. Of two
+that exclude each other at most one is seen.
 """
 
 from __future__ import annotations
 
-import itertools
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from holdfast.debug.attribution.model_observations import (
-    facts_of,
-    middle,
-    observe_gradients,
-    observe_layers,
-    observe_parameters,
-    observe_precision,
+from holdfast.debug.attribution.model_observers import (
+    GradientObserver,
+    LayerObserver,
+    ParameterObserver,
+    PrecisionObserver,
 )
-from holdfast.debug.detectors.periodic import periodic_swing, repeated_order
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, training_losses
+from holdfast.debug.attribution.observing import Scene, Seen
+from holdfast.debug.attribution.run_observers import LossObserver, PolicyObserver, RateObserver, TimeObserver
+from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import Detection, DetectionContext, Failure, Signal
 
-__all__ = ["OBSERVATIONS", "observe"]
+__all__ = ["EXCLUSIVE", "OBSERVATIONS", "Observer", "observe", "witnesses"]
 
 OBSERVATIONS: Mapping[str, str] = {
-    "early": "it began in the first eighth of the log",
+    "early": "it began in the first eighth of the run",
     "from_start": "it was so from the first logged step",
     "late": "the run was fine for a good while first",
+    "excerpt": "the log does not hold the run's beginning",
+    "few_points": "the log has few points",
     "recovered": "the loss came back by itself",
     "ends_ruined": "the loss ends above where it began, or is gone",
     "rate_peaks_at_start": "the learning rate is at its peak from the first step",
@@ -47,6 +48,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "gradient_fades": "the gradient norm fades over the run",
     "gradient_alive": "gradients of ordinary size are there all along",
     "gradient_heavy": "gradient norms are thousands of times larger than usual at times",
+    "gradient_zero": "the gradients are exactly zero",
     "updates_zero": "the parameters do not move at all",
     "updates_tiny": "the parameters hardly move",
     "updates_ignore_gradient": "the parameters move by far less than the learning rate and the gradients ask for",
@@ -64,6 +66,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "recurrent_widest": "the recurrent layer's activations are the widest",
     "half_precision": "a loss scale is in use",
     "scale_fell": "the loss scale fell and fell",
+    "scale_cut": "the loss scale was cut during the trouble",
     "gradient_not_finite": "gradient norms are not finite at some steps",
     "sudden": "the loss jumped within a point or two, with nothing leading up to it",
     "repeated": "it happened several times",
@@ -76,130 +79,90 @@ OBSERVATIONS: Mapping[str, str] = {
     "training_falls": "the training loss goes on falling",
     "slow_progress": "the loss creeps down steadily, but far too slowly",
     "at_guessing": "the loss stands where guessing puts it",
+    "one_answer": "the policy's entropy is next to nothing",
+    "random_answers": "the policy's entropy is back where it began",
+    "policy_jumped": "the policy moved far in a single update",
+    "turned_infinite": "a logged series is infinite",
     "start_too_high": "the loss begins far above where it soon settles",
 }
 """Every observation by name, in the words a report uses."""
 
+EXCLUSIVE: tuple[tuple[str, str], ...] = (
+    ("late", "early"),
+    ("late", "from_start"),
+    ("excerpt", "early"),
+    ("excerpt", "from_start"),
+    ("ends_ruined", "recovered"),
+    ("rate_warms_up", "rate_peaks_at_start"),
+    ("rate_large", "rate_ordinary"),
+    ("rate_large", "rate_small"),
+    ("rate_small", "rate_ordinary"),
+    ("gradient_zero", "gradient_alive"),
+    ("gradient_zero", "gradient_fades"),
+    ("gradient_led", "sudden"),
+    ("gradient_grows", "gradient_fades"),
+    ("gradient_heavy", "gradient_alive"),
+    ("updates_zero", "updates_tiny"),
+    ("evaluation_harmed", "evaluation_unharmed"),
+    ("evaluation_rises", "evaluation_frozen"),
+    ("weights_off_scale", "recurrent_gain"),
+)
+"""Pairs that cannot both be so; where both would be seen, the first is kept."""
+SO = 0.5
+"""An observation from this value on is shown as so."""
+WITNESSES: tuple[tuple[str, ...], ...] = (
+    ("lr",),
+    ("grad_norm",),
+    ("eval_loss", "metric"),
+    ("update_norm", "weight_norm", "activation", "weight_gain"),
+)
+"""The kinds of series that tell apart causes which look the same in the loss."""
 
-def observe(detections: Sequence[Detection], signals: Sequence[Signal], context: DetectionContext) -> dict[str, float]:
-    """Look the run over for everything in :data:`OBSERVATIONS`."""
-    seen = dict.fromkeys(OBSERVATIONS, 0.0)
-    losses = training_losses(signals)
-    _when(seen, detections, losses, of_kind(signals, "lr"))
-    _rates(seen, detections, signals)
-    observe_gradients(seen, detections, signals)
-    whole = _while_numbers_last(detections, signals)
-    observe_parameters(seen, whole)
-    observe_layers(seen, detections, whole, context)
-    observe_precision(seen, detections, signals)
-    _loss_shape(seen, detections, losses, signals)
-    return seen
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Observer:
+    """Looks a run over for everything in :data:`OBSERVATIONS`."""
+
+    time: TimeObserver = field(default_factory=TimeObserver)
+    rate: RateObserver = field(default_factory=RateObserver)
+    gradient: GradientObserver = field(default_factory=GradientObserver)
+    parameter: ParameterObserver = field(default_factory=ParameterObserver)
+    layer: LayerObserver = field(default_factory=LayerObserver)
+    precision: PrecisionObserver = field(default_factory=PrecisionObserver)
+    loss: LossObserver = field(default_factory=LossObserver)
+    policy: PolicyObserver = field(default_factory=PolicyObserver)
+
+    def observe(self, scene: Scene) -> Seen:
+        """Every observation by name."""
+        seen = dict.fromkeys(OBSERVATIONS, 0.0)
+        whole = replace(scene, signals=_while_numbers_last(scene))
+        for part in (self.time, self.rate, self.gradient, self.precision, self.policy):
+            seen.update(part.observe(scene))
+        seen.update(self.parameter.observe(whole))
+        seen.update(self.layer.observe(whole, rate_large=seen["rate_large"]))
+        seen.update(self.loss.observe(scene))
+        for kept, dropped in EXCLUSIVE:
+            if seen[kept] >= SO:
+                seen[dropped] = 0.0
+        return seen
 
 
-def _while_numbers_last(detections: Sequence[Detection], signals: Sequence[Signal]) -> list[Signal]:
+def observe(detections: Sequence[Detection], signals: Sequence[Signal], context: DetectionContext) -> Seen:
+    """Look the run over with the default thresholds."""
+    return Observer().observe(Scene(tuple(detections), tuple(signals), context))
+
+
+def witnesses(signals: Sequence[Signal]) -> float:
+    """The share of the kinds of series that tell causes apart which this run logged."""
+    logged = [any(len(signal.values) > 1 for signal in of_kind(signals, *kinds)) for kinds in WITNESSES]
+    return float(np.mean(logged))
+
+
+def _while_numbers_last(scene: Scene) -> tuple[Signal, ...]:
     """The signals up to the step at which the numbers were lost: nothing that does not move after it is a cause."""
     ends = (Failure.NAN, Failure.INF, Failure.LOSS_SCALE_COLLAPSE)
-    lost = [d.first_step for d in detections if d.failure in ends and d.first_step is not None]
+    lost = [seen.first_step for seen in scene.detections if seen.failure in ends and seen.first_step is not None]
     if not lost:
-        return list(signals)
-    cut = [(signal, int(np.searchsorted(signal.steps, min(lost)))) for signal in signals]
-    return [replace(signal, steps=signal.steps[:at], values=signal.values[:at]) for signal, at in cut if at]
-
-
-def _number(value: object) -> float:
-    return float(value) if isinstance(value, (int, float)) else 0.0
-
-
-def _when(seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal], rates: list[Signal]) -> None:
-    firsts = [detection.first_step for detection in detections if detection.first_step is not None]
-    steps = [signal.steps for signal in losses if len(signal.steps)]
-    if firsts and steps:
-        begin, end = min(float(s[0]) for s in steps), max(float(s[-1]) for s in steps)
-        gap = min(float(np.median(np.diff(s))) if len(s) > 1 else 0.0 for s in steps)
-        where = (min(firsts) - begin) / (end - begin) if end > begin else 0.0
-        seen["early"] = float(where <= 0.125)
-        seen["from_start"] = float(min(firsts) <= begin + 2 * gap)
-        seen["late"] = float(where >= 0.25)
-    spikes = facts_of(detections, Failure.SPIKE)
-    seen["recovered"] = float(
-        bool(spikes) and all(_number(f.get("recovered")) > 0.5 for f in spikes if "recovered" in f)
-    )
-    seen["repeated"] = float(any(_number(f.get("count")) >= 2 for f in spikes))
-    swings = [periodic_swing(signal, rates, least=0.12) for signal in losses[:1]]
-    seen["order_repeats"] = float(any(repeated_order(signal) is not None for signal in losses[:1]))
-    seen["periodic"] = float(any(f.get("periodic") for f in spikes) or any(swings))
-    runaway = facts_of(detections, Failure.DIVERGENCE)
-    ruined = any(_number(f.get("lost")) >= 0.9 for f in runaway)
-    seen["ends_ruined"] = float(ruined or any(d.failure in (Failure.NAN, Failure.INF) for d in detections))
-    seen["rate_released"] = float(any(f.get("shape") == "held_up" for f in runaway))
-    seen["at_guessing"] = float(any(f.get("guess") for f in facts_of(detections, Failure.PLATEAU)))
-
-
-def _rates(seen: dict[str, float], detections: Sequence[Detection], signals: Sequence[Signal]) -> None:
-    rates = of_kind(signals, "lr")
-    seen["rate_unknown"] = float(not rates)
-    for rate in rates[:1]:
-        values = rate.values[np.isfinite(rate.values)]
-        if len(values) < 2 or values.max() <= 0:
-            continue
-        peak = np.log10(float(values.max()))
-        seen["rate_large"] = float(np.clip((peak + 1.5) / 1.5, 0.0, 1.0))
-        seen["rate_small"] = float(np.clip((-5.0 - peak) / 1.5, 0.0, 1.0))
-        seen["rate_ordinary"] = float(-5.3 <= peak <= -1.0)
-        seen["rate_peaks_at_start"] = float(values[0] >= 0.9 * values.max())
-        seen["rate_warms_up"] = float(values[0] <= 0.6 * values[: max(3, len(values) // 3)].max())
-        first = min((d.first_step for d in detections if d.first_step is not None), default=None)
-        if first is not None:
-            span = 0.1 * (rate.steps[-1] - rate.steps[0])
-            before = rate.values[(rate.steps >= first - span) & (rate.steps <= first)]
-            if len(before) >= 2 and before.min() > 0:
-                seen["rate_rose_before"] = float(before[-1] >= 1.5 * before[0])
-                # A step up within one logged point; a warm-up rises as steeply only from its very first points.
-                held = rate.values[rate.steps <= first][:3]
-                steep = before[1:] >= 2.5 * before[:-1]
-                seen["rate_jumped"] = float(bool(steep.any()) and len(held) == 3 and held[2] <= 1.5 * held[0])
-
-
-def _loss_shape(
-    seen: dict[str, float], detections: Sequence[Detection], losses: list[Signal], signals: Sequence[Signal]
-) -> None:
-    held_out = evaluation_losses(signals)
-    for loss in losses[:1]:
-        finite = np.isfinite(loss.values)
-        values, steps = loss.values[finite], loss.steps[finite]
-        if len(values) < 4:
-            continue
-        for spike in (d for d in detections if d.failure == Failure.SPIKE and d.first_step is not None):
-            before = values[steps < float(spike.first_step or 0)][-4:]
-            level = middle(values[steps < float(spike.first_step or 0)][-12:])
-            quiet = len(before) >= 2 and level > 0 and float(before.max()) < 1.6 * max(level, 1e-12)
-            seen["sudden"] = max(seen["sudden"], float(quiet and not seen["gradient_led"]))
-        fifth = max(1, len(values) // 5)
-        first, last = middle(values[:fifth]), middle(values[-fifth:])
-        quarters = [middle(part) for part in np.array_split(values, 4)]
-        falling = all(after < before for before, after in itertools.pairwise(quarters))
-        seen["slow_progress"] = float(falling and first > 0 and 0.0 < (first - last) / first < 0.2)
-        seen["training_falls"] = float(last < 0.9 * first) if first > 0 else 0.0
-        tenth = middle(values[len(values) // 10 : len(values) // 10 + 5])
-        seen["start_too_high"] = float(tenth > 0 and float(values[0]) > 20.0 * tenth and float(values[0]) > 20.0)
-        for held in held_out[:1]:
-            numbers = held.values[np.isfinite(held.values)]
-            if len(numbers) < 3:
-                continue
-            third = max(1, len(numbers) // 3)
-            seen["evaluation_below_training"] = float(middle(numbers[-third:]) < 0.93 * last)
-            seen["evaluation_rises"] = float(middle(numbers[-third:]) > 1.07 * float(numbers.min()))
-            _through_trouble(seen, detections, held)
-
-
-def _through_trouble(seen: dict[str, float], detections: Sequence[Detection], held: Signal) -> None:
-    """What the held-out loss did while the training loss rose: only a model that got worse shows it there."""
-    for trouble in detections:
-        if trouble.failure not in (Failure.SPIKE, Failure.DIVERGENCE) or not trouble.first_step:
-            continue
-        before = held.values[held.steps < trouble.first_step][-2:]
-        inside = held.values[held.steps >= trouble.first_step][:3]
-        if len(before) and len(inside) and np.isfinite(before).all():
-            seen["evaluation_unharmed"] = float(np.isfinite(inside).all() and inside.max() <= 1.01 * before[-1])
-            seen["evaluation_harmed"] = float(not np.isfinite(inside).all() or inside.max() > 1.05 * before.min())
-            return
+        return scene.signals
+    cut = [(signal, int(np.searchsorted(signal.steps, min(lost)))) for signal in scene.signals]
+    return tuple(replace(signal, steps=signal.steps[:at], values=signal.values[:at]) for signal, at in cut if at)

@@ -16,37 +16,40 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.attribution.observations import OBSERVATIONS
-from holdfast.debug.types import KNOWN_FAILURES
+from holdfast.debug.detectors.registry import known_failures
 from holdfast.errors import ConfigError
 
 __all__ = ["LearnedRanker", "feature_names", "features_of"]
 
 Array = NDArray[np.float64]
 
+FAILURE = "failure:"
+"""What the names of inputs that are failures begin with."""
+
 
 def feature_names() -> tuple[str, ...]:
-    """The names of the ranker's inputs: every observation, then every failure."""
-    return (*OBSERVATIONS, *(f"failure:{failure.name}" for failure in KNOWN_FAILURES))
+    """The names of a new ranker's inputs: every observation, then every known failure."""
+    return (*OBSERVATIONS, *(f"{FAILURE}{failure.name}" for failure in known_failures()))
 
 
-def features_of(failures: Sequence[str], seen: Mapping[str, float]) -> Array:
-    """The ranker's inputs for one story: the failures in it and what was observed."""
-    present = set(failures)
-    flags = [float(failure.name in present) for failure in KNOWN_FAILURES]
-    return np.asarray([*(seen.get(name, 0.0) for name in OBSERVATIONS), *flags], dtype=np.float64)
+def features_of(names: Sequence[str], failures: Sequence[str], seen: Mapping[str, float]) -> Array:
+    """The inputs of these names for one story: the failures in it and what was observed."""
+    present = {f"{FAILURE}{failure}": 1.0 for failure in failures}
+    return np.asarray([present.get(name, seen.get(name, 0.0)) for name in names], dtype=np.float64)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class LearnedRanker:
-    """Weights of a softmax over causes."""
+    """Weights of a softmax over causes. It knows the observations it was fitted on; newer ones are nothing to it."""
 
+    features: tuple[str, ...]
     causes: tuple[str, ...]
     weights: Array
     bias: Array
 
     def rank(self, failures: Sequence[str], seen: Mapping[str, float]) -> dict[str, float]:
         """The probability of every cause the ranker knows."""
-        scores = self.weights @ features_of(failures, seen) + self.bias
+        scores = self.weights @ features_of(self.features, failures, seen) + self.bias
         scores = np.exp(scores - scores.max())
         return dict(zip(self.causes, (scores / scores.sum()).tolist(), strict=True))
 
@@ -66,8 +69,10 @@ class LearnedRanker:
             weights = np.asarray(body["weights"], dtype=np.float64)
             bias = np.asarray(body["bias"], dtype=np.float64)
             causes = tuple(str(cause) for cause in body["causes"])
-            if tuple(body["features"]) != feature_names() or weights.shape != (len(causes), len(feature_names())):
+            features = tuple(str(name) for name in body["features"])
+            unknown = [name for name in features if name not in OBSERVATIONS and not name.startswith(FAILURE)]
+            if unknown or weights.shape != (len(causes), len(features)):
                 raise ValueError("made for other observations")
         except (OSError, KeyError, TypeError, ValueError) as error:
             raise ConfigError(f"not a ranker: {error}", file=str(path), hint="fit one with bench/faultlab") from error
-        return cls(causes, weights, bias)
+        return cls(features, causes, weights, bias)

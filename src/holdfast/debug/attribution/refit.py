@@ -1,8 +1,8 @@
 """Refits thresholds and confidences on labelled runs, without letting them wander far.
 
 Thresholds are searched one at a time over a few multiples of their present value; a change must lower the cost on the
-labelled runs, and of equal ones the smallest change wins. Confidences are refitted after that, through a calibration
-table.
+labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again. Confidences are
+refitted after that, through a calibration table.
 """
 
 from __future__ import annotations
@@ -12,16 +12,21 @@ from dataclasses import dataclass, replace
 
 from holdfast.debug.attribution.calibration import Calibration, fit_table
 from holdfast.debug.attribution.engine import AttributionEngine
-from holdfast.debug.attribution.labelled import LabelledRun, Score, score_runs
-from holdfast.debug.detectors.registry import DETECTOR_TYPES, default_detectors, thresholds_of
+from holdfast.debug.attribution.labelled import LabelledRun, Score, cost_of, look, score_runs
+from holdfast.debug.detectors.registry import default_detectors, detector_types, thresholds_of, whole_name
+from holdfast.debug.types import DetectionResult
 
 __all__ = ["Refit", "refit"]
 
 MULTIPLES = (0.7, 1.4, 0.5, 2.0)
-# Fewer claims than this fit no table worth having.
+"""The multiples of its present value that are tried for a threshold, the smaller changes first."""
 FEWEST_CLAIMS = 20
+"""Fewer claims than this fit no table worth having."""
+LEAST_GAIN = 1e-9
+"""A change must lower the cost by more than rounding does."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
+Looks = list[dict[str, DetectionResult]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,23 +48,40 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
         search: whether to look for better thresholds, or only to calibrate.
     """
     engine = AttributionEngine(calibration=Calibration())
-    chosen: dict[str, dict[str, float]] = {name: dict(options) for name, options in (start or {}).items()}
+    types = detector_types()
+    chosen = {
+        name: {whole_name(types[name](), option): value for option, value in options.items()}
+        for name, options in (start or {}).items()
+    }
     before = best = score_runs(runs, default_detectors(chosen), engine)
-    if search and best.cost > 0:
-        for name in _troubled(best):
-            for option, value in thresholds_of(DETECTOR_TYPES[name]()).items():
-                present = chosen.get(name, {}).get(option, value)
-                for multiple in MULTIPLES:
-                    trial = {**chosen, name: {**chosen.get(name, {}), option: _scaled(present, multiple)}}
-                    score = score_runs(runs, default_detectors(trial), engine)
-                    if score.cost < best.cost - 1e-9:
-                        best, chosen = score, trial
+    if search and before.cost > 0:
+        looks: Looks = [{detector.name: look(detector, run) for detector in default_detectors(chosen)} for run in runs]
+        for name in _troubled(before):
+            chosen, looks = _search(runs, name, chosen, looks)
+        best = score_runs(runs, default_detectors(chosen), engine)
     calibration = Calibration.load()
     if len(best.claims) >= FEWEST_CLAIMS:
         calibration = replace(calibration, findings=_table(best.claims))
     if len(best.cause_claims) >= FEWEST_CLAIMS:
         calibration = replace(calibration, causes=_table(best.cause_claims))
     return Refit(chosen, calibration, before, best)
+
+
+def _search(
+    runs: Sequence[LabelledRun], name: str, chosen: dict[str, dict[str, float]], looks: Looks
+) -> tuple[dict[str, dict[str, float]], Looks]:
+    """Try every threshold of one detector; what the others saw stays as it is."""
+    cost = cost_of(runs, looks)
+    for option, value in thresholds_of(detector_types()[name]()).items():
+        present = chosen.get(name, {}).get(option, value)
+        for multiple in MULTIPLES:
+            trial = {**chosen, name: {**chosen.get(name, {}), option: _scaled(present, multiple)}}
+            (detector,) = (one for one in default_detectors({name: trial[name]}) if one.name == name)
+            seen: Looks = [{**others, name: look(detector, run)} for run, others in zip(runs, looks, strict=True)]
+            found = cost_of(runs, seen)
+            if found < cost - LEAST_GAIN:
+                cost, chosen, looks = found, trial, seen
+    return chosen, looks
 
 
 def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
@@ -69,9 +91,8 @@ def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], .
 def _troubled(score: Score) -> list[str]:
     """The detectors that were wrong, the worst first; there is no reason to touch the others."""
     wrong = {name: tally.false_positives * 3 + tally.false_negatives for name, tally in score.tallies.items()}
-    return sorted(
-        (name for name, count in wrong.items() if count and name in DETECTOR_TYPES), key=lambda name: -wrong[name]
-    )
+    known = detector_types()
+    return sorted((name for name, count in wrong.items() if count and name in known), key=lambda name: -wrong[name])
 
 
 def _scaled(value: float, multiple: float) -> float:

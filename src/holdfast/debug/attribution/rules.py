@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from holdfast.debug.attribution.observations import OBSERVATIONS
+from holdfast.debug.attribution.observations import OBSERVATIONS, SO
 from holdfast.debug.types import Failure
 from holdfast.errors import ConfigError
 
@@ -18,22 +18,43 @@ __all__ = ["CauseRule", "load_rules"]
 
 @dataclass(frozen=True, slots=True)
 class CauseRule:
-    """One cause. ``priors`` are by failure; a cause cannot explain a failure it has no prior for."""
+    """One cause.
+
+    Args:
+        cause: its name in reports.
+        title: what a person calls it.
+        priors: log-odds by failure; a cause cannot explain a failure it has no prior for.
+        supports: log-odds by observation that speaks for it.
+        opposes: log-odds by observation that speaks against it.
+        needs: observations of which at least one must be so; none where it is empty.
+        excluded_by: observations with any of which it cannot be the cause: wrong time, wrong place.
+        remediation: what to do.
+        command: the command to run next, with ``{path}``, ``{step}``, ``{before}`` and ``{last}`` filled in.
+    """
 
     cause: str
     title: str
     priors: Mapping[str, float]
     supports: Mapping[str, float]
     opposes: Mapping[str, float]
+    needs: tuple[str, ...]
+    excluded_by: tuple[str, ...]
     remediation: str
+    command: str = ""
 
     def score(self, failure: str, seen: Mapping[str, float]) -> float | None:
         """The log-odds of the cause for a failure, or None where it cannot be the cause."""
         prior = self.priors.get(failure)
-        if prior is None:
+        if prior is None or not self.is_possible(seen):
             return None
         weights = (*self.supports.items(), *self.opposes.items())
         return prior + sum(weight * seen.get(name, 0.0) for name, weight in weights)
+
+    def is_possible(self, seen: Mapping[str, float]) -> bool:
+        """Whether when, where and what was logged leave room for this cause."""
+        if any(seen.get(name, 0.0) >= SO for name in self.excluded_by):
+            return False
+        return not self.needs or any(seen.get(name, 0.0) >= SO for name in self.needs)
 
 
 def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:
@@ -59,7 +80,8 @@ def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:
 def _rule(entry: Mapping[str, Any]) -> CauseRule:
     for failure in entry["priors"]:
         Failure(failure)  # Names are open, but they have a form.
-    for name in (*entry["for"], *entry["against"]):
+    needs, excluded_by = tuple(entry.get("needs", ())), tuple(entry.get("excluded_by", ()))
+    for name in (*entry["for"], *entry["against"], *needs, *excluded_by):
         if name not in OBSERVATIONS:
             raise ConfigError("a rule names an observation that does not exist", cause=entry["cause"], observation=name)
     return CauseRule(
@@ -68,5 +90,8 @@ def _rule(entry: Mapping[str, Any]) -> CauseRule:
         priors=dict(entry["priors"]),
         supports=dict(entry["for"]),
         opposes=dict(entry["against"]),
+        needs=needs,
+        excluded_by=excluded_by,
         remediation=entry["remediation"],
+        command=entry.get("command", ""),
     )

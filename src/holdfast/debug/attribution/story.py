@@ -2,7 +2,7 @@
 
 A learning rate that is raised, gradients that explode and a loss that turns NaN are one story. The failure a person
 would call it is its end, or its most specific part; the rest is kept beside it as related. Faults that live in series
-of their own (a slow rank, skewed data) are stories of their own.
+of their own (a slow rank, skewed data), and failures of a user's own, are stories of their own.
 """
 
 from __future__ import annotations
@@ -12,12 +12,15 @@ from dataclasses import replace
 
 import numpy as np
 
-from holdfast.debug.detectors.select import training_losses
+from holdfast.debug.detectors.dead_layer import DeadLayerFacts
+from holdfast.debug.detectors.explosion import ExplosionFacts, GrowthShape
+from holdfast.debug.detectors.spike import SpikeFacts
+from holdfast.debug.detectors.steps.select import training_losses
 from holdfast.debug.types import Detection, Failure, Severity, Signal
 
 __all__ = ["tell_stories"]
 
-_DYNAMICS = frozenset(
+DYNAMICS = frozenset(
     (
         Failure.NAN,
         Failure.INF,
@@ -29,18 +32,25 @@ _DYNAMICS = frozenset(
         Failure.DEAD_LAYER,
     )
 )
-_ORDER = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-# Two troubles this share of the run apart, the first of them over, are two stories.
+"""Failures that lead to one another, so that several of them near each other are one story."""
+RUINED = DYNAMICS - {Failure.SPIKE}
+"""Of these a run can be critically ill; a held-out loss that rises then says nothing of its own."""
+SEVERITIES = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
 APART = 0.25
+"""Two troubles this share of the run apart, the first of them over, are two stories."""
+CAME_BACK = 0.5
+"""A jump is over when this share of it is gone."""
+BLOWN_UP = frozenset((GrowthShape.STUCK, GrowthShape.GREW, GrowthShape.EARLY, GrowthShape.ABSURD))
+"""Ways in which the loss itself is far too large: they name what follows, even a layer that died in it."""
 
 
 def tell_stories(detections: Sequence[Detection], signals: Sequence[Signal]) -> list[tuple[Detection, ...]]:
     """Group detections into stories, the naming one first in each; worst story first."""
-    dynamics = [detection for detection in detections if detection.failure in _DYNAMICS]
+    dynamics = [seen for seen in detections if seen.failure in DYNAMICS]
     stories = [_named(group) for group in _connected(dynamics, signals)]
-    stories += [(detection,) for detection in detections if detection.failure not in _DYNAMICS]
+    stories += [(seen,) for seen in detections if seen.failure not in DYNAMICS]
     stories = [story for story in stories if not _told_already(story[0], stories)]
-    return sorted(stories, key=lambda story: (_ORDER[story[0].severity], _effect(story[0]), -story[0].confidence))
+    return sorted(stories, key=lambda story: (SEVERITIES[story[0].severity], _effect(story[0]), -story[0].confidence))
 
 
 def _effect(leader: Detection) -> int:
@@ -50,82 +60,68 @@ def _effect(leader: Detection) -> int:
 
 def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[list[Detection]]:
     """Detections whose stretches touch or nearly touch; replicas of one run count as one."""
-    ends = [float(signal.steps[-1]) for signal in training_losses(signals, games=True) if len(signal.steps)]
-    begins = [float(signal.steps[0]) for signal in training_losses(signals, games=True) if len(signal.steps)]
-    length = max(ends) - min(begins) if ends else np.inf
+    steps = [signal.steps for signal in training_losses(signals, games=True) if len(signal.steps)]
+    length = max(float(s[-1]) for s in steps) - min(float(s[0]) for s in steps) if steps else np.inf
     groups: list[list[Detection]] = []
     reach = -np.inf
-    for detection in sorted(detections, key=lambda d: d.first_step if d.first_step is not None else -np.inf):
-        first = detection.first_step if detection.first_step is not None else -np.inf
-        last = detection.last_step if detection.last_step is not None else np.inf
-        if groups and first <= reach + APART * length:
-            groups[-1].append(detection)
+    for seen in sorted(detections, key=_begin):
+        last = seen.last_step if seen.last_step is not None else np.inf
+        if groups and _begin(seen) <= reach + APART * length:
+            groups[-1].append(seen)
             reach = max(reach, last)
         else:
-            groups.append([detection])
+            groups.append([seen])
             reach = last
     return groups
+
+
+def _begin(seen: Detection) -> float:
+    return seen.first_step if seen.first_step is not None else -np.inf
 
 
 def _named(group: list[Detection]) -> tuple[Detection, ...]:
     """Put the detection that names the story first; but for a jump that came back, the story is as bad as its worst."""
     leader = min(group, key=_rank)
-    if leader.failure == Failure.EXPLOSION and leader.facts.get("shape") in ("norm", "activations"):
+    if leader.failure == Failure.EXPLOSION and not _blew_up(leader):
         # Gradients that burst with a loss that came back are part of the jump a person sees.
-        jumps = [d for d in group if d.failure == Failure.SPIKE and _came_back(d)]
-        worse = any(d.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for d in group)
+        jumps = [seen for seen in group if _came_back(seen)]
+        worse = any(seen.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for seen in group)
         leader = jumps[0] if jumps and not worse else leader
     elif leader.failure == Failure.EXPLOSION:
         # What was dead before it is no victim of the explosion.
-        dead = [d for d in group if d.failure == Failure.DEAD_LAYER and _is_dead(d)]
-        leader = next((d for d in dead if (d.first_step or 0.0) < (leader.first_step or 0.0)), leader)
-    rest = [detection for detection in group if detection is not leader]
-    if leader.failure != Failure.SPIKE and any(d.severity is Severity.CRITICAL for d in rest):
+        leader = next((seen for seen in group if _was_dead(seen) and _begin(seen) < _begin(leader)), leader)
+    rest = [seen for seen in group if seen is not leader]
+    if leader.failure != Failure.SPIKE and any(seen.severity is Severity.CRITICAL for seen in rest):
         leader = replace(leader, severity=Severity.CRITICAL)
     return (leader, *rest)
 
 
-def _is_dead(detection: Detection) -> bool:
-    """Whether a layer's outputs were dead from the first."""
-    return detection.facts.get("statistic") in ("zero", "saturated") and not detection.facts.get("late")
+def _rank(seen: Detection) -> tuple[int, int]:
+    """Dead activations are the most specific thing there is to say, short of numbers that are gone."""
+    critical = 0 if seen.severity is Severity.CRITICAL or _blew_up(seen) else 1
+    if _blew_up(seen):
+        return critical, Failure.INF.rank
+    if _was_dead(seen):
+        return critical, Failure.INF.rank + 1
+    return critical, seen.failure.rank
 
 
-def _came_back(jump: Detection) -> bool:
-    recovered = jump.facts.get("recovered")
-    return isinstance(recovered, float) and recovered > 0.5 and not jump.facts.get("at_end")
+def _blew_up(seen: Detection) -> bool:
+    return isinstance(seen.facts, ExplosionFacts) and seen.facts.shape in BLOWN_UP
 
 
-def _rank(detection: Detection) -> tuple[int, int]:
-    critical = 0 if detection.severity is Severity.CRITICAL else 1
-    shape = detection.facts.get("shape")
-    if detection.failure == Failure.EXPLOSION and shape in ("grew", "early"):
-        critical = 0  # it names what follows even where the loss came back: a layer that died in it, say
-    # Dead activations are the most specific thing there is to say, short of numbers that are gone; a layer that was
-    # alive at first, or one that died in an explosion, is what became of something else.
-    rank = {
-        Failure.NAN: 0,
-        Failure.INF: 1,
-        Failure.EXPLOSION: 1 if shape in ("stuck", "grew", "early") else 4,
-        Failure.DIVERGENCE: 3,
-        Failure.VANISHING: 5,
-        Failure.DEAD_LAYER: 2 if _is_dead(detection) else 8,
-        Failure.PLATEAU: 7,
-        Failure.SPIKE: 9,
-    }.get(detection.failure, detection.failure.rank)
-    return critical, rank
+def _was_dead(seen: Detection) -> bool:
+    """Whether a layer's outputs were dead from the first; one that was alive is what became of something else."""
+    return isinstance(seen.facts, DeadLayerFacts) and seen.facts.outputs_dead and not seen.facts.died_later
+
+
+def _came_back(seen: Detection) -> bool:
+    jump = seen.facts if isinstance(seen.facts, SpikeFacts) else None
+    return jump is not None and jump.period is None and jump.recovered > CAME_BACK and not jump.at_end
 
 
 def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:
     """Overfitting of a run that broke, or that learns nothing, is no story of its own."""
     if leader.failure != Failure.OVERFITTING:
         return False
-    broken = (
-        Failure.NAN,
-        Failure.INF,
-        Failure.EXPLOSION,
-        Failure.DIVERGENCE,
-        Failure.DEAD_LAYER,
-        Failure.PLATEAU,
-        Failure.VANISHING,
-    )
-    return any(story[0].failure in broken and story[0].severity is Severity.CRITICAL for story in stories)
+    return any(story[0].failure in RUINED and story[0].severity is Severity.CRITICAL for story in stories)

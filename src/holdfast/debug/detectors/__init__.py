@@ -12,14 +12,13 @@ from holdfast.debug.detectors.loss_scale import LossScaleCollapseDetector
 from holdfast.debug.detectors.non_finite import InfDetectionDetector, NaNDetectionDetector
 from holdfast.debug.detectors.overfitting import OverfittingDetector
 from holdfast.debug.detectors.plateau import LossPlateauDetector
-from holdfast.debug.detectors.registry import DETECTOR_TYPES, default_detectors, thresholds_of
+from holdfast.debug.detectors.registry import default_detectors, detector_types, known_failures, thresholds_of
 from holdfast.debug.detectors.skew import TrainingServingSkewDetector
 from holdfast.debug.detectors.spike import LossSpikeDetector
 from holdfast.debug.detectors.timing import DataStarvationDetector, StragglerDetector
 from holdfast.debug.detectors.vanishing import GradientVanishingDetector
 
 __all__ = [
-    "DETECTOR_TYPES",
     "CrashDetector",
     "DataStarvationDetector",
     "DeadLayerDetector",
@@ -37,5 +36,7 @@ __all__ = [
     "StragglerDetector",
     "TrainingServingSkewDetector",
     "default_detectors",
+    "detector_types",
+    "known_failures",
     "thresholds_of",
 ]

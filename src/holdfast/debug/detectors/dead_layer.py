@@ -4,47 +4,62 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import layered, of_kind
-from holdfast.debug.detectors.start import early_spreads
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.doubt import PERCENT
+from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, STRONG, detection
+from holdfast.debug.detectors.steps.select import finite_median, layered, of_kind
+from holdfast.debug.detectors.steps.start import early_spreads
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
-__all__ = ["DeadLayerDetector", "activation_statistic"]
-
-
-def activation_statistic(signal: Signal) -> str | None:
-    """Which share an activation signal gives: ``zero``, ``saturated``, or None for means, norms and the like."""
-    text = f"{signal.metadata.get('statistic', '')} {signal.name}".lower()
-    if any(word in text for word in ("zero", "dead", "sparsity")):
-        return "zero"
-    return "saturated" if "satur" in text else None
+__all__ = ["DeadLayerDetector", "DeadLayerFacts", "Deadness"]
 
 
-def _is_silent(signal: Signal) -> bool:
-    # A few thousand points spread over the run decide as well as a million.
-    values = signal.values[:: max(1, len(signal.values) // 4096)]
-    finite = values[np.isfinite(values)]
-    return len(finite) > 0 and float(np.median(np.abs(finite))) == 0.0
+class Deadness(str, Enum):
+    """In which way a layer gives nothing."""
+
+    ZERO = "zero"
+    SATURATED = "saturated"
+    COLLAPSED = "collapsed"
+    SILENT = "silent"
+
+
+@dataclass(frozen=True, slots=True)
+class DeadLayerFacts(Facts):
+    """In which way a layer gives nothing, and whether it was alive at first."""
+
+    how: Deadness
+    died_later: bool = False
+
+    @property
+    def outputs_dead(self) -> bool:
+        """Whether the layer's outputs themselves are dead."""
+        return self.how in (Deadness.ZERO, Deadness.SATURATED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DeadLayerDetector(BaseDetector):
-    """Sees layers whose activations are constant and layers that get no gradient.
+    """Sees layers whose activations are constant and layers that get no gradient."""
 
-    Args:
-        dead_share: the share of zeros (or saturated units) above which a layer is dead.
-        collapse: the spread of a layer's outputs, as a share of the widest layer's, below which they are all alike.
-        silent_share: the share of layers without any gradient above which the model cannot learn.
-        minimum_points: fewer points than this say nothing.
-    """
-
+    failure: ClassVar[Failure] = Failure.DEAD_LAYER
     dead_share: float = 0.995
+    """The share of zeros (or saturated units) above which a layer is dead: ReLU layers are half zero in health."""
     collapse: float = 2e-5
+    """The spread of a layer's outputs, as a share of the widest layer's, below which they are all alike."""
     silent_share: float = 0.5
+    """The share of layers without any gradient above which the model cannot learn."""
     minimum_points: int = 5
+    """Fewer points than this say nothing."""
+    minimum_layers: int = 2
+    """Fewer layers than this give no comparison."""
+    first_share: int = 20
+    """A layer that was alive for the first one in so many points, and for two, died later."""
+    most: int = 4
+    """Dead layers that are reported; the first ones silence the rest."""
 
     @property
     def name(self) -> str:
@@ -57,49 +72,45 @@ class DeadLayerDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at activations first: a dead layer also silences the gradients behind it."""
-        dead = [d for signal in of_kind(signals, "activation") if (d := self._dead(signal)) is not None]
+        dead = [seen for signal in of_kind(signals, "activation") if (seen := self._dead(signal)) is not None]
         if dead:
-            return DetectionResult(self.name, tuple(dead[:4]))
-        if (collapsed := self._collapsed(signals)) is not None:
-            return DetectionResult(self.name, (collapsed,))
-        silent = self._silent(layered(signals, "grad_norm"))
-        return DetectionResult(self.name, (silent,) if silent is not None else ())
+            return DetectionResult(self.name, tuple(dead[: self.most]))
+        found = self._collapsed(signals) or self._silent(layered(signals, "grad_norm"))
+        return DetectionResult(self.name, (found,) if found is not None else ())
 
     def _dead(self, signal: Signal) -> Detection | None:
-        statistic = activation_statistic(signal)
+        how = _statistic(signal)
         values = signal.values[np.isfinite(signal.values)]
-        if statistic is None or len(values) < self.minimum_points:
+        if how is None or len(values) < self.minimum_points:
             return None
-        percent = 100.0 if values.max() > 1.5 else 1.0
-        late = values[len(values) // 2 :] / percent
-        if float(np.median(late)) < self.dead_share:
+        scale = 100.0 if values.max() > PERCENT else 1.0
+        share = float(np.median(values[len(values) // 2 :])) / scale
+        if share < self.dead_share:
             return None
-        first = int(np.argmax(signal.values / percent >= self.dead_share))
-        claim = f"{float(np.median(late)):.1%} of its outputs are {'zero' if statistic == 'zero' else 'saturated'}"
-        return Detection(
-            failure=Failure.DEAD_LAYER,
+        first = int(np.argmax(signal.values / scale >= self.dead_share))
+        later = first > max(2, len(signal.values) // self.first_share)
+        word = "zero" if how is Deadness.ZERO else "saturated"
+        claim = f"{share:.1%} of its outputs are {word} from step {signal.steps[first]:g} on"
+        return detection(
+            self.failure,
+            signal,
+            claim,
             severity=Severity.CRITICAL,
-            confidence=0.93,
-            first_step=float(signal.steps[first]),
-            last_step=float(signal.steps[-1]),
-            evidence=(Evidence(signal.name, claim, {"share": float(np.median(late))}),),
-            layer=signal.layer,
-            signal=signal.name,
-            facts={
-                "statistic": statistic,
-                "share": float(np.median(late)),
-                "late": first > max(2, len(signal.values) // 20),
-            },
+            confidence=STRONG,
+            first=float(signal.steps[first]),
+            last=float(signal.steps[-1]),
+            numbers={"share": share},
+            facts=DeadLayerFacts(how, died_later=later),
         )
 
     def _collapsed(self, signals: Sequence[Signal]) -> Detection | None:
         """A layer that answers the same whatever comes in, all along: its weights are nothing, or its inputs are."""
         spreads = {
-            layer: (float(np.median(signal.values[np.isfinite(signal.values)])), signal)
+            layer: (finite_median(signal.values), signal)
             for layer, (_, signal) in early_spreads(signals).items()
             if np.isfinite(signal.values).sum() >= self.minimum_points
         }
-        if len(spreads) < 2:
+        if len(spreads) < self.minimum_layers:
             return None
         widest = max(spread for spread, _ in spreads.values())
         layer = min(spreads, key=lambda name: spreads[name][0])
@@ -107,36 +118,42 @@ class DeadLayerDetector(BaseDetector):
         if spread >= self.collapse * min(widest, 1.0):
             return None
         claim = f"spreads over {spread:.2g} where the widest layer has {widest:.2g}: the same answer to every input"
-        return Detection(
-            failure=Failure.DEAD_LAYER,
-            severity=Severity.CRITICAL,
-            confidence=0.85,
-            first_step=float(signal.steps[0]),
-            last_step=float(signal.steps[-1]),
-            evidence=(Evidence(signal.name, claim, {"spread": spread, "widest": widest}),),
-            layer=layer,
-            signal=signal.name,
-            facts={"statistic": "collapsed", "spread": spread},
-        )
+        return self._all_along(signal, claim, CLEAR, Deadness.COLLAPSED, {"spread": spread, "widest": widest})
 
     def _silent(self, layers: dict[str, Signal]) -> Detection | None:
         """Most layers never get a gradient: frozen, cut off, or initialised to nothing."""
         usable = {layer: signal for layer, signal in layers.items() if len(signal.values) >= self.minimum_points}
-        if len(usable) < 2:
-            return None
         silent = [layer for layer, signal in usable.items() if _is_silent(signal)]
-        if len(silent) < max(2, self.silent_share * len(usable)) or len(silent) == len(usable):
+        enough = len(silent) >= max(self.minimum_layers, self.silent_share * len(usable))
+        if not enough or len(silent) == len(usable):
             return None
-        first = usable[silent[0]]
         claim = f"{len(silent)} of {len(usable)} layers have a gradient of exactly zero ({', '.join(silent[:4])}…)"
-        return Detection(
-            failure=Failure.DEAD_LAYER,
-            severity=Severity.WARNING,
-            confidence=0.8,
-            first_step=float(first.steps[0]),
-            last_step=float(first.steps[-1]),
-            evidence=(Evidence(first.name, claim, {"silent": float(len(silent)), "layers": float(len(usable))}),),
-            layer=silent[0],
-            signal=first.name,
-            facts={"statistic": "silent", "silent": len(silent), "layers": len(usable)},
+        numbers = {"silent": float(len(silent)), "layers": float(len(usable))}
+        return self._all_along(usable[silent[0]], claim, LIKELY, Deadness.SILENT, numbers)
+
+    def _all_along(
+        self, signal: Signal, claim: str, confidence: float, how: Deadness, numbers: dict[str, float]
+    ) -> Detection:
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING if how is Deadness.SILENT else Severity.CRITICAL,
+            confidence=confidence,
+            first=float(signal.steps[0]),
+            last=float(signal.steps[-1]),
+            numbers=numbers,
+            facts=DeadLayerFacts(how),
         )
+
+
+def _statistic(signal: Signal) -> Deadness | None:
+    """Which share an activation signal gives; None for means, norms and the like."""
+    text = f"{signal.metadata.get('statistic', '')} {signal.name}".lower()
+    if any(word in text for word in ("zero", "dead", "sparsity")):
+        return Deadness.ZERO
+    return Deadness.SATURATED if "satur" in text else None
+
+
+def _is_silent(signal: Signal) -> bool:
+    return bool(np.isfinite(signal.values).any()) and finite_median(np.abs(signal.values)) == 0.0

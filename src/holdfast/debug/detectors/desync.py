@@ -4,14 +4,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar, NamedTuple
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import of_kind
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.evidence import CERTAIN, detection
+from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["DistributedDesyncDetector"]
+
+
+class _Difference(NamedTuple):
+    """How one parameter differs between ranks."""
+
+    first_step: float
+    last_step: float
+    odd_ranks: frozenset[int]
+    from_start: bool
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -20,12 +31,11 @@ class DistributedDesyncDetector(BaseDetector):
 
     Sharded parameters differ by design. They are known by ``metadata["sharded"]``, or by differing from the very first
     hash on while other parameters agree throughout.
-
-    Args:
-        minimum_parameters: how many parameters must differ.
     """
 
+    failure: ClassVar[Failure] = Failure.DESYNC
     minimum_parameters: int = 1
+    """How many parameters must differ: hashes have no noise, so one is enough."""
 
     @property
     def name(self) -> str:
@@ -42,26 +52,40 @@ class DistributedDesyncDetector(BaseDetector):
         for signal in of_kind(signals, "param_hash"):
             if signal.replica is not None and not signal.metadata.get("sharded"):
                 groups.setdefault(signal.layer or signal.name, []).append(signal)
-        differing: dict[str, tuple[float, float, frozenset[int], bool]] = {}
-        agreeing = 0
-        for layer, group in groups.items():
-            if len({signal.replica for signal in group}) < 2:
-                continue
-            difference = _difference(group)
-            if difference is None:
-                agreeing += 1
-            else:
-                differing[layer] = difference
-        if any(not from_start for *_, from_start in differing.values()) or agreeing:
+        compared = {layer: _difference(group) for layer, group in groups.items() if len({s.replica for s in group}) > 1}
+        differing = {layer: found for layer, found in compared.items() if found is not None}
+        if len(differing) < len(compared) or any(not found.from_start for found in differing.values()):
             # Some parameters do start out equal, so those that never were equal are shards.
-            differing = {layer: found for layer, found in differing.items() if not found[3]}
-        if len(differing) < self.minimum_parameters or not differing:
+            differing = {layer: found for layer, found in differing.items() if not found.from_start}
+        if len(differing) < max(self.minimum_parameters, 1):
             return DetectionResult(self.name)
-        return DetectionResult(self.name, (_detection(differing, len(groups)),))
+        return DetectionResult(self.name, (self._told(differing, groups),))
+
+    def _told(self, differing: dict[str, _Difference], groups: dict[str, list[Signal]]) -> Detection:
+        first_layer = min(differing, key=lambda layer: differing[layer].first_step)
+        first = differing[first_layer].first_step
+        ranks = sorted(frozenset[int]().union(*(f.odd_ranks for f in differing.values() if f.first_step == first)))
+        names = sorted(differing, key=lambda layer: (differing[layer].first_step, layer))
+        claim = (
+            f"{len(differing)} of {len(groups)} replicated parameters differ between ranks from step {first:g} on "
+            f"(first {', '.join(names[:3])})"
+        )
+        signal = groups[first_layer][0]
+        return detection(
+            self.failure,
+            Signal(first_layer, signal.steps, signal.values, layer=first_layer if len(differing) == 1 else None),
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=CERTAIN,
+            first=first,
+            last=max(found.last_step for found in differing.values()),
+            numbers={"parameters": float(len(differing)), "first_step": first},
+            replica=ranks[0] if len(ranks) == 1 else None,
+        )
 
 
-def _difference(group: list[Signal]) -> tuple[float, float, frozenset[int], bool] | None:
-    """First and last differing step, the ranks in the minority, and whether it was so from the start."""
+def _difference(group: list[Signal]) -> _Difference | None:
+    """Where the hashes of one parameter first and last differ, and which ranks are in the minority."""
     shared = group[0].steps
     for signal in group[1:]:
         shared = np.intersect1d(shared, signal.steps)
@@ -81,28 +105,4 @@ def _difference(group: list[Signal]) -> tuple[float, float, frozenset[int], bool
         for row, signal in enumerate(group)
         if signal.replica is not None and (counts.max() == 1 or columns[row, first] != common)
     )
-    return float(shared[first]), float(shared[last]), odd, bool(unequal[0])
-
-
-def _detection(differing: dict[str, tuple[float, float, frozenset[int], bool]], parameters: int) -> Detection:
-    first_layer = min(differing, key=lambda layer: differing[layer][0])
-    first = differing[first_layer][0]
-    last = max(found[1] for found in differing.values())
-    ranks = sorted(frozenset[int]().union(*(found[2] for found in differing.values() if found[0] == first)))
-    names = sorted(differing, key=lambda layer: (differing[layer][0], layer))
-    claim = (
-        f"{len(differing)} of {parameters} replicated parameters differ between ranks from step {first:g} on "
-        f"(first {', '.join(names[:3])})"
-    )
-    return Detection(
-        failure=Failure.DESYNC,
-        severity=Severity.CRITICAL,
-        confidence=0.97,
-        first_step=first,
-        last_step=last,
-        evidence=(Evidence(first_layer, claim, {"parameters": float(len(differing)), "first_step": first}),),
-        layer=first_layer if len(differing) == 1 else None,
-        replica=ranks[0] if len(ranks) == 1 else None,
-        signal=first_layer,
-        facts={"parameters": tuple(names), "ranks": tuple(ranks), "from_start": all(f[3] for f in differing.values())},
-    )
+    return _Difference(float(shared[first]), float(shared[last]), odd, bool(unequal[0]))

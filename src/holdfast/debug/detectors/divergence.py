@@ -3,37 +3,83 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.rise import Rise, lasting_rise
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, reward_holds, training_losses
-from holdfast.debug.detectors.statistics import Shape, shape_of
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.baseline import Shape, shape_of
+from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
+from holdfast.debug.detectors.steps.rise import Rise, RiseRule
+from holdfast.debug.detectors.steps.select import (
+    evaluation_losses,
+    level_of_parts,
+    of_kind,
+    reward_holds,
+    training_losses,
+)
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
-__all__ = ["DivergentTrainingDetector", "is_still_recovering"]
+__all__ = ["DivergenceFacts", "DivergenceShape", "DivergentTrainingDetector"]
 
 
-def is_still_recovering(rise: Rise) -> bool:
-    """Whether the loss was on its way back, or the log ended too soon after the jump to know."""
-    return rise.recovered >= 0.4 or (rise.points < 6 and rise.ratio > 1.5)
+class DivergenceShape(str, Enum):
+    """In which way a run got worse."""
+
+    RISE = "rise"
+    HELD_UP = "held_up"
+    UNSTABLE = "unstable"
+    METRIC = "metric"
+
+
+@dataclass(frozen=True, slots=True)
+class DivergenceFacts(Facts):
+    """In which way a run got worse, and how much of its progress it gave up."""
+
+    shape: DivergenceShape
+    lost: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DivergentTrainingDetector(BaseDetector):
-    """Sees a loss that ends far above the best it had reached and shows no sign of coming back.
+    """Sees a loss that ends far above the best it had reached and shows no sign of coming back."""
 
-    Args:
-        minimum_noises: how far above, in units of the run's own noise.
-        minimum_lost: how much of the progress made must be given up.
-        minimum_swing: for evaluation losses, how large the swings between neighbours must be to call a run unstable.
-    """
-
-    minimum_noises: float = 6.0
-    minimum_lost: float = 0.2
+    failure: ClassVar[Failure] = Failure.DIVERGENCE
+    rise: RiseRule = field(default_factory=RiseRule)
+    """When a loss has risen for good."""
+    ruined: float = 0.5
+    """A run that gave up this share of its progress is ruined."""
     minimum_swing: float = 0.15
+    """For held-out losses, how large the swings between neighbours must be to call a run unstable: they average over a
+    whole set, so repeated upward jumps of this size are no sampling noise."""
+    swing_range: float = 0.2
+    """The least share of the range such a swing covers."""
+    swing_share: int = 4
+    """One in so many evaluations must swing up."""
+    swing_end: float = 1.15
+    """A run that ends below so many times its best has settled."""
+    fallen: float = 0.3
+    """A training loss that fell below this share of its start learns: a held-out loss that swings then overfits."""
+    minimum_points: int = 12
+    """Fewer points show no cut of the learning rate setting a loss free."""
+    cut: float = 0.5
+    """A cut of the learning rate leaves at most this share of it."""
+    cut_share: float = 0.15
+    """It must come after this share of the run …"""
+    cut_points: int = 8
+    """… and after so many points."""
+    held_level: float = 0.95
+    """A loss that stood above this share of its start before the cut had learnt nothing …"""
+    set_free: float = 0.75
+    """… and was set free where it falls below this share of that at once."""
+    part_share: float = 0.2
+    """How large a rise in one of several parts of a loss must be beside their sum."""
+    metric_lost: float = 0.6
+    """The share of its gain that a metric must give up where there is no loss to ask."""
+    metric_points: int = 12
+    """Points of a metric for that."""
 
     @property
     def name(self) -> str:
@@ -41,133 +87,144 @@ class DivergentTrainingDetector(BaseDetector):
         return "divergence"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses, on training data and held-out data; learning rates, to see what a lower one sets free; rewards."""
-        return frozenset(("loss", "eval_loss", "perplexity", "lr", "reward"))
+        """Losses and metrics, on training and held-out data; learning rates, to see what a lower one frees; rewards."""
+        return frozenset(("loss", "eval_loss", "perplexity", "lr", "reward", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at every total loss; evaluation counts alone only where there is no training loss."""
-        found: list[Detection] = []
+        """Look at every total loss; at held-out losses alone where there is none, and at metrics after that."""
         if reward_holds(signals):
             return DetectionResult(self.name)
-        losses = training_losses(signals)
-        for signal in losses:
-            shape = shape_of(signal)
-            if shape is None:
-                continue
-            rise = lasting_rise(signal, minimum_noises=self.minimum_noises, minimum_lost=self.minimum_lost)
-            if rise is not None and not is_still_recovering(rise):
-                found.append(_divergence(signal, rise))
-            elif (held := _held_up(shape, of_kind(signals, "lr"))) is not None:
-                found.append(_released(signal, shape, *held))
-        held_out = [(signal, shape) for signal in evaluation_losses(signals) if (shape := shape_of(signal)) is not None]
-        for signal, shape in held_out:
-            if found:
-                break
-            rise = None
-            if not losses:
-                rise = lasting_rise(signal, minimum_noises=self.minimum_noises, minimum_lost=self.minimum_lost)
-            if rise is not None and not is_still_recovering(rise):
-                found.append(_divergence(signal, rise))
-            elif not _has_fallen(losses) and (swing := self._swings(shape)) is not None:
-                found.append(_unstable(signal, shape, swing))
+        losses, rates = training_losses(signals), of_kind(signals, "lr")
+        found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
+        found = [seen for seen in found if self._matters(seen, signals)]
+        if not found:
+            held_out = (self._of_held_out(signal, losses) for signal in evaluation_losses(signals))
+            found = [seen for seen in held_out if seen is not None][:1]
+        if not found and not losses and not evaluation_losses(signals):
+            found = [seen for s in of_kind(signals, "metric") if (seen := self._of_metric(s)) is not None][:1]
         return DetectionResult(self.name, tuple(found))
 
-    def _swings(self, shape: Shape) -> float | None:
-        """The typical swing of an evaluation loss that goes up as hard as it goes down; None for a settled one."""
-        values = shape.values
-        if shape.is_signed or len(values) < 4:
+    def _of_loss(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
+        rise = self.rise.lasting(signal)
+        if rise is not None and not self.rise.is_coming_back(rise):
+            return self._risen(signal, rise)
+        return self._held_up(signal, rates)
+
+    def _of_held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
+        rise = None if losses else self.rise.lasting(signal)
+        if rise is not None and not self.rise.is_coming_back(rise):
+            return self._risen(signal, rise)
+        shapes = [shape for loss in losses if (shape := shape_of(loss)) is not None]
+        if any(not shape.is_signed and shape.end < self.fallen * shape.start for shape in shapes):
             return None
-        steps = np.diff(np.log(np.maximum(values, 1e-12)))
-        ups, downs = steps[steps > 0], -steps[steps < 0]
-        if len(ups) < 2 or len(downs) == 0 or values[-1] < 1.15 * values.min():
+        return self._unstable(signal)
+
+    def _of_metric(self, signal: Signal) -> Detection | None:
+        """A metric that gave most of what it had gained away and keeps it so, in the direction that is worse."""
+        direction = signal.metadata.get("higher_is_better")
+        if direction is None or len(signal.values) < self.metric_points or signal.layer is not None:
             return None
-        # Held-out losses average over a whole set: repeated upward jumps of this size are not sampling noise.
-        rises = np.diff(values)[steps > 0]
-        large = ups[(ups > np.log1p(self.minimum_swing)) & (rises > 0.2 * np.ptp(values))]
-        if len(large) < max(2, len(steps) // 4):
+        turned = replace(signal, values=-signal.values) if direction else signal
+        rise = self.rise.lasting(turned)
+        if rise is None or self.rise.is_coming_back(rise) or not self.metric_lost <= rise.lost < np.inf:
             return None
-        return float(np.expm1(np.median(large)))
+        sign = -1.0 if direction else 1.0
+        before, after = sign * rise.before, sign * rise.after
+        claim = f"fell back from {before:.4g} to {after:.4g} from step {rise.first_step:g} on and stayed there"
+        seen = self._risen(signal, rise)
+        told = replace(seen.evidence[0], claim=claim, numbers={"before": before, "after": after, "lost": rise.lost})
+        return replace(
+            seen, evidence=(told,), confidence=FAIR, facts=DivergenceFacts(DivergenceShape.METRIC, rise.lost)
+        )
 
+    def _matters(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Whether a rise of one of several parts of a loss is large beside their sum: parts trade with each other."""
+        numbers = seen.evidence[0].numbers
+        beside = level_of_parts(signals, seen.first_step or 0.0)
+        return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
 
-def _has_fallen(losses: Sequence[Signal]) -> bool:
-    """Whether the training loss went down to a small part of its start: a held-out loss that swings then overfits."""
-    shapes = [shape for signal in losses if (shape := shape_of(signal)) is not None]
-    return any(not shape.is_signed and shape.end < 0.3 * shape.start for shape in shapes)
+    def _risen(self, signal: Signal, rise: Rise) -> Detection:
+        claim = (
+            f"rose from {rise.before:.4g} to {rise.after:.4g} from step {rise.first_step:g} on and stayed there, "
+            f"{(rise.after - rise.before) / rise.noise:.0f} times its noise"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL if rise.lost >= self.ruined else Severity.WARNING,
+            confidence=graded(rise.lost, most=CERTAIN),
+            first=rise.first_step,
+            certain=rise.certain_step,
+            last=rise.last_step,
+            numbers={"before": rise.before, "after": rise.after, "lost": rise.lost, "first_step": rise.first_step},
+            facts=DivergenceFacts(DivergenceShape.RISE, rise.lost),
+        )
 
+    def _held_up(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
+        """A loss that had learnt nothing until the learning rate was cut, and fell off a cliff there.
 
-def _divergence(signal: Signal, rise: Rise) -> Detection:
-    ruined = rise.lost >= 0.5
-    claim = (
-        f"rose from {rise.before:.4g} to {rise.after:.4g} after step {rise.first_step:g} and stayed there, "
-        f"{(rise.after - rise.before) / rise.noise:.0f} times its noise"
-    )
-    return Detection(
-        failure=Failure.DIVERGENCE,
-        severity=Severity.CRITICAL if ruined else Severity.WARNING,
-        confidence=min(0.98, 0.7 + 0.25 * min(rise.lost, 1.0)),
-        first_step=rise.first_step,
-        last_step=rise.last_step,
-        evidence=(
-            Evidence(signal.name, claim, {"before": rise.before, "after": rise.after, "lost": min(rise.lost, 1e9)}),
-        ),
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"lost": min(rise.lost, 1e9), "ratio": min(rise.ratio, 1e12), "peak": rise.peak, "shape": "rise"},
-    )
-
-
-def _held_up(shape: Shape, rates: list[Signal]) -> tuple[int, float, float] | None:
-    """Where a cut of the learning rate set free a loss that had learnt nothing until then: point, level before, after.
-
-    A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long and
-    fell off a cliff at the cut was bouncing over every minimum until then.
-    """
-    if shape.is_signed or shape.count < 12:
+        A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long was
+        bouncing over every minimum until then.
+        """
+        shape = shape_of(signal)
+        if shape is None or shape.is_signed or shape.count < self.minimum_points:
+            return None
+        for rate in rates:
+            cuts = np.flatnonzero((rate.values[1:] > 0) & (rate.values[1:] <= self.cut * rate.values[:-1])) + 1
+            at = int(np.searchsorted(shape.steps, rate.steps[cuts[0]])) if len(cuts) else 0
+            if at < max(self.cut_points, self.cut_share * shape.count) or shape.count - at < 3:
+                continue
+            start = float(np.median(shape.values[:3]))
+            before = float(np.median(shape.values[max(0, at - 10) : at]))
+            after = float(np.median(shape.values[at + 1 : at + 6]))
+            if before >= self.held_level * start and after <= self.set_free * before:
+                return self._released(signal, shape, at, before, after)
         return None
-    for rate in rates:
-        cuts = np.flatnonzero((rate.values[1:] > 0) & (rate.values[1:] <= 0.5 * rate.values[:-1])) + 1
-        if len(cuts) == 0:
-            continue
-        at = int(np.searchsorted(shape.steps, rate.steps[cuts[0]]))
-        if at < max(8, 0.15 * shape.count) or shape.count - at < 3:
-            continue
-        start = float(np.median(shape.values[:3]))
-        before = float(np.median(shape.values[max(0, at - 10) : at]))
-        after = float(np.median(shape.values[at + 1 : at + 6]))
-        if before >= 0.95 * start and after <= 0.75 * before:
-            return at, before, after
-    return None
 
+    def _released(self, signal: Signal, shape: Shape, at: int, before: float, after: float) -> Detection:
+        claim = (
+            f"learnt nothing until the learning rate was cut at step {shape.steps[at]:g}, "
+            f"then fell from {before:.4g} to {after:.4g} at once"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=CLEAR,
+            first=float(shape.steps[0]),
+            last=float(shape.steps[at - 1]),
+            numbers={"before": before, "after": after},
+            facts=DivergenceFacts(DivergenceShape.HELD_UP, 1.0),
+        )
 
-def _released(signal: Signal, shape: Shape, at: int, before: float, after: float) -> Detection:
-    claim = (
-        f"learnt nothing until the learning rate was cut at step {shape.steps[at]:g}, "
-        f"then fell from {before:.4g} to {after:.4g} at once"
-    )
-    return Detection(
-        failure=Failure.DIVERGENCE,
-        severity=Severity.CRITICAL,
-        confidence=0.85,
-        first_step=float(shape.steps[0]),
-        last_step=float(shape.steps[at - 1]),
-        evidence=(Evidence(signal.name, claim, {"before": before, "after": after}),),
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"shape": "held_up", "lost": 1.0},
-    )
-
-
-def _unstable(signal: Signal, shape: Shape, swing: float) -> Detection:
-    return Detection(
-        failure=Failure.DIVERGENCE,
-        severity=Severity.CRITICAL,
-        confidence=0.8,
-        first_step=float(shape.steps[0]),
-        last_step=float(shape.steps[-1]),
-        evidence=(
-            Evidence(signal.name, f"swings up by {swing:.0%} again and again instead of settling", {"swing": swing}),
-        ),
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"swing": swing, "shape": "unstable", "lost": 1.0},
-    )
+    def _unstable(self, signal: Signal) -> Detection | None:
+        """A held-out loss that goes up as hard as it goes down instead of settling."""
+        shape = shape_of(signal)
+        if shape is None or shape.is_signed or shape.count < 4 or float(shape.values.min()) <= 0:
+            return None
+        values, changes = shape.values, np.diff(np.log(shape.values))
+        rises = np.diff(values)
+        large = (changes > np.log1p(self.minimum_swing)) & (rises > self.swing_range * np.ptp(values))
+        settled = values[-1] < self.swing_end * values.min() or not (changes < 0).any()
+        if settled or np.count_nonzero(large) < max(2, len(changes) // self.swing_share):
+            return None
+        swing = float(np.expm1(np.median(changes[large])))
+        first = int(np.argmax(large))
+        claim = (
+            f"swings up by {swing:.0%} again and again ({np.count_nonzero(large)} times, first at step "
+            f"{shape.steps[first + 1]:g}) instead of settling"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=LIKELY,
+            first=float(shape.steps[0]),
+            certain=float(shape.steps[first + 1]),
+            last=float(shape.steps[-1]),
+            numbers={"swing": swing, "times": float(np.count_nonzero(large))},
+            facts=DivergenceFacts(DivergenceShape.UNSTABLE, 1.0),
+        )

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.steps.evidence import CERTAIN, FAIR
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
 
 __all__ = ["HangDetector"]
@@ -56,13 +57,13 @@ class _Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HangDetector(BaseDetector):
-    """Sees which ranks the others wait for.
+    """Sees which ranks the others wait for."""
 
-    Args:
-        minimum_ranks: how many ranks' dumps of a group are needed to compare them.
-    """
-
+    failure: ClassVar[Failure] = Failure.HANG
     minimum_ranks: int = 2
+    """How many ranks' dumps of a group are needed to compare them."""
+    most_evidence: int = 4
+    """Groups that are named for each rank."""
 
     @property
     def name(self) -> str:
@@ -94,21 +95,51 @@ class HangDetector(BaseDetector):
         )
         causes = (lagging - victims) | absent
         certain = bool(causes)
-        found = [_detection(rank, groups, behind, rank in absent, certain) for rank in sorted(causes or lagging)]
+        found = [
+            self._told(rank, groups, behind, absent=rank in absent, certain=certain)
+            for rank in sorted(causes or lagging)
+        ]
         return DetectionResult(self.name, tuple(found))
+
+    def _told(
+        self,
+        rank: int,
+        groups: Mapping[str, _Group],
+        behind: Mapping[str, frozenset[int]],
+        *,
+        absent: bool,
+        certain: bool,
+    ) -> Detection:
+        evidence: list[Evidence] = []
+        for name, group in groups.items():
+            if rank in behind[name]:
+                own, waiting = group.progress[rank].enqueued, len(group.waiters())
+                claim = (
+                    f"rank {rank} never entered collective {own + 1} in which {waiting} ranks wait "
+                    f"({group.description})"
+                )
+                numbers = {"entered": float(own), "front": float(group.front)}
+                evidence.append(Evidence(f"collective/{name.split(':')[0]}", claim, numbers))
+        if absent:
+            evidence.append(Evidence("collective", f"rank {rank} left no dump while others wait", {}))
+        return Detection(
+            failure=self.failure,
+            severity=Severity.CRITICAL,
+            confidence=CERTAIN if certain and not absent else FAIR,
+            first_step=None,
+            last_step=None,
+            evidence=tuple(evidence[: self.most_evidence]),
+            replica=rank,
+            signal="collective",
+        )
 
 
 def _groups(events: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
     """Collect progress by group, leaving out point-to-point traffic: pipeline stages count that differently."""
     pairwise = {e["group"] for e in events if e.get("type") == "collective" and e.get("point_to_point")}
-    collective = {e["group"] for e in events if e.get("type") == "collective" and not e.get("point_to_point")}
     groups: dict[str, _Group] = {}
     for event in events:
-        if (
-            event.get("type") != "collective_status"
-            or event["group"] in pairwise - collective
-            or event["group"] in pairwise
-        ):
+        if event.get("type") != "collective_status" or event["group"] in pairwise:
             continue
         enqueued, completed = event.get("last_enqueued"), event.get("last_completed")
         if not isinstance(enqueued, int) or not isinstance(completed, int) or enqueued < 0:
@@ -120,34 +151,3 @@ def _groups(events: Sequence[Mapping[str, Any]]) -> dict[str, _Group]:
         )
         group.progress[int(event["replica"])] = _Progress(enqueued, completed)
     return groups
-
-
-def _detection(
-    rank: int, groups: Mapping[str, _Group], behind: Mapping[str, frozenset[int]], absent: bool, certain: bool
-) -> Detection:
-    evidence: list[Evidence] = []
-    missed: list[int] = []
-    for name, group in groups.items():
-        if rank in behind[name]:
-            own = group.progress[rank].enqueued
-            missed.append(own + 1)
-            others = len(group.waiters())
-            claim = f"rank {rank} never entered collective {own + 1} in which {others} ranks wait ({group.description})"
-            evidence.append(
-                Evidence(
-                    f"collective/{name.split(':')[0]}", claim, {"entered": float(own), "front": float(group.front)}
-                )
-            )
-    if absent:
-        evidence.append(Evidence("collective", f"rank {rank} left no dump while others wait", {}))
-    return Detection(
-        failure=Failure.HANG,
-        severity=Severity.CRITICAL,
-        confidence=0.95 if certain and not absent else 0.7,
-        first_step=None,
-        last_step=None,
-        evidence=tuple(evidence[:4]),
-        replica=rank,
-        signal="collective",
-        facts={"absent": absent, "groups": len(missed)},
-    )

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import of_kind
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, detection
+from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["LossScaleCollapseDetector"]
 
@@ -19,14 +21,19 @@ class LossScaleCollapseDetector(BaseDetector):
     """Sees a loss scale halve again and again to the end of the log, or fall below one.
 
     A scale that starts high, backs off a few times and then holds or grows again is doing its job.
-
-    Args:
-        minimum_halvings: how many halvings without a recovery count.
-        floor: a scale below this makes gradients smaller, which no scale is for.
     """
 
+    failure: ClassVar[Failure] = Failure.LOSS_SCALE_COLLAPSE
     minimum_halvings: int = 8
+    """Halvings without a recovery: from the usual 65,536 eight lead to 256, below which half precision underflows."""
     floor: float = 1.0
+    """A scale below this makes gradients smaller, which no scale is for."""
+    floor_halvings: int = 3
+    """Halvings that must have led below the floor: a constant scale below one was chosen by the user."""
+    settled_points: int = 20
+    """A scale that holds for so many points after its fall has found its place …"""
+    settled_halvings: float = 2.0
+    """… or for so many points per halving."""
 
     @property
     def name(self) -> str:
@@ -39,52 +46,48 @@ class LossScaleCollapseDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at the logged scale, and at the scales in the overflow messages of the log."""
-        found = [d for signal in of_kind(signals, "loss_scale") if (d := self._collapse(signal)) is not None]
-        if not found:
-            events = [
-                event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")
-            ]
-            if len(events) >= self.minimum_halvings:
-                steps = [
-                    event["step"] if event.get("step") is not None else number for number, event in enumerate(events)
-                ]
-                series = Signal(
-                    "loss scale (overflow messages)",
-                    np.asarray(steps, dtype=np.float64),
-                    np.asarray([event["loss_scale"] for event in events], dtype=np.float64),
-                    metadata={"kind": "loss_scale"},
-                )
-                if (detection := self._collapse(series)) is not None:
-                    found.append(detection)
+        scales = of_kind(signals, "loss_scale")
+        found = [seen for signal in scales if (seen := self._collapse(signal)) is not None]
+        told = None if found else self._told_scales(context)
+        if told is not None and (seen := self._collapse(told)) is not None:
+            found = [seen]
         return DetectionResult(self.name, tuple(found[:1]))
+
+    def _told_scales(self, context: DetectionContext) -> Signal | None:
+        """The scales that the overflow messages of a log name, as a series."""
+        events = [event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")]
+        if len(events) < self.minimum_halvings:
+            return None
+        steps = [event["step"] if event.get("step") is not None else number for number, event in enumerate(events)]
+        values = [event["loss_scale"] for event in events]
+        name = "loss scale (overflow messages)"
+        return Signal(name, np.asarray(steps, dtype=np.float64), np.asarray(values, dtype=np.float64))
 
     def _collapse(self, signal: Signal) -> Detection | None:
         good = np.isfinite(signal.values) & (signal.values >= 0)
         values, steps = signal.values[good], signal.steps[good]
-        if len(values) < 3:
+        if len(values) < self.floor_halvings:
             return None
-        last = float(values[-1])
         # Where the final fall began: after the last time the scale grew.
         grew = np.flatnonzero(np.diff(values) > 0)
         begin = int(grew[-1]) + 1 if len(grew) else 0
-        top = float(values[begin])
-        halvings = float(np.log2(top / last)) if last > 0 else float("inf")
         falls = np.flatnonzero(np.diff(values[begin:]) < 0)
-        held = len(values) - 1 - (begin + int(falls[-1]) + 1) if len(falls) else len(values)
-        # A constant scale below one was chosen by the user; a fall that then held for long has found its place.
-        settled = held > max(20, 2 * halvings) or len(falls) == 0
-        below = last < self.floor and halvings >= 3
+        top, last = float(values[begin]), float(values[-1])
+        halvings = float(np.log2(top / last)) if last > 0 else float("inf")
+        held = len(values) - 2 - begin - int(falls[-1]) if len(falls) else len(values)
+        settled = len(falls) == 0 or held > max(self.settled_points, self.settled_halvings * halvings)
+        below = last < self.floor and halvings >= self.floor_halvings
         if settled or not (below or halvings >= self.minimum_halvings):
             return None
         first = float(steps[begin + int(falls[0]) + 1])
-        claim = f"fell from {top:g} to {last:g} ({halvings:.0f} halvings) and found no place to stay"
-        return Detection(
-            failure=Failure.LOSS_SCALE_COLLAPSE,
+        claim = f"fell from {top:g} at step {first:g} to {last:g} ({halvings:.0f} halvings) and found no place to stay"
+        return detection(
+            self.failure,
+            signal,
+            claim,
             severity=Severity.CRITICAL,
-            confidence=0.95 if below else 0.85,
-            first_step=first,
-            last_step=float(steps[-1]),
-            evidence=(Evidence(signal.name, claim, {"from": top, "to": last, "halvings": min(halvings, 1e6)}),),
-            signal=signal.name,
-            facts={"halvings": min(halvings, 1e6), "last": last},
+            confidence=CERTAIN if below else CLEAR,
+            first=first,
+            last=float(steps[-1]),
+            numbers={"from": top, "to": last, "halvings": halvings},
         )

@@ -8,29 +8,43 @@ scale: normal.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, training_losses
-from holdfast.debug.detectors.statistics import longest_runs
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, LIKELY, STRONG, detection
+from holdfast.debug.detectors.steps.persistence import stretches_of, tail_length
+from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind, training_losses
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["InfDetectionDetector", "NaNDetectionDetector"]
+
+Mask = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class NaNDetectionDetector(BaseDetector):
-    """Sees losses that are, or must have been, NaN.
+    """Sees losses that are, or must have been, NaN."""
 
-    Args:
-        lasting_share: a gradient norm that is NaN for this share of the log, or to its end, counts.
-    """
-
+    failure: ClassVar[Failure] = Failure.NAN
     lasting_share: float = 0.2
+    """A gradient norm that is NaN for this share of the log counts: a loss scale looks for its place in fewer steps."""
+    tail_share: float = 0.05
+    """A gradient norm that is NaN for this share of the log, up to its end, counts."""
+    tail_points: int = 3
+    """The least points of that end."""
+    critical_share: float = 0.1
+    """A loss that is NaN for this share of the log is ruined even where it comes back."""
+    missing_rows: int = 2
+    """Rows at the end from which a loss is missing: a single one may be cut off."""
+    useless_scale: float = 0.1
+    """Overflow at a loss scale below this is none: the gradients themselves are not finite."""
+    scale_falls: int = 4
+    """Falls in a row, up to the end of the log, of such a scale."""
 
     @property
     def name(self) -> str:
@@ -42,49 +56,89 @@ class NaNDetectionDetector(BaseDetector):
         return frozenset(("loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "loss_scale", "perplexity"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses, then at what stands in for them."""
-        found = [
-            d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.NAN)) is not None
-        ]
-        found += [d for signal in training_losses(signals) if (d := _vanished(signal)) is not None]
-        if not found:
-            found += [d for signal in _norms(signals) if (d := self._lasting(signal, signals)) is not None]
-        if not found:
-            found += [d for signal in of_kind(signals, "nan_count") if (d := _counted(signal)) is not None]
-        if not found:
-            found += [d for signal in evaluation_losses(signals) if (d := _values(signal, Failure.NAN)) is not None]
-        if not found:
-            found += [d for signal in of_kind(signals, "loss_scale") if (d := _at_any_scale(signal)) is not None]
-        return DetectionResult(self.name, _earliest(found))
+        """Look at losses, then at what stands in for them; the first kind of witness that says NaN is believed."""
+        losses = training_losses(signals)
+        witnesses: tuple[Iterable[Detection | None], ...] = (
+            (
+                *(self._values(signal) for signal in training_losses(signals, games=True)),
+                *(self._vanished(signal) for signal in losses),
+            ),
+            (self._lasting(signal, losses) for signal in of_kind(signals, "grad_norm", "weight_norm")),
+            (self._counted(signal) for signal in of_kind(signals, "nan_count")),
+            (self._values(signal) for signal in evaluation_losses(signals)),
+            (self._at_any_scale(signal) for signal in of_kind(signals, "loss_scale")),
+        )
+        for witness in witnesses:
+            if found := [seen for seen in witness if seen is not None]:
+                return DetectionResult(self.name, _earliest(found))
+        return DetectionResult(self.name)
 
-    def _lasting(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:
+    def _values(self, signal: Signal) -> Detection | None:
+        return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
+
+    def _vanished(self, signal: Signal) -> Detection | None:
+        """A loss missing from row after row to the end of the log."""
+        missing = np.asarray(signal.metadata.get("missing_steps", ()), dtype=np.float64)
+        finite = signal.steps[np.isfinite(signal.values)]
+        after = missing[missing > finite[-1]] if len(finite) else missing
+        if len(after) < self.missing_rows or len(missing) > len(signal.steps) + len(after):
+            return None
+        claim = (
+            f"is missing from the last {len(after)} rows, from step {after[0]:g}, although the other fields are there"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=CLEAR,
+            first=float(after[0]),
+            last=float(after[-1]),
+            numbers={"rows": float(len(after)), "first_step": float(after[0])},
+        )
+
+    def _lasting(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
+        """A norm that is NaN for long, to the end, or where the loss is logged as zero."""
         bad = np.isnan(signal.values)
         if not bad.any():
             return None
-        silent = any(
-            bool(np.any(np.isin(loss.steps[loss.values == 0.0], signal.steps[bad])))
-            for loss in training_losses(signals)
-        )
-        tail = _tail_length(bad)
-        if not silent and tail < max(3, 0.05 * len(bad)) and bad.mean() < self.lasting_share:
+        silent = any(bool(np.isin(loss.steps[loss.values == 0.0], signal.steps[bad]).any()) for loss in losses)
+        tail = tail_length(bad)
+        at_end = tail >= max(self.tail_points, self.tail_share * len(bad))
+        if not silent and not at_end and bad.mean() < self.lasting_share:
             return None
-        claim = (
-            "is NaN"
-            + (" where the loss is logged as exactly 0" if silent else "")
-            + f" at {int(bad.sum())} of {len(bad)} points"
-        )
-        return _detection(Failure.NAN, signal, bad, claim, Severity.CRITICAL, 0.95 if silent or tail else 0.8)
+        beside = " where the loss is logged as exactly 0" if silent else ""
+        claim = f"is NaN{beside} at {int(bad.sum())} of {len(bad)} points"
+        return _told(self.failure, signal, bad, claim, Severity.CRITICAL, CERTAIN if silent or tail else LIKELY)
+
+    def _counted(self, signal: Signal) -> Detection | None:
+        bad = np.isfinite(signal.values) & (signal.values > 0)
+        if not bad.any():
+            return None
+        claim = f"counts {signal.values[bad].max():g} bad iterations at {int(bad.sum())} points"
+        ruined = tail_length(bad) > 0 or bad.mean() > self.critical_share
+        return _told(self.failure, signal, bad, claim, Severity.CRITICAL if ruined else Severity.WARNING, CLEAR)
+
+    def _at_any_scale(self, signal: Signal) -> Detection | None:
+        """Overflow that goes on below a loss scale of one is no overflow: the gradients themselves are not finite."""
+        low = np.isfinite(signal.values) & (signal.values < self.useless_scale)
+        if not low.any() or tail_length(np.diff(signal.values) < 0) < self.scale_falls:
+            return None
+        claim = f"still overflows at {signal.values[-1]:g}: gradients too large for no scale at all are not finite"
+        return _told(self.failure, signal, low, claim, Severity.CRITICAL, LIKELY)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class InfDetectionDetector(BaseDetector):
-    """Sees infinite losses, and gradient norms that stay infinite.
+    """Sees infinite losses, norms that stay infinite, and any other series that becomes infinite for good."""
 
-    Args:
-        lasting_points: how many infinite gradient norms in a row are more than a scale finding its place.
-    """
-
+    failure: ClassVar[Failure] = Failure.INF
     lasting_points: int = 12
+    """Infinite gradient norms in a row that are more than a scale finding its place."""
+    lasting_share: float = 0.3
+    """The share of the log for which a norm must be infinite where it is not so at the end."""
+    critical_share: float = 0.1
+    """A loss that is infinite for this share of the log is ruined even where it comes back."""
 
     @property
     def name(self) -> str:
@@ -92,109 +146,73 @@ class InfDetectionDetector(BaseDetector):
         return "inf"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses, gradient and weight norms, and counters of infinities."""
-        return frozenset(("loss", "grad_norm", "inf_count", "weight_norm"))
+        """Losses, norms, counters of infinities, and every series that is finite in a sane run."""
+        return frozenset(
+            ("loss", "eval_loss", "grad_norm", "weight_norm", "inf_count", "metric", "reward", "value_loss", "other")
+        )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses, then at norms."""
-        found = [
-            d for signal in training_losses(signals, games=True) if (d := _values(signal, Failure.INF)) is not None
-        ]
-        for signal in _norms(signals):
-            bad = np.isinf(signal.values)
-            runs = longest_runs(bad, at_least=self.lasting_points)
-            if len(runs.first) and (runs.last[-1] == len(bad) or bad.mean() > 0.3):
-                claim = f"is infinite for {int(runs.lengths.max())} points in a row"
-                found.append(_detection(Failure.INF, signal, bad, claim, Severity.CRITICAL, 0.85))
+        """Look at losses, then at norms, then at whatever else was logged."""
+        losses = training_losses(signals, games=True)
+        found = [seen for signal in losses if (seen := self._values(signal)) is not None]
+        norms = of_kind(signals, "grad_norm", "weight_norm")
+        found += [seen for signal in norms if (seen := self._lasting(signal, anywhere=True)) is not None]
+        if not found:
+            others = of_kind(signals, "eval_loss", "metric", "reward", "value_loss", "other")
+            found = [seen for signal in others if (seen := self._lasting(signal, anywhere=False)) is not None]
         return DetectionResult(self.name, _earliest(found))
 
+    def _values(self, signal: Signal) -> Detection | None:
+        return _non_finite(self.failure, signal, np.isinf(signal.values), "infinite", self.critical_share)
 
-def _norms(signals: Sequence[Signal]) -> list[Signal]:
-    return of_kind(signals, "grad_norm", "weight_norm")
+    def _lasting(self, signal: Signal, *, anywhere: bool) -> Detection | None:
+        """A series infinite for many points in a row: to the end, or (``anywhere``) for much of the log."""
+        bad = np.isinf(signal.values)
+        runs = stretches_of(bad, at_least=self.lasting_points)
+        if len(runs.first) == 0:
+            return None
+        at_end = runs.last[-1] == len(bad)
+        began_finite = bool(np.isfinite(signal.values[: runs.first[0]]).any())
+        if not (at_end and (anywhere or began_finite)) and not (anywhere and bad.mean() > self.lasting_share):
+            return None
+        first = int(runs.first[-1]) if at_end else int(runs.first[0])
+        claim = f"is infinite for {int(runs.lengths.max())} points in a row, from step {signal.steps[first]:g}"
+        return _told(self.failure, signal, bad, claim, Severity.CRITICAL, CLEAR)
 
 
-def _tail_length(bad: NDArray[np.bool_]) -> int:
-    good = np.flatnonzero(~bad)
-    return len(bad) - 1 - int(good[-1]) if len(good) else len(bad)
-
-
-def _values(signal: Signal, failure: Failure) -> Detection | None:
-    bad = np.isnan(signal.values) if failure == Failure.NAN else np.isinf(signal.values)
+def _non_finite(failure: Failure, signal: Signal, bad: Mask, word: str, critical_share: float) -> Detection | None:
+    """A loss that is NaN or infinite at some point."""
     if not bad.any():
         return None
-    lasts = _tail_length(~np.isfinite(signal.values)) > 0
-    word = "NaN" if failure == Failure.NAN else "infinite"
-    claim = f"is {word} at {int(bad.sum())} of {len(bad)} points" + (", to the end of the log" if lasts else "")
-    severity = Severity.CRITICAL if lasts or bad.mean() > 0.1 else Severity.WARNING
-    return _detection(failure, signal, bad, claim, severity, 0.98 if lasts else 0.85)
-
-
-def _vanished(signal: Signal) -> Detection | None:
-    """A loss missing from row after row to the end of the log."""
-    missing = np.asarray(signal.metadata.get("missing_steps", ()), dtype=np.float64)
-    finite = signal.steps[np.isfinite(signal.values)]
-    if len(missing) == 0:
-        return None
-    after = missing[missing > finite[-1]] if len(finite) else missing
-    if len(after) < 2 or len(missing) > len(signal.steps) + len(after):
-        return None
-    claim = f"is missing from the last {len(after)} rows although the other fields are there"
-    return Detection(
-        failure=Failure.NAN,
-        severity=Severity.CRITICAL,
-        confidence=0.85,
-        first_step=float(after[0]),
-        last_step=float(after[-1]),
-        evidence=(Evidence(signal.name, claim, {"rows": float(len(after))}),),
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"hidden": True},
+    lasts = tail_length(~np.isfinite(signal.values)) > 0
+    first = float(signal.steps[int(np.argmax(bad))])
+    claim = f"is {word} at {int(bad.sum())} of {len(bad)} points, from step {first:g}" + (
+        " to the end" if lasts else ""
     )
+    severity = Severity.CRITICAL if lasts or bad.mean() > critical_share else Severity.WARNING
+    return _told(failure, signal, bad, claim, severity, CERTAIN if lasts else STRONG)
 
 
-def _counted(signal: Signal) -> Detection | None:
-    bad = np.isfinite(signal.values) & (signal.values > 0)
-    if not bad.any():
-        return None
-    claim = f"counts {signal.values[bad].max():g} bad iterations at {int(bad.sum())} points"
-    severity = Severity.CRITICAL if _tail_length(bad) or bad.mean() > 0.1 else Severity.WARNING
-    return _detection(Failure.NAN, signal, bad, claim, severity, 0.85)
-
-
-def _at_any_scale(signal: Signal) -> Detection | None:
-    """Overflow that goes on below a loss scale of one is no overflow: the gradients themselves are not finite."""
-    values = signal.values
-    low = np.isfinite(values) & (values < 0.1)
-    falls = longest_runs(np.diff(values) < 0, at_least=4)
-    if not low.any() or len(falls.last) == 0 or falls.last[-1] != len(values) - 1:
-        return None
-    claim = f"still overflows at {values[-1]:g}: gradients too large for no scale at all are NaN or infinite themselves"
-    return _detection(Failure.NAN, signal, low, claim, Severity.CRITICAL, 0.8)
-
-
-def _detection(
-    failure: Failure, signal: Signal, bad: NDArray[np.bool_], claim: str, severity: Severity, confidence: float
-) -> Detection:
+def _told(failure: Failure, signal: Signal, bad: Mask, claim: str, severity: Severity, confidence: float) -> Detection:
     at = np.flatnonzero(bad)
-    return Detection(
-        failure=failure,
+    first, last = float(signal.steps[at[0]]), float(signal.steps[at[-1]])
+    return detection(
+        failure,
+        signal,
+        claim,
         severity=severity,
         confidence=confidence,
-        first_step=float(signal.steps[at[0]]),
-        last_step=float(signal.steps[at[-1]]),
-        evidence=(Evidence(signal.name, claim, {"count": float(len(at)), "share": float(np.mean(bad))}),),
-        layer=signal.layer,
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"share": float(np.mean(bad)), "from_start": bool(bad[0])},
+        first=first,
+        last=last,
+        numbers={"count": float(len(at)), "share": float(np.mean(bad)), "first_step": first},
     )
 
 
-def _earliest(found: list[Detection]) -> tuple[Detection, ...]:
+def _earliest(found: Sequence[Detection]) -> tuple[Detection, ...]:
     """One NaN spreads to every series: the one that had it first tells the story."""
     if not found:
         return ()
-    critical = [detection for detection in found if detection.severity is Severity.CRITICAL] or found
-    first = min(critical, key=lambda detection: detection.first_step if detection.first_step is not None else 0.0)
-    others = tuple(e for d in critical if d is not first for e in d.evidence)[:3]
+    critical = [seen for seen in found if seen.severity is Severity.CRITICAL] or list(found)
+    first = min(critical, key=lambda seen: seen.first_step if seen.first_step is not None else 0.0)
+    others = tuple(e for seen in critical if seen is not first for e in seen.evidence)[:3]
     return (replace(first, evidence=first.evidence + others),)

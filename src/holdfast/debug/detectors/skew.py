@@ -3,32 +3,45 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import evaluation_losses, of_kind, serving
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.evidence import detection, graded
+from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind, serving
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["TrainingServingSkewDetector"]
-
-# Above these the two distributions are different in the usual reading of each statistic.
-_LIMITS = {"psi": 0.25, "ks": 0.2, "kl": 0.5, "js": 0.15}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainingServingSkewDetector(BaseDetector):
-    """Sees distances between distributions above their usual limits, and a model that is worse where it is used.
+    """Sees distances between distributions above their usual limits, and a model that is worse where it is used."""
 
-    Args:
-        gap: how many times the held-out loss the serving loss must be.
-        scale: multiplies the limits of the distances (PSI 0.25, KS 0.2, KL 0.5, JS 0.15).
-    """
-
-    gap: float = 1.1
+    failure: ClassVar[Failure] = Failure.SKEW
+    psi: float = 0.25
+    """The population stability index above which a distribution has shifted, in the usual reading of scorecards."""
+    ks: float = 0.2
+    """The Kolmogorov–Smirnov distance: a fifth of the data has moved."""
+    kl: float = 0.5
+    """The Kullback–Leibler divergence in nats."""
+    js: float = 0.15
+    """The Jensen–Shannon divergence in nats, at most ln 2."""
     scale: float = 1.0
+    """Multiplies these four limits."""
+    gap: float = 1.1
+    """How many times the held-out loss the serving loss must be."""
+    least_gap: float = 1.03
+    """How many times it must be at every one of the last evaluations."""
+    minimum_evaluations: int = 3
+    """Evaluations both must share."""
+    most: int = 3
+    """Features that are reported, the farthest first."""
+    surest: float = 5.0
+    """A distance of so many times its limit is as sure as it gets."""
 
     @property
     def name(self) -> str:
@@ -41,56 +54,54 @@ class TrainingServingSkewDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at distances first, then at the gap between held-out and serving losses."""
-        found = [d for signal in of_kind(signals, "distribution") if (d := self._distance(signal)) is not None]
-        found.sort(key=lambda detection: -float(detection.facts["times"]))
+        far = [pair for signal in of_kind(signals, "distribution") if (pair := self._distance(signal)) is not None]
+        found = [seen for _, seen in sorted(far, key=lambda pair: -pair[0])]
         if not found:
-            found = [d for signal in serving(signals) if (d := self._gap(signal, signals)) is not None]
-        return DetectionResult(self.name, tuple(found[:3]))
+            found = [seen for signal in serving(signals) if (seen := self._gap(signal, signals)) is not None]
+        return DetectionResult(self.name, tuple(found[: self.most]))
 
-    def _distance(self, signal: Signal) -> Detection | None:
+    def _distance(self, signal: Signal) -> tuple[float, Detection] | None:
         text = f"{signal.metadata.get('statistic', '')} {signal.name}".lower()
-        statistic = next((word for word in _LIMITS if re.search(rf"(^|[^a-z]){word}([^a-z]|$)", text)), None)
+        limits = {"psi": self.psi, "ks": self.ks, "kl": self.kl, "js": self.js}
+        statistic = next((word for word in limits if re.search(rf"(^|[^a-z]){word}([^a-z]|$)", text)), None)
         values = signal.values[np.isfinite(signal.values)]
         if statistic is None or len(values) == 0:
             return None
-        limit = _LIMITS[statistic] * self.scale
+        limit = limits[statistic] * self.scale
         late = float(np.median(values[-max(1, len(values) // 2) :]))
         if late < limit:
             return None
-        over = signal.values > limit
-        claim = f"{statistic.upper()} of {late:.3g} where {limit:g} is already another distribution"
-        return _detection(signal, float(signal.steps[int(np.argmax(over))]), claim, late / limit, {"distance": late})
+        first = float(signal.steps[int(np.argmax(signal.values > limit))])
+        claim = (
+            f"{statistic.upper()} of {late:.3g} from step {first:g} on, where {limit:g} is already another distribution"
+        )
+        return late / limit, self._told(signal, first, claim, late / limit, {"distance": late, "limit": limit})
 
     def _gap(self, signal: Signal, signals: Sequence[Signal]) -> Detection | None:
         if signal.kind not in ("loss", "eval_loss"):
             return None
         for reference in evaluation_losses(signals):
             shared, left, right = np.intersect1d(signal.steps, reference.steps, return_indices=True)
-            if len(shared) < 3:
+            if len(shared) < self.minimum_evaluations:
                 continue
-            here, there = signal.values[left], reference.values[right]
             late = slice(2 * len(shared) // 3, None)
-            ratio = here[late] / np.where(there[late] > 0, there[late], np.nan)
-            if (
-                np.isfinite(ratio).sum() >= 2
-                and float(np.nanmin(ratio)) > 1.03
-                and float(np.nanmedian(ratio)) > self.gap
-            ):
-                times = float(np.nanmedian(ratio))
-                claim = f"is {times:.2f} times the held-out loss {reference.name!r}"
-                return _detection(signal, float(shared[0]), claim, times, {"ratio": times})
+            here, there = signal.values[left][late], reference.values[right][late]
+            ratio = here / np.where(there > 0, there, np.nan)
+            ratio = ratio[np.isfinite(ratio)]
+            if len(ratio) >= 2 and float(ratio.min()) > self.least_gap and float(np.median(ratio)) > self.gap:
+                times = float(np.median(ratio))
+                claim = f"is {times:.2f} times the held-out loss {reference.name!r} up to step {shared[-1]:g}"
+                return self._told(signal, float(shared[0]), claim, times, {"ratio": times})
         return None
 
-
-def _detection(signal: Signal, first: float, claim: str, times: float, numbers: dict[str, float]) -> Detection:
-    return Detection(
-        failure=Failure.SKEW,
-        severity=Severity.WARNING,
-        confidence=min(0.95, 0.7 + 0.05 * times),
-        first_step=first,
-        last_step=float(signal.steps[-1]),
-        evidence=(Evidence(signal.name, claim, numbers),),
-        layer=signal.layer,
-        signal=signal.name,
-        facts={"times": times, **numbers},
-    )
+    def _told(self, signal: Signal, first: float, claim: str, times: float, numbers: Mapping[str, float]) -> Detection:
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING,
+            confidence=graded(times / self.surest),
+            first=first,
+            last=float(signal.steps[-1]),
+            numbers=numbers,
+        )

@@ -3,35 +3,70 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.divergence import is_still_recovering
-from holdfast.debug.detectors.periodic import periodic_swing, takes_turns
-from holdfast.debug.detectors.rise import Rise, find_bursts, find_hump, lasting_rise
-from holdfast.debug.detectors.select import of_kind, reward_holds, total_gradient_norms, training_losses
-from holdfast.debug.detectors.statistics import Shape, noise_of, shape_of
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.baseline import Shape, shape_of
+from holdfast.debug.detectors.steps.bursts import BurstRule
+from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
+from holdfast.debug.detectors.steps.periodic import PeriodRule, Swing
+from holdfast.debug.detectors.steps.rise import Rise, RiseRule
+from holdfast.debug.detectors.steps.select import (
+    is_objective_change,
+    level_of_parts,
+    of_kind,
+    reward_holds,
+    total_gradient_norms,
+    training_losses,
+)
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
-__all__ = ["LossSpikeDetector"]
+__all__ = ["LossSpikeDetector", "SpikeFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class SpikeFacts(Facts):
+    """How often a loss jumped, how far, whether it came back, and whether it does so with a fixed period."""
+
+    count: int
+    ratio: float
+    recovered: float
+    at_end: bool
+    period: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LossSpikeDetector(BaseDetector):
-    """Sees several consecutive losses far above their surroundings.
+    """Sees several consecutive losses far above their surroundings."""
 
-    Args:
-        minimum_noises: how far above, in units of the noise around them.
-        minimum_height: how far above, relative to the level around them.
-        minimum_points: how many points must be high; fewer are noise unless their neighbours are raised as well, they
-            tower over everything else, or the gradient norm jumps with them.
-    """
-
-    minimum_noises: float = 8.0
-    minimum_height: float = 0.35
-    minimum_points: int = 3
+    failure: ClassVar[Failure] = Failure.SPIKE
+    burst: BurstRule = field(default_factory=BurstRule)
+    """How far above, and for how long."""
+    rise: RiseRule = field(default_factory=RiseRule)
+    """When a loss ends above its best; what was coming back is a spike."""
+    period: PeriodRule = field(default_factory=PeriodRule)
+    """When a loss swings with a fixed period."""
+    short: int = 6
+    """In a log of fewer points only an unmistakable jump counts."""
+    short_ratio: float = 5.0
+    """Such a jump: so many times all that came before, with the gradients agreeing …"""
+    short_alone: float = 20.0
+    """… or so many times without them."""
+    short_noise: float = 0.1
+    """The noise taken for granted in such a log, relative to the level."""
+    confirmed_ratio: float = 2.0
+    """A loss that at least doubles …"""
+    confirmed_norm: float = 10.0
+    """… while a gradient norm reaches so many times all it was before is believed at one point."""
+    confirmed_points: int = 200
+    """The norms before that are looked at."""
+    back: float = 0.7
+    """A jump that had come back by less than this share when the log ended is critical."""
+    strong_points: int = 3
+    """So many high points make a spike as sure as it gets."""
 
     @property
     def name(self) -> str:
@@ -44,165 +79,127 @@ class LossSpikeDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss."""
-        found: list[Detection] = []
-        norms = total_gradient_norms(signals)
         if reward_holds(signals):
             return DetectionResult(self.name)
+        norms, rates = total_gradient_norms(signals), of_kind(signals, "lr")
+        found: list[Detection] = []
         for signal in training_losses(signals):
             shape = shape_of(signal)
             if shape is None or shape.is_signed:
                 continue
-            if shape.count < 6:
-                found.extend(self._short_log(signal, shape, norms))
-                continue
-            rise = lasting_rise(signal, minimum_noises=6.0, minimum_lost=0.2)
-            if rise is not None and is_still_recovering(rise):
-                found.append(self._spike(signal, [rise], at_end=True))
-                continue
-            bursts = find_bursts(
-                shape, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height, minimum_points=1
-            )
-            # The first moments of a run are all over the place; only what rises above its own beginning counts there.
-            settled = [b for b in bursts if b.first_step > shape.steps[0] and b.peak > b.before]
-            factor = shape.factor_noise()
-            kept = [
-                b
-                for b in settled
-                if b.points >= self.minimum_points
-                or b.extent > self.minimum_points
-                or _stands_out(b, factor)
-                or _confirmed(b, norms)
-            ]
-            turns = takes_turns(signal)  # their levels differ, from the first round on
-            if not kept and not turns and (early := self._early(shape)) is not None:
-                kept = [early]
-            hump = find_hump(signal, minimum_noises=self.minimum_noises, minimum_height=self.minimum_height)
-            if not kept and rise is None and hump is not None:
-                kept = [hump]
-            if kept and (rise is None or rise.first_step > kept[0].first_step):
-                found.append(self._spike(signal, kept, at_end=False))
-            explained = kept or turns or rise is not None
-            if not explained and (period := periodic_swing(signal, of_kind(signals, "lr"))) is not None:
-                found.append(_swinging(signal, shape, *period))
+            seen = self._jump_or_swing(signal, shape, norms, rates)
+            if seen is not None and self._matters(seen, signal, signals):
+                found.append(seen)
         return DetectionResult(self.name, tuple(found))
 
-    def _early(self, shape: Shape) -> Rise | None:
-        """A jump in the first moments: several points far above the very first ones, gone again later."""
-        head = shape.values[: max(8, shape.count // 7)]
-        if shape.count < 30:
-            return None
-        # The loss of an untrained model is about the highest of a run; a first batch that happens to be easy is no
-        # reference.
-        first = max(float(head[0]), float(np.quantile(shape.values[len(head) :], 0.9)))
-        if first <= 0 or float(shape.values.min()) <= 0:
-            return None
-        # Batches of a heavy-tailed loss differ by factors; a jump must beat the run's own factor between neighbours.
-        factor = noise_of(np.log(shape.values[:: max(1, shape.count // 4096)]))
-        height = np.log(head / first)
-        high = np.flatnonzero(height > max(np.log(1.5), 4.0 * factor))
-        raised = np.flatnonzero(height > max(np.log(1.35), 3.0 * factor))
-        jumped = len(high) >= self.minimum_points or (
-            len(raised) >= self.minimum_points and float(height.max()) > max(np.log(2.0), 6.0 * factor)
-        )
-        if not jumped or len(high) == 0 or high[0] == 0:
-            return None
-        return Rise(
-            first_step=float(shape.steps[high[0]]),
-            last_step=float(shape.steps[high[-1]]),
-            before=first,
-            peak=float(head.max()),
-            after=shape.end,
-            noise=float(shape.noise[0]),
-            points=len(high),
-            lost=0.0,
-            recovered=1.0,
-        )
+    def _jump_or_swing(
+        self, signal: Signal, shape: Shape, norms: Sequence[Signal], rates: list[Signal]
+    ) -> Detection | None:
+        if shape.count < self.short:
+            return self._short_log(signal, shape, norms)
+        rise = self.rise.lasting(signal)
+        if rise is not None and self.rise.is_coming_back(rise):
+            return self._jumped(signal, [rise], at_end=True)
+        turns = self.period.takes_turns(signal)  # their levels differ, from the first round on
+        kept = self._believed(shape, norms) or self._slow_or_early(shape, risen=rise is not None, turns=turns)
+        if kept:
+            before = rise is None or rise.certain_step > kept[0].certain_step
+            return self._jumped(signal, kept, at_end=False) if before else None
+        swing = None if turns or rise is not None else self.period.swing(signal, rates)
+        return None if swing is None else self._swinging(signal, shape, swing)
 
-    def _short_log(self, signal: Signal, shape: Shape, norms: list[Signal]) -> list[Detection]:
-        """In a handful of lines only an unmistakable jump counts: many times the level, with the gradients agreeing."""
-        if shape.count < 2:
-            return []
+    def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
+        """The bursts that are more than noise; the first moments of a run are all over the place."""
+        factor = shape.factor_noise()
+        return [
+            burst
+            for burst in self.burst.bursts(shape)
+            if burst.certain_step > shape.steps[0]
+            and burst.peak > burst.before
+            and (self.burst.is_believed(burst, factor) or self._confirmed(burst, norms))
+        ]
+
+    def _slow_or_early(self, shape: Shape, *, risen: bool, turns: bool) -> list[Rise]:
+        early = None if turns else self.burst.early_jump(shape)
+        hump = self.burst.hump(shape) if early is None and not risen else None
+        return [jump for jump in (early, hump) if jump is not None]
+
+    def _short_log(self, signal: Signal, shape: Shape, norms: Sequence[Signal]) -> Detection | None:
+        """In a handful of lines: many times the level, with the gradients agreeing."""
         worst = int(np.argmax(shape.values))
         before = shape.values[:worst]
-        if worst == 0 or shape.values[worst] < 5.0 * float(np.max(before)):
-            return []
+        if worst == 0 or shape.values[worst] < self.short_ratio * float(np.max(before)):
+            return None
+        level, step = float(np.median(before)), float(shape.steps[worst])
         rise = Rise(
-            first_step=float(shape.steps[worst]),
+            first_step=step,
+            certain_step=step,
             last_step=float(shape.steps[-1]),
-            before=float(np.median(before)),
+            before=level,
             peak=float(shape.values[worst]),
             after=float(shape.values[-1]),
-            noise=float(np.median(before)) * 0.1,
+            noise=self.short_noise * level,
             points=1,
             lost=1.0,
-            recovered=0.0,
         )
-        return [self._spike(signal, [rise], at_end=True)] if _confirmed(rise, norms) or rise.ratio > 20 else []
+        sure = self._confirmed(rise, norms) or rise.ratio > self.short_alone
+        return self._jumped(signal, [rise], at_end=True) if sure else None
 
-    def _spike(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:
+    def _confirmed(self, burst: Rise, norms: Sequence[Signal]) -> bool:
+        """Whether a gradient norm jumped while a loss at least doubled: one high point may then be believed."""
+        if burst.ratio < self.confirmed_ratio:
+            return False
+        for norm in norms:
+            finite = np.isfinite(norm.values)
+            near = norm.values[finite & (norm.steps >= burst.certain_step) & (norm.steps <= burst.last_step)]
+            before = norm.values[finite & (norm.steps < burst.certain_step)][-self.confirmed_points :]
+            if len(near) and len(before) and float(near.max()) > self.confirmed_norm * float(before.max()):
+                return True
+        return False
+
+    def _matters(self, seen: Detection, signal: Signal, signals: Sequence[Signal]) -> bool:
+        """Whether a jump is no change of what is minimised, and large beside the other parts of the loss."""
+        numbers = seen.evidence[0].numbers
+        if is_objective_change(signals, signal, seen.certain_step or 0.0):
+            return False
+        beside = level_of_parts(signals, seen.first_step or 0.0)
+        return numbers.get("peak", np.inf) - numbers.get("before", 0.0) >= self.burst.minimum_height * beside
+
+    def _jumped(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:
         worst = max(bursts, key=lambda burst: burst.height)
         claim = (
-            f"jumped from {worst.before:.4g} to {worst.peak:.4g} at step {worst.first_step:g}"
+            f"jumped from {worst.before:.4g} to {worst.peak:.4g} at step {worst.certain_step:g}"
             + (f", {len(bursts)} times in all" if len(bursts) > 1 else "")
             + (" and had not come back when the log ended" if at_end else f", back at {worst.after:.4g} after it")
         )
-        return Detection(
-            failure=Failure.SPIKE,
-            severity=Severity.CRITICAL if at_end and worst.recovered < 0.7 else Severity.WARNING,
-            confidence=min(
-                0.97, 0.6 + 0.1 * min(worst.points, 3) + 0.02 * min(worst.height / max(worst.noise, 1e-12), 5)
-            ),
-            first_step=bursts[0].first_step,
-            last_step=bursts[-1].last_step,
-            evidence=(
-                Evidence(signal.name, claim, {"before": worst.before, "peak": worst.peak, "count": len(bursts)}),
-            ),
-            replica=signal.replica,
-            signal=signal.name,
-            facts={
-                "count": len(bursts),
-                "ratio": min(worst.ratio, 1e12),
-                "points": worst.points,
-                "recovered": worst.recovered,
-                "at_end": at_end,
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL if at_end and worst.recovered < self.back else Severity.WARNING,
+            confidence=graded(worst.points / self.strong_points),
+            first=bursts[0].first_step,
+            certain=bursts[0].certain_step,
+            last=bursts[-1].last_step,
+            numbers={
+                "before": worst.before,
+                "peak": worst.peak,
+                "after": worst.after,
+                "count": float(len(bursts)),
+                "step": worst.certain_step,
             },
+            facts=SpikeFacts(len(bursts), worst.ratio, worst.recovered, at_end),
         )
 
-
-def _stands_out(burst: Rise, factor: float) -> bool:
-    """One or two points far beyond every other high point of the run: averages over a bad stretch look like this."""
-    least = max(1.6, float(np.exp(min(5.5 * factor, 50.0))))
-    return burst.ratio > least and burst.standing > (3.0 if burst.points >= 2 else 4.0)
-
-
-def _swinging(signal: Signal, shape: Shape, period: float, swing: float) -> Detection:
-    return Detection(
-        failure=Failure.SPIKE,
-        severity=Severity.WARNING,
-        confidence=0.8,
-        first_step=float(shape.steps[0]),
-        last_step=float(shape.steps[-1]),
-        evidence=(
-            Evidence(
-                signal.name,
-                f"swings by {swing:.0%} of its level every {period:g} steps",
-                {"period": period, "swing": swing},
-            ),
-        ),
-        replica=signal.replica,
-        signal=signal.name,
-        facts={"periodic": True, "period": period, "swing": swing, "count": 1, "ratio": 1 + swing},
-    )
-
-
-def _confirmed(burst: Rise, norms: list[Signal]) -> bool:
-    """Whether a gradient norm jumped tenfold while a loss at least doubled: one high point may then be believed."""
-    if burst.ratio < 2.0:
-        return False
-    for norm in norms:
-        finite = np.isfinite(norm.values)
-        near = norm.values[finite & (norm.steps >= burst.first_step) & (norm.steps <= burst.last_step)]
-        before = norm.values[finite & (norm.steps < burst.first_step)]
-        if len(near) and len(before) and float(near.max()) > 10.0 * float(before[-200:].max()):
-            return True
-    return False
+    def _swinging(self, signal: Signal, shape: Shape, swing: Swing) -> Detection:
+        return detection(
+            self.failure,
+            signal,
+            f"swings by {swing.size:.0%} of its level every {swing.period:g} steps",
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=float(shape.steps[0]),
+            last=float(shape.steps[-1]),
+            numbers={"period": swing.period, "swing": swing.size},
+            facts=SpikeFacts(1, 1 + swing.size, 1.0, at_end=False, period=swing.period),
+        )

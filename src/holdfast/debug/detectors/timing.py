@@ -4,40 +4,47 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.select import of_kind, per_replica
-from holdfast.debug.detectors.statistics import robust_spread, running_median
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.baseline import Array, robust_spread, running_median
+from holdfast.debug.detectors.steps.evidence import detection, graded
+from holdfast.debug.detectors.steps.select import of_kind, per_replica
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["DataStarvationDetector", "StragglerDetector"]
 
-# The first steps compile, fill caches and fill the loader's queue.
-WARM_UP_SHARE = 0.1
-# With this many steps the ranks are compared over stretches of nine.
-LONG_ENOUGH = 40
-
-
-def _settled(signal: Signal) -> np.ndarray:
-    values = signal.values[np.isfinite(signal.values)]
-    return values[int(len(values) * WARM_UP_SHARE) :]
+TINY_TIME = 1e-12
+"""Times are at least this, so that their ratios are finite."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StragglerDetector(BaseDetector):
-    """Sees a rank whose steps take longer than the others', step after step.
+    """Sees a rank whose steps take longer than the others', step after step."""
 
-    Args:
-        slowdown: how many times the others' median time.
-        share: at what share of the steps it must be the slow one.
-        minimum_points: fewer steps than this say nothing.
-    """
-
+    failure: ClassVar[Failure] = Failure.STRAGGLER
     slowdown: float = 1.3
+    """How many times the others' median time."""
     share: float = 0.6
+    """At what share of the steps it must be the slow one: ranks that take turns are no stragglers."""
     minimum_points: int = 8
+    """Fewer steps than this say nothing."""
+    smoothed_points: int = 40
+    """From so many steps on the ranks are compared over stretches: on a busy machine single steps differ by factors."""
+    smooth_reach: int = 4
+    """Steps on either side of such a stretch."""
+    spreads: float = 2.0
+    """How far out of the others' own spread."""
+    quiet_quantile: float = 0.2
+    """Even the faster steps, up to this quantile …"""
+    quiet_slowdown: float = 1.1
+    """… must take so many times as long."""
+    minimum_share: int = 4
+    """The slow stretch covers at least one in so many steps."""
+    surest: float = 2.0
+    """A rank so many times as slow is as sure as it gets."""
 
     @property
     def name(self) -> str:
@@ -52,70 +59,63 @@ class StragglerDetector(BaseDetector):
         """Compare ranks with each other, step by step."""
         for kind in ("step_time", "throughput", "data_time"):
             replicas = {rank: group[0] for rank, group in per_replica(signals, kind).items()}
-            if len(replicas) >= 2 and (found := self._slow(replicas, kind)):
+            count = min((len(signal.values) for signal in replicas.values()), default=0)
+            if len(replicas) < 2 or count < self.minimum_points:
+                continue
+            ranks = sorted(replicas)
+            table = np.stack([replicas[rank].values[:count] for rank in ranks])
+            table = 1.0 / np.maximum(table, TINY_TIME) if kind == "throughput" else table
+            found = [
+                seen for row, rank in enumerate(ranks) if (seen := self._slow(table, row, replicas[rank])) is not None
+            ]
+            # With two ranks one is always the slower; with more, "most ranks are slow" means none is.
+            if found and len(found) * 2 <= len(ranks):
                 return DetectionResult(self.name, tuple(found))
         return DetectionResult(self.name)
 
-    def _slow(self, replicas: dict[int, Signal], kind: str) -> list[Detection]:
-        ranks = sorted(replicas)
-        count = min(len(replicas[rank].values) for rank in ranks)
-        if count < self.minimum_points:
-            return []
-        table = np.stack([replicas[rank].values[:count] for rank in ranks])
-        if kind == "throughput":
-            table = 1.0 / np.maximum(table, 1e-12)
-        found: list[Detection] = []
-        for row, rank in enumerate(ranks):
-            others = np.median(np.delete(table, row, axis=0), axis=0)
-            ratio = table[row] / np.maximum(others, 1e-12)
-            if count >= LONG_ENOUGH:
-                # On a busy machine single steps differ by factors in every rank; their medians do not.
-                ratio = running_median(ratio, 4)
-            # Where does it begin to be slow for good? Look at the stretch after the first slow quarter.
-            slow = ratio > self.slowdown
-            begin = int(np.argmax(slow)) if slow.any() else count
-            stretch = ratio[begin:]
-            if len(stretch) < max(self.minimum_points // 2, count // 4):
-                continue
-            typical = float(np.median(stretch))
-            rest = np.delete(table, row, axis=0)
-            spread = robust_spread((rest / np.maximum(np.median(rest, axis=0), 1e-12)).ravel())
-            if (
-                typical < max(self.slowdown, 1 + 2 * spread)
-                or float(np.mean(stretch > self.slowdown)) < self.share
-                or float(np.quantile(stretch, 0.2)) < 1.1
-            ):
-                continue
-            steps = replicas[rank].steps
-            claim = f"rank {rank} takes {typical:.2f} times as long as the others from step {steps[begin]:g} on"
-            found.append(
-                Detection(
-                    failure=Failure.STRAGGLER,
-                    severity=Severity.WARNING,
-                    confidence=min(0.95, 0.6 + 0.2 * typical),
-                    first_step=float(steps[begin]),
-                    last_step=float(steps[count - 1]),
-                    evidence=(Evidence(replicas[rank].name, claim, {"slowdown": typical}),),
-                    replica=rank,
-                    signal=replicas[rank].name,
-                    facts={"slowdown": typical, "kind": kind},
-                )
-            )
-        # With two ranks one is always the slower; with more, "most ranks are slow" means none is.
-        return found if len(found) * 2 <= len(ranks) else []
+    def _slow(self, table: Array, row: int, signal: Signal) -> Detection | None:
+        count, rest = table.shape[1], np.delete(table, row, axis=0)
+        ratio = table[row] / np.maximum(np.median(rest, axis=0), TINY_TIME)
+        if count >= self.smoothed_points:
+            ratio = running_median(ratio, self.smooth_reach)
+        # Where does it begin to be slow for good? From its first slow step on.
+        slow = ratio > self.slowdown
+        begin = int(np.argmax(slow)) if slow.any() else count
+        stretch = ratio[begin:]
+        if len(stretch) < max(self.minimum_points // 2, count // self.minimum_share):
+            return None
+        typical = float(np.median(stretch))
+        spread = robust_spread((rest / np.maximum(np.median(rest, axis=0), TINY_TIME)).ravel())
+        if (
+            typical < max(self.slowdown, 1 + self.spreads * spread)
+            or float(np.mean(stretch > self.slowdown)) < self.share
+            or float(np.quantile(stretch, self.quiet_quantile)) < self.quiet_slowdown
+        ):
+            return None
+        first = float(signal.steps[begin])
+        return detection(
+            self.failure,
+            signal,
+            f"rank {signal.replica} takes {typical:.2f} times as long as the others from step {first:g} on",
+            severity=Severity.WARNING,
+            confidence=graded(typical / self.surest),
+            first=first,
+            last=float(signal.steps[count - 1]),
+            numbers={"slowdown": typical},
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DataStarvationDetector(BaseDetector):
-    """Sees steps that are mostly spent waiting for data.
+    """Sees steps that are mostly spent waiting for data."""
 
-    Args:
-        share: the share of the step time that goes into waiting.
-        minimum_points: fewer steps than this say nothing.
-    """
-
+    failure: ClassVar[Failure] = Failure.DATA_STARVATION
     share: float = 0.4
+    """The share of the step time that goes into waiting."""
     minimum_points: int = 10
+    """Fewer steps than this say nothing."""
+    warm_up: float = 0.1
+    """The share of the first steps that is left out: they compile, fill caches and fill the loader's queue."""
 
     @property
     def name(self) -> str:
@@ -128,30 +128,33 @@ class DataStarvationDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare the time spent waiting with the time of the whole step."""
-        times = list(of_kind(signals, "step_time"))
-        found: list[Detection] = []
+        times = {signal.replica: signal for signal in reversed(of_kind(signals, "step_time"))}
         for waiting in of_kind(signals, "data_time"):
-            whole = next((t for t in times if t.replica == waiting.replica), None)
-            if whole is None or min(len(whole.values), len(waiting.values)) < self.minimum_points:
-                continue
-            wait, step = float(np.median(_settled(waiting))), float(np.median(_settled(whole)))
-            if wait <= 0 or step <= 0:
-                continue
-            share = wait / step if wait <= step else wait / (wait + step)
-            if share < self.share:
-                continue
-            claim = f"{share:.0%} of a step of {step:.3g} is spent waiting for data"
-            found.append(
-                Detection(
-                    failure=Failure.DATA_STARVATION,
-                    severity=Severity.WARNING,
-                    confidence=min(0.95, 0.6 + 0.4 * share),
-                    first_step=float(waiting.steps[0]),
-                    last_step=float(waiting.steps[-1]),
-                    evidence=(Evidence(waiting.name, claim, {"share": share, "wait": wait, "step": step}),),
-                    replica=waiting.replica,
-                    signal=waiting.name,
-                    facts={"share": share},
-                )
-            )
-        return DetectionResult(self.name, tuple(found[:1]))
+            whole = times.get(waiting.replica)
+            if whole is not None and (seen := self._starved(waiting, whole)) is not None:
+                return DetectionResult(self.name, (seen,))
+        return DetectionResult(self.name)
+
+    def _starved(self, waiting: Signal, whole: Signal) -> Detection | None:
+        if min(len(whole.values), len(waiting.values)) < self.minimum_points:
+            return None
+        wait, step = self._settled(waiting), self._settled(whole)
+        if wait <= 0 or step <= 0:
+            return None
+        share = wait / step if wait <= step else wait / (wait + step)
+        if share < self.share:
+            return None
+        return detection(
+            self.failure,
+            waiting,
+            f"{share:.0%} of a step of {step:.3g} is spent waiting for data, {wait:.3g} on the median",
+            severity=Severity.WARNING,
+            confidence=graded(share),
+            first=float(waiting.steps[0]),
+            last=float(waiting.steps[-1]),
+            numbers={"share": share, "wait": wait, "step": step},
+        )
+
+    def _settled(self, signal: Signal) -> float:
+        values = signal.values[np.isfinite(signal.values)]
+        return float(np.median(values[int(len(values) * self.warm_up) :])) if len(values) else 0.0

@@ -1,31 +1,46 @@
-"""Gradients that fade away while the loss is still high."""
+"""Gradients that fade away, or are zero, while the loss is still high."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.plateau import find_stall
-from holdfast.debug.detectors.select import layered, total_gradient_norms
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.detectors.steps.evidence import LIKELY, STRONG, detection
+from holdfast.debug.detectors.steps.select import all_zero, layered, total_gradient_norms
+from holdfast.debug.detectors.steps.stall import Stall, StallRule
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
-__all__ = ["GradientVanishingDetector"]
+__all__ = ["GradientVanishingDetector", "VanishingFacts"]
+
+
+@dataclass(frozen=True, slots=True)
+class VanishingFacts(Facts):
+    """How small the gradients became: 0 where they are exactly zero from the first step on."""
+
+    ratio: float
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GradientVanishingDetector(BaseDetector):
-    """Sees gradient norms that fade while the loss stays stuck; a converging run's gradients fade with its loss.
+    """Sees gradient norms that fade while the loss stays stuck; a converging run's gradients fade with its loss."""
 
-    Args:
-        fade: the share of its early value a gradient norm must fall below.
-        layer_fade: the share of the other layers' norms below which one layer's has vanished.
-    """
-
+    failure: ClassVar[Failure] = Failure.VANISHING
     fade: float = 0.15
+    """The share of its early value a gradient norm must fall below."""
     layer_fade: float = 1e-4
+    """The share of the other layers' norms below which one layer's has vanished."""
+    minimum_points: int = 16
+    """Fewer gradient norms have no early and no late part."""
+    part: int = 8
+    """Early and late are the first and the last one in so many points."""
+    minimum_layers: int = 3
+    """Fewer layers give no comparison."""
+    stall: StallRule = field(default_factory=StallRule)
+    """When the loss is stuck."""
 
     @property
     def name(self) -> str:
@@ -38,65 +53,95 @@ class GradientVanishingDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Only where the loss is stuck: then compare the gradients with their beginning, and layers with each other."""
-        norms = total_gradient_norms(signals)
-        layers = layered(signals, "grad_norm")
-        if not norms and not layers:
+        norms, layers, zero = (
+            total_gradient_norms(signals),
+            layered(signals, "grad_norm"),
+            all_zero(signals, "grad_norm"),
+        )
+        if not norms and not layers and zero is None:
             return DetectionResult(self.name)
-        stall = find_stall(signals, minimum_improvement=0.012, guess_improvement=0.15, minimum_points=8)
+        stall = self.stall.find(signals)
         if stall is None:
             return DetectionResult(self.name)
-        found = [detection for norm in norms if (detection := self._faded(norm)) is not None]
-        if not found and (detection := self._faded_layer(layers)) is not None:
-            found.append(detection)
+        found = [seen for norm in norms if (seen := self._faded(norm, stall)) is not None]
+        if zero is not None:
+            found.append(self._zero(zero, stall))
+        elif not found and (seen := self._faded_layer(layers)) is not None:
+            found.append(seen)
         return DetectionResult(self.name, tuple(found[:1]))
 
-    def _faded(self, signal: Signal) -> Detection | None:
-        values = signal.values[np.isfinite(signal.values)]
-        steps = signal.steps[np.isfinite(signal.values)]
-        if len(values) < 16:
+    def _zero(self, signal: Signal, stall: Stall) -> Detection:
+        """Gradients of exactly zero beside a loss that does not move: no step was ever taken."""
+        where = f", where {stall.guess} stands" if stall.guess else ""
+        claim = f"is exactly 0 at all {len(signal.values)} points while the loss stays at {stall.level:.4g}{where}"
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=STRONG,
+            first=float(signal.steps[0]),
+            last=float(signal.steps[-1]),
+            numbers={"points": float(len(signal.values)), "level": stall.level},
+            facts=VanishingFacts(0.0),
+        )
+
+    def _faded(self, signal: Signal, stall: Stall) -> Detection | None:
+        good = np.isfinite(signal.values)
+        values, steps = signal.values[good], signal.steps[good]
+        if len(values) < self.minimum_points:
             return None
-        power = 2.0 if "square" in signal.name.lower() or "sq" in signal.name.lower().split("_") else 1.0
-        eighth = len(values) // 8
-        early = float(np.mean(values[:eighth])) ** (1 / power)
-        late = float(np.mean(values[-eighth:])) ** (1 / power)
+        words = signal.name.lower()
+        if "square" in words or "sq" in words.split("_"):
+            values = np.sqrt(np.maximum(values, 0.0))
+        length = len(values) // self.part
+        early = _root_mean_square(values[:length])
+        late = _root_mean_square(values[-length:])
         if early <= 0 or late >= self.fade * early:
             return None
-        low = np.flatnonzero(values ** (1 / power) < self.fade * early)
-        claim = f"faded from {early:.3g} to {late:.3g} while the loss stayed put"
-        return Detection(
-            failure=Failure.VANISHING,
+        low = np.flatnonzero(values < self.fade * early)
+        first = float(steps[low[0]]) if len(low) else float(steps[-1])
+        claim = f"faded from {early:.3g} to {late:.3g} by step {steps[-1]:g} while the loss stayed at {stall.level:.4g}"
+        return detection(
+            self.failure,
+            signal,
+            claim,
             severity=Severity.CRITICAL,
-            confidence=0.9,
-            first_step=float(steps[low[0]]) if len(low) else float(steps[-1]),
-            last_step=float(steps[-1]),
-            evidence=(Evidence(signal.name, claim, {"early": early, "late": late}),),
-            signal=signal.name,
-            facts={"ratio": late / early},
+            confidence=STRONG,
+            first=first,
+            last=float(steps[-1]),
+            numbers={"early": early, "late": late},
+            facts=VanishingFacts(late / early),
         )
 
     def _faded_layer(self, layers: dict[str, Signal]) -> Detection | None:
         usual = {
             layer: float(np.median(signal.values[np.isfinite(signal.values)]))
             for layer, signal in layers.items()
-            if np.isfinite(signal.values).sum() >= 8
+            if np.isfinite(signal.values).sum() >= self.part
         }
         positive = {layer: value for layer, value in usual.items() if value > 0}
-        if len(positive) < 3:
+        if len(positive) < self.minimum_layers:
             return None
         largest = max(positive.values())
         weakest = min(positive, key=lambda layer: positive[layer])
-        if positive[weakest] >= self.layer_fade * largest:
+        ratio = positive[weakest] / largest
+        if ratio >= self.layer_fade:
             return None
         signal = layers[weakest]
-        claim = f"is {positive[weakest]:.2g} where the largest layer has {largest:.2g}"
-        return Detection(
-            failure=Failure.VANISHING,
+        claim = f"is {positive[weakest]:.2g} where the largest layer has {largest:.2g}, {1 / ratio:,.0f} times as much"
+        return detection(
+            self.failure,
+            signal,
+            claim,
             severity=Severity.CRITICAL,
-            confidence=0.8,
-            first_step=float(signal.steps[0]),
-            last_step=float(signal.steps[-1]),
-            evidence=(Evidence(signal.name, claim, {"layer": positive[weakest], "largest": largest}),),
-            layer=weakest,
-            signal=signal.name,
-            facts={"ratio": positive[weakest] / largest},
+            confidence=LIKELY,
+            first=float(signal.steps[0]),
+            last=float(signal.steps[-1]),
+            numbers={"layer": positive[weakest], "largest": largest},
+            facts=VanishingFacts(ratio),
         )
+
+
+def _root_mean_square(values: np.ndarray) -> float:
+    return float(np.sqrt(np.mean(np.square(values)))) if len(values) else 0.0

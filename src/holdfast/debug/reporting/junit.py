@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from xml.etree import ElementTree
 
+from holdfast.debug.detectors import known_failures
 from holdfast.debug.reporting.words import clean, sure, where
-from holdfast.debug.types import KNOWN_FAILURES, DebugReport, Failure, Finding, RunReport, Severity, Verdict
+from holdfast.debug.types import DebugReport, Failure, Finding, RunReport, Severity, Verdict
 
 __all__ = ["render_junit"]
 
@@ -28,7 +29,7 @@ def _suite(run: RunReport) -> ElementTree.Element:
     for finding in run.findings:
         found.setdefault(finding.detection.failure, []).append(finding)
     failures = 0
-    looked_for = tuple(dict.fromkeys((*KNOWN_FAILURES, *found)))
+    looked_for = tuple(dict.fromkeys((*known_failures(), *found)))
     for failure in looked_for:
         case = ElementTree.SubElement(suite, "testcase", classname=clean(run.format), name=failure.name)
         bad = [item for item in found.get(failure, []) if item.detection.severity is not Severity.INFO]

@@ -15,11 +15,25 @@ from numpy.typing import NDArray
 
 from holdfast.debug.types import Signal
 
-__all__ = ["Runs", "Shape", "longest_runs", "noise_of", "robust_spread", "running_median", "shape_of"]
+__all__ = ["MAXIMUM_BLOCKS", "Shape", "noise_of", "robust_spread", "running_median", "sample_of", "shape_of"]
 
 Array = NDArray[np.float64]
 
 MAXIMUM_BLOCKS = 160
+"""Blocks a series is cut into at most: enough to see a spike of one hundredth of a run, few enough to be fast."""
+TENTH = 10
+"""Ends and beginnings of a series are its last and first tenth."""
+SIGNED_SHARE = 0.02
+"""A series with more than this share of its values on either side of zero lives on both."""
+SAMPLE = 4096
+"""Points spread over a run that tell a median as well as all of a million do (to 2% of the spread)."""
+SMALLEST_BLOCKED = 12
+SMALL = 40
+"""Series of at most 12 points are kept point by point, of at most 40 in blocks of two, longer ones of three or more."""
+NOISE_REACH = 24
+"""Points over which the noise of small blocks is averaged: three differences alone are too few to know it."""
+# The error of a median over that of a mean of as many Gaussian points: the root of pi/2.
+MEDIAN_ERROR = 1.25
 # The median absolute deviation of a normal distribution times this is its standard deviation.
 MAD_TO_DEVIATION = 1.4826
 # The second difference of white noise has six times its variance; a straight trend drops out of it.
@@ -49,7 +63,7 @@ class Shape:
     @property
     def end(self) -> float:
         """The level of the last tenth of the series."""
-        return float(np.median(self.level[-max(1, len(self.level) // 10) :]))
+        return float(np.median(self.level[-max(1, len(self.level) // TENTH) :]))
 
     @property
     def best_block(self) -> int:
@@ -64,7 +78,9 @@ class Shape:
     @property
     def is_signed(self) -> bool:
         """Whether the series lives on both sides of zero, so that ratios of it mean nothing."""
-        return bool(np.mean(self.values < 0) > 0.02 and np.mean(self.values > 0) > 0.02) or self.start <= 0
+        return self.start <= 0 or bool(
+            np.mean(self.values < 0) > SIGNED_SHARE and np.mean(self.values > 0) > SIGNED_SHARE
+        )
 
     def step_of_block(self, block: int) -> float:
         """The first step of a block."""
@@ -76,11 +92,11 @@ class Shape:
 
     def level_noise_near(self, *blocks: int) -> float:
         """The noise of the *levels* there: a median of many points is steadier than each of them."""
-        return self.noise_near(*blocks) * 1.25 / float(np.sqrt(self.width))
+        return self.noise_near(*blocks) * MEDIAN_ERROR / float(np.sqrt(self.width))
 
     def factor_noise(self) -> float:
         """The noise of the series' logarithm: by what factor neighbours differ. 0 for a series that is not positive."""
-        sample = self.values[:: max(1, self.count // 4096)]
+        sample = sample_of(self.values)
         return noise_of(np.log(sample)) if float(sample.min()) > 0 else 0.0
 
     def at_points(self, per_block: Array) -> Array:
@@ -88,17 +104,9 @@ class Shape:
         return np.repeat(per_block, self.width)[: self.count]
 
 
-@dataclass(frozen=True, slots=True)
-class Runs:
-    """Stretches of consecutive true values: first point, and one past the last."""
-
-    first: NDArray[np.int64]
-    last: NDArray[np.int64]
-
-    @property
-    def lengths(self) -> NDArray[np.int64]:
-        """How many points each stretch covers."""
-        return self.last - self.first
+def sample_of(values: Array) -> Array:
+    """Return a few thousand points spread over the series: they decide as well as a million."""
+    return values[:: max(1, len(values) // SAMPLE)]
 
 
 def robust_spread(values: Array) -> float:
@@ -120,14 +128,6 @@ def noise_of(values: Array) -> float:
     return min(second, robust_spread(np.diff(values)) / float(np.sqrt(2.0)))
 
 
-def longest_runs(mask: NDArray[np.bool_], *, at_least: int) -> Runs:
-    """Every stretch of true values of at least the given length."""
-    edges = np.flatnonzero(np.diff(np.concatenate(([False], mask, [False])).astype(np.int8)))
-    first, last = edges[::2], edges[1::2]
-    keep = (last - first) >= at_least
-    return Runs(first[keep], last[keep])
-
-
 def running_median(values: Array, reach: int) -> Array:
     """The median of every point with its neighbours on both sides; the ends repeat."""
     padded = np.pad(values, reach, mode="edge")
@@ -143,8 +143,8 @@ def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
     if len(values) == 0:
         return None
     width = max(1, -(-len(values) // blocks))
-    if width == 1 and len(values) > 12 and blocks == MAXIMUM_BLOCKS:
-        width = 2 if len(values) <= 40 else 3
+    if width == 1 and len(values) > SMALLEST_BLOCKED and blocks == MAXIMUM_BLOCKS:
+        width = 2 if len(values) <= SMALL else 3
     level, noise = _blocks(values, width)
     return Shape(steps=steps, values=values, level=level, noise=noise, width=width)
 
@@ -158,7 +158,7 @@ def _blocks(values: Array, width: int) -> tuple[Array, Array]:
     second = np.abs(np.diff(values, n=2))
     spread = _block_medians(np.concatenate((second[:1], second, second[-1:])), width) * SECOND_DIFFERENCE_TO_DEVIATION
     # A block of two or three points knows little of its own noise: borrow from the neighbours.
-    reach = max(1, round(24 / width))
+    reach = max(1, round(NOISE_REACH / width))
     if len(spread) > 1:
         spread = running_median(spread, min(reach, len(spread)))
     return level, spread

@@ -1,0 +1,62 @@
+"""What an observer looks at: one story, the run around it, and where in the run it happened."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.detectors.steps.select import training_losses
+from holdfast.debug.types import Detection, DetectionContext, Facts, Failure, Signal
+
+__all__ = ["Scene", "Seen", "finite", "middle"]
+
+Array = NDArray[np.float64]
+Seen = dict[str, float]
+SomeFacts = TypeVar("SomeFacts", bound=Facts)
+
+
+@dataclass(frozen=True, slots=True)
+class Scene:
+    """One story and the run it happened in."""
+
+    detections: tuple[Detection, ...]
+    signals: tuple[Signal, ...]
+    context: DetectionContext
+
+    @property
+    def losses(self) -> list[Signal]:
+        """The losses a verdict may rest on."""
+        return training_losses(self.signals)
+
+    @property
+    def first_step(self) -> float | None:
+        """The earliest onset in the story."""
+        return min((seen.first_step for seen in self.detections if seen.first_step is not None), default=None)
+
+    def facts(self, kind: type[SomeFacts]) -> list[SomeFacts]:
+        """What the detectors of this kind told."""
+        return [seen.facts for seen in self.detections if isinstance(seen.facts, kind)]
+
+    def has(self, *failures: Failure) -> bool:
+        """Whether the story holds one of these failures."""
+        return any(seen.failure in failures for seen in self.detections)
+
+
+def finite(values: Array) -> Array:
+    """The finite values."""
+    return values[np.isfinite(values)]
+
+
+def middle(values: Array) -> float:
+    """The median of the finite values, 0 where there is none."""
+    numbers = finite(values)
+    return float(np.median(numbers)) if len(numbers) else 0.0
+
+
+def steps_of(losses: Sequence[Signal]) -> Array:
+    """The steps of the loss with the most points; empty where there is none."""
+    return max((loss.steps for loss in losses), key=len, default=np.zeros(0))

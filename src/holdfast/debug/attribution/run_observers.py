@@ -1,0 +1,240 @@
+"""When it happened, what the learning rate did, and how the losses looked: observers of the run as a whole."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.debug.attribution.observing import Scene, Seen, finite, middle, steps_of
+from holdfast.debug.detectors.divergence import DivergenceFacts, DivergenceShape
+from holdfast.debug.detectors.plateau import PlateauFacts
+from holdfast.debug.detectors.policy import Answers, PolicyFacts
+from holdfast.debug.detectors.spike import SpikeFacts
+from holdfast.debug.detectors.steps.periodic import PeriodRule
+from holdfast.debug.detectors.steps.select import began, evaluation_losses, of_kind
+from holdfast.debug.types import Failure, Signal
+
+__all__ = ["LossObserver", "PolicyObserver", "RateObserver", "TimeObserver"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TimeObserver:
+    """When in the run it happened, how often, and how it ended."""
+
+    early: float = 0.125
+    """The share of the run, counted from step 0, that is early."""
+    last_early_step: float = 10_000.0
+    """No step after this is early: the longest warm-ups people publish (BERT, ViT) end there."""
+    late: float = 0.25
+    """The share after which the run was fine for a good while first."""
+    first_gaps: float = 2.0
+    """The first step is within so many logging intervals of the first row."""
+    few_points: int = 24
+    """A loss of fewer points decides little."""
+    came_back: float = 0.5
+    """A jump is over when this share of it is gone."""
+    ruined: float = 0.9
+    """A run that gave up this share of its progress ends ruined."""
+    swing: float = 0.12
+    """The swing, relative to the level, that counts where another failure is already known."""
+    period: PeriodRule = field(default_factory=PeriodRule)
+
+    def observe(self, scene: Scene) -> Seen:
+        """Times, repetitions and ends."""
+        jumps, runaway = scene.facts(SpikeFacts), scene.facts(DivergenceFacts)
+        losses = scene.losses[:1]
+        rates = of_kind(scene.signals, "lr")
+        swings = any(self.period.swing(signal, rates, least=self.swing) is not None for signal in losses)
+        ruined = any(facts.lost >= self.ruined for facts in runaway) or scene.has(Failure.NAN, Failure.INF)
+        return {
+            **self._when(scene),
+            "recovered": float(bool(jumps) and all(jump.recovered > self.came_back for jump in jumps)),
+            "repeated": float(any(jump.count > 1 for jump in jumps)),
+            "periodic": float(swings or any(jump.period is not None for jump in jumps)),
+            "order_repeats": float(any(self.period.repeated_order(signal) is not None for signal in losses)),
+            "ends_ruined": float(ruined),
+            "rate_released": float(any(facts.shape is DivergenceShape.HELD_UP for facts in runaway)),
+            "at_guessing": float(any(facts.guess for facts in scene.facts(PlateauFacts))),
+        }
+
+    def _when(self, scene: Scene) -> Seen:
+        first, steps = scene.first_step, steps_of(scene.losses)
+        if first is None or len(steps) == 0:
+            return {}
+        end = float(steps[-1])
+        where = first / end if end > 0 else 0.0
+        gap = float(np.median(np.diff(steps))) if len(steps) > 1 else 0.0
+        return {
+            "early": float(where <= self.early and first <= self.last_early_step),
+            "from_start": float(first <= float(steps[0]) + self.first_gaps * gap),
+            "late": float(where >= self.late or first > self.last_early_step),
+            "excerpt": float(not began(steps)),
+            "few_points": float(len(steps) < self.few_points),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RateObserver:
+    """What the learning rate was and did."""
+
+    large: float = -1.5
+    """The decimal logarithm from which a peak rate is large; certainly so one and a half decades higher."""
+    small: float = -5.0
+    """The one below which it is tiny; certainly so one and a half decades lower."""
+    decades: float = 1.5
+    """Decades over which an observation of size becomes certain."""
+    smallest_ordinary: float = -5.3
+    """The smallest decimal logarithm of the rates people use …"""
+    largest_ordinary: float = -1.0
+    """… and the largest."""
+    at_peak: float = 0.9
+    """A rate that begins above this share of its peak has no warm-up."""
+    warmed: float = 0.6
+    """One that begins below this share of the peak of its first third has."""
+    shortly: float = 0.1
+    """Shortly before is within this share of the run."""
+    rose: float = 1.5
+    """A rise by this factor shortly before counts."""
+    jumped: float = 2.5
+    """A step by this factor within one logged point is a jump."""
+    held: float = 1.5
+    """A warm-up rises as steeply only from its very first points: so little may the first three differ by a jump."""
+
+    def observe(self, scene: Scene) -> Seen:
+        """Size, schedule and changes of the first learning rate."""
+        rates = of_kind(scene.signals, "lr")
+        seen: Seen = {"rate_unknown": float(not rates)}
+        values = finite(rates[0].values) if rates else np.zeros(0)
+        if len(values) < 2 or values.max() <= 0:
+            return seen
+        peak = float(np.log10(values.max()))
+        seen["rate_large"] = float(np.clip((peak - self.large) / self.decades, 0.0, 1.0))
+        seen["rate_small"] = float(np.clip((self.small - peak) / self.decades, 0.0, 1.0))
+        seen["rate_ordinary"] = float(self.smallest_ordinary <= peak <= self.largest_ordinary)
+        seen["rate_peaks_at_start"] = float(values[0] >= self.at_peak * values.max() and began(rates[0].steps))
+        seen["rate_warms_up"] = float(values[0] <= self.warmed * values[: max(3, len(values) // 3)].max())
+        return seen | self._changes(rates[0], scene.first_step)
+
+    def _changes(self, rate: Signal, first: float | None) -> Seen:
+        if first is None:
+            return {}
+        span = self.shortly * (rate.steps[-1] - rate.steps[0])
+        before = rate.values[(rate.steps >= first - span) & (rate.steps <= first)]
+        if len(before) < 2 or not before.min() > 0:
+            return {}
+        head = rate.values[rate.steps <= first][:3]
+        steep = bool((before[1:] >= self.jumped * before[:-1]).any())
+        return {
+            "rate_rose_before": float(before[-1] >= self.rose * before[0]),
+            "rate_jumped": float(steep and len(head) == 3 and head[2] <= self.held * head[0]),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossObserver:
+    """How the losses looked, on training data and on held-out data."""
+
+    quiet: float = 1.6
+    """Points before a jump below so many times their level led nothing up to it."""
+    quiet_points: int = 4
+    """The points before a jump …"""
+    level_points: int = 12
+    """… and the points their level is taken from."""
+    slow: float = 0.2
+    """A loss that falls by less than this share, in every quarter, creeps."""
+    falls: float = 0.9
+    """A loss that ends below this share of its start falls."""
+    hot: float = 20.0
+    """A loss that begins above so many times where it soon settles, and above this level, began too high."""
+    below: float = 0.93
+    """A held-out loss below this share of the training loss lies well below it."""
+    rises: float = 1.07
+    """A held-out loss that ends above so many times its best rises."""
+    unharmed: float = 1.01
+    """One that stays below so many times its last value through the trouble is unharmed …"""
+    harmed: float = 1.05
+    """… and one that exceeds so many times its lowest before it is harmed."""
+    minimum_points: int = 4
+    """Fewer points of a loss have no shape."""
+
+    def observe(self, scene: Scene) -> Seen:
+        """The shape of the first loss, and what the held-out loss did beside it."""
+        seen: Seen = {}
+        for loss in scene.losses[:1]:
+            good = np.isfinite(loss.values)
+            values, steps = loss.values[good], loss.steps[good]
+            if len(values) < self.minimum_points:
+                continue
+            fifth = max(1, len(values) // 5)
+            first, last = middle(values[:fifth]), middle(values[-fifth:])
+            quarters = [middle(part) for part in np.array_split(values, 4)]
+            falling = all(after < before for before, after in itertools.pairwise(quarters))
+            tenth = middle(values[len(values) // 10 : len(values) // 10 + 5])
+            begin = float(values[0])
+            seen["slow_progress"] = float(falling and first > 0 and 0.0 < (first - last) / first < self.slow)
+            seen["training_falls"] = float(first > 0 and last < self.falls * first)
+            seen["start_too_high"] = float(tenth > 0 and begin > self.hot * tenth and begin > self.hot)
+            seen["sudden"] = float(self._is_sudden(scene, values, steps))
+            seen |= self._held_out(scene, last)
+        return seen
+
+    def _is_sudden(self, scene: Scene, values: np.ndarray, steps: np.ndarray) -> bool:
+        for jump in scene.detections:
+            if jump.failure != Failure.SPIKE or jump.first_step is None:
+                continue
+            before = values[steps < jump.first_step]
+            level = middle(before[-self.level_points :])
+            if len(before) >= 2 and level > 0 and float(before[-self.quiet_points :].max()) < self.quiet * level:
+                return True
+        return False
+
+    def _held_out(self, scene: Scene, training: float) -> Seen:
+        for held in evaluation_losses(scene.signals)[:1]:
+            values = finite(held.values)
+            if len(values) < 3:
+                continue
+            end = middle(values[-max(1, len(values) // 3) :])
+            return {
+                "evaluation_below_training": float(end < self.below * training),
+                "evaluation_rises": float(end > self.rises * float(values.min())),
+                **self._through_trouble(scene, held),
+            }
+        return {}
+
+    def _through_trouble(self, scene: Scene, held: Signal) -> Seen:
+        """What the held-out loss did while the training loss rose: only a model that got worse shows it there."""
+        for trouble in scene.detections:
+            if trouble.failure not in (Failure.SPIKE, Failure.DIVERGENCE) or not trouble.first_step:
+                continue
+            before = held.values[held.steps < trouble.first_step][-2:]
+            inside = held.values[held.steps >= trouble.first_step][:3]
+            if len(before) and len(inside) and np.isfinite(before).all():
+                lost = not np.isfinite(inside).all()
+                return {
+                    "evaluation_unharmed": float(not lost and inside.max() <= self.unharmed * before[-1]),
+                    "evaluation_harmed": float(lost or inside.max() > self.harmed * before.min()),
+                }
+        return {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyObserver:
+    """What became of a policy."""
+
+    infinite_points: int = 2
+    """Infinite values of a series that are more than a glitch."""
+
+    def observe(self, scene: Scene) -> Seen:
+        """What its detector told, and whether something beside it is infinite."""
+        told = scene.facts(PolicyFacts)
+        if not told:
+            return {}
+        infinite = any(np.count_nonzero(np.isinf(s.values)) >= self.infinite_points for s in scene.signals)
+        return {
+            "one_answer": float(any(facts.answers is Answers.ONE for facts in told)),
+            "random_answers": float(any(facts.answers is Answers.NOISE for facts in told)),
+            "policy_jumped": float(any(facts.kl_burst for facts in told)),
+            "turned_infinite": float(infinite),
+        }

@@ -1,0 +1,178 @@
+"""A policy that collapses: its return falls and stays down, and it answers at random or always the same."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from enum import Enum
+from typing import ClassVar
+
+import numpy as np
+
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors.steps.baseline import shape_of
+from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection, graded
+from holdfast.debug.detectors.steps.rise import Rise, RiseRule
+from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.types import (
+    Detection,
+    DetectionContext,
+    DetectionResult,
+    Evidence,
+    Facts,
+    Failure,
+    Severity,
+    Signal,
+)
+
+__all__ = ["POLICY_COLLAPSE", "Answers", "PolicyCollapseDetector", "PolicyFacts"]
+
+POLICY_COLLAPSE = Failure(
+    "policy_collapse",
+    title="Policy collapse",
+    rank=35,
+    advice="Go back to the checkpoint before the fall; smaller updates, a target KL, a larger entropy bonus.",
+)
+
+
+class Answers(str, Enum):
+    """What a policy answers."""
+
+    VARIED = "varied"
+    ONE = "one"
+    NOISE = "noise"
+
+
+@dataclass(frozen=True, slots=True)
+class PolicyFacts(Facts):
+    """What is left of a policy, by its entropy, and whether it moved far in single updates."""
+
+    answers: Answers
+    kl_burst: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PolicyCollapseDetector(BaseDetector):
+    """Sees a return that gives most of its gain away for good, and an entropy that goes to nothing or back to noise."""
+
+    failure: ClassVar[Failure] = POLICY_COLLAPSE
+    rise: RiseRule = field(default_factory=lambda: RiseRule(minimum_lost=0.6))
+    """When a return has fallen for good: returns swing, so most of the gain must be gone."""
+    minimum_points: int = 30
+    """Fewer returns than this show no course."""
+    one_answer: float = 0.02
+    """An entropy below this share of its start leaves one answer …"""
+    one_answer_by: float = 0.5
+    """… and is a collapse by itself, where no return tells, when it comes before this share of the run."""
+    noise: float = 0.9
+    """An entropy that ends above this share of its start, after it had fallen …"""
+    noise_dip: float = 0.8
+    """… below this share of it, is back at noise."""
+    kl_burst: float = 20.0
+    """A KL divergence so many times its median is an update that went too far …"""
+    kl_points: int = 12
+    """… among at least so many."""
+
+    @property
+    def name(self) -> str:
+        """Its name in reports."""
+        return "policy_collapse"
+
+    def get_required_signals(self) -> frozenset[str]:
+        """Returns; entropies and KL divergences, which say what became of the policy."""
+        return frozenset(("reward", "entropy", "kl"))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        """Look at the longest return; at entropy alone only where no return was logged."""
+        entropies = [signal for signal in of_kind(signals, "entropy") if len(signal.values) >= self.minimum_points]
+        burst = self._burst(of_kind(signals, "kl"))
+        returns = sorted(of_kind(signals, "reward"), key=lambda signal: -len(signal.values))
+        if returns:
+            found = self._fallen(returns[0], entropies, burst)
+        else:
+            found = next((seen for signal in entropies if (seen := self._one_answer(signal, burst)) is not None), None)
+        return DetectionResult(self.name, () if found is None else (found,))
+
+    def _fallen(self, signal: Signal, entropies: Sequence[Signal], burst: Evidence | None) -> Detection | None:
+        if len(signal.values) < self.minimum_points:
+            return None
+        rise = self.rise.lasting(replace(signal, values=-signal.values))
+        if rise is None or self.rise.is_coming_back(rise):
+            return None
+        answers, told = self._answers(entropies)
+        if not np.isfinite(rise.lost) and answers is Answers.VARIED and burst is None:
+            return None  # It never gained anything: a task that gets harder looks the same.
+        return self._told(signal, rise, answers, tuple(e for e in (told, burst) if e is not None), burst is not None)
+
+    def _told(
+        self, signal: Signal, rise: Rise, answers: Answers, beside: tuple[Evidence, ...], kl_burst: bool
+    ) -> Detection:
+        best, end = -rise.before, -rise.after
+        gone = f", {rise.lost:.0%} of its gain" if np.isfinite(rise.lost) else ""
+        claim = f"fell from {best:.4g} to {end:.4g} from step {rise.first_step:g} on and stayed there{gone}"
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=graded(rise.lost - self.rise.minimum_lost, most=CLEAR),
+            first=rise.first_step,
+            certain=rise.certain_step,
+            last=rise.last_step,
+            numbers={"best": best, "end": end, "lost": rise.lost, "first_step": rise.first_step},
+            facts=PolicyFacts(answers, kl_burst),
+            beside=beside,
+        )
+
+    def _answers(self, entropies: Sequence[Signal]) -> tuple[Answers, Evidence | None]:
+        """What the entropy says of the policy's answers at the end."""
+        for signal in entropies:
+            shape = shape_of(replace(signal, values=np.abs(signal.values)))
+            if shape is None or shape.start <= 0:
+                continue
+            start, end, least = shape.start, shape.end, float(shape.level.min())
+            numbers = {"start": start, "end": end}
+            if end <= self.one_answer * start:
+                claim = f"is {end:.3g} at the end where it began at {start:.3g}: the policy gives one answer"
+                return Answers.ONE, Evidence(signal.name, claim, numbers)
+            if end >= self.noise * start and least <= self.noise_dip * start:
+                claim = f"is back at {end:.3g}, near its {start:.3g} at the start, after {least:.3g}: answers at random"
+                return Answers.NOISE, Evidence(signal.name, claim, {**numbers, "least": least})
+        return Answers.VARIED, None
+
+    def _one_answer(self, signal: Signal, burst: Evidence | None) -> Detection | None:
+        shape = shape_of(replace(signal, values=np.abs(signal.values)))
+        if shape is None or shape.start <= 0 or shape.end > self.one_answer * shape.start:
+            return None
+        low = np.flatnonzero(shape.values > self.one_answer * shape.start)
+        first = int(low[-1]) + 1 if len(low) else 0
+        if first > self.one_answer_by * shape.count:
+            return None
+        step = float(shape.steps[first])
+        claim = f"fell from {shape.start:.3g} to {shape.end:.3g} by step {step:g}: the policy gives one answer"
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=step,
+            last=float(shape.steps[-1]),
+            numbers={"start": shape.start, "end": shape.end},
+            facts=PolicyFacts(Answers.ONE, burst is not None),
+            beside=() if burst is None else (burst,),
+        )
+
+    def _burst(self, divergences: Sequence[Signal]) -> Evidence | None:
+        for signal in divergences:
+            values, steps = signal.values, signal.steps
+            good = np.isfinite(values) & (values > 0)
+            if np.count_nonzero(good) < self.kl_points:
+                continue
+            usual, at = float(np.median(values[good])), int(np.argmax(np.where(good, values, -np.inf)))
+            if values[at] > self.kl_burst * usual:
+                claim = (
+                    f"is {values[at]:.3g} at step {steps[at]:g} where it usually is {usual:.3g}: too large an update"
+                )
+                return Evidence(signal.name, claim, {"peak": float(values[at]), "usual": usual})
+        return None

@@ -1,0 +1,213 @@
+"""Stretches of points far above their surroundings: short bursts, wide humps, and jumps in the first moments."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import Array, Shape, noise_of, running_median, sample_of
+from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of
+from holdfast.debug.detectors.steps.recovery import recovered_share
+from holdfast.debug.detectors.steps.rise import TINY_NOISE, Rise, beyond_factors
+
+__all__ = ["BurstRule"]
+
+LARGEST_EXPONENT = 50.0
+"""Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BurstRule:
+    """How far above its surroundings, and for how long, a loss must be for it to be a burst."""
+
+    minimum_noises: float = 8.0
+    """How far above, in units of the noise around: losses are heavier-tailed than Gaussian noise."""
+    minimum_height: float = 0.35
+    """How far above, relative to the level around: smaller bumps cost nothing."""
+    minimum_points: int = 3
+    """Points that must be high; fewer are noise unless their neighbours are raised too, or they tower over the rest."""
+    minimum_given_up: float = 0.1
+    """The least share of the progress made that a burst must give up for a while."""
+    factor_noises: float = 3.5
+    """How far above, in the factors by which neighbours differ: small batches differ by factors, not by amounts."""
+    below_share: float = 0.25
+    """The noise is at least this share of how far points reach *below* the level: bursts do not touch that side."""
+    background_points: int = 10
+    """Points on either side the level is taken over."""
+    background_share: int = 12
+    """The level is taken over at least one in so many blocks of the run on either side."""
+    shoulder: float = 0.375
+    """The shoulders of a burst: this share of what its peak must reach, three noises where that is eight."""
+    standing: float = 4.0
+    """How many times the next largest deviation a single point must reach to be believed; a pair three quarters."""
+    standing_pair: float = 3.0
+    """The same for two points or more."""
+    standing_ratio: float = 1.6
+    """The least multiple of the level such a point must reach."""
+    standing_factors: float = 5.5
+    """The same in the factors by which neighbours differ."""
+    quiet_start: int = 10
+    """The first one in so many points of a run is all over the place: deviations there are no measure."""
+    after_points: int = 5
+    """Points after a burst over which it is seen whether the loss came back."""
+    hump_reach: int = 2
+    """Blocks on either side the levels are smoothed over when looking for a hump."""
+    hump_given_up: float = 0.2
+    """The share of the progress made that a hump must give up."""
+    early_share: int = 7
+    """A jump in the first moments lies within the first one in so many points."""
+    early_points: int = 8
+    """The least such points."""
+    early_run: int = 30
+    """Fewer points than this in all have no first moments."""
+    early_ratio: float = 1.5
+    """How many times the highest usual loss an early jump must reach for ``minimum_points`` points."""
+    early_shoulder: float = 1.35
+    """How many times, where its top reaches ``early_top``."""
+    early_top: float = 2.0
+    """The top of an early jump that is believed by its shoulders."""
+    early_ratio_noises: float = 4.0
+    """``early_ratio`` in the factors by which neighbours differ, where that is more."""
+    early_shoulder_noises: float = 3.0
+    """``early_shoulder`` in those factors."""
+    early_top_noises: float = 6.0
+    """``early_top`` in those factors."""
+    usual_quantile: float = 0.9
+    """The usual highest loss after the first moments: a first batch that happens to be easy is no reference."""
+
+    def bursts(self, shape: Shape) -> list[Rise]:
+        """Every stretch far above the level around it, single points included.
+
+        Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy
+        losses raise their own bar.
+        """
+        if shape.count < 2 * self.minimum_points:
+            return []
+        level, bar = self._background(shape)
+        residual = shape.values - level
+        over = residual > bar
+        raised = residual > self.shoulder * bar
+        found = []
+        for first, last in join_stretches(stretches_of(over), gap=max(2, self.minimum_points - 1)):
+            before = float(
+                np.median(shape.values[max(0, first - self.background_points) : first] if first else level[:1])
+            )
+            peak = float(np.max(shape.values[first:last]))
+            rest = shape.values[last : last + max(self.after_points, self.minimum_points)]
+            after = float(np.median(rest)) if len(rest) else peak
+            noise = float(bar[first]) / self.minimum_noises
+            onset = onset_of(shape.values, certain=first, level=max(before, float(level[first])), noise=noise)
+            found.append(
+                Rise(
+                    first_step=float(shape.steps[max(onset, first - raised_around(raised, first, last))]),
+                    certain_step=float(shape.steps[first]),
+                    last_step=float(shape.steps[last - 1]),
+                    before=before,
+                    peak=peak,
+                    after=after,
+                    noise=noise,
+                    points=int(np.count_nonzero(over[first:last])),
+                    recovered=recovered_share(before=before, peak=peak, after=after),
+                    standing=self._standing(residual, first, last),
+                    extent=raised_around(raised, first, last),
+                )
+            )
+        return found
+
+    def is_believed(self, burst: Rise, factor: float) -> bool:
+        """Whether a burst is more than noise: long enough, broad enough, or far beyond every other high point."""
+        if burst.points >= self.minimum_points or burst.extent > self.minimum_points:
+            return True
+        least = max(self.standing_ratio, float(np.exp(min(self.standing_factors * factor, LARGEST_EXPONENT))))
+        standing = self.standing_pair if burst.points >= 2 else self.standing
+        return burst.ratio > least and burst.standing > standing
+
+    def hump(self, shape: Shape) -> Rise | None:
+        """The widest kind of spike: the level climbs far above what it had been, stays a good while and comes back."""
+        reach = self.hump_reach
+        if len(shape.level) <= 2 * reach + 1 or shape.is_signed:
+            return None
+        # Smoothed: the lowest of many noisy levels is low by chance.
+        level = running_median(shape.level, reach if len(shape.level) > 5 * reach else 1)
+        lowest = np.minimum.accumulate(level)
+        top = int(np.argmax((level - lowest) / np.maximum(np.abs(lowest), np.finfo(np.float64).tiny)))
+        before_at = int(np.argmin(level[: top + 1]))
+        before, height = float(level[before_at]), float(level[top] - level[before_at])
+        gained = float(np.max(level[: before_at + 1])) - before
+        noise = max(shape.level_noise_near(before_at, top), TINY_NOISE * abs(before))
+        least = max(self.minimum_noises * noise, self.minimum_height * before, self.hump_given_up * gained)
+        if before <= 0 or height < least or not beyond_factors(shape, before, float(level[top]), self.minimum_noises):
+            return None
+        high = np.flatnonzero(level > before + height / 2)
+        high = high[high >= before_at]
+        if len(high) * shape.width < self.minimum_points:
+            return None
+        certain = int(high[0]) * shape.width
+        onset = onset_of(shape.values, certain=certain, level=before, noise=shape.noise_near(before_at))
+        return Rise(
+            first_step=float(shape.steps[onset]),
+            certain_step=float(shape.steps[certain]),
+            last_step=shape.step_of_block(int(high[-1])),
+            before=before,
+            peak=float(level[top]),
+            after=shape.end,
+            noise=noise,
+            points=len(high) * shape.width,
+            recovered=recovered_share(before=before, peak=float(level[top]), after=shape.end),
+        )
+
+    def early_jump(self, shape: Shape) -> Rise | None:
+        """A jump in the first moments: several points far above the very first ones, gone again later."""
+        head = shape.values[: max(self.early_points, shape.count // self.early_share)]
+        if shape.count < self.early_run or float(shape.values.min()) <= 0:
+            return None
+        # The loss of an untrained model is about the highest of a run.
+        usual = max(float(head[0]), float(np.quantile(shape.values[len(head) :], self.usual_quantile)))
+        factor = noise_of(np.log(sample_of(shape.values)))
+        height = np.log(head / usual)
+        high = np.flatnonzero(height > max(np.log(self.early_ratio), self.early_ratio_noises * factor))
+        raised = np.flatnonzero(height > max(np.log(self.early_shoulder), self.early_shoulder_noises * factor))
+        top = max(np.log(self.early_top), self.early_top_noises * factor)
+        broad = len(raised) >= self.minimum_points and float(height.max()) > top
+        if len(high) == 0 or high[0] == 0 or not (len(high) >= self.minimum_points or broad):
+            return None
+        return Rise(
+            first_step=float(shape.steps[min(raised[0], high[0])]),
+            certain_step=float(shape.steps[high[0]]),
+            last_step=float(shape.steps[high[-1]]),
+            before=usual,
+            peak=float(head.max()),
+            after=shape.end,
+            noise=float(shape.noise[0]),
+            points=len(high),
+            recovered=1.0,
+        )
+
+    def _background(self, shape: Shape) -> tuple[Array, Array]:
+        """The level with short bursts taken out, and how far above it a point must be to count."""
+        blocks = len(shape.level)
+        reach = max(2, round(self.background_points / shape.width), blocks // self.background_share)
+        reach = min(reach, max(1, (blocks - 1) // 2))
+        level = shape.at_points(running_median(shape.level, reach))
+        below = np.zeros(-(-shape.count // shape.width) * shape.width)
+        below[: shape.count] = np.maximum(level - shape.values, 0.0)
+        depth = running_median(below.reshape(-1, shape.width).max(axis=1), reach)[:blocks]
+        quiet = np.maximum(running_median(shape.noise, reach), self.below_share * np.resize(depth, blocks))
+        gained = np.maximum(np.maximum.accumulate(shape.level) - shape.level, 0.0)
+        factor = np.expm1(min(self.factor_noises * shape.factor_noise(), LARGEST_EXPONENT))
+        bars = (
+            self.minimum_noises * shape.at_points(quiet),
+            max(self.minimum_height, float(factor)) * np.abs(level),
+            self.minimum_given_up * shape.at_points(gained),
+        )
+        return level, np.maximum.reduce(bars)
+
+    def _standing(self, residual: Array, first: int, last: int) -> float:
+        """How far a burst stands out among the other high points: an outlier among outliers, or one of many."""
+        margin = self.minimum_points
+        settled = residual[len(residual) // self.quiet_start : max(first - margin + 1, 0)]
+        others = np.concatenate((settled, residual[last + margin :]))
+        largest = float(others.max()) if len(others) else 0.0
+        return float(residual[first:last].max()) / largest if largest > 0 else float("inf")

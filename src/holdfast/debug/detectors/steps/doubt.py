@@ -1,0 +1,134 @@
+"""Reasons besides the loss to think that a run cannot learn: parameters that stay put, layers cut off, pure chance.
+
+A loss alone must be very flat and very quiet before anyone may say that a run never learnt. Where something else says
+so too, less will do.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.select import all_zero, finite_median, layered, of_kind, total_gradient_norms
+from holdfast.debug.types import Signal
+
+__all__ = ["PERCENT", "Chance", "Doubt", "DoubtRule"]
+
+PERCENT = 1.5
+"""A share whose largest value is above this is written in percent."""
+_ACCURACY = re.compile(r"(^|[^a-z])(acc|accuracy|acc_?1|top_?1)([^a-z]|$)", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Doubt:
+    """Why a run can hardly learn, and whether that is certain or only likely."""
+
+    signal: Signal
+    claim: str
+    numbers: Mapping[str, float]
+    certain: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Chance:
+    """What guessing costs in a run whose accuracy, to its end, is that of guessing."""
+
+    loss: float
+    guess: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DoubtRule:
+    """When parameters, learning rates, gradients or an accuracy say that nothing can be, or was, learnt."""
+
+    least_path: float = 0.02
+    """Parameters that travelled less than this share of their own size in the whole run are where they began."""
+    least_rate_sum: float = 3e-4
+    """No parameter moves by much more than the learning rate per step under Adam and its kin: the sum over the run
+    bounds how far it can have come."""
+    momentum: float = 10.0
+    """Under momentum 0.9 a gradient acts ten times."""
+    most_classes: int = 32
+    """Class counts for which guessing is told from learning by an accuracy; beyond, one in k is next to nothing."""
+    chance_margin: float = 0.14
+    """How far above one in k an accuracy may lie: always answering the commonest class is guessing too."""
+    silent_share: float = 0.5
+    """The share of layers without any gradient above which the model cannot learn."""
+    minimum_points: int = 5
+    """Fewer points of a layer's gradient than this say nothing."""
+    minimum_accuracies: int = 6
+    """Fewer accuracies than this say nothing."""
+
+    def find(self, signals: Sequence[Signal]) -> Doubt | None:
+        """The first reason to think that the parameters cannot follow the loss; None where there is none."""
+        return (
+            self._no_gradient(signals)
+            or self._small_updates(signals)
+            or self.small_rates(signals)
+            or self._silent_layers(signals)
+        )
+
+    def chance(self, signals: Sequence[Signal]) -> Chance | None:
+        """The loss of an even guess among k classes, where an accuracy stays at one in k; None otherwise."""
+        for signal in of_kind(signals, "metric"):
+            values = signal.values[np.isfinite(signal.values)]
+            if signal.layer is not None or not _ACCURACY.search(signal.name) or len(values) < self.minimum_accuracies:
+                continue
+            late = float(np.median(values[-max(2, len(values) // 3) :])) / (100.0 if values.max() > PERCENT else 1.0)
+            for loss in of_kind(signals, "eval_loss" if signal.metadata.get("split") == "eval" else "loss")[:1]:
+                end = float(np.median(loss.values[-max(2, len(loss.values) // 5) :]))
+                known = np.isfinite(end) and 0 < end < np.log(self.most_classes)
+                count = round(float(np.exp(end))) if known else 0
+                if count >= 2 and late <= 1.0 / count + self.chance_margin:
+                    return Chance(float(np.log(count)), f"an even guess among {count} classes (accuracy {late:.0%})")
+        return None
+
+    def small_rates(self, signals: Sequence[Signal]) -> Doubt | None:
+        """Learning rates so small that their sum over the run moves nothing."""
+        rates, norms = of_kind(signals, "lr"), total_gradient_norms(signals)
+        if not rates or not norms:
+            return None
+        totals = [_total(rate) for rate in rates]
+        # Of several parameter groups the fastest decides.
+        total = max(totals)
+        pushed = self.momentum * total * finite_median(norms[0].values)
+        if min(totals) <= 0 or total > self.least_rate_sum or pushed > self.least_path:
+            return None
+        claim = f"the learning rates of all steps add up to {total:.1e}: no parameter can have moved by much more"
+        return Doubt(rates[0], claim, {"sum": total})
+
+    def _no_gradient(self, signals: Sequence[Signal]) -> Doubt | None:
+        norm = all_zero(signals, "grad_norm")
+        if norm is None or len(norm.values) < self.minimum_points:
+            return None
+        claim = f"is exactly 0 at all {len(norm.values)} points, steps {norm.steps[0]:g} to {norm.steps[-1]:g}"
+        return Doubt(norm, claim, {"points": float(len(norm.values))})
+
+    def _small_updates(self, signals: Sequence[Signal]) -> Doubt | None:
+        updates = [signal for signal in of_kind(signals, "update_norm") if signal.layer is None]
+        weights = [signal for signal in of_kind(signals, "weight_norm") if signal.layer is None]
+        if not updates or not weights or "ratio" in updates[0].name.lower() or len(updates[0].values) < 2:
+            return None
+        typical, size = finite_median(updates[0].values), finite_median(weights[0].values)
+        span = float(updates[0].steps[-1] - updates[0].steps[0])
+        if size <= 0 or typical * span > self.least_path * size:
+            return None
+        share = typical * span / size
+        claim = f"the parameters moved by at most {share:.1e} of their size in {span:g} steps"
+        return Doubt(updates[0], claim, {"share": share}, certain=True)
+
+    def _silent_layers(self, signals: Sequence[Signal]) -> Doubt | None:
+        layers = [s for s in layered(signals, "grad_norm").values() if len(s.values) >= self.minimum_points]
+        silent = [signal for signal in layers if finite_median(np.abs(signal.values)) == 0.0]
+        if len(silent) < max(2, self.silent_share * len(layers)):
+            return None
+        claim = f"{len(silent)} of {len(layers)} layers have a gradient of exactly zero"
+        return Doubt(silent[0], claim, {"silent": float(len(silent)), "layers": float(len(layers))})
+
+
+def _total(rate: Signal) -> float:
+    values = rate.values[np.isfinite(rate.values)]
+    return float(values.mean()) * float(rate.steps[-1] - rate.steps[0]) if len(values) >= 2 else 0.0

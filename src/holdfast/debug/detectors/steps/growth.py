@@ -1,0 +1,225 @@
+"""Losses and gradient norms that grow by orders of magnitude, or stand at absurd levels from the first row."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import Enum
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, shape_of
+from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, STRONG
+from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.select import of_kind, training_losses
+from holdfast.debug.types import Severity, Signal
+
+__all__ = ["Growth", "GrowthShape", "LossGrowthRule", "is_classifier"]
+
+LARGEST_EXPONENT = 20.0
+"""Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
+_ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
+_LANGUAGE_MODEL = re.compile(r"(^|[^a-z])lm[ _-]?loss([^a-z]|$)", re.IGNORECASE)
+
+
+class GrowthShape(str, Enum):
+    """In which way something is far too large."""
+
+    STUCK = "stuck"
+    GREW = "grew"
+    EARLY = "early"
+    ABSURD = "absurd"
+    NORM = "norm"
+    ACTIVATIONS = "activations"
+    CLIMBING = "climbing"
+
+
+@dataclass(frozen=True, slots=True)
+class Growth:
+    """One thing that is, or became, far too large."""
+
+    signal: Signal
+    shape: GrowthShape
+    claim: str
+    first: float
+    certain: float
+    last: float
+    severity: Severity
+    confidence: float
+    numbers: Mapping[str, float]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LossGrowthRule:
+    """When a loss has exploded."""
+
+    meaningless: float = 1e18
+    """No loss in any unit means anything beyond this: its square no longer fits in single precision."""
+    growth: float = 30.0
+    """How many times its start a loss must reach."""
+    agent_growth: float = 100.0
+    """How many times more for an agent, whose loss has no fixed scale: it grows with the rewards."""
+    factor_noises: float = 3.0
+    """How many of the factors by which neighbours differ are added to that."""
+    minimum_points: int = 3
+    """Points above it: one wild batch is a spike."""
+    beyond_measure: float = 1e4
+    """How many times its start a single point must reach to count alone."""
+    back: float = 3.0
+    """A loss that ends below so many times its start has come back."""
+    worst_guess: float = 14.0
+    """A guess among k classes costs ln k, and no vocabulary has e^14 words: beyond that a classifier is wrong."""
+    collapse: float = 300.0
+    """How many times the level it soon settles at a loss may begin at before its beginning counts as an explosion."""
+    collapse_points: int = 20
+    """Points in all for that."""
+    recovery: float = 1e8
+    """How many times its end a loss may begin at."""
+    recovery_level: float = 1e6
+    """The least level of such a beginning."""
+    while_high: float = 30.0
+    """An early explosion lasts while the loss is so many times its median."""
+    absurd: float = 1e7
+    """A loss that begins above this is out of all proportion, in any unit people use …"""
+    absurd_fall: float = 0.1
+    """… unless it falls below this share of its beginning: a regression in large units learns."""
+
+    def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
+        """The first way in which the loss is far too large; None for one that is not."""
+        shape = shape_of(signal)
+        if shape is None or shape.is_signed or shape.count < 2:
+            return None
+        return (
+            self._stuck(signal, shape)
+            or self._grew(signal, shape, agent=agent)
+            or (self._beyond_guessing(signal, shape) if classifier else None)
+            or self._early(signal, shape)
+            or self._absurd(signal, shape)
+        )
+
+    def _stuck(self, signal: Signal, shape: Shape) -> Growth | None:
+        huge = shape.values > self.meaningless
+        if not huge[-max(1, shape.count // TENTH) :].all():
+            return None
+        at = int(np.argmax(huge))
+        claim = f"stands at {shape.end:.3g} from step {shape.steps[at]:g}, beyond what any loss means"
+        numbers = {"peak": float(shape.values.max()), "end": shape.end}
+        return _growth(signal, shape, GrowthShape.STUCK, claim, (at, -1), Severity.CRITICAL, CERTAIN, numbers)
+
+    def _grew(self, signal: Signal, shape: Shape, *, agent: bool) -> Growth | None:
+        values = shape.values
+        first = _first_level(values)
+        factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), LARGEST_EXPONENT)))
+        over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
+        peak = float(values.max())
+        lasts = np.count_nonzero(over) >= self.minimum_points or (over.any() and peak > self.beyond_measure * first)
+        if not lasts or shape.count < 2 * self.minimum_points:
+            return None
+        at = np.flatnonzero(over)
+        back = shape.end < self.back * first
+        onset = _onset_in_logs(shape, int(at[0]))
+        last_good = max(onset - 1, 0)
+        claim = (
+            f"grew from {float(values[last_good]):.4g} at step {shape.steps[last_good]:g} to {peak:.4g} "
+            f"at step {shape.steps[int(np.argmax(values))]:g}" + (f", back at {shape.end:.4g}" if back else "")
+        )
+        return Growth(
+            signal,
+            GrowthShape.GREW,
+            claim,
+            first=float(shape.steps[onset]),
+            certain=float(shape.steps[at[0]]),
+            last=float(shape.steps[at[-1]]),
+            severity=Severity.WARNING if back else Severity.CRITICAL,
+            confidence=STRONG,
+            numbers={"before": first, "peak": peak},
+        )
+
+    def _beyond_guessing(self, signal: Signal, shape: Shape) -> Growth | None:
+        worse = np.flatnonzero(shape.values > self.worst_guess)
+        if len(worse) < self.minimum_points:
+            return None
+        peak = float(shape.values.max())
+        how = GrowthShape.EARLY if worse[0] == 0 else GrowthShape.GREW
+        severity = Severity.CRITICAL if shape.end > self.worst_guess / 2 else Severity.WARNING
+        claim = (
+            f"stands at up to {peak:.4g} from step {shape.steps[worse[0]]:g}, "
+            f"where guessing among a million classes costs {np.log(1e6):.3g}"
+        )
+        numbers = {"peak": peak, "end": shape.end}
+        return _growth(signal, shape, how, claim, (int(worse[0]), int(worse[-1])), severity, CLEAR, numbers)
+
+    def _early(self, signal: Signal, shape: Shape) -> Growth | None:
+        """A loss that begins wild and comes down."""
+        values, end = shape.values, shape.end
+        first, begin = _first_level(values), float(values[0])
+        tenth = len(values) // TENTH
+        soon = float(np.median(values[tenth : tenth + 5])) if len(values) >= self.collapse_points else first
+        at_once = begin > self.collapse * soon > 0 and begin > self.collapse
+        later = first > self.recovery * end and first > self.recovery_level
+        if end <= 0 or not (at_once or later):
+            return None
+        over = np.flatnonzero(values > self.while_high * np.median(values))
+        claim = f"began at {begin:.3g} at step {shape.steps[0]:g} and came down to {end:.3g}"
+        last = int(over[-1]) if len(over) else 0
+        numbers = {"first": begin, "end": end}
+        return _growth(signal, shape, GrowthShape.EARLY, claim, (0, last), Severity.WARNING, FAIR, numbers)
+
+    def _absurd(self, signal: Signal, shape: Shape) -> Growth | None:
+        """A loss out of all proportion from the first row to the last."""
+        first = _first_level(shape.values)
+        if first < self.absurd or shape.end < self.absurd_fall * first:
+            return None
+        claim = f"is {first:.3g} at step {shape.steps[0]:g} and {shape.end:.3g} at the end: out of all proportion"
+        numbers = {"first": first, "end": shape.end}
+        return _growth(signal, shape, GrowthShape.ABSURD, claim, (0, -1), Severity.CRITICAL, LIKELY, numbers)
+
+
+def is_classifier(losses: Sequence[Signal], signals: Sequence[Signal], *, wild_rate: float) -> bool:
+    """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
+
+    Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
+    of ``wild_rate`` or more.
+    """
+    if len({loss.name for loss in training_losses(signals, games=True)}) != 1:
+        return False
+    if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
+        return True
+    accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
+    thirds = [(values[: len(values) // 3], values[-(len(values) // 3) :]) for values in accuracies if len(values) >= 6]
+    wild = any(float(np.median(rate.values)) >= wild_rate for rate in of_kind(signals, "lr"))
+    return bool(thirds) and (wild or all(np.median(last) <= STANDS_STILL * np.median(first) for first, last in thirds))
+
+
+STANDS_STILL = 1.3
+"""An accuracy that grew by less than this factor from its first third to its last stands still."""
+
+
+def _first_level(values: Array) -> float:
+    """The median of the first values, at most three and at most a quarter of them."""
+    return float(np.median(values[: max(1, min(3, len(values) // 4))]))
+
+
+def _onset_in_logs(shape: Shape, certain: int) -> int:
+    """Where a series that grows by factors left its noise before the point at which that was certain."""
+    before = shape.level[: max(1, certain // shape.width)]
+    if float(shape.values[: certain + 1].min()) <= 0 or float(before.min()) <= 0:
+        return certain
+    logs = np.log(shape.values)
+    noise = max(shape.factor_noise(), float(np.finfo(np.float32).eps))
+    return onset_of(logs, certain=certain, level=float(np.log(np.median(before[-3:]))), noise=noise)
+
+
+def _growth(
+    signal: Signal,
+    shape: Shape,
+    how: GrowthShape,
+    claim: str,
+    between: tuple[int, int],
+    severity: Severity,
+    confidence: float,
+    numbers: Mapping[str, float],
+) -> Growth:
+    first, last = float(shape.steps[between[0]]), float(shape.steps[between[1]])
+    return Growth(signal, how, claim, first, first, last, severity, confidence, numbers)

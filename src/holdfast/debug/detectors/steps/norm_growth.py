@@ -1,0 +1,226 @@
+"""Gradient norms that run away: with the loss as a witness in a finished log, on their own in a live one."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import Array, robust_spread, shape_of
+from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY
+from holdfast.debug.detectors.steps.growth import Growth, GrowthShape
+from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.select import of_kind, training_losses
+from holdfast.debug.types import Severity, Signal
+
+__all__ = ["LossWitness", "NormGrowthRule", "loss_scale_of"]
+
+
+@dataclass(frozen=True, slots=True)
+class LossWitness:
+    """What the loss says about gradients that grow: when it broke, and whether it still falls."""
+
+    broke_at: float | None
+    stopped_falling: bool
+    learns: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NormGrowthRule:
+    """When a gradient norm has exploded."""
+
+    growth: float = 10.0
+    """How many times its usual value a norm must reach."""
+    smooth_growth: float = 4.0
+    """The same for one that drifts smoothly, as the running sum of gradients nobody clears."""
+    minimum_points: int = 6
+    """Fewer norms than this have no usual value."""
+    many_points: int = 20
+    """Norms in all where the loss did not break: then only a long record counts."""
+    over_points: int = 3
+    """Points above ``growth``: one is a batch …"""
+    single: float = 100.0
+    """… unless it is so many times higher still."""
+    before_points: int = 5
+    """With fewer norms before the loss broke, the quieter quarter of the run stands in for "usual"."""
+    huge: float = 1e4
+    """A median norm this large, with bursts ``single`` times larger and nothing learnt, is out of all proportion."""
+    absurd: float = 1e5
+    """A norm that begins, and stays, above this is absurd whatever it does next, unless the loss falls all the same."""
+    loss_factor: float = 2.0
+    """A loss broke where it is at least so many times its lowest level …"""
+    loss_noises: float = 8.0
+    """… by so many noises …"""
+    loss_given_up: float = 0.1
+    """… and has given up this share of its progress: twice of next to nothing is still next to nothing."""
+    stalled: float = 0.97
+    """A loss stopped falling where its second half is above this share of its first …"""
+    stalled_end: float = 0.85
+    """… or its end above this share of its start."""
+    learnt: float = 0.7
+    """A loss that ends below this share of its start learns."""
+    sum_span: float = 0.3
+    """A running sum grows by more than this, in logarithms, over the run …"""
+    sum_steps: float = 0.15
+    """… and by less than this share of it between neighbours: gradients of single batches never do."""
+    sum_points: int = 8192
+    """Points that are enough to tell."""
+    live_points: int = 512
+    """The last points of a live run."""
+    live_climb: int = 3
+    """Norms in a row that must climb."""
+    live_noises: float = 6.0
+    """How far out of its own range, in spreads of its logarithm."""
+    live_margin: float = 2.0
+    """How far above all that came before, in such spreads."""
+    live_spread: float = 0.1
+    """The least spread: a norm of ten equal values has none."""
+
+    def witness(self, signals: Sequence[Signal]) -> LossWitness:
+        """Ask the training losses."""
+        return LossWitness(self._broke_at(signals), self._stopped_falling(signals), self._learns(signals))
+
+    def find(self, signal: Signal, loss: LossWitness, *, scale: float) -> Growth | None:
+        """A norm that ran away while the loss broke or stopped falling, or that is absurd from the first row."""
+        finite = np.isfinite(signal.values) & (signal.values > 0)
+        values, steps = signal.values[finite], signal.steps[finite]
+        if len(values) < self.minimum_points:
+            return None
+        if loss.broke_at is not None:
+            return self._with_broken_loss(signal, values, steps, loss.broke_at)
+        usual = float(np.median(values))
+        if loss.stopped_falling and len(values) >= self.many_points:
+            if usual > self.huge and values.max() > self.single * usual:
+                return _all_along(signal, values, steps, "while the loss hardly falls")
+            grown = self._grown(signal, values, steps)
+            if grown is not None:
+                return grown
+        begins = float(np.median(values[: self.minimum_points]))
+        if not loss.learns and min(begins, usual) > self.absurd * max(scale, 1.0):
+            return _all_along(signal, values, steps, "and the loss does not fall")
+        return None
+
+    def climbing(self, signal: Signal) -> Growth | None:
+        """Early warning in a live run: the last norms climb steeply and lie far outside everything before."""
+        finite = np.isfinite(signal.values) & (signal.values > 0)
+        values, steps = np.log(signal.values[finite][-self.live_points :]), signal.steps[finite][-self.live_points :]
+        if len(values) < self.minimum_points:
+            return None
+        falls = np.flatnonzero(np.diff(values) <= 0)
+        first = int(falls[-1]) + 1 if len(falls) else 0
+        climb, before = len(values) - first, values[: first + 1]
+        if climb < self.live_climb or len(before) <= self.live_climb:
+            return None
+        usual, spread = float(np.median(before)), max(robust_spread(before), self.live_spread)
+        outside = values[-1] - usual >= max(np.log(self.growth), self.live_noises * spread)
+        if not outside or values[-1] <= before.max() + self.live_margin * spread:
+            return None
+        claim = f"climbs from {np.exp(usual):.3g} to {np.exp(values[-1]):.3g} in {climb - 1} steps"
+        numbers = {"usual": float(np.exp(usual)), "now": float(np.exp(values[-1]))}
+        begin, now = float(steps[first]), float(steps[-1])
+        return Growth(signal, GrowthShape.CLIMBING, claim, begin, now, now, Severity.WARNING, LIKELY, numbers)
+
+    def is_running_sum(self, values: Array) -> bool:
+        """Whether a norm drifts upwards with little noise from step to step."""
+        logs = np.log(values[: self.sum_points])
+        span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
+        return span > self.sum_span and float(np.median(np.abs(np.diff(logs)))) < self.sum_steps * span
+
+    def _grown(self, signal: Signal, values: Array, steps: Array) -> Growth | None:
+        early = float(np.median(values[: max(2, len(values) // self.many_points)]))
+        late = float(np.median(values[len(values) // 2 :]))
+        growth = self.smooth_growth if self.is_running_sum(values) else self.growth
+        if late < growth * early:
+            return None
+        at = int(np.argmax(values > growth * early))
+        claim = (
+            f"grew from {early:.3g} to {late:.3g}, past {growth:g} times its start at step {steps[at]:g}, "
+            "while the loss stopped falling"
+        )
+        return self._told(signal, values, steps, at, len(values) - 1, usual=early, claim=claim, confidence=LIKELY)
+
+    def _with_broken_loss(self, signal: Signal, values: Array, steps: Array, broke_at: float) -> Growth | None:
+        before = values[steps < broke_at]
+        known = len(before) >= self.before_points
+        usual = float(np.median(before)) if known else float(np.quantile(values, 0.25))
+        over = np.flatnonzero(values > self.growth * usual)
+        peak = float(values.max())
+        if len(over) < self.over_points and not (len(over) and peak > self.single * self.growth * usual):
+            return None
+        claim = f"grew from {usual:.3g} to {peak:.3g} at step {steps[int(np.argmax(values))]:g} while the loss broke"
+        return self._told(
+            signal, values, steps, int(over[0]), int(over[-1]), usual=usual, claim=claim, confidence=CLEAR
+        )
+
+    def _told(
+        self,
+        signal: Signal,
+        values: Array,
+        steps: Array,
+        certain: int,
+        last: int,
+        *,
+        usual: float,
+        claim: str,
+        confidence: float,
+    ) -> Growth:
+        logs = np.log(values)
+        noise = max(robust_spread(logs[: max(certain, self.minimum_points)]), self.live_spread)
+        onset = onset_of(logs, certain=certain, level=float(np.log(usual)), noise=noise)
+        return Growth(
+            signal,
+            GrowthShape.NORM,
+            claim,
+            first=float(steps[onset]),
+            certain=float(steps[certain]),
+            last=float(steps[last]),
+            severity=Severity.CRITICAL,
+            confidence=confidence,
+            numbers={"usual": usual, "peak": float(values.max())},
+        )
+
+    def _broke_at(self, signals: Sequence[Signal]) -> float | None:
+        """The first step at which a loss is badly broken: non-finite, or at least doubled for a while."""
+        found: list[float] = []
+        for signal in training_losses(signals):
+            broken = ~np.isfinite(signal.values)
+            if broken.any():
+                found.append(float(signal.steps[int(np.argmax(broken))]))
+            shape = shape_of(signal)
+            if shape is None or shape.is_signed or len(shape.level) <= self.over_points:
+                continue
+            lowest = np.minimum.accumulate(shape.level)
+            climb, gained = shape.level - lowest, np.maximum.accumulate(shape.level) - lowest
+            least = np.maximum(self.loss_noises * shape.noise, self.loss_given_up * gained)
+            worse = (shape.level > self.loss_factor * lowest) & (climb > least)
+            if worse.any():
+                found.append(shape.step_of_block(int(np.argmax(worse))))
+        return min(found, default=None)
+
+    def _stopped_falling(self, signals: Sequence[Signal]) -> bool:
+        """Whether the second half of the run brought nothing."""
+        for signal in training_losses(signals):
+            shape = shape_of(signal, blocks=12)
+            if shape is not None and not shape.is_signed and len(shape.level) >= self.minimum_points:
+                half = len(shape.level) // 2
+                second, first = np.median(shape.level[half:]), np.median(shape.level[max(1, half // 3) : half])
+                return bool(second >= self.stalled * first or shape.end > self.stalled_end * shape.start)
+        return False
+
+    def _learns(self, signals: Sequence[Signal]) -> bool:
+        shapes = [shape for signal in training_losses(signals) if (shape := shape_of(signal)) is not None]
+        return any(not shape.is_signed and shape.end < self.learnt * shape.start for shape in shapes)
+
+
+def _all_along(signal: Signal, values: Array, steps: Array, why: str) -> Growth:
+    usual = float(np.median(values))
+    claim = f"is {usual:.3g} all along, {values[0]:.3g} at step {steps[0]:g}, {why}"
+    first, numbers = float(steps[0]), {"usual": usual, "peak": float(values.max())}
+    return Growth(signal, GrowthShape.NORM, claim, first, first, float(steps[-1]), Severity.CRITICAL, LIKELY, numbers)
+
+
+def loss_scale_of(signals: Sequence[Signal]) -> float:
+    """The usual loss scale: trainers that log gradients before unscaling log them so many times too large."""
+    scales = [signal.values[np.isfinite(signal.values)] for signal in of_kind(signals, "loss_scale")]
+    return max((float(np.median(values)) for values in scales if len(values)), default=1.0)

@@ -1,0 +1,179 @@
+"""A loss that swings up and down with a fixed period, which a shuffled data set does not do."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import Array, robust_spread
+from holdfast.debug.types import Signal
+
+__all__ = ["PeriodRule", "Swing"]
+
+LONGEST = 4096
+"""The last points that are looked at for a period."""
+LONGEST_REPEATED = 1024
+"""The last points that are compared with themselves one pass earlier: that costs the square of their number."""
+NEARLY_ONE = 0.999999
+
+
+@dataclass(frozen=True, slots=True)
+class Swing:
+    """A swing with a fixed period: its length in steps, and its size relative to the level."""
+
+    period: float
+    size: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeriodRule:
+    """When a series repeats itself."""
+
+    minimum_swing: float = 0.3
+    """The least swing, relative to the level."""
+    sorted_swing: float = 0.08
+    """The swing that counts where the order is seen to repeat and neighbours are alike."""
+    minimum_points: int = 32
+    """Fewer points show no period."""
+    minimum_periods: int = 4
+    """Fewer repetitions could be chance."""
+    similarity: float = 0.5
+    """The correlation of a series with itself one period earlier …"""
+    similarity_error: float = 0.9
+    """… plus this over the root of its length: short series resemble themselves by chance."""
+    neighbour_similarity: float = 0.4
+    """Batches of one order repeat as well when it was shuffled once; only sorted ones resemble their neighbours."""
+    neighbour_errors: float = 4.0
+    """How many errors above zero that likeness must be: a pass of few batches is alike by chance."""
+    schedule_similarity: float = 0.5
+    """A swing that correlates with the learning rate by more than this is the schedule's."""
+    minimum_overlap: int = 14
+    """Points a series must share with itself one pass earlier."""
+    minimum_errors: float = 5.5
+    """How many errors above zero the correlation of the changes must be: a thousand lags are tried."""
+    between: float = 0.4
+    """A smooth series resembles itself at every lag; in between, a repeated one does so by less than this share."""
+    dip: float = 0.2
+    """A slow drift is similar at small lags too; a period dips below this share of itself in between."""
+    settle: int = 5
+    """The first one in so many points is the descent, and left out."""
+    outliers: float = 3.0
+    """Points are cut at so many spreads: two wild points would make a period of the distance between them."""
+    outlier_changes: float = 4.0
+    """The same for changes."""
+    most_turns: int = 8
+    """So few batches are tasks that take turns rather than a pass over data …"""
+    turns_explain: float = 0.7
+    """… where they explain this share of the ups and downs."""
+
+    def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
+        """The period and the swing of a series, or None; those that follow a cyclic learning rate do not count."""
+        values, steps = signal.values[-LONGEST:], signal.steps[-LONGEST:]
+        if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
+            return None
+        least = self.minimum_swing if least is None else least
+        skip = len(values) // self.settle
+        lag, strength = self._strongest_lag(_detrended(values[skip:]))
+        if lag is None or strength < self.similarity + self.similarity_error / np.sqrt(len(values) - skip):
+            return self._sorted_swing(values, steps, rates, min(least, self.sorted_swing))
+        values, steps = values[skip:], steps[skip:]
+        size = 2.0 * robust_spread(_detrended(values)) / float(np.median(values))
+        if size < least or any(self._follows(values, steps, rate) for rate in rates):
+            return None
+        return Swing(float(np.median(np.diff(steps)) * lag), size)
+
+    def _sorted_swing(self, values: Array, steps: Array, rates: list[Signal], least: float) -> Swing | None:
+        """The swing of sorted data: its order is seen to repeat, and neighbours resemble each other within a pass."""
+        lag = self._repeated_lag(values)
+        if lag is None:
+            return None
+        # Freed of its trend over half a pass, in logarithms: the bend of a descent is no likeness of neighbours.
+        within = _detrended(np.log(values), reach=max(3, lag // 4))
+        size = 2.0 * robust_spread(within)
+        alike = max(self.neighbour_similarity, self.neighbour_errors / float(np.sqrt(lag)))
+        if size < least or _similarity(within, 1) < alike:
+            return None
+        if any(self._follows(values, steps, rate) for rate in rates):
+            return None
+        return Swing(float(np.median(np.diff(steps)) * lag), size)
+
+    def repeated_order(self, signal: Signal) -> float | None:
+        """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""
+        values, steps = signal.values[-LONGEST_REPEATED:], signal.steps[-LONGEST_REPEATED:]
+        if len(values) < 2 * self.minimum_overlap or not np.isfinite(values).all():
+            return None
+        lag = self._repeated_lag(values)
+        return None if lag is None else float(np.median(np.diff(steps)) * lag)
+
+    def takes_turns(self, signal: Signal) -> bool:
+        """Whether a few tasks or data sets take turns from point to point, each with a level of its own."""
+        values = signal.values[-LONGEST_REPEATED:]
+        if len(values) < self.most_turns * self.most_turns or not np.isfinite(values).all():
+            return False
+        swings = _detrended(values)
+        total = float(np.dot(swings, swings))
+        for turns in range(2, self.most_turns + 1):
+            whole = swings[: len(swings) // turns * turns].reshape(-1, turns)
+            left = float(np.square(whole - whole.mean(axis=0)).sum())
+            if left < (1.0 - self.turns_explain) * total:
+                return True
+        return False
+
+    def _follows(self, values: Array, steps: Array, rate: Signal) -> bool:
+        schedule = _detrended(np.interp(steps, rate.steps, rate.values))
+        if np.ptp(schedule) <= 0:
+            return False
+        return bool(abs(np.corrcoef(_detrended(values), schedule)[0, 1]) > self.schedule_similarity)
+
+    def _repeated_lag(self, values: Array) -> int | None:
+        """The lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
+        # Freed of their own trend: the changes of a steep descent all look alike.
+        changes = _detrended(np.diff(values[-LONGEST_REPEATED:]))
+        reach = self.outlier_changes * robust_spread(changes)
+        changes = np.clip(changes, -reach, reach)
+        best: tuple[float, int | None] = (self.minimum_errors, None)
+        for lag in range(4, len(changes) - self.minimum_overlap):
+            similar = min(_similarity(changes, lag), NEARLY_ONE)
+            errors = float(np.arctanh(similar) * np.sqrt(len(changes) - lag - 3))
+            if errors > best[0]:
+                best = (errors, lag)
+        found = best[1]
+        if found is None:
+            return None
+        between = min(_similarity(changes, other) for other in range(max(1, found // 4), 3 * found // 4 + 1))
+        return found if between < self.between * _similarity(changes, found) else None
+
+    def _strongest_lag(self, values: Array) -> tuple[int | None, float]:
+        """The lag at which the series most resembles itself, and how much, from its autocorrelation."""
+        reach = self.outliers * robust_spread(values)
+        clipped = np.clip(values, -reach, reach)
+        centred = clipped - clipped.mean()
+        power = float(np.dot(centred, centred))
+        highest = len(centred) // self.minimum_periods
+        if power <= 0 or highest < 3:
+            return None, 0.0
+        size = 1 << (2 * len(centred) - 1).bit_length()
+        spectrum = np.fft.rfft(centred, size)
+        correlation = np.fft.irfft(spectrum * np.conj(spectrum), size)[: len(centred)] / power
+        # Shorter overlaps weigh less: put every lag on the same footing.
+        window = correlation[2:highest] * len(centred) / (len(centred) - np.arange(2, highest))
+        lag = int(np.argmax(window)) + 2
+        dips = correlation[1:lag].min() < self.dip * correlation[lag]
+        return (lag, float(window[lag - 2])) if dips else (None, 0.0)
+
+
+def _similarity(values: Array, lag: int) -> float:
+    """The correlation of a series with itself ``lag`` points earlier."""
+    left, right = values[:-lag] - values[:-lag].mean(), values[lag:] - values[lag:].mean()
+    power = float(np.sqrt(np.dot(left, left) * np.dot(right, right)))
+    return float(np.dot(left, right)) / power if power > 0 else 0.0
+
+
+def _detrended(values: Array, *, reach: int | None = None) -> Array:
+    """The series without its slow part: a running mean, because a running median would follow an alternation."""
+    reach = max(3, len(values) // 8) if reach is None else min(reach, len(values))
+    padded = np.concatenate((np.full(reach, values[:reach].mean()), values, np.full(reach, values[-reach:].mean())))
+    total = np.concatenate(([0.0], np.cumsum(padded)))
+    width = 2 * reach + 1
+    return values - (total[width:] - total[:-width]) / width

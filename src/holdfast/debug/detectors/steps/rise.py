@@ -1,0 +1,155 @@
+"""How a loss got worse: where the rise began, how high it went, and whether it came back.
+
+Both the spike and the divergence detector read this one account of a series, so they can never tell two stories of it:
+what came back (or was coming back when the log ended) is a spike, what stayed is a divergence.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, shape_of
+from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
+from holdfast.debug.types import Signal
+
+__all__ = ["Rise", "RiseRule", "beyond_factors"]
+
+TINY_NOISE = 1e-4
+"""No level is known better than to this share of itself: logs round."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rise:
+    """One rise of a loss above the level it had reached."""
+
+    first_step: float
+    """The onset: where the series left its noise."""
+    certain_step: float
+    """Where it was certain."""
+    last_step: float
+    before: float
+    peak: float
+    after: float
+    noise: float
+    points: int
+    lost: float = 0.0
+    """How much of the progress made before was given up, at the end of the log: 1 is all of it."""
+    recovered: float = 0.0
+    """How much of the rise was gone again at the end of the log: 1 is all of it."""
+    standing: float = 1.0
+    """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
+    extent: int = 0
+    """For a burst: how many consecutive points, its shoulders included, are well above the level."""
+
+    @property
+    def height(self) -> float:
+        """How far the peak stands above the level before."""
+        return self.peak - self.before
+
+    @property
+    def ratio(self) -> float:
+        """The peak over the level before; infinite where that is zero or less."""
+        return self.peak / self.before if self.before > 0 else float("inf")
+
+
+def beyond_factors(shape: Shape, before: float, after: float, noises: float) -> bool:
+    """Whether two levels differ by more than the factors between neighbouring points explain."""
+    if before <= 0 or after <= 0:
+        return True
+    error = shape.factor_noise() * MEDIAN_ERROR / float(np.sqrt(shape.width))
+    return float(np.log(after / before)) > noises * error
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RiseRule:
+    """When a series that ends above its best has risen for good, and whether it was coming back."""
+
+    minimum_noises: float = 6.0
+    """How far above its best the end must lie, in noises: six Gaussian ones do not happen in a million points."""
+    minimum_lost: float = 0.2
+    """The share of the progress made that must be given up: a wiggle at the bottom of a long descent is none."""
+    minimum_ratio: float = 1.08
+    """How many times its best the end must be: less is drift, however quiet the series."""
+    minimum_points: int = 3
+    """Points after the rise: fewer are a spike at best."""
+    coarse_blocks: int = 12
+    """Wide blocks of a second look: what is hidden in the noise of points shows in the levels of hundreds."""
+    coarse_points: int = 4
+    """Points per wide block below which there is no second look."""
+    coming_back: float = 0.4
+    """The share of a rise that must be gone at the end for it to count as coming back."""
+    early_points: int = 6
+    """With fewer points than this after a jump nobody can know whether it stays."""
+    early_ratio: float = 1.5
+    """The jump for which that holds, as a multiple of the level before."""
+
+    def lasting(self, signal: Signal) -> Rise | None:
+        """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
+        shape = shape_of(signal)
+        if shape is None:
+            return None
+        rise = self._rise(shape, coarse=False)
+        if rise is None and shape.count >= self.coarse_points * self.coarse_blocks:
+            wide = shape_of(signal, blocks=self.coarse_blocks)
+            rise = None if wide is None else self._rise(wide, coarse=True)
+        return rise
+
+    def is_coming_back(self, rise: Rise) -> bool:
+        """Whether the loss was on its way back, or the log ended too soon after the jump to know."""
+        too_soon = rise.points < self.early_points and rise.ratio > self.early_ratio
+        return rise.recovered >= self.coming_back or too_soon
+
+    def _rise(self, shape: Shape, *, coarse: bool) -> Rise | None:
+        level = shape.level
+        if shape.count <= self.minimum_points or len(level) < self.minimum_points:
+            return None
+        tail = max(1, len(level) // TENTH)
+        best_at = int(np.argmin(level[:-tail])) if len(level) > tail else 0
+        best, end = float(level[best_at]), shape.end
+        spread = shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1)
+        noise = max(spread, TINY_NOISE * max(abs(best), abs(end)))
+        # Progress counts from the worst level before the best: a log may begin after a warm restart or a bad value.
+        start = float(np.max(level[: best_at + 1]))
+        lost = given_up(start=start, best=best, end=end)
+        enough = end - best > self.minimum_noises * noise and beyond_factors(shape, best, end, self.minimum_noises)
+        if not enough or lost < self.minimum_lost or (best > 0 and end < self.minimum_ratio * best):
+            return None
+        halfway = best + (end - best) / 2
+        below = np.flatnonzero(level <= halfway)
+        first = int(below[-1]) + 1 if len(below) else 0
+        if (len(level) - first) * shape.width < self.minimum_points:
+            return None
+        return self._told(shape, best_at, first, noise=noise, lost=lost)
+
+    def _told(self, shape: Shape, best_at: int, first: int, *, noise: float, lost: float) -> Rise:
+        """Date a rise whose levels stay in the upper half from the block ``first`` on."""
+        best, end = float(shape.level[best_at]), shape.end
+        after = shape.values[first * shape.width :]
+        top = float(np.max(shape.level[first:]))
+        point = _first_above(shape, first, best + (end - best) / 2)
+        spread = max(shape.noise_near(best_at), TINY_NOISE * abs(best))
+        onset = onset_of(shape.values, certain=point, level=best, noise=spread)
+        sure = np.flatnonzero(shape.values[onset : point + 1] <= best + self.minimum_noises * spread)
+        certain = min(onset + (int(sure[-1]) + 1 if len(sure) else 0), point)
+        return Rise(
+            first_step=float(shape.steps[min(onset, point)]),
+            certain_step=float(shape.steps[certain]),
+            last_step=float(shape.steps[-1]),
+            before=best,
+            peak=max(float(np.max(after)), top) if shape.width > 1 else top,
+            after=end,
+            noise=noise,
+            points=len(after),
+            lost=lost,
+            recovered=recovered_share(before=best, peak=top, after=end),
+        )
+
+
+def _first_above(shape: Shape, block: int, bar: float) -> int:
+    """The first point above the bar, in the block or the one before it."""
+    begin = max(0, (block - 1) * shape.width)
+    hits = np.flatnonzero(shape.values[begin : (block + 1) * shape.width] > bar)
+    return min(begin + (int(hits[0]) if len(hits) else 0), shape.count - 1)

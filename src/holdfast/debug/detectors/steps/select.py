@@ -1,0 +1,212 @@
+"""Picks from a run's signals the ones a question is about: *the* loss, *the* gradient norm, evaluation, serving.
+
+Logs hold many losses. The parts of a sum, the two sides of an adversarial game and the terms of an RL objective move
+for reasons of their own, so whole-run verdicts are about the total where there is one.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.detectors.steps.baseline import sample_of
+from holdfast.debug.types import Signal
+
+__all__ = [
+    "all_zero",
+    "began",
+    "evaluation_losses",
+    "finite_median",
+    "is_collected",
+    "is_objective_change",
+    "layered",
+    "level_of_parts",
+    "main_losses",
+    "objective_changes",
+    "of_kind",
+    "per_replica",
+    "reward_holds",
+    "serving",
+    "total_gradient_norms",
+    "training_losses",
+]
+
+_SERVING = re.compile(r"(^|[^a-z])(serv(e|ing|ed)|prod(uction)?|online|inference|deployed)([^a-z]|$)", re.IGNORECASE)
+_GAME_PART = (
+    r"(?:d|g|dis|disc\w*|gen|generator|critic|cri|actor|act|policy|value|v|pi|vf|pg|adv\w*|domain\w*|entropy|ent|kl|q\d?|td|"
+    r"ppo|alpha|aux\w*|reg\w*|penalty|commit\w*|vq|bal\w*|load_balanc\w*|z|moe|router)"
+)
+_GAME = re.compile(
+    rf"(?:^|[^a-z]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)", re.IGNORECASE
+)
+# What the model is compared with does not learn.
+_REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
+SHORTER_TOTAL = 4
+"""A total with fewer than one in so many of the longest one's points (per epoch beside per step) is left out."""
+BEGINNING = 0.2
+"""A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
+EDGE = 0.02
+"""A loss that begins or ends this share of the run away from its edges does so in the middle."""
+FEWEST_PARTS = 3
+"""Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
+MINIMUM_SHARED = 8
+"""Steps at which all of them are logged."""
+SUM_SHARE = 0.95
+"""The share of these steps at which the largest must hold the sum …"""
+SUM_TOLERANCE = 0.02
+"""… to within this share: logs round."""
+REWARD_TOLERANCE = 0.1
+"""A reward that ends within this share of where it began did not fall."""
+_TOTAL = re.compile(
+    r"^(?:.*[/:. ])?(?:train(?:ing)?[_ /-]?)?(?:lm[_ ]|total[_ ]|mean[_ ]|avg[_ ]|batch[_ ])?(?:loss|trl|train)"
+    r"(?:[_ /-]?(?:train(?:ing)?|step|epoch|total|mean|avg))?$",
+    re.IGNORECASE,
+)
+
+
+def is_collected(signal: Signal) -> bool:
+    """Whether the numbers are real: not a column of placeholders."""
+    return not signal.metadata.get("not_collected") and len(signal.values) > 0
+
+
+def of_kind(signals: Iterable[Signal], *kinds: str) -> list[Signal]:
+    """The collected signals of the given kinds; ``other`` are those without one."""
+    return [signal for signal in signals if (signal.kind or "other") in kinds and is_collected(signal)]
+
+
+def serving(signals: Iterable[Signal]) -> list[Signal]:
+    """The signals that were measured where the model is used, by their names."""
+    return [signal for signal in signals if is_collected(signal) and _SERVING.search(signal.name)]
+
+
+def main_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
+    """Every loss on training data that the model is meant to lower: no game, no reference, nothing of one layer."""
+    found = [
+        signal
+        for signal in of_kind(signals, "loss")
+        if signal.layer is None and not _SERVING.search(signal.name) and (games or not _GAME.search(signal.name))
+    ]
+    return [signal for signal in found if not _REFERENCE.search(signal.name)] or found
+
+
+def _totals(losses: Sequence[Signal]) -> list[Signal]:
+    """The losses that are totals: by name, or by holding at least the sum of the others wherever they are logged."""
+    named = [signal for signal in losses if _TOTAL.match(signal.name)]
+    parts = {signal.name: signal for signal in losses}
+    if named or len(parts) < FEWEST_PARTS:
+        return named
+    largest = max(parts.values(), key=lambda signal: finite_median(np.abs(signal.values)))
+    beside = [part for part in parts.values() if len(np.intersect1d(largest.steps, part.steps)) >= MINIMUM_SHARED]
+    shared = largest.steps
+    for part in beside:
+        shared = np.intersect1d(shared, part.steps)
+    if len(beside) < FEWEST_PARTS or len(shared) < MINIMUM_SHARED:
+        return []
+    at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
+    rest = np.sum([values for name, values in at.items() if name != largest.name], axis=0)
+    holds = float(np.mean(at[largest.name] >= rest * (1.0 - SUM_TOLERANCE)))
+    return [signal for signal in losses if signal.name == largest.name] if holds >= SUM_SHARE else []
+
+
+def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
+    """The losses a verdict may rest on: the total where one is named, else all that are not part of a game."""
+    found = main_losses(signals, games=games)
+    chosen = _totals(found) or found
+    if not chosen and not games:
+        chosen = of_kind(signals, "perplexity")
+    longest = max((len(signal.values) for signal in chosen), default=0)
+    # Of two totals (per step and per epoch) the one with more points says more; ranks all count.
+    return [signal for signal in chosen if len(signal.values) * SHORTER_TOTAL >= longest]
+
+
+def objective_changes(signals: Sequence[Signal]) -> NDArray[np.float64]:
+    """The steps at which a loss begins or ends in the middle of the run: what is minimised is another thing there."""
+    losses = [signal for signal in main_losses(signals, games=True) if len(signal.steps)]
+    if len(losses) < 2:
+        return np.zeros(0)
+    first, last = min(float(loss.steps[0]) for loss in losses), max(float(loss.steps[-1]) for loss in losses)
+    edge = EDGE * (last - first)
+    inside = [float(loss.steps[0]) for loss in losses if loss.steps[0] > first + edge]
+    inside += [float(loss.steps[-1]) for loss in losses if loss.steps[-1] < last - edge]
+    return np.unique(inside)
+
+
+def is_objective_change(signals: Sequence[Signal], signal: Signal, step: float) -> bool:
+    """Whether a step of a signal is within two logging intervals of a change of what is minimised."""
+    gap = float(np.median(np.diff(signal.steps))) if len(signal.steps) > 1 else 0.0
+    changes = objective_changes(signals)
+    return bool(len(changes)) and float(np.min(np.abs(changes - step))) <= 2 * gap
+
+
+def level_of_parts(signals: Sequence[Signal], step: float) -> float:
+    """The sum of the parts of a loss at a step, where no total is named; 0 where one is, or where there is one loss."""
+    parts = {signal.name: signal for signal in reversed(main_losses(signals)) if len(signal.values)}
+    if len(parts) < 2 or _totals(list(parts.values())):
+        return 0.0
+    values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
+    return float(np.nansum(np.abs(values)))
+
+
+def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
+    """The losses on held-out data, totals first where they are named."""
+    found = [
+        signal
+        for signal in of_kind(signals, "eval_loss")
+        if not _SERVING.search(signal.name) and not _GAME.search(signal.name)
+    ]
+    return [signal for signal in found if signal.layer is None]
+
+
+def total_gradient_norms(signals: Sequence[Signal]) -> list[Signal]:
+    """Gradient norms of the whole model that were really collected."""
+    return [
+        signal
+        for signal in of_kind(signals, "grad_norm")
+        if signal.layer is None and bool(np.any(signal.values != 0.0))
+    ]
+
+
+def all_zero(signals: Sequence[Signal], kind: str) -> Signal | None:
+    """The signal of this kind whose every value is exactly zero, where there is one and no other of that kind."""
+    found = [signal for signal in signals if signal.kind == kind and signal.layer is None and len(signal.values)]
+    return found[0] if found and not any(np.any(signal.values != 0.0) for signal in found) else None
+
+
+def began(steps: NDArray[np.float64]) -> bool:
+    """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""
+    return len(steps) > 0 and float(steps[0]) <= BEGINNING * float(steps[-1])
+
+
+def finite_median(values: NDArray[np.float64]) -> float:
+    """The median of the finite values of a sample, 0 where there is none."""
+    sample = sample_of(values)
+    finite = sample[np.isfinite(sample)]
+    return float(np.median(finite)) if len(finite) else 0.0
+
+
+def reward_holds(signals: Sequence[Signal]) -> bool:
+    """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
+    for signal in of_kind(signals, "reward"):
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) >= 3:
+            third = max(1, len(values) // 3)
+            before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+            return after >= before - REWARD_TOLERANCE * abs(before)
+    return False
+
+
+def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:
+    """The per-layer signals of the given kinds, by layer."""
+    return {signal.layer: signal for signal in of_kind(signals, *kinds) if signal.layer is not None}
+
+
+def per_replica(signals: Iterable[Signal], *kinds: str) -> dict[int, list[Signal]]:
+    """The signals of the given kinds by replica."""
+    found: dict[int, list[Signal]] = {}
+    for signal in of_kind(signals, *kinds):
+        if signal.replica is not None:
+            found.setdefault(signal.replica, []).append(signal)
+    return found

@@ -1,0 +1,255 @@
+"""That a run never learnt: a loss that did not fall, at what level, and what stands there."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, shape_of
+from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
+from holdfast.debug.detectors.steps.select import began, evaluation_losses, main_losses, of_kind, training_losses
+from holdfast.debug.types import Signal
+
+__all__ = ["CLASS_COUNTS", "Stall", "StallRule", "guessing_loss"]
+
+CLASS_COUNTS = (2, 10, 100, 1000, 32000, 50257)
+"""Class counts people really have; ln(k) is what a model that guesses evenly pays. Few on purpose: the more are listed,
+the more healthy language models would stand at one of them by chance."""
+CONSTANT_ANSWERS = (0.25, 1.0)
+"""Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
+SQUARED_SHARE = 0.1
+"""Squared errors are met ten times as exactly as entropies: they are round numbers, which happen by chance."""
+GUESS_TOLERANCE = 0.02
+FIFTHS = 5
+
+
+def guessing_loss(value: float, *, tolerance: float = GUESS_TOLERANCE) -> str | None:
+    """Name the constant guess whose loss this is, or None.
+
+    >>> guessing_loss(0.6935)
+    'an even guess among 2 classes (ln 2 = 0.6931)'
+    """
+    for count in CLASS_COUNTS:
+        if abs(value - np.log(count)) <= tolerance * np.log(count):
+            return f"an even guess among {count} classes (ln {count} = {np.log(count):.4f})"
+    for squared in CONSTANT_ANSWERS:
+        if abs(value - squared) <= SQUARED_SHARE * tolerance * squared:
+            return f"a constant answer to balanced targets (squared error {squared:g})"
+    return None
+
+
+@dataclass(frozen=True, slots=True)
+class Stall:
+    """A loss that did not fall: where, at what level, and by how much it fell all the same."""
+
+    signal: Signal
+    first_step: float
+    level: float
+    improvement: float
+    guess: str | None
+    shape: Shape
+    doubt: Doubt | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StallRule:
+    """When a loss has stood still since the run began."""
+
+    minimum_improvement: float = 0.012
+    """A loss that fell by less than this share of its start did not learn."""
+    guess_improvement: float = 0.15
+    """The same, for a loss that sits where guessing puts it: the bias of the last layer finds its place first."""
+    minimum_points: int = 8
+    """Fewer points than this say nothing."""
+    minimum_span: float = 100.0
+    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs."""
+    most_improvement: float = 0.025
+    """A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck."""
+    first_drop: float = 0.04
+    """A first drop of so much and nothing ever after is the bias of the last layer finding its place."""
+    first_drop_flat: float = 0.08
+    """The same where a held-out loss is flat too."""
+    flat_share: float = 0.015
+    """Four fifths of a log within this share of each other show no progress."""
+    doubted_decline: float = 0.04
+    """How far a loss may fall, beyond its error, where something else says that nothing can be learnt."""
+    chance_decline: float = 0.08
+    """How far from the loss of guessing a run may end whose accuracy is that of guessing."""
+    chance_head: float = 1.2
+    """How many times that loss it may begin at: from far above it only passes there."""
+    loudest: float = 0.15
+    """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
+    risen: float = 1.5
+    """A loss that ends at so many times its start has not stood still."""
+    pinned_spread: float = 2e-3
+    """The spread, relative to the level, of a second half that is frozen."""
+    pinned_tolerance: float = 0.005
+    """How near a frozen loss must be to the guess that names it."""
+    guess_flat: float = 0.01
+    """How far the last three fifths may differ for a loss to be standing on a guess."""
+    guess_above: float = 0.985
+    """No fifth of it may lie below this share of the guess."""
+    improved: float = 0.12
+    """The relative improvement of another metric, or of another loss, that shows that the run learns."""
+    improved_noises: float = 4.0
+    """The same in units of how far neighbours differ."""
+    errors: float = 2.0
+    """Standard errors a comparison may be off by."""
+    doubt: DoubtRule = field(default_factory=DoubtRule)
+
+    def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
+        """The loss of a run that never learnt; None when it did, or when that cannot be told."""
+        doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
+        candidates = training_losses(signals) or evaluation_losses(signals)
+        learns = self._anything_improved(signals, candidates) and chance is None
+        if learns and (doubt is None or not doubt.certain):
+            return None
+        span = self.minimum_span if minimum_span is None else minimum_span
+        flat = any(self._is_flat(signal) for signal in evaluation_losses(signals))
+        for signal in candidates:
+            shape = shape_of(signal)
+            if shape is None or not self._can_stall(signal, shape):
+                continue
+            stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt)
+            covered = float(shape.steps[-1] - shape.steps[0])
+            if stall is not None and (covered >= span or (stall.guess is not None and span <= self.minimum_span)):
+                return stall
+        return None
+
+    def _can_stall(self, signal: Signal, shape: Shape) -> bool:
+        counts = not shape.is_signed and shape.count >= self.minimum_points and signal.kind != "perplexity"
+        return counts and bool(np.isfinite(signal.values[-1])) and float(np.max(shape.values)) > 0.0
+
+    def _find(
+        self, signal: Signal, shape: Shape, *, flat: bool, chance: Chance | None, doubt: Doubt | None
+    ) -> Stall | None:
+        stall = self._from_the_start(signal, shape, held_out_flat=flat) or self._pinned(signal, shape)
+        if stall is None and chance is not None:
+            stall = self._at_chance(signal, shape, chance)
+        if stall is None and doubt is not None:
+            stall = self._not_falling(signal, shape, doubt)
+        return stall
+
+    def _from_the_start(self, signal: Signal, shape: Shape, *, held_out_flat: bool) -> Stall | None:
+        """A loss that never left its first level, as far as its noise lets us see."""
+        head, noise = _head(shape), float(np.median(shape.noise))
+        # The best the run ever held for a while counts, not only its end.
+        improvement = (head - _held_low(shape.level)) / head
+        guess = self._guessed(shape)
+        # In noise this large, would a run that learns have shown it? The error of comparing two fifths of the log:
+        error = noise * MEDIAN_ERROR * float(np.sqrt(2.0 / max(1.0, shape.count / FIFTHS))) / head
+        if guess is None and not held_out_flat and noise > self.loudest * head:
+            return None
+        stuck = self._is_stuck(shape, improvement, error, head, held_out_flat=held_out_flat)
+        if not (stuck or (guess is not None and improvement <= self.guess_improvement)):
+            return None
+        if shape.end > self.risen * head or not began(shape.steps):
+            return None
+        return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+    def _is_stuck(self, shape: Shape, improvement: float, error: float, head: float, *, held_out_flat: bool) -> bool:
+        decline, decline_error = _decline(shape)
+        at_most = max(improvement + self.errors * error, (decline + self.errors * decline_error) / head)
+        if improvement <= self.minimum_improvement and at_most <= self.most_improvement:
+            return True
+        allowed = self.first_drop_flat if held_out_flat else self.first_drop
+        if improvement <= allowed and self._flat_since_early(shape, error):
+            return True
+        return held_out_flat and improvement <= max(self.minimum_improvement, self.errors * error)
+
+    def _not_falling(self, signal: Signal, shape: Shape, doubt: Doubt) -> Stall | None:
+        """With another reason to think that nothing can be learnt, the loss need not be quiet: only not fall."""
+        head = _head(shape)
+        decline, error = _decline(shape)
+        fell = decline - self.errors * error > self.doubted_decline * head
+        if fell or shape.end > self.risen * head or not began(shape.steps):
+            return None
+        return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
+
+    def _at_chance(self, signal: Signal, shape: Shape, chance: Chance) -> Stall | None:
+        """A loss about where guessing puts it to the end, with an accuracy that says the same."""
+        head = _head(shape)
+        near = abs(shape.end - chance.loss) <= self.chance_decline * chance.loss
+        low = _held_low(shape.level) >= (1.0 - self.chance_decline) * chance.loss
+        if not near or not low or head > self.chance_head * chance.loss or not began(shape.steps):
+            return None
+        return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
+
+    def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
+        """A loss that fell and then froze exactly where a constant answer stands."""
+        half = shape.level[len(shape.level) // 2 :]
+        if len(half) * 2 < self.minimum_points or float(np.ptp(half)) > self.pinned_spread * shape.end:
+            return None
+        guess = guessing_loss(shape.end, tolerance=self.pinned_tolerance)
+        if guess is None:
+            return None
+        moving = np.flatnonzero(np.abs(shape.level - shape.end) > self.guess_flat * shape.end)
+        first = shape.step_of_block(int(moving[-1]) + 1 if len(moving) else 0)
+        return Stall(signal, first, shape.end, (shape.start - shape.end) / shape.start, guess, shape)
+
+    def _flat_since_early(self, shape: Shape, error: float) -> bool:
+        """Whether four fifths of the log, from the second to the last, show no progress at all."""
+        if len(shape.level) < 2 * FIFTHS:
+            return False
+        fifths = _fifths(shape)
+        allowed = self.flat_share - self.errors * error
+        return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1]
+
+    def _guessed(self, shape: Shape) -> str | None:
+        """The guess a loss ends on, was never below, and no longer moves away from."""
+        guess = guessing_loss(shape.end)
+        if guess is None or len(shape.level) < FIFTHS:
+            return guess
+        fifths = _fifths(shape)
+        flat = abs(fifths[FIFTHS // 2] - fifths[-1]) <= self.guess_flat * shape.end
+        return guess if flat and min(fifths) >= self.guess_above * shape.end else None
+
+    def _is_flat(self, signal: Signal) -> bool:
+        """Whether a held-out loss, which averages much noise away, shows no progress from first to last."""
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < 6 or values[0] <= 0:
+            return False
+        third = max(1, len(values) // 3)
+        levels = [float(np.median(part)) for part in (values[:third], values[third:-third], values[-third:])]
+        return max(levels) - min(levels) <= self.minimum_improvement * levels[0]
+
+    def _anything_improved(self, signals: Sequence[Signal], judged: Sequence[Signal]) -> bool:
+        """Whether a metric, a held-out loss or another training loss got clearly better, which no stuck run does."""
+        judged_names = {signal.name for signal in judged} if len(judged) == 1 else set()
+        for signal in (*of_kind(signals, "metric", "eval_loss", "reward"), *main_losses(signals)):
+            values = signal.values[np.isfinite(signal.values)]
+            if len(values) < 3 or signal.layer is not None or signal.name in judged_names:
+                continue
+            third = max(1, len(values) // 3)
+            before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+            upwards = signal.kind == "reward" or signal.metadata.get("higher_is_better", False)
+            better = after - before if upwards else before - after
+            spread = float(np.median(np.abs(np.diff(values))))
+            least = max(self.improved * max(abs(before), abs(after)), self.improved_noises * spread)
+            if better > least:
+                return True
+        return False
+
+
+def _head(shape: Shape) -> float:
+    return float(np.median(shape.level[: max(1, len(shape.level) // TENTH)]))
+
+
+def _fifths(shape: Shape) -> list[float]:
+    return [float(np.median(part)) for part in np.array_split(shape.level, FIFTHS)]
+
+
+def _decline(shape: Shape) -> tuple[float, float]:
+    """How far a straight line through the log falls from first to last, and the error of that."""
+    places = np.linspace(-0.5, 0.5, len(shape.level))
+    slope = float(np.dot(places, shape.level) / np.dot(places, places))
+    return -slope, float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))
+
+
+def _held_low(level: np.ndarray) -> float:
+    """The lowest median of any fifth of the run."""
+    width = max(1, len(level) // FIFTHS)
+    windows = np.lib.stride_tricks.sliding_window_view(level, width)
+    return float(np.min(np.median(windows, axis=-1)))

@@ -1,0 +1,127 @@
+"""What the first logged step shows: weights, activations and losses that begin on the wrong scale."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.baseline import TENTH
+from holdfast.debug.detectors.steps.select import began, of_kind, training_losses
+from holdfast.debug.types import Signal
+
+__all__ = ["StartRule", "WildStart", "early_spreads", "first_gains", "recurrent_gain"]
+
+FIRST_POINTS = 5
+"""The first steps are at most so many points, and at most a tenth of the log."""
+# Rows that are looked up and never summed over: unit spread is their usual start.
+_LOOKED_UP = re.compile(r"emb|wte|wpe|position|token|lookup|shared", re.IGNORECASE)
+_RECURRENT = re.compile(r"weight_hh|recurrent_kernel", re.IGNORECASE)
+_OUTPUT = re.compile(r"head|logit|output|classifier|lm_head", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class WildStart:
+    """The layer that gives a wild start away, what was seen there, and the number."""
+
+    signal: Signal
+    layer: str
+    value: float
+    claim: str
+
+
+def early_spreads(signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
+    """The spread of every layer's activations at the first logged steps."""
+    found: dict[str, tuple[float, Signal]] = {}
+    for signal in of_kind(signals, "activation"):
+        if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
+            head = signal.values[: max(1, min(FIRST_POINTS, len(signal.values) // TENTH))]
+            found[signal.layer] = (float(np.nanmax(head)) if np.isfinite(head).any() else float("inf"), signal)
+    return found
+
+
+def first_gains(signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
+    """The gain of every weight matrix at the first logged step, where the log has the run's beginning."""
+    return {
+        signal.layer: (float(signal.values[0]), signal)
+        for signal in of_kind(signals, "weight_gain")
+        if signal.layer is not None
+        and not _LOOKED_UP.search(signal.layer)
+        and np.isfinite(signal.values[0])
+        and began(signal.steps)
+    }
+
+
+def recurrent_gain(signals: Sequence[Signal]) -> float:
+    """The largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
+    return max((gain for layer, (gain, _) in first_gains(signals).items() if _RECURRENT.search(layer)), default=0.0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartRule:
+    """When a forward pass is out of range from the first step: inputs or weights on the wrong scale."""
+
+    activation: float = 30.0
+    """The spread of activations no sane start has: about one is usual."""
+    output_share: float = 0.4
+    """The share of that for the outputs, which pass nothing on that could shrink again."""
+    largest_gain: float = 3.0
+    """Every usual initialisation has a gain between 0.6 and 1.4; trained weights stay below three."""
+    smallest_gain: float = 0.02
+    """Weights of next to nothing pass nothing on; zero is meant only where a branch starts out switched off."""
+    layers_share: float = 0.5
+    """The share of the weight matrices that must be off: one odd layer may be meant."""
+    largest_recurrent_gain: float = 1.5
+    """A recurrent matrix is applied once per time step: beyond one, what it carries grows with the sequence."""
+    hot_loss: float = 3.0
+    """How many times the level of its second tenth a loss begins at when its start was out of range."""
+    minimum_points: int = 16
+    """Fewer losses than this have no second tenth."""
+
+    def find(self, signals: Sequence[Signal]) -> WildStart | None:
+        """The layer that is out of range at the first step, by its activations or its weights."""
+        return self._wide_activations(early_spreads(signals)) or self._large_weights(signals)
+
+    def is_off_scale(self, gains: Sequence[float]) -> bool:
+        """Whether most weight matrices are on another scale than any usual initialisation's."""
+        odd = [gain for gain in gains if gain > self.largest_gain or gain < self.smallest_gain]
+        return len(odd) >= max(2.0, self.layers_share * len(gains))
+
+    def _wide_activations(self, early: dict[str, tuple[float, Signal]]) -> WildStart | None:
+        if not early:
+            return None
+        layer = max(early, key=lambda name: early[name][0])
+        wide = self.output_share * self.activation
+        outputs = [name for name in early if _OUTPUT.search(name) and early[name][0] > wide]
+        if early[layer][0] < self.activation and not outputs:
+            return None
+        layer = outputs[0] if early[layer][0] < self.activation else layer
+        spread, signal = early[layer]
+        claim = f"spreads over {spread:.3g} at step {signal.steps[0]:g}, where a sane start has about 1"
+        return WildStart(signal, layer, spread, claim)
+
+    def _large_weights(self, signals: Sequence[Signal]) -> WildStart | None:
+        gains = first_gains(signals)
+        if not gains:
+            return None
+        layer = max(gains, key=lambda name: gains[name][0])
+        large = [name for name, (gain, _) in gains.items() if gain > self.largest_gain]
+        if len(large) < max(2, self.layers_share * len(gains)):
+            recurrent = [n for n in gains if _RECURRENT.search(n) and gains[n][0] > self.largest_recurrent_gain]
+            if not recurrent or not self._began_hot(signals):
+                return None
+            layer = recurrent[0]
+        gain, signal = gains[layer]
+        claim = f"has a gain of {gain:.3g} at step {signal.steps[0]:g}, where usual starts have about 1"
+        return WildStart(signal, layer, gain, claim)
+
+    def _began_hot(self, signals: Sequence[Signal]) -> bool:
+        for loss in training_losses(signals):
+            values = loss.values[np.isfinite(loss.values)]
+            tenth = max(1, len(values) // TENTH)
+            settled = float(np.median(values[tenth : 2 * tenth + 2])) if len(values) >= self.minimum_points else 0.0
+            if settled > 0 and float(values[0]) > self.hot_loss * settled:
+                return True
+        return False
