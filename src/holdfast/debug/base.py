@@ -19,7 +19,8 @@ with a ``"type"``:
 ``overflow_skip``       an fp16 step that was skipped: ``step`` (or None), ``loss_scale`` after it (or None)
 ``crash``               the run ended in an error: ``kind`` (``traceback``, ``out_of_memory``, ``exit_code``,
                         ``killed``, ``collective_timeout``, ``device_error``, ``interrupted``), ``message``, ``line``
-                        (its number, from 1) and ``lines`` (what to quote)
+                        (its number, from 1), ``lines`` (what to quote) and, where another run follows in the same
+                        file, ``started_again``
 ``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
 ======================= ============================================================================================
 

@@ -88,4 +88,6 @@ def test_a_crash_belongs_to_the_run_it_ended(tmp_path: Path) -> None:
     path = tmp_path / "train.log"
     path.write_text(TRAINING + ENDINGS["traceback"][0] + TRAINING, encoding="utf-8")
     first, second = DEBUGGER.debug(path).runs
-    assert (first.verdict, second.verdict) == (Verdict.UNHEALTHY, Verdict.HEALTHY)
+    assert [[finding.detection.failure.name for finding in run.findings] for run in (first, second)] == [["crash"], []]
+    # It was started again: that is known, and the later run is judged by itself.
+    assert first.findings[0].detection.severity is Severity.INFO

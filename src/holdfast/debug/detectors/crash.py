@@ -42,7 +42,10 @@ _ORDER = ("out_of_memory", "collective_timeout", "device_error", "traceback", "k
 
 @dataclass(frozen=True, slots=True)
 class CrashDetector(BaseDetector):
-    """Reports the crash that a log quotes. A run stopped by hand is told, as information.
+    """Reports the crash that a log quotes.
+
+    A run stopped by hand is told as information, and so is a crash after which the run was started again in the same
+    file: whoever did that knows of it, and the later run is judged by itself.
 
     Args:
         confidence: how sure the quoted lines make it; they are what the program printed when it died.
@@ -70,11 +73,12 @@ class CrashDetector(BaseDetector):
         if not events:
             return DetectionResult(self.name)
         kind = str(events[0].get("kind", "traceback"))
+        overcome = bool(events[0].get("started_again"))
         advice = _ADVICE.get(kind, "")
         last = max((float(signal.steps[-1]) for signal in signals if len(signal.steps)), default=None)
         found = Detection(
             Failure("crash", "Crash", CrashDetector.failure.rank, advice),
-            Severity.INFO if kind == "interrupted" else Severity.CRITICAL,
+            Severity.INFO if kind == "interrupted" or overcome else Severity.CRITICAL,
             self.confidence,
             last,
             last,

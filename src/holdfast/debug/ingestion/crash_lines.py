@@ -46,10 +46,11 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "killed",
             r"^\s*Killed\s*$|\bKilled\s+python|Segmentation fault|core dumped|\bBus error\b|^\s*Aborted\b"
-            r"|slurmstepd: error: .*(?:CANCELLED|killed)|DUE TO TIME LIMIT"
+            r"|slurmstepd: error: .*\bkilled|DUE TO TIME LIMIT"
             r"|Received (?:signal|SIG)\S* ?1?5?:? ?(?:SIGTERM|death)"
             r"|Signals\.SIG(?:KILL|TERM|ABRT|SEGV)|\bsignal (?:9|11|6|15) \(SIG\w+\)|Fatal Python error",
         ),
+        ("interrupted", r"slurmstepd: error: .*CANCELLED AT"),
         (
             "exit_code",
             r"exits? with return code = -?[1-9]\d*|exited with (?:exit )?code -?[1-9]\d*"

@@ -5,6 +5,7 @@ A format that turns out wrong on reading gives way to the next surest.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from holdfast.debug.ingestion.crash_lines import read_crash
@@ -74,27 +75,57 @@ def rank_formats(file: LogFile, formats: list[LogFormat] | None = None) -> list[
     return sorted((pair for pair in scored if pair[0] >= _LEAST), key=lambda pair: -pair[0])
 
 
-def read_file(path: Path, limits: Limits | None = None, formats: list[LogFormat] | None = None) -> RunLog:
-    """Read one file in whichever format it has.
+def read_file(
+    path: Path,
+    limits: Limits | None = None,
+    formats: list[LogFormat] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> RunLog:
+    """Read one file in whichever format it has; ``progress`` is told the bytes that were read.
 
     Raises:
         UnreadableLogError: no format could make anything of it.
     """
-    file = LogFile(path, limits or Limits())
+    file = LogFile(path, limits or Limits(), _Progress(path, progress) if progress is not None else None)
     if file.size == 0:
         raise file.unreadable("is empty")
     refusals: list[UnreadableLogError] = []
     for _, form in rank_formats(file, formats)[:4]:
         log = _attempt(form, file, refusals)
         if log is not None:
-            return log
+            return _done(log, file)
     crashed = read_crash(file) if file.is_text else None
     if crashed is not None:
-        return crashed
+        return _done(crashed, file)
     if refusals:
         raise refusals[0]
     what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
     raise file.unreadable(what)
+
+
+class _Progress:
+    """Tells a file's bytes once, however often it is read: a format may give way to the next."""
+
+    def __init__(self, path: Path, told: Callable[[int], None]) -> None:
+        self._left = path.stat().st_size
+        self._told = told
+
+    def __call__(self, count: int) -> None:
+        count = min(count, self._left)
+        self._left -= count
+        if count:
+            self._told(count)
+
+    def finish(self) -> None:
+        """Tell what a format that reads in its own way did not."""
+        self(self._left)
+
+
+def _done(log: RunLog, file: LogFile) -> RunLog:
+    if isinstance(file.progress, _Progress):
+        file.progress.finish()
+    return log
 
 
 def _attempt(form: LogFormat, file: LogFile, refusals: list[UnreadableLogError]) -> RunLog | None:

@@ -45,23 +45,31 @@ _USUAL = re.compile(
 _BY_RANK = frozenset(("flight-recorder", "parameter-hashes"))
 
 
-def read_path(path: Path, limits: Limits | None = None, formats: list[LogFormat] | None = None) -> list[RunLog]:
-    """Read every run at ``path``.
+def read_path(
+    path: Path,
+    limits: Limits | None = None,
+    formats: list[LogFormat] | None = None,
+    *,
+    progress: Callable[[int], None] | None = None,
+) -> list[RunLog]:
+    """Read every run at ``path``; ``progress`` is told the bytes that were read.
 
     Raises:
         UnreadableLogError: there is nothing there that reads as a log.
     """
     limits = limits or Limits()
     if path.is_dir():
-        return _read_folder(path, limits, formats or default_formats(limits))
+        return _read_folder(path, limits, formats or default_formats(limits), progress)
     if not path.exists():
         raise UnreadableLogError("there is no such file or folder", hint="check the path", file=str(path))
     if not path.is_file():
         raise UnreadableLogError("the path is neither a file nor a folder", hint="check the path", file=str(path))
-    return read_file(path, limits, formats).runs()
+    return read_file(path, limits, formats, progress=progress).runs()
 
 
-def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[RunLog]:
+def _read_folder(
+    root: Path, limits: Limits, formats: list[LogFormat], progress: Callable[[int], None] | None
+) -> list[RunLog]:
     runs: dict[Path, list[RunLog]] = {}
     left_out = 0
     for folder, files in _walk(root, limits):
@@ -72,7 +80,7 @@ def _read_folder(root: Path, limits: Limits, formats: list[LogFormat]) -> list[R
             left_out += log is None
             continue
         for file in files:
-            log = _quietly(partial(read_file, file, limits, formats))
+            log = _quietly(partial(read_file, file, limits, formats, progress=progress))
             if log is not None:
                 runs.setdefault(_home(folder), []).append(log)
             left_out += log is None

@@ -47,7 +47,7 @@ _PAIR = re.compile(
 )
 _GLUED = re.compile(
     rf"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*)(?P<sign>[:=]+)[ \x1f]*(?P<number>{NUMBER})"
-    r"(?P<bar>\s?%\s?\|)?(?:s|ms|%|[kKMG]i?B)(?![\w:=])"
+    r"(?:s|ms|%(?!\s?\|)|[kKMG]i?B)(?![\w:=])"
 )
 # Words that end a run of prose before the name of a metric, or are none themselves.
 _PROSE = frozenset(
@@ -109,7 +109,7 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
     for match in _GLUED.finditer(text) if not fields or len(fields) < text.count(":") + text.count("=") else ():
         word = plain(match["name"])
         name = spellings.setdefault(word, match["name"])
-        if not match["bar"] and _is_name(name, word) and name not in fields:
+        if _is_name(name, word) and name not in fields:
             covered += match.end() - match.start()
             telling = telling or meaning_of(name).kind in TELLING
             fields[name] = to_scaled(match["number"])

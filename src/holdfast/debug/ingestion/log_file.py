@@ -5,7 +5,7 @@ from __future__ import annotations
 import gzip
 import re
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -17,6 +17,7 @@ from holdfast.errors import UnreadableLogError
 __all__ = ["LineSplitter", "LogFile", "clean_line"]
 
 _SAMPLE = 1 << 16
+_BLOCK = 4 << 20
 MAX_NUL_SHARE = 1000
 """One byte in this many may be NUL: a hole a crash left in a text; binary files have far more."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
@@ -69,6 +70,8 @@ class LogFile:
 
     path: Path
     limits: Limits = field(default_factory=Limits)
+    progress: Callable[[int], None] | None = None
+    """Told the bytes that were read, as they are read."""
 
     @property
     def name(self) -> str:
@@ -172,10 +175,34 @@ class LogFile:
             with self._open() as stream:
                 while left > 0 and (block := stream.read(min(1 << 20, left))):
                     left -= len(block)
+                    self._moved(len(block))
                     yield from splitter.split(block)
         except (OSError, EOFError, zlib.error):
             pass  # A truncated or damaged archive: what came before the damage has been yielded.
         yield from splitter.rest()
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the text in blocks of whole lines; a line too long to be one is cut."""
+        left = self.limits.text_bytes
+        pending = b""
+        with self.path.open("rb") as stream:
+            first = True
+            while left > 0 and (block := stream.read(min(_BLOCK, left))):
+                left -= len(block)
+                self._moved(len(block))
+                if first:
+                    block, first = block.removeprefix(b"\xef\xbb\xbf"), False
+                block = pending + block
+                cut = block.rfind(b"\n") + 1
+                pending = block[cut:] if len(block) - cut <= _BLOCK else b""
+                if cut:
+                    yield block[:cut]
+        if pending:
+            yield pending
+
+    def _moved(self, count: int) -> None:
+        if self.progress is not None:
+            self.progress(count)
 
     def unreadable(self, what: str, *, hint: str | None = None) -> UnreadableLogError:
         """An error about this file."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,14 +57,16 @@ class LogIngestor(BaseIngestor):
         """All signals of all runs at the source."""
         return [signal for log in self.read(source) for signal in log.signals]
 
-    def read(self, source: Any) -> list[RunLog]:
-        """Every run at the source, with all that was read besides the signals.
+    def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
+        """Return every run at the source, with all that was read besides the signals.
+
+        ``progress`` is told the bytes that were read.
 
         Raises:
             UnreadableLogError: there is nothing that reads as a log.
         """
         if not _is_text(source):
-            return read_path(Path(source), self.limits, self._formats)
+            return read_path(Path(source), self.limits, self._formats, progress=progress)
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:
             path = Path(folder) / "text"
             path.write_text(source, encoding="utf-8", errors="replace")

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from typing import Any
@@ -24,11 +24,18 @@ from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.ingestion.uniform_text import read_uniform
 from holdfast.debug.thinning import thin
 from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
 
+MIN_BLOCK_BYTES = 4 << 20
+"""Files from this size on are read in blocks: below, reading line by line takes a second."""
+MIN_SEGMENT_LINES = 16
+"""Lines alike from which a stretch is taken at once."""
+BLOCKS_BETWEEN_TRIES = 8
+"""Blocks that are read line by line after one that was no table."""
 MAX_TRAINING_LINE = 2000
 """Characters beyond which a line is data or prose, not a line of training."""
 MAX_SETTINGS = 2000
@@ -97,9 +104,19 @@ class TextFormat(LogFormat):
 
     def read(self, file: LogFile) -> RunLog:
         """Read every line once."""
-        reading = self.follow(file)
-        for line in file.lines():
-            reading.feed(line)
+        reading = _TextReading(self, file)
+        if file.size < MIN_BLOCK_BYTES or file.compressed or file.wide:
+            for line in file.lines():
+                reading.feed(line)
+            return reading.close()
+        waiting = 0
+        for block in file.blocks():
+            # After blocks that were no tables, only one in a few is tried: trying has its price.
+            if waiting <= 0:
+                waiting = 0 if reading.feed_block(block) else BLOCKS_BETWEEN_TRIES
+            else:
+                waiting -= 1
+                reading.feed_lines(block)
         return reading.close()
 
     def amend(self, log: RunLog, file: LogFile) -> RunLog:
@@ -147,6 +164,47 @@ class _TextReading(LineReading):
             self._overflows.append((self._reader.step, _to_float(new), _to_float(old)))
         else:
             self._between(line)
+
+    def feed_block(self, block: bytes) -> bool:
+        """Take a block of whole lines at once where they are alike; whether they were."""
+        if b"\r" in block:
+            block = block.replace(b"\r\n", b"\n")
+        table = read_uniform(block, self._reader)
+        if table is None:
+            self.feed_lines(block)
+            return False
+        lines = block.split(b"\n")[:-1] if len(table.segments) > 1 else None
+        done = 0
+        for segment in table.segments:
+            # The first and the last line go the usual way, so that the reader and what stands around stay in step.
+            begin, end = segment.begin + 1, segment.end - 1
+            if end - begin < MIN_SEGMENT_LINES:
+                continue
+            lines = lines or block.split(b"\n")[:-1]
+            self._feed_each(lines[done:begin])
+            own = slice(begin - segment.begin, end - segment.begin)
+            self._reader.rows.add_block(
+                segment.steps[own],
+                None if segment.epochs is None else segment.epochs[own],
+                {name: values[own] for name, values in segment.fields.items()},
+                first_line=self._number + 1,
+            )
+            self._number += end - begin
+            self._read += end - begin
+            done = end
+        lines = lines or block.split(b"\n")[:-1]
+        self._feed_each(lines[done:])
+        return True
+
+    def feed_lines(self, block: bytes) -> None:
+        """Take a block of whole lines one by one."""
+        lines = block.replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
+        self._feed_each(lines[:-1] if block.endswith((b"\n", b"\r")) else lines)
+
+    def _feed_each(self, lines: Sequence[bytes]) -> None:
+        longest = self._file.limits.line_characters
+        for line in lines:
+            self.feed(line[:longest].decode("utf-8", errors="replace"))
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
         """Take note of what stood before a new row, if it may have begun a run."""
@@ -222,7 +280,7 @@ class _TextReading(LineReading):
         for row, events in self._crashes:
             run = ends.get(row)
             if run is not None:
-                run.events += events
+                run.events += [{**event, "started_again": True} for event in events]
             elif row:
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
                 owner.notes.append(f"an error was printed at line {events[0]['line']}, and training went on")
