@@ -1,11 +1,16 @@
 from __future__ import annotations
 
+import functools
+import http.server
+import io
 import json
 import os
 import pty
 import signal
 import subprocess
 import sys
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -162,3 +167,55 @@ def test_a_terminal_gets_colours_and_a_pipe_does_not(broken: str) -> None:
         process.wait(timeout=60)
     assert b"\x1b[" in output
     assert b"UNHEALTHY" in output
+
+
+def test_standard_input_is_read_where_the_path_is_a_dash(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, broken: str
+) -> None:
+    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(Path(broken).read_bytes())))
+    code, out, _ = run(capsys, "-")
+    assert code == 1
+    assert "standard input" in out
+
+
+@pytest.fixture
+def served(tmp_path: Path) -> Iterator[str]:
+    handler = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path))
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler)
+    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}"
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_a_url_is_fetched_and_read(capsys: pytest.CaptureFixture[str], broken: str, served: str) -> None:
+    code, out, _ = run(capsys, f"{served}/{Path(broken).name}")
+    assert code == 1
+    assert "UNHEALTHY" in out
+
+
+def test_a_url_that_gives_nothing_exits_two(capsys: pytest.CaptureFixture[str], served: str) -> None:
+    code, _, err = run(capsys, f"{served}/nothing.log")
+    assert code == 2
+    assert "cannot be fetched" in err
+
+
+@pytest.mark.parametrize("source", ["-", "https://example.org/train.log"])
+def test_what_cannot_be_followed_is_not_watched(capsys: pytest.CaptureFixture[str], source: str) -> None:
+    code, _, err = run(capsys, source, "--watch")
+    assert code == 2
+    assert "only files and folders can be watched" in err
+
+
+def test_a_folder_of_five_hundred_runs_opens_with_one_table(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    for number in range(500):
+        bad = number == 250
+        rows = ({"step": n, "loss": float("nan") if bad and n > 30 else 5.0 / (n + 1) + 1} for n in range(40))
+        (tmp_path / f"run{number:03d}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    code, out, _ = run(capsys, str(tmp_path), "--format", "markdown")
+    assert code == 1
+    head = out.splitlines()[:520]
+    assert sum("run250.jsonl" in line and "nan" in line for line in head) == 1
+    assert sum(".jsonl" in line for line in head) >= 500

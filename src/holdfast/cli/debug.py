@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.log_sources import local_paths, read_logs
 from holdfast.errors import ConfigError, UnreadableLogError
 
 if TYPE_CHECKING:
@@ -23,6 +24,8 @@ Examples:
   holdfast debug metrics.csv --fail-on critical          (exit code 1 stops a CI job)
   holdfast debug new.jsonl --compare last_good.jsonl
   holdfast debug train.log --watch                       (follows a growing log)
+  kubectl logs job/train | holdfast debug -              (standard input)
+  holdfast debug https://example.org/run/train.log
   holdfast debug train.log --calibration fitted.json --thresholds fitted.json
 
 Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 unusable input.
@@ -58,11 +61,14 @@ def register(app: typer.Typer) -> None:
 
     @app.command(epilog=EXAMPLES, no_args_is_help=True)
     def debug(
-        paths: Annotated[list[Path], typer.Argument(metavar="PATH...", help="Logs, or folders with one run or many.")],
+        paths: Annotated[
+            list[str],
+            typer.Argument(metavar="PATH...", help="Logs, folders of runs, URLs, or - for standard input."),
+        ],
         format: Annotated[Format, typer.Option("--format", "-f", help="How to print the report.")] = Format.TEXT,  # noqa: A002
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
         fail_on: Annotated[Level, typer.Option("--fail-on", help="Exit 1 from this severity on.")] = Level.WARNING,
-        compare: Annotated[Path | None, typer.Option("--compare", help="A run that is known to be healthy.")] = None,
+        compare: Annotated[str | None, typer.Option("--compare", help="A run that is known to be healthy.")] = None,
         watch: Annotated[bool, typer.Option("--watch", help="Follow a growing log until Ctrl-C.")] = False,
         interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")] = 2.0,
         attribution: Annotated[
@@ -80,7 +86,7 @@ def register(app: typer.Typer) -> None:
 
         debugger = MLSystemsDebugger(attribution=attribution.value, calibration=calibration, thresholds=thresholds)
         if watch:
-            raise typer.Exit(_watch(debugger, paths, fail_on, interval))
+            raise typer.Exit(_watch(debugger, local_paths(paths), fail_on, interval))
         report = _read(debugger, paths, compare)
         _print(report, format, output)
         raise typer.Exit(exit_code(report, fail_on.value))
@@ -93,14 +99,13 @@ def exit_code(report: DebugReport, fail_on: str) -> int:
     return int(any(severity in levels for severity in found))
 
 
-def _read(debugger: MLSystemsDebugger, paths: list[Path], compare: Path | None) -> DebugReport:
+def _read(debugger: MLSystemsDebugger, paths: list[str], compare: str | None) -> DebugReport:
     from holdfast.debug.compare import compare_runs
     from holdfast.debug.types import DebugReport
 
-    logs = [log for path in paths for log in debugger.read(path)]
-    runs = tuple(debugger.diagnose(log) for log in logs)
+    runs = tuple(debugger.diagnose(log) for log in read_logs(debugger, paths))
     if compare is not None:
-        healthy = debugger.diagnose(debugger.read(compare)[0])
+        healthy = debugger.diagnose(read_logs(debugger, [compare])[0])
         runs = tuple(compare_runs(run, healthy) for run in runs)
     return DebugReport(runs)
 

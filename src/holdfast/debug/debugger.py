@@ -6,7 +6,7 @@ Ingestion → routing → detectors (in parallel) → attribution → verdict. E
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -129,7 +129,7 @@ class MLSystemsDebugger:
         """Diagnose every run in ``source``.
 
         Args:
-            source: a path, several paths, the text of a log, or metrics in memory (see ``MetricIngestor``).
+            source: a path, several paths, a URL, the text of a log, or metrics in memory (see ``MetricIngestor``).
             compare: a source that holds a run known to be healthy.
 
         Raises:
@@ -141,8 +141,8 @@ class MLSystemsDebugger:
             runs = tuple(compare_runs(run, healthy) for run in runs)
         return DebugReport(runs)
 
-    def read(self, source: Any) -> list[RunLog]:
-        """Only read the source: every run in it, before any detector looks."""
+    def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
+        """Only read the source: every run in it, before any detector looks. ``progress`` is told the bytes read."""
         if isinstance(source, RunLog):
             return [source]
         if isinstance(source, (list, tuple)) and source:
@@ -151,13 +151,13 @@ class MLSystemsDebugger:
             if all(isinstance(item, RunLog) for item in source):
                 return list(source)
             if all(isinstance(item, (str, Path)) for item in source):
-                return [log for item in source for log in self.read(item)]
+                return [log for item in source for log in self.read(item, progress=progress)]
         for ingestor in self._ingestors:
             if ingestor.can_ingest(source) >= _SURE:
                 where = str(source) if isinstance(source, (str, Path)) else "memory"
                 return [RunLog(where, ingestor.name, tuple(ingestor.ingest(source)))]
         if isinstance(source, (str, os.PathLike)):
-            return self._logs.read(source)
+            return self._logs.read(source, progress=progress)
         extracted = tuple(signal for extractor in self._extractors for signal in extractor.extract(source))
         if extracted:
             return [RunLog("memory", "extracted", extracted)]

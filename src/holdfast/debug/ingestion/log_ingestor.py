@@ -14,6 +14,7 @@ from holdfast.debug.ingestion.detection import default_formats, rank_formats
 from holdfast.debug.ingestion.folder import read_path
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.remote import copied, is_url, opened_url
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Signal
 from holdfast.errors import UnreadableLogError
@@ -22,7 +23,7 @@ __all__ = ["LogIngestor"]
 
 
 class LogIngestor(BaseIngestor):
-    r"""Structured and free-text logs: a path to a file or a folder, or the text itself (a string with a line break).
+    r"""Structured and free-text logs: a path, a URL, or the text itself (a string with a line break).
 
     Example:
         >>> signals = LogIngestor().ingest("step: 1 loss: 2.5\nstep: 2 loss: 2.4\nstep: 3 loss: 2.3\n")
@@ -41,7 +42,7 @@ class LogIngestor(BaseIngestor):
 
     def can_ingest(self, source: Any) -> float:
         """How sure it is that the source is a log."""
-        if _is_text(source):
+        if _is_text(source) or is_url(source):
             return 0.5
         if not isinstance(source, (str, os.PathLike)):
             return 0.0
@@ -65,6 +66,9 @@ class LogIngestor(BaseIngestor):
         Raises:
             UnreadableLogError: there is nothing that reads as a log.
         """
+        if is_url(source):
+            with opened_url(source) as stream, copied(stream, source, self.limits) as path:
+                return [replace(log, path=source) for log in read_path(path, self.limits, self._formats)]
         if not _is_text(source):
             return read_path(Path(source), self.limits, self._formats, progress=progress)
         with tempfile.TemporaryDirectory(prefix="holdfast-") as folder:

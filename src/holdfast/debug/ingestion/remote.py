@@ -1,0 +1,85 @@
+"""Logs that are not files here: a URL, or what another program writes to standard input.
+
+Both are copied to a temporary file first, within the limits: recognising a format takes a look at the beginning, the
+middle and the end.
+"""
+
+from __future__ import annotations
+
+import re
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path, PurePosixPath
+from typing import IO, cast
+from urllib.parse import urlsplit
+
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.errors import UnreadableLogError
+
+__all__ = ["copied", "is_url", "opened_url"]
+
+_SCHEME = re.compile(r"^[A-Za-z][A-Za-z0-9+.\-]{1,20}://")
+_NAME = re.compile(r"[^\w.\-]+")
+_BLOCK = 1 << 20
+TIMEOUT_SECONDS = 60.0
+"""Without an answer for this long a server is taken for gone."""
+
+
+def is_url(source: object) -> bool:
+    """Whether it names something that has to be fetched."""
+    return isinstance(source, str) and bool(_SCHEME.match(source)) and "\n" not in source
+
+
+@contextmanager
+def opened_url(url: str) -> Iterator[IO[bytes]]:
+    """Open a URL: ``http`` and ``https`` by the standard library, every other scheme by fsspec.
+
+    Raises:
+        UnreadableLogError: it cannot be opened, or what it takes to open it is not installed.
+    """
+    try:
+        if url.startswith(("http://", "https://")):
+            from urllib.request import urlopen
+
+            with urlopen(url, timeout=TIMEOUT_SECONDS) as stream:
+                yield cast("IO[bytes]", stream)
+        else:
+            import fsspec
+
+            with fsspec.open(url, "rb") as stream:
+                yield cast("IO[bytes]", stream)
+    except (OSError, ValueError, ImportError) as error:
+        raise UnreadableLogError(
+            f"the log cannot be fetched: {error}", hint="check the URL, or download the log first", file=url
+        ) from error
+
+
+@contextmanager
+def copied(
+    stream: IO[bytes], name: str, limits: Limits, *, progress: Callable[[int], None] | None = None
+) -> Iterator[Path]:
+    """Give the content of a stream as a temporary file, whose name ends like ``name``.
+
+    Raises:
+        UnreadableLogError: there is more of it than is read of any log.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-"))
+    try:
+        last = PurePosixPath(urlsplit(name).path).name if is_url(name) else name
+        path = folder / (_NAME.sub("_", last)[-100:] or "log")
+        size = 0
+        with path.open("wb") as file:
+            while block := stream.read(_BLOCK):
+                size += len(block)
+                if size > limits.text_bytes:
+                    raise UnreadableLogError(
+                        f"the log holds more than {limits.text_bytes:,} bytes", hint="cut it", file=name
+                    )
+                file.write(block)
+                if progress is not None:
+                    progress(len(block))
+        yield path
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
