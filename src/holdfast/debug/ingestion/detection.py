@@ -5,31 +5,15 @@ A format that turns out wrong on reading gives way to the next surest.
 
 from __future__ import annotations
 
+import pkgutil
 from collections.abc import Callable
+from functools import cache
+from importlib import import_module
+from inspect import isabstract
 from pathlib import Path
 
+from holdfast.debug.ingestion import formats
 from holdfast.debug.ingestion.crash_lines import read_crash
-from holdfast.debug.ingestion.formats.bordered_table import BorderedTableFormat
-from holdfast.debug.ingestion.formats.column_table import ColumnTableFormat
-from holdfast.debug.ingestion.formats.csv_table import CsvFormat
-from holdfast.debug.ingestion.formats.deepspeed import DeepSpeedFormat
-from holdfast.debug.ingestion.formats.fairseq import FairseqFormat
-from holdfast.debug.ingestion.formats.flight_recorder import FlightRecorderFormat
-from holdfast.debug.ingestion.formats.free_text import FreeTextFormat
-from holdfast.debug.ingestion.formats.hf_stdout import HfStdoutFormat
-from holdfast.debug.ingestion.formats.json_document import JsonDocumentFormat
-from holdfast.debug.ingestion.formats.json_lines import JsonLinesFormat
-from holdfast.debug.ingestion.formats.megatron import MegatronFormat
-from holdfast.debug.ingestion.formats.mlflow import MlflowMetricFormat
-from holdfast.debug.ingestion.formats.mmengine import MmengineFormat
-from holdfast.debug.ingestion.formats.nanogpt import NanoGptFormat
-from holdfast.debug.ingestion.formats.olmo import OlmoFormat
-from holdfast.debug.ingestion.formats.otlp import OtlpFormat
-from holdfast.debug.ingestion.formats.parameter_hashes import ParameterHashFormat
-from holdfast.debug.ingestion.formats.prometheus import PrometheusFormat
-from holdfast.debug.ingestion.formats.pytorch_examples import PytorchExamplesFormat
-from holdfast.debug.ingestion.formats.tensorboard import TensorBoardFormat
-from holdfast.debug.ingestion.formats.wandb_file import WandbFormat
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
@@ -42,43 +26,36 @@ _LEAST = 0.15
 
 
 def default_formats(limits: Limits | None = None) -> list[LogFormat]:
-    """A fresh reader of every format holdfast knows."""
-    kinds: tuple[type[LogFormat], ...] = (
-        TensorBoardFormat,
-        WandbFormat,
-        FlightRecorderFormat,
-        ParameterHashFormat,
-        OtlpFormat,
-        PrometheusFormat,
-        MlflowMetricFormat,
-        JsonDocumentFormat,
-        JsonLinesFormat,
-        CsvFormat,
-        MegatronFormat,
-        DeepSpeedFormat,
-        OlmoFormat,
-        NanoGptFormat,
-        FairseqFormat,
-        MmengineFormat,
-        PytorchExamplesFormat,
-        HfStdoutFormat,
-        BorderedTableFormat,
-        ColumnTableFormat,
-        FreeTextFormat,
-    )
-    return [kind(limits) for kind in kinds]
+    """Return a fresh reader of every format: each ``LogFormat`` that a module of ``formats`` defines."""
+    return [kind(limits) for kind in _known_formats()]
 
 
-def rank_formats(file: LogFile, formats: list[LogFormat] | None = None) -> list[tuple[float, LogFormat]]:
+@cache
+def _known_formats() -> tuple[type[LogFormat], ...]:
+    found: list[type[LogFormat]] = []
+    for module in sorted(pkgutil.iter_modules(formats.__path__), key=lambda module: module.name):
+        content = vars(import_module(f"{formats.__name__}.{module.name}"))
+        found += [
+            kind
+            for kind in content.values()
+            if isinstance(kind, type)
+            and issubclass(kind, LogFormat)
+            and not isabstract(kind)
+            and kind.__module__ == f"{formats.__name__}.{module.name}"
+        ]
+    return tuple(sorted(found, key=lambda kind: -kind.precedence))
+
+
+def rank_formats(file: LogFile, known: list[LogFormat] | None = None) -> list[tuple[float, LogFormat]]:
     """The formats the file may have, surest first."""
-    scored = [(form.sniff(file), form) for form in formats or default_formats(file.limits)]
+    scored = [(form.sniff(file), form) for form in known or default_formats(file.limits)]
     return sorted((pair for pair in scored if pair[0] >= _LEAST), key=lambda pair: -pair[0])
 
 
 def read_file(
     path: Path,
     limits: Limits | None = None,
-    formats: list[LogFormat] | None = None,
+    known: list[LogFormat] | None = None,
     *,
     progress: Callable[[int], None] | None = None,
 ) -> RunLog:
@@ -91,7 +68,7 @@ def read_file(
     if file.size == 0:
         raise file.unreadable("is empty")
     refusals: list[UnreadableLogError] = []
-    for _, form in rank_formats(file, formats)[:4]:
+    for _, form in rank_formats(file, known)[:4]:
         log = _attempt(form, file, refusals)
         if log is not None:
             return _done(log, file)

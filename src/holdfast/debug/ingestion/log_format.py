@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 from holdfast.debug.base import BaseIngestor
 from holdfast.debug.ingestion.limits import Limits
@@ -17,7 +17,13 @@ __all__ = ["LogFormat"]
 
 
 class LogFormat(BaseIngestor):
-    """One format of log files."""
+    """One format of log files.
+
+    A module in ``formats`` that defines one is found by itself. Of two formats as sure as each other the one of the
+    higher ``precedence`` reads the file.
+    """
+
+    precedence: ClassVar[int] = 0
 
     def __init__(self, limits: Limits | None = None) -> None:
         self.limits = limits or Limits()
