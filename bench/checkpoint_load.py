@@ -23,6 +23,7 @@ import torch.distributed.checkpoint as dcp
 from common import alternate, arguments, publish
 from holdfast.checkpoint import ParallelFileSystemReader
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
+from holdfast.checkpoint.items import KnownItems
 from holdfast.checkpoint.layouts import chunk_layout
 
 ROUNDS = 5
@@ -67,7 +68,9 @@ def raw(state: State, folder: Path, threads: int) -> Side:
     metadata = dcp.FileSystemReader(folder).read_metadata()
     for index, info in metadata.storage_data.items():
         file = CheckpointFile(folder / info.relative_path, info.relative_path, LocalFiles())
-        layout = chunk_layout(file, info.offset, info.length, {}, check=False, on_read=lambda *_: None)
+        layout = chunk_layout(
+            file, info.offset, info.length, KnownItems(), check=False, bound=None, on_read=lambda *_: None
+        )
         file.close()
         assert layout is not None
         view = memoryview(state[index.fqn].view(-1).view(torch.uint8).numpy())

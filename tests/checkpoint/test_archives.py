@@ -17,11 +17,11 @@ from tests.checkpoint.support import raw_bytes
 
 from holdfast.checkpoint.archive import DamagedArchiveError, read_archive
 from holdfast.checkpoint.inert import DamagedPickleError, Inert, read_pickle
-from holdfast.checkpoint.items import ItemLayout, memory_reader, open_item, view_payload
+from holdfast.checkpoint.items import ItemLayout, KnownItems, memory_reader, open_item, view_payload
 
 
 def layout_of(data: bytes | bytearray) -> ItemLayout | None:
-    return open_item(memory_reader(memoryview(data)), len(data), {}, check=True)
+    return open_item(memory_reader(memoryview(data)), len(data), KnownItems(), check=True)
 
 
 def archive(value: Any) -> bytearray:

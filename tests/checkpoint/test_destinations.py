@@ -39,6 +39,8 @@ def test_a_planner_with_one_scratch_buffer_sees_each_item_before_the_next_is_rea
     seen: dict[str, torch.Tensor] = {}
 
     class Scratch(DefaultLoadPlanner):
+        commits_in_any_order = True
+
         def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
             return scratch
 

@@ -88,6 +88,8 @@ def test_planner_calls_stay_on_the_calling_thread(tmp_path: Path) -> None:
     callers: set[int] = set()
 
     class Watched(DefaultLoadPlanner):
+        commits_in_any_order = True
+
         def resolve_tensor(self, read_item: ReadItem) -> torch.Tensor:
             callers.add(threading.get_ident())
             tensor: torch.Tensor = super().resolve_tensor(read_item)

@@ -13,7 +13,7 @@ from tests.checkpoint.support import blank, nothing_left_behind, random_bits, sa
 from torch.distributed.checkpoint._extension import ZStandard
 
 from holdfast.checkpoint import verify_checkpoint
-from holdfast.checkpoint.items import memory_reader, open_item
+from holdfast.checkpoint.items import KnownItems, memory_reader, open_item
 from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
 from holdfast.cli.main import run
 from holdfast.errors import UnusableCheckpointError
@@ -40,7 +40,7 @@ def damage(folder: Path, *names: str) -> None:
             path = folder / info.relative_path
             data = bytearray(path.read_bytes())
             item = memoryview(data)[info.offset : info.offset + info.length]
-            layout = open_item(memory_reader(item), len(item), {}, check=True)
+            layout = open_item(memory_reader(item), len(item), KnownItems(), check=True)
             item.release()
             assert layout is not None
             data[info.offset + layout.payload_offset] ^= 1

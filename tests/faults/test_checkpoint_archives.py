@@ -18,16 +18,19 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.archive import DamagedArchiveError
-from holdfast.checkpoint.items import decode_item, memory_reader, open_item
+from holdfast.checkpoint.items import KnownItems, decode_item, memory_reader, open_item
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
 TENSOR = archive(torch.arange(40.0))
+KNOWN = KnownItems()  # has seen the archives before they were changed
 OBJECT = archive({"step": 7, "noise": torch.ones(5), "name": "x" * 300})
 
 
 def accepted(data: bytes) -> Any:
     """What the item holds, however it is read; raises when it is refused."""
-    layout = open_item(memory_reader(memoryview(data)), len(data), {}, check=False)
+    layout = open_item(memory_reader(memoryview(data)), len(data), KnownItems(), check=False)
+    again = open_item(memory_reader(memoryview(data)), len(data), KNOWN, check=False)
+    assert again == layout
     value = decode_item(memoryview(data), check=False, tensor="x", file="f").value
     if layout is not None:
         payload = data[layout.payload_offset : layout.payload_offset + layout.payload_bytes]

@@ -23,7 +23,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.storage import StorageReader
 
 from holdfast.checkpoint import ParallelFileSystemReader
-from holdfast.checkpoint.items import memory_reader, open_item
+from holdfast.checkpoint.items import KnownItems, memory_reader, open_item
 from holdfast.errors import (
     CheckpointError,
     CheckpointReadError,
@@ -61,7 +61,7 @@ def payloads(folder: Path) -> list[tuple[str, Path, int, int]]:
     places = []
     for index, info in FileSystemReader(folder).read_metadata().storage_data.items():
         data = (folder / info.relative_path).read_bytes()[info.offset : info.offset + info.length]
-        layout = open_item(memory_reader(memoryview(data)), len(data), {}, check=True)
+        layout = open_item(memory_reader(memoryview(data)), len(data), KnownItems(), check=True)
         assert layout is not None
         start = info.offset + layout.payload_offset
         places.append((index.fqn, folder / info.relative_path, start, layout.payload_bytes))
@@ -293,6 +293,8 @@ def test_a_planner_that_raises_stops_the_load_and_leaves_nothing_behind(folder: 
     from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
     class Refusing(DefaultLoadPlanner):
+        commits_in_any_order = True
+
         def commit_tensor(self, read_item: Any, tensor: torch.Tensor) -> None:
             raise ZeroDivisionError("the planner's own")
 

@@ -6,6 +6,7 @@ checkpoint without loading it.
 
 from __future__ import annotations
 
+from holdfast.checkpoint.installed import installed
 from holdfast.checkpoint.latest import VerifiedCheckpoint, latest_verified
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadProgress, LoadReport, Unverified
@@ -28,6 +29,7 @@ __all__ = [
     "VerifiedCheckpoint",
     "VerifyReport",
     "async_save",
+    "installed",
     "latest_verified",
     "load",
     "save",

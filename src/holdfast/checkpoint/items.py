@@ -14,7 +14,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.checkpoint.archive import ZIP_START, DamagedArchiveError, ReadAt, Record, read_archive, read_record
+from holdfast.checkpoint.archive import (
+    ZIP_START,
+    DamagedArchiveError,
+    ReadAt,
+    Record,
+    Templates,
+    read_archive,
+    read_record,
+)
 from holdfast.checkpoint.checksum import crc32
 from holdfast.checkpoint.inert import DamagedPickleError, read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
@@ -24,6 +32,7 @@ from holdfast.errors import UnsafeCheckpointError
 __all__ = [
     "Expected",
     "ItemLayout",
+    "KnownItems",
     "ObjectDecoder",
     "check_payload",
     "decode_item",
@@ -74,6 +83,14 @@ class ItemLayout(NamedTuple):
         return bool(self.crc) or not self.payload_bytes
 
 
+class KnownItems:
+    """What one load has seen of the archives it read."""
+
+    def __init__(self) -> None:
+        self.templates: Templates = {}
+        self.recipes: dict[bytes, TensorRecipe | None] = {}
+
+
 def memory_reader(data: memoryview) -> ReadAt:
     """Read from an item that is in memory."""
 
@@ -86,15 +103,13 @@ def memory_reader(data: memoryview) -> ReadAt:
     return read_at
 
 
-def open_item(
-    read_at: ReadAt, length: int, cache: dict[bytes, TensorRecipe | None], *, check: bool
-) -> ItemLayout | None:
+def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -> ItemLayout | None:
     """Find the payload of a saved tensor, and check every record but the payload.
 
     Args:
         read_at: reads from the item.
         length: the length of the item in bytes.
-        cache: recipes by pickle; tensors of one shape share theirs.
+        known: what was seen of other items; tensors of one shape have all but their payload in common.
         check: compare the records with their CRC-32.
 
     Returns:
@@ -103,17 +118,17 @@ def open_item(
     Raises:
         DamagedArchiveError: the item is damaged.
     """
-    records = _read_records(read_at, length)
+    records = _read_records(read_at, length, known.templates)
     small = {
         name: read_record(read_at, name, record, check=check)
         for name, record in records.items()
         if not _is_payload(name)
     }
     pickle = small[_PICKLE]
-    if pickle in cache:
-        recipe = cache[pickle]
+    if pickle in known.recipes:
+        recipe = known.recipes[pickle]
     else:
-        recipe = cache[pickle] = tensor_recipe(_parse(pickle, records[_PICKLE]))
+        recipe = known.recipes[pickle] = tensor_recipe(_parse(pickle, records[_PICKLE]))
     payloads = [name for name in records if _is_payload(name)]
     if recipe is None or small.get(_BYTE_ORDER, _NATIVE) != _NATIVE or payloads != [_PAYLOADS + recipe.storage_key]:
         return None
@@ -136,10 +151,10 @@ def _is_payload(name: str) -> bool:
     return name.startswith(_PAYLOADS)
 
 
-def _read_records(read_at: ReadAt, length: int) -> dict[str, Record]:
+def _read_records(read_at: ReadAt, length: int, templates: Templates | None = None) -> dict[str, Record]:
     if length < 4 or bytes(read_at(0, 4)) != ZIP_START:
         raise DamagedArchiveError("this is not an archive that torch.save wrote", 0, min(4, length))
-    records = read_archive(read_at, length)
+    records = read_archive(read_at, length, templates)
     # A "constants.pkl" makes torch take it for TorchScript, which is code.
     if _PICKLE not in records or any(name.lower() == "constants.pkl" for name in records):
         raise DamagedArchiveError("this is not the archive of a tensor or an object", 0, length)

@@ -8,7 +8,7 @@ import torch
 
 from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ReadAt
 from holdfast.checkpoint.files import CheckpointFile
-from holdfast.checkpoint.items import ItemLayout, open_item
+from holdfast.checkpoint.items import ItemLayout, KnownItems, open_item
 from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
@@ -46,7 +46,7 @@ def chunk_layout(
     file: CheckpointFile,
     offset: int,
     length: int,
-    recipes: dict[bytes, TensorRecipe | None],
+    known: KnownItems,
     *,
     check: bool,
     bound: Bound | None,
@@ -56,7 +56,7 @@ def chunk_layout(
     read_at = _item_reader(file, offset, length, on_read)
     if bound is not None and check:
         bound.check(read_at, length)
-    return open_item(read_at, length, recipes, check=check)
+    return open_item(read_at, length, known, check=check)
 
 
 def raw_layout(raw: RawTensor) -> ItemLayout:

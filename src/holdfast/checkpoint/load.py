@@ -25,6 +25,7 @@ from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     ItemLayout,
+    KnownItems,
     ObjectDecoder,
     check_payload,
     decode_tensor,
@@ -38,7 +39,6 @@ from holdfast.checkpoint.naming import corrupt, naming
 from holdfast.checkpoint.plan import Chunk
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.slices import is_dense
-from holdfast.checkpoint.tensor_pickle import TensorRecipe
 from holdfast.checkpoint.windows import fits_window, pack_windows
 from holdfast.errors import CheckpointError
 
@@ -89,7 +89,7 @@ class Load:
         self._options = options
         self._unfold = unfold
         self._checks = options.verify != "off"
-        self._recipes: dict[bytes, TensorRecipe | None] = {}
+        self._known = KnownItems()
         self._objects = ObjectDecoder(trusted=options.trusted, check=self._checks)
 
     def run(self, chunks: list[Chunk], planner: LoadPlanner) -> None:
@@ -198,7 +198,7 @@ class Load:
     def _layout_in_memory(self, chunk: Chunk, item: memoryview) -> ItemLayout | None:
         if chunk.raw is not None:
             return raw_layout(chunk.raw)
-        return _as_expected(chunk, open_item(memory_reader(item), len(item), self._recipes, check=self._checks))
+        return _as_expected(chunk, open_item(memory_reader(item), len(item), self._known, check=self._checks))
 
     def _check_item(self, chunk: Chunk, item: memoryview, layout: ItemLayout) -> str | None:
         if not self._checks:
@@ -279,7 +279,7 @@ class Load:
             file,
             chunk.offset,
             chunk.length,
-            self._recipes,
+            self._known,
             check=self._checks,
             bound=chunk.bound,
             on_read=self._report.read,

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
-from torch.distributed.checkpoint.storage import StorageReader
 from torch.futures import Future
 
 from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
@@ -42,12 +42,14 @@ _SMALL_CHUNK_BYTES = 16 << 10
 _MOST_WORKERS = 16
 
 
-class ParallelFileSystemReader(StorageReader):
+class ParallelFileSystemReader(FileSystemReader):
     """A drop-in ``storage_reader=`` for ``torch.distributed.checkpoint.load`` that reads in parallel and verifies.
 
     Args:
         path: the checkpoint's folder.
-        parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference.
+        _extension_registry: as for torch's ``FileSystemReader``; the same as ``extension_registry``.
+        parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference. A planner with a
+            ``commit_tensor`` of its own is always served like that, unless it sets ``commits_in_any_order``.
         engine: ``"thread"``, or ``"process"`` to undo stream transforms that hold the GIL in worker processes.
         num_workers: threads (and processes) to use; chosen from files, bytes, cores and free memory when ``None``.
         memory_limit: the most memory, in bytes, for buffers beyond the destination; 256 MiB when ``None``. One item
@@ -68,9 +70,13 @@ class ParallelFileSystemReader(StorageReader):
             ``AssertionError``; here it is as it was raised.
     """
 
+    path: Path
+    rank: int | None  # type: ignore[assignment]  # torch's own annotation knows only its first value
+
     def __init__(
         self,
         path: str | os.PathLike[str],
+        _extension_registry: Any = None,
         *,
         parallel: bool = True,
         engine: str = "thread",
@@ -85,7 +91,7 @@ class ParallelFileSystemReader(StorageReader):
         extension_registry: Any = None,
         file_layer: FileLayer | None = None,
     ) -> None:
-        super().__init__()
+        super().__init__(path)
         _check_choice("engine", engine, ("thread", "process"))
         _check_choice("verify", verify, ("crc", "full", "off"))
         _check_positive("num_workers", num_workers)
@@ -95,7 +101,7 @@ class ParallelFileSystemReader(StorageReader):
         self.load_id = str(uuid.uuid4())
         self.report: LoadReport | None = None
         self.error: Exception | None = None
-        self.rank: int | None = None
+        self.rank = None
         self.use_collectives = True
         self._parallel = parallel
         self._engine = engine
@@ -103,7 +109,7 @@ class ParallelFileSystemReader(StorageReader):
         self._memory_limit = memory_limit
         self._options = LoadOptions(verify=verify, cast=cast, trusted=trusted)
         self._progress = progress
-        self._registry = extension_registry
+        self._registry = extension_registry if _extension_registry is None else _extension_registry
         self._layer = file_layer or LocalFiles()
         self._metadata: Metadata | None = None
         self._described: Described | None = None
@@ -192,9 +198,9 @@ class ParallelFileSystemReader(StorageReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything the plan asks for.
 
-        The planner is only ever called on this thread. With ``parallel=True`` it is asked for all destinations first
-        and told of each as it is complete, so a planner that keeps state between the two calls wants
-        ``parallel=False``.
+        The planner is only ever called on this thread. It is asked for all destinations first and told of each as it is
+        complete; a planner that commits in its own way may keep state between the two calls, so it is served item by
+        item instead, as torch does it, unless it sets ``commits_in_any_order = True``.
 
         Raises:
             CheckpointError: the first thing that went wrong; nothing is left running or open.
@@ -214,7 +220,8 @@ class ParallelFileSystemReader(StorageReader):
         described = self._described
         bound_of = described.bound_of if described is not None and described.metadata is self._metadata else _unbound
         chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
-        if self._parallel:
+        parallel = self._parallel and not _wants_pairs(planner)
+        if parallel:
             requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
             resolve(requests, planner)
             chunks = chain_overlaps(chunks)
@@ -226,7 +233,7 @@ class ParallelFileSystemReader(StorageReader):
         with progress_callback(self._progress) as on_progress:
             report = ReportBuilder(on_progress, len(chunks), total)
             try:
-                if self._parallel:
+                if parallel:
                     workers, peak = self._read_parallel(chunks, planner, files, report, total)
                 else:
                     load_sequentially(chunks, planner, files, report, self._options, self._transform_registry())
@@ -340,6 +347,12 @@ class _NotLoaded(NamedTuple):
     """Carried to every rank by its plan: what no rank asks for."""
 
     names: tuple[str, ...]
+
+
+def _wants_pairs(planner: LoadPlanner) -> bool:
+    """Whether a planner may count on ``commit_tensor`` right behind ``resolve_tensor``."""
+    own = type(planner).commit_tensor.__module__.partition(".")[0] != "torch"
+    return own and not getattr(planner, "commits_in_any_order", False)
 
 
 def _unbound(_: MetadataIndex) -> None:

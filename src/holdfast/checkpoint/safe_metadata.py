@@ -317,6 +317,16 @@ def check_metadata(metadata: Any) -> None:
             )
     for file, used in places.items():
         _check_places(file, used)
+    _check_paths(getattr(metadata, "planner_data", None), metadata)
+
+
+def _check_paths(planner_data: Any, metadata: Metadata) -> None:
+    """Where torch's planner noted the path of every name through the nested state, it must lead to that name."""
+    if not isinstance(planner_data, dict) or planner_data.keys().isdisjoint(metadata.state_dict_metadata):
+        return
+    for name, path in planner_data.items():
+        if isinstance(path, tuple) and ".".join(map(str, path)) != name:
+            raise ValueError(f"the planner's path to {name!r} leads elsewhere")
 
 
 def _check_places(file: str, used: list[tuple[int, int, str]]) -> None:

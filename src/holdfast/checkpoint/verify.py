@@ -26,6 +26,7 @@ from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     Expected,
     ItemLayout,
+    KnownItems,
     check_payload,
     check_records,
     decode_item,
@@ -41,7 +42,6 @@ from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
-from holdfast.checkpoint.tensor_pickle import TensorRecipe
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
@@ -232,6 +232,9 @@ def _items(described: Described) -> Iterable[_Item]:
     expected = ExpectedChunks(metadata)
     for index, info in metadata.storage_data.items():
         tensor = isinstance(metadata.state_dict_metadata[index.fqn], TensorStorageMetadata)
+        stored = expected.of(index) if tensor else None
+        if stored is not None and 0 in stored.shape:
+            continue  # a load has nothing to read of it
         yield _Item(
             index.fqn,
             info.relative_path,
@@ -239,7 +242,7 @@ def _items(described: Described) -> Iterable[_Item]:
             info.length,
             tuple(getattr(info, "transform_descriptors", None) or ()),
             isinstance(info, RawTensor),
-            expected.of(index) if tensor else None,
+            stored,
             described.bound_of(index),
         )
 
@@ -252,7 +255,7 @@ class _Checker:
         self._budget = budget
         self._registry = registry
         self._trusted = trusted
-        self._recipes: dict[bytes, TensorRecipe | None] = {}
+        self._known = KnownItems()
 
     def check(self, item: _Item) -> _Outcome:
         """Check an item; never raises for damage."""
@@ -285,7 +288,7 @@ class _Checker:
         if item.transforms or item.expected is None:
             return self._check_whole(file, item, on_read)
         layout = chunk_layout(
-            file, item.offset, item.length, self._recipes, check=True, bound=item.bound, on_read=on_read
+            file, item.offset, item.length, self._known, check=True, bound=item.bound, on_read=on_read
         )
         if layout is None:
             return self._check_whole(file, item, on_read)
@@ -335,7 +338,7 @@ class _Checker:
             if self._trusted:
                 return check_records(data)
             return decode_item(data, check=True, tensor=item.fqn, file=item.file).unchecked
-        layout = open_item(memory_reader(data), len(data), self._recipes, check=True)
+        layout = open_item(memory_reader(data), len(data), self._known, check=True)
         if layout is None:
             return decode_tensor(data, item.expected, check=True, tensor=item.fqn, file=item.file)[1]
         item.expected.check(layout.recipe.shape, layout.recipe.dtype)

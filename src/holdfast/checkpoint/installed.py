@@ -1,0 +1,67 @@
+"""The reader for code that makes its own: Accelerate, Lightning, or a plain ``dcp.load(checkpoint_id=…)``.
+
+They look ``FileSystemReader`` up in torch's modules and take no other. Inside the block that name is ours, everywhere
+it was torch's; behind it every module has its own again, those that were first imported inside too.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import ModuleType
+from typing import Any
+
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+
+from holdfast.checkpoint.reader import ParallelFileSystemReader
+from holdfast.errors import ConfigError
+
+__all__ = ["installed"]
+
+_NAME = "FileSystemReader"
+# They derive classes from the name: imported first, so that no class of torch's ever derives from ours.
+_DERIVING = ("torch.distributed.checkpoint._fsspec_filesystem", "torch.distributed.checkpoint.hf_storage")
+
+
+@contextmanager
+def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
+    """Let everything in this process that loads DCP checkpoints use our reader, for the duration of the block.
+
+    Args:
+        **options: those of :class:`~holdfast.checkpoint.ParallelFileSystemReader`, for every reader that is made.
+
+    Yields:
+        The class that stands in for torch's ``FileSystemReader``.
+    """
+    if "path" in options:
+        raise ConfigError("the path is given by whoever makes the reader", option="path")
+    for name in _DERIVING:
+        with suppress(ImportError):  # of optional dependencies
+            importlib.import_module(name)
+
+    class InstalledReader(ParallelFileSystemReader):
+        """The reader with the options of the block."""
+
+        def __init__(self, path: Any, _extension_registry: Any = None) -> None:
+            super().__init__(path, _extension_registry, **options)
+
+    before = {module: vars(module)[_NAME] for module in _modules() if _is_reader(vars(module)[_NAME])}
+    for module in before:
+        setattr(module, _NAME, InstalledReader)
+    try:
+        yield InstalledReader
+    finally:
+        for module in _modules():
+            if vars(module)[_NAME] is InstalledReader:
+                setattr(module, _NAME, before.get(module, FileSystemReader))
+
+
+def _modules() -> list[ModuleType]:
+    """The modules that have the name."""
+    return [module for module in list(sys.modules.values()) if _NAME in getattr(module, "__dict__", {})]
+
+
+def _is_reader(value: Any) -> bool:
+    return value is FileSystemReader or (isinstance(value, type) and value.__qualname__.endswith("InstalledReader"))
