@@ -32,6 +32,8 @@ COMMANDS = (
     "simulate",
     "watch",
     "job",
+    "audit",
+    "bisect",
 )
 
 EXIT_UNUSABLE = 2

@@ -71,6 +71,7 @@ class Loop:
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
         self._handed_out = 0.0
         self._jumped = False
+        self._noted_schedule: Any = None  # the schedule the log knows; a jump of the loader makes another
         self._agreement = Agreement(attempt.ranks)
         self._comparison = RankComparison(attempt.ranks.world)
         self._gauge = Gauge(
@@ -107,6 +108,7 @@ class Loop:
                     lap("data")
                     break
                 lap("data")
+                self._note_stream()
                 attempt.batch += 1
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
                     self._first_batch = attempt.batch if self._pending is None else self._first_batch
@@ -124,6 +126,14 @@ class Loop:
             self.finish()
             watchdog.mark("idle", attempt.step)
             return
+
+    def _note_stream(self) -> None:
+        """Write the stream's state where its schedule has changed, so that the log says which samples a batch held."""
+        schedule = getattr(self._components.loader, "schedule", None)
+        if schedule is not self._noted_schedule and self._components.has_order and self.attempt.ranks.is_first:
+            state = self._components.loader.state_dict()
+            self.attempt.note("stream", step=self.attempt.step, batch=self.attempt.batch, state=state)
+        self._noted_schedule = schedule
 
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         """Take what the program says of the step it has just done."""

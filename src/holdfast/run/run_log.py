@@ -138,8 +138,9 @@ class RunLog:
         ends: dict[tuple[int, int], str] = {}
         for rank in self.ranks:
             faults += _check_rank(self.folder.log_files(rank=rank), ends)
-        for file in self.folder.log_files(rank=0):
-            faults += _check_attempt(file, ends)
+        if not faults:  # only lines that are as they were written can be asked about others
+            for file in self.folder.log_files(rank=0):
+                faults += _check_attempt(file, ends)
         return faults
 
 
@@ -172,11 +173,9 @@ def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Itera
                 yield ChainFault(file.path.name, number, "the line carries no digest")
                 return
             body, digest = parts
-            if number == 1:
-                previous = json.loads(line).get("previous")
-                if previous != head:
-                    yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
-                    return
+            if number == 1 and _previous(line) != head:
+                yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
+                return
             if link(head, body) != digest:
                 yield ChainFault(file.path.name, number, "the line, or one before it, was changed")
                 return
@@ -184,15 +183,21 @@ def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Itera
         ends[file.rank, file.attempt] = head
 
 
+def _previous(line: bytes) -> str | None:
+    """Return the digest a file says it follows; None if it says nothing that can be read."""
+    try:
+        record = json.loads(line)
+    except ValueError:
+        return None
+    return record.get("previous") if isinstance(record, dict) else None
+
+
 def _check_attempt(file: LogFile, ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
     """Check what rank 0 noted at the start of an attempt about the ends of all ranks before it."""
     lines = read_lines(file)
     if file.part or not lines:
         return
-    try:
-        noted = json.loads(lines[0]).get("ranks_before") or {}
-    except ValueError:
-        return  # said already
+    noted = json.loads(lines[0]).get("ranks_before") or {}
     for name, head in noted.items():
         rank = int(name)
         attempts = [attempt for known, attempt in ends if known == rank and attempt < file.attempt]

@@ -1,0 +1,113 @@
+"""`holdfast audit RUN --samples FILE`: at which steps a run saw given samples, in a statement anyone can recompute."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.errors import ConfigError, RunLogError
+
+if TYPE_CHECKING:
+    from holdfast.run.audit import Audit
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def audit(
+        run: Annotated[Path, typer.Argument(help="A run's folder, or a statement to recompute.", show_default=False)],
+        samples: Annotated[
+            Path | None, typer.Option(help="A CSV file with the columns source and index.", show_default=False)
+        ] = None,
+        program: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
+        head: Annotated[str | None, typer.Option(help="A digest the log must contain.", show_default=False)] = None,
+        unfinished: Annotated[bool, typer.Option("--unfinished", help="Accept a log without an ending.")] = False,
+        output: Annotated[Path | None, typer.Option(help="Write the statement here.", show_default=False)] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the statement.")] = False,
+    ) -> None:
+        """Show at which steps a run saw samples, or prove that it did not.
+
+        The log's chain is checked first; with --program also that the data is the data the run read. Given a statement
+        instead of a run, its answer is computed again. Exit code 2 if anything is not as it should be.
+
+        Examples:
+          holdfast audit runs/exp7 --samples optout.csv --output statement.json
+
+          holdfast audit statement.json
+        """
+        from holdfast.run.audit import audit as find
+        from holdfast.run.audit import check_statement
+
+        if run.is_file():
+            statement = _read_json(run)
+            check_statement(statement)
+            summary = {"statement": "holds", "run": statement["run"], "heads": statement["heads"]}
+            typer.echo(json.dumps(summary) if as_json else f"the statement about run {statement['run']} holds")
+            return
+        if samples is None:
+            raise ConfigError("nothing to look for", hint="pass --samples FILE.csv with the columns source and index")
+        loader = load_program(program, run).components.loader if program is not None else None
+        found = find(run, _read_samples(samples), loader=loader, head=head, unfinished=unfinished)
+        statement = found.to_json() if as_json or output is not None else {}
+        if output is not None:
+            output.write_text(json.dumps(statement), encoding="utf-8")
+        if as_json:
+            typer.echo(json.dumps(statement))
+        else:
+            _show(found)
+
+
+def _read_json(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise RunLogError("this is neither a run's folder nor a statement", file=str(path)) from error
+
+
+def _read_samples(path: Path) -> dict[str, list[int]]:
+    found: dict[str, list[int]] = {}
+    try:
+        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise ConfigError(f"the samples cannot be read: {error}", file=str(path)) from error
+    for number, row in enumerate(rows, start=2):
+        source, index = row.get("source"), row.get("index")
+        if not source or not index or not index.strip().isdecimal():
+            raise ConfigError(
+                "a line does not name a sample", file=str(path), line=number, hint="columns: source,index"
+            )
+        found.setdefault(source, []).append(int(index))
+    if not found:
+        raise ConfigError("the file names no sample", file=str(path), hint="columns: source,index")
+    return found
+
+
+def _show(found: Audit) -> None:
+    from rich.table import Table
+
+    from holdfast.cli.console import table_console
+
+    table = Table("source", "index", "step", "epoch", "rank", "")
+    for source, seen in found.seen.items():
+        for row in seen.rows():
+            index, step, _, epoch, rank, _, _, counted, masked = row
+            remarks = [*([] if counted else ["done again later"]), *(["masked"] if masked else [])]
+            table.add_row(source, str(index), str(step), str(epoch), str(rank), ", ".join(remarks))
+    never = {source: indices for source, indices in found.never_seen.items() if indices}
+    console = table_console()
+    console.print(table)
+    for source, indices in never.items():
+        shown = ", ".join(map(str, indices[:20])) + (" …" if len(indices) > 20 else "")
+        console.print(f"{source}: {len(indices)} never seen in {found.steps} steps: {shown}", markup=False)
+    if not found.data_checked:
+        console.print("the data itself was not at hand: its fingerprints are those of the log", markup=False)
+    if not found.ended:
+        console.print("the log has no ending: this is about the steps that are recorded", markup=False)

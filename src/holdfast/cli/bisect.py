@@ -1,0 +1,61 @@
+"""`holdfast bisect RUN_A RUN_B`: the first step, and the first thing in it, in which two runs part."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.errors import ConfigError
+
+__all__ = ["register"]
+
+EXIT_PART = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def bisect(
+        run_a: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+        run_b: Annotated[Path, typer.Argument(help="Another run's folder.", show_default=False)],
+        program_a: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
+        program_b: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ) -> None:
+        """Find where two runs part: data order, batch content, learning rate, loss, gradient of a layer, parameters.
+
+        Exit code 0 if they agree as far as both go, 1 if they part.
+
+        Example:
+          holdfast bisect runs/exp7 runs/exp7-again
+        """
+        from holdfast.run.bisect import bisect as find
+        from holdfast.run.run_log import RunLog
+
+        if (program_a is None) != (program_b is None):
+            raise ConfigError("what is in batches is compared between two programs", hint="pass both, or neither")
+        loaders = None
+        if program_a is not None and program_b is not None:
+            programs = [load_program(program_a, run_a), load_program(program_b, run_b)]
+            loaders = (programs[0].components.loader, programs[1].components.loader)
+        found = find(RunLog(run_a), RunLog(run_b), loaders=loaders)
+        if as_json:
+            typer.echo(json.dumps(found.to_json()))
+        elif found.step is None:
+            typer.echo(f"the runs agree in all {found.compared} steps that both have")
+        else:
+            layer = f" of {found.layer}" if found.layer else ""
+            typer.echo(f"the runs part at step {found.step}, first in: {found.component}{layer}")
+            typer.echo(f"  {run_a}: {found.one}\n  {run_b}: {found.other}")
+            typer.echo(f"  differing in that step: {', '.join(found.differing)}")
+            if found.unchanged_since is not None:
+                typer.echo(f"  parameters were equal after {found.unchanged_since} steps")
+        if not as_json:
+            for note in found.notes:
+                typer.echo(f"  note: {note}")
+        raise typer.Exit(0 if found.step is None else EXIT_PART)

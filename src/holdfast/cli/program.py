@@ -1,0 +1,54 @@
+"""The program of a run, for commands that make its steps again: a function that returns the run, not started."""
+
+from __future__ import annotations
+
+import importlib.util
+import inspect
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["PROGRAM_HELP", "load_program"]
+
+PROGRAM_HELP = "FILE.py:FUNCTION that returns the run, not started; a function with an argument is given the folder."
+
+
+def load_program(program: str, folder: Path) -> Run:
+    """Return the run that a program's function makes.
+
+    Raises:
+        ConfigError: there is no such function, or it does not return a run of this folder.
+    """
+    from holdfast.run import Run
+
+    name, _, function = program.rpartition(":")
+    path = Path(name)
+    if not name or not function.isidentifier():
+        raise ConfigError("a program is FILE.py:FUNCTION", program=program)
+    if not path.is_file():
+        raise ConfigError("there is no such program", file=name)
+    module_name = f"_holdfast_program_{path.stem}"
+    spec = importlib.util.spec_from_file_location(module_name, path)
+    if spec is None or spec.loader is None:
+        raise ConfigError("a program is a Python file", file=name)
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[module_name] = module
+    sys.path.insert(0, str(path.resolve().parent))  # as `python FILE.py` does
+    try:
+        spec.loader.exec_module(module)
+        make = getattr(module, function, None)
+        if not callable(make):
+            raise ConfigError("the program has no such function", file=name, function=function)
+        made = make(folder) if inspect.signature(make).parameters else make()
+    finally:
+        sys.path.remove(str(path.resolve().parent))
+    if not isinstance(made, Run):
+        raise ConfigError("the function must return a Run", function=function, found=type(made).__name__)
+    if made.folder.root.resolve() != folder.resolve():
+        raise ConfigError("the program's run is in another folder", folder=str(made.folder.root), expected=str(folder))
+    return made

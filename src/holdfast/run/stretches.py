@@ -1,0 +1,168 @@
+"""Stretches of a run: which batches were trained on under which schedule, read from the log alone.
+
+A stretch begins where an attempt starts or a rollback ends. The log holds the stream's state whenever its schedule
+changed, so the samples of every recorded step follow by arithmetic. A step that no record tells of left nothing behind:
+every checkpoint is saved after the records of its steps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import RunLogError
+from holdfast.run.run_log import Record, RunLog, branch_step
+
+if TYPE_CHECKING:
+    from holdfast.order import Partition, Schedule
+
+__all__ = ["Stretch", "read_stretches", "rebuild"]
+
+Int64 = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Stretch:
+    """Steps made one after the other.
+
+    Attributes:
+        state: the stream's state, as logged; its history covers every batch of the stretch.
+        steps: the recorded steps.
+        first_batches: the first batch of each.
+        stop_batches: one past the last batch of each.
+        counts_before: steps from this one on were done again later; None if all of them count.
+    """
+
+    state: dict[str, Any]
+    steps: Int64
+    first_batches: Int64
+    stop_batches: Int64
+    counts_before: int | None = None
+
+    @property
+    def stop_batch(self) -> int:
+        """One past the last batch."""
+        return int(self.stop_batches[-1])
+
+    def steps_of(self, batches: Int64) -> Int64:
+        """Return the step that trained on each batch; -1 where none did."""
+        rows = np.searchsorted(self.first_batches, batches, side="right") - 1
+        inside = (rows >= 0) & (batches < self.stop_batches[np.maximum(rows, 0)])
+        return np.where(inside, self.steps[np.maximum(rows, 0)], -1)
+
+    def counted(self, steps: Int64) -> NDArray[np.bool_]:
+        """Say which of the steps count: were not done again after a restart or a rollback."""
+        return np.ones(len(steps), dtype=bool) if self.counts_before is None else steps < self.counts_before
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the stretch as plain JSON; steps that follow each other evenly are one row.
+
+        A row is a first step, its first batch, how many steps there are, and batches per step.
+        """
+        rows: list[list[int]] = []
+        for step, first, stop in zip(
+            self.steps.tolist(), self.first_batches.tolist(), self.stop_batches.tolist(), strict=True
+        ):
+            last = rows[-1] if rows else None
+            if last and (step, first, stop - first) == (last[0] + last[2], last[1] + last[2] * last[3], last[3]):
+                last[2] += 1
+            else:
+                rows.append([step, first, 1, stop - first])
+        return {"state": self.state, "rows": rows, "counts_before": self.counts_before}
+
+    @classmethod
+    def from_json(cls, value: dict[str, Any]) -> Stretch:
+        """Read what ``to_json`` wrote."""
+        steps, first, stop = [], [], []
+        for step, batch, count, each in value["rows"]:
+            numbers = np.arange(count, dtype=np.int64)
+            steps.append(step + numbers)
+            first.append(batch + numbers * each)
+            stop.append(batch + (numbers + 1) * each)
+        return cls(
+            value["state"],
+            np.concatenate(steps),
+            np.concatenate(first),
+            np.concatenate(stop),
+            value["counts_before"],
+        )
+
+
+@dataclass(slots=True)
+class _Open:
+    """A stretch that is being read."""
+
+    begins: int
+    state: dict[str, Any] | None = None
+    rows: list[tuple[int, int, int]] = field(default_factory=list)
+
+
+def read_stretches(log: RunLog) -> list[Stretch]:
+    """Return every stretch in which a step was recorded, in order.
+
+    Raises:
+        RunLogError: the log does not say which samples its batches held.
+    """
+    stretches: list[_Open] = []
+    for record in log.records(0):
+        branch = branch_step(record)
+        if branch is not None:
+            stretches.append(_Open(branch))
+        elif stretches:
+            _take(stretches[-1], record)
+    found = []
+    for number, each in enumerate(stretches):
+        if not each.rows:
+            continue
+        if each.state is None:
+            raise RunLogError(
+                "the log does not say which samples its batches held",
+                folder=str(log.folder.root),
+                step=each.rows[0][0],
+                hint="only runs that read through a StreamingShardLoader can be asked for their samples",
+            )
+        later = [other.begins for other in stretches[number + 1 :]]
+        columns = np.array(each.rows, dtype=np.int64).T
+        counts_before = min(later) if later and min(later) <= columns[0, -1] else None
+        found.append(Stretch(each.state, columns[0], columns[1], columns[2], counts_before))
+    return found
+
+
+def _take(stretch: _Open, record: Record) -> None:
+    if record.get("event") == "stream":
+        stretch.state = record["state"]
+    elif "event" not in record and "step" in record:
+        stretch.rows.append((record["step"], *record["batches"]))
+
+
+def rebuild(state: dict[str, Any], partition: Partition | None = None) -> Schedule:
+    """Return the schedule of a logged state, checked against what the state says of itself.
+
+    Raises:
+        RunLogError: the state contradicts itself.
+    """
+    from holdfast.stream.state import CheckpointState
+
+    stored = CheckpointState.from_json(state)
+    schedule = stored.rebuild(partition)
+    if schedule.planned_order.fingerprint() != stored.fingerprint:
+        raise RunLogError("the logged order is not the one its fingerprint was made of", fingerprint=stored.fingerprint)
+    if schedule.delivered_before(stored.step) != stored.position:
+        raise RunLogError("the logged position is not the one the schedule gives", step=stored.step)
+    return schedule
+
+
+def sources_of(stretches: Sequence[Stretch]) -> dict[str, str]:
+    """Return the fingerprint of every source; refuses a run whose data changed underway."""
+    from holdfast.stream.state import CheckpointState
+
+    found: dict[str, str] = {}
+    for stretch in stretches:
+        for name, fingerprint in CheckpointState.from_json(stretch.state).sources.items():
+            if found.setdefault(name, fingerprint) != fingerprint:
+                raise RunLogError("the run read other data under one name", source=name, step=int(stretch.steps[0]))
+    return found
