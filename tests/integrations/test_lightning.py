@@ -100,3 +100,19 @@ def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:
         make_trainer(8, HoldfastCallback()).fit(
             Module(), make_loader(), ckpt_path=tmp_path / "foreign.ckpt", weights_only=False
         )
+
+
+def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+    from holdfast.run import RunLog
+
+    folder = tmp_path / "exp7"
+    for steps, resume in ((4, None), (9, tmp_path / "last.ckpt")):
+        trainer = make_trainer(steps, HoldfastCallback(folder))
+        trainer.fit(Module(), make_loader(), ckpt_path=resume, weights_only=False if resume else None)
+        trainer.save_checkpoint(tmp_path / "last.ckpt")
+    log = RunLog(folder)
+    assert log.verify() == []
+    assert [record["step"] for record in log.steps()] == list(range(9))
+    assert all(record["loss"] > 0 and "grad_norm" in record for record in log.steps())
+    assert [event["step"] for event in log.events("start")] == [0, 4]

@@ -82,8 +82,8 @@ class Gauge:
         self.forward_ended = 0.0
         self.wants_layers: Callable[[], bool] = lambda: False
         if self._optimizers:
-            hook = self._before_step
-            self._handles += [optimizer.register_step_pre_hook(hook) for optimizer in self._optimizers]
+            self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
+            self._handles += [each.register_step_post_hook(self._after_step) for each in self._optimizers]
         self._handles.append(model.register_forward_hook(self._after_forward))
 
     def close(self) -> None:
@@ -104,7 +104,15 @@ class Gauge:
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.forward_ended = time.monotonic()
 
-    def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+    def _before_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
+        if not _has_closure(arguments, options):
+            self._measure(optimizer)
+
+    def _after_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
+        if _has_closure(arguments, options):  # the gradients of this step were made inside it
+            self._measure(optimizer)
+
+    def _measure(self, optimizer: torch.optim.Optimizer) -> None:
         self._stepped = True
         groups = optimizer.param_groups
         if self.rate is None and groups:
@@ -136,6 +144,11 @@ class Gauge:
         self._stepped = False
         self.rate = None
         return _stacked(norms), _stacked(weights), layers
+
+
+def _has_closure(arguments: Any, options: Any) -> bool:
+    # Torch's own profiling wrapper passes the optimizer itself first.
+    return options.get("closure") is not None or any(callable(one) for one in arguments[-1:])
 
 
 def _stacked(norms: list[torch.Tensor]) -> Deferred | None:

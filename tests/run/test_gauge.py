@@ -1,0 +1,32 @@
+"""The numbers a step leaves behind are that step's own."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from holdfast.run.gauge import Gauge, total_norm
+
+
+@pytest.mark.parametrize("closure", [False, True], ids=["plain", "closure"])
+def test_the_gradient_norm_is_that_of_the_step_even_where_a_closure_makes_the_gradient(closure: bool) -> None:
+    model = torch.nn.Linear(3, 1, bias=False)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=None)
+    for scale in (1.0, 5.0, 2.0):
+
+        def make_gradient(scale: float = scale) -> torch.Tensor:
+            optimizer.zero_grad()
+            loss: torch.Tensor = scale * model(torch.ones(1, 3)).sum()
+            loss.backward()
+            return loss
+
+        if closure:
+            optimizer.step(make_gradient)
+        else:
+            make_gradient()
+            optimizer.step()
+        norms, _, _ = gauge.take()
+        assert norms is not None
+        assert total_norm(norms.numbers()) == pytest.approx(scale * 3**0.5)
+    gauge.close()
