@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -15,9 +17,9 @@ def test_the_gradient_norm_is_that_of_the_step_even_where_a_closure_makes_the_gr
     gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=None)
     for scale in (1.0, 5.0, 2.0):
 
-        def make_gradient(scale: float = scale) -> torch.Tensor:
+        def make_gradient(scale: float = scale) -> Any:
             optimizer.zero_grad()
-            loss: torch.Tensor = scale * model(torch.ones(1, 3)).sum()
+            loss = scale * model(torch.ones(1, 3)).sum()
             loss.backward()
             return loss
 
