@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from holdfast.sources.concat import ConcatSource as ConcatSource
     from holdfast.sources.hf import HFSource as HFSource
     from holdfast.sources.jsonl import JsonlSource as JsonlSource
+    from holdfast.sources.packed import PackedSource as PackedSource
     from holdfast.sources.parquet import ParquetSource as ParquetSource
     from holdfast.sources.ragged import Ragged as Ragged
     from holdfast.sources.remote import RemoteOptions as RemoteOptions
@@ -32,6 +33,7 @@ _HOME = {
     "ConcatSource": "concat",
     "HFSource": "hf",
     "JsonlSource": "jsonl",
+    "PackedSource": "packed",
     "ParquetSource": "parquet",
     "Ragged": "ragged",
     "ReadCounters": "base",

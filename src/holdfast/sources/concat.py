@@ -3,24 +3,45 @@
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Sequence
 
 from holdfast.errors import ConfigError, SourceError
 from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.document_windows import DocumentWindows
 from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.token_cuts import TokenCuts
+
+DOCUMENTS_AT_ONCE = 4096  # whose tokens are counted, and held, together
 
 
 class ConcatSource(Source):
-    """Samples of several sources with the same columns, the first source's first.
+    """Samples of several sources with the same columns, the first source's first; or their tokens, cut to one length.
 
     Args:
-        sources: what to put end to end. To mix sources by weight, use `holdfast.InterleavedDataset` instead.
+        sources: what to put end to end, or a single source. To mix sources by weight, use `holdfast.InterleavedDataset`
+            instead.
+        length: take the samples for documents: lay their tokens end to end and cut them into samples of this many, with
+            columns ``tokens`` and ``document_ids``. What is left at the end and is too short for a sample is not read.
+        column: the column of tokens, of rows that differ in length.
+        index_dir: with ``length``, a folder in which token counts are kept, so that the documents are counted once.
     """
 
-    def __init__(self, sources: Sequence[Source]) -> None:
-        if not sources:
+    def __init__(
+        self,
+        sources: Source | Sequence[Source],
+        *,
+        length: int | None = None,
+        column: str = "tokens",
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        self._sources = [sources] if isinstance(sources, Source) else list(sources)
+        if not self._sources:
             raise ConfigError("a ConcatSource needs at least one source")
-        self._sources = list(sources)
+        if length is not None:
+            whole = self._sources[0] if len(self._sources) == 1 else ConcatSource(self._sources)
+            documents = DocumentWindows(whole, column=column, size=DOCUMENTS_AT_ONCE)
+            self._sources = [TokenCuts(documents, length=length, index_dir=index_dir)]
         self._bounds = bounds_of([len(source) for source in self._sources])
 
     def __len__(self) -> int:

@@ -1,0 +1,103 @@
+"""Documents laid end to end and cut into samples of one length, with no padding."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError
+from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.decoded_cache import DecodedCache
+from holdfast.sources.document_windows import DocumentWindows
+from holdfast.sources.file_source import LazySource
+from holdfast.sources.parts import bounds_of
+from holdfast.sources.ragged import Ragged
+
+__all__ = ["TokenCuts"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    bounds: NDArray[np.int64]  # tokens before each window
+    windows: DecodedCache[Ragged]
+
+
+class TokenCuts(LazySource[_Opened]):
+    """Sample i is tokens i · length … (i+1) · length - 1 of all documents end to end; an incomplete last one is not read.
+
+    Columns: ``tokens``, and ``document_ids``, the document that each token is of.
+
+    Args:
+        windows: the documents.
+        length: tokens in a sample.
+        cache_bytes: most memory for documents in use.
+        index_dir: a folder in which the number of tokens per window is kept, so that it is counted once.
+    """
+
+    def __init__(
+        self,
+        windows: DocumentWindows,
+        *,
+        length: int,
+        cache_bytes: int = 256 * 2**20,
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if length < 1:
+            raise ConfigError("length must be at least 1", length=length)
+        self._windows = windows
+        self._length = length
+        self._cache_bytes = cache_bytes
+        self._index_dir = index_dir
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1]) // self._length
+
+    def read(self, indices: Indices) -> Columns:
+        """Copy the tokens of each sample from the documents it reaches into."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="ConcatSource")
+        places = (rows[:, None] * self._length + np.arange(self._length)).ravel()
+        window = np.searchsorted(opened.bounds, places, side="right") - 1
+        dtype: Any = self._held(opened, 0).dtype
+        tokens, document = np.empty(len(places), dtype=dtype), np.empty(len(places), dtype=np.int64)
+        for number in np.unique(window).tolist():
+            here = window == number
+            held = self._held(opened, number)
+            inside = places[here] - opened.bounds[number]
+            tokens[here] = held.values[inside]
+            # side="right" minus one lands on the last of several documents that begin here: the others are empty.
+            document[here] = number * self._windows.size + np.searchsorted(held.offsets, inside, side="right") - 1
+        shape = (len(rows), self._length)
+        return {"tokens": tokens.reshape(shape), "document_ids": document.reshape(shape)}
+
+    @property
+    def source(self) -> Source:
+        """The documents."""
+        return self._windows.source
+
+    @property
+    def counters(self) -> ReadCounters:
+        """What the source of documents has read."""
+        return self.source.counters
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the documents are."""
+        return self.source.is_remote
+
+    def close(self) -> None:
+        """Close the source of documents."""
+        super().close()
+        self.source.close()
+
+    def _held(self, opened: _Opened, number: int) -> Ragged:
+        return opened.windows.get(number, lambda: self._windows.read(number))
+
+    def _open(self) -> _Opened:
+        counts = self._windows.count(lambda documents: len(documents.values), kind="tokens", folder=self._index_dir)
+        return _Opened(bounds_of(counts), DecodedCache(self._cache_bytes, lambda documents: documents.nbytes))

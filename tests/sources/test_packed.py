@@ -1,0 +1,142 @@
+"""PackedSource: every token of every document in exactly one pack, and each pack a pure function of the source."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from tests.sources.support import plain, ragged, through_pickle
+
+from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.sources import ArraySource, ConcatSource, PackedSource, Ragged, concat
+from holdfast.sources.best_fit import best_fit
+from holdfast.testing import check_source
+
+
+def documents(lengths: list[int]) -> ArraySource:
+    """Documents whose tokens are all different: token t of document d is 1000 d + t + 1."""
+    rows = [np.arange(1, length + 1) + 1_000 * number for number, length in enumerate(lengths)]
+    return ArraySource({"tokens": Ragged.from_rows(rows, dtype=np.int64)})
+
+
+drawn_lengths = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any)
+
+
+def _naive(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
+    """Pack by trying every pack for every piece."""
+    pieces = [
+        (number, start, min(start + capacity, length))
+        for number, length in enumerate(lengths)
+        for start in range(0, length, capacity)
+    ]
+    packs: list[list[tuple[int, int, int]]] = []
+    rooms: list[int] = []
+    for piece in sorted(pieces, key=lambda piece: (piece[1] - piece[2], piece[0], piece[1])):
+        size = piece[2] - piece[1]
+        fitting = [(room, number) for number, room in enumerate(rooms) if room >= size]
+        if fitting:
+            number = min(fitting)[1]
+        else:
+            number = len(packs)
+            packs.append([])
+            rooms.append(capacity)
+        packs[number].append(piece)
+        rooms[number] -= size
+    return sorted(sorted(pack) for pack in packs)
+
+
+@given(drawn_lengths, st.integers(1, 50))
+def test_packs_are_those_of_best_fit_decreasing(lengths: list[int], capacity: int) -> None:
+    packs = best_fit(np.array(lengths), capacity)
+    columns = (packs.document.tolist(), packs.start.tolist(), packs.stop.tolist())
+    pieces = list(zip(*columns, strict=True))
+    found = [pieces[packs.offsets[number] : packs.offsets[number + 1]] for number in range(len(packs))]
+    assert found == _naive(lengths, capacity)
+
+
+@given(drawn_lengths, st.integers(1, 50), st.integers(1, 20))
+def test_every_token_is_in_exactly_one_pack(lengths: list[int], capacity: int, window: int) -> None:
+    source = PackedSource(documents(lengths), length=capacity, window=window, labels=True)
+    batch = source.read(np.arange(len(source)))
+    tokens, document = plain(batch, "tokens"), plain(batch, "document_ids")
+    expected = [1_000 * number + token + 1 for number, length in enumerate(lengths) for token in range(length)]
+    assert sorted(tokens[document >= 0].tolist()) == expected
+    assert not tokens[document < 0].any()
+    assert np.array_equal(document[document >= 0], (tokens[document >= 0] - 1) // 1_000)
+    labels = plain(batch, "labels")
+    begins = (plain(batch, "position_ids") == 0) & (document >= 0)
+    assert (labels[begins | (document < 0)] == -100).all()
+    assert np.array_equal(labels[~begins & (document >= 0)], tokens[~begins & (document >= 0)])
+    for row, bounds in enumerate(ragged(batch, "cu_seqlens")):
+        assert (bounds[0], bounds[-1]) == (0, capacity)
+        pieces = source.pieces(row)
+        assert len(bounds) == len(pieces) + 1 + bool((document[row] < 0).any())
+        for piece, start, stop in zip(pieces, bounds[:-1], bounds[1:], strict=False):
+            assert stop - start == piece.stop - piece.start
+            assert tokens[row, start] == 1_000 * piece.document + piece.start + 1
+            assert row in source.packs_of(piece.document)
+
+
+@pytest.mark.parametrize("labels", [False, True])
+def test_it_keeps_the_contract_of_a_source(labels: bool) -> None:
+    lengths = np.random.default_rng(1).integers(0, 90, 300).tolist()
+    source = PackedSource(documents(lengths), length=64, window=32, labels=labels)
+    check_source(source)
+    assert len(source.shards() or ()) == 10
+
+
+def test_large_windows_leave_little_padding() -> None:
+    lengths = np.minimum(np.random.default_rng(2).lognormal(6, 1, 8_192), 30_000).astype(np.int64)
+    packs = [best_fit(part, 2_048) for part in np.split(lengths, 2)]
+    room = sum(len(part) for part in packs) * 2_048
+    assert 1 - lengths.sum() / room <= 0.003
+
+
+def test_packs_are_counted_once_where_a_folder_is_given(tmp_path: Path) -> None:
+    made = documents([5, 9, 30, 2, 7])
+    first = PackedSource(made, length=16, window=2, index_dir=tmp_path / "packs")
+    count = len(first)
+    made.close()
+    again = PackedSource(made, length=16, window=2, index_dir=tmp_path / "packs")
+    before = made.counters.counts().samples_local
+    assert len(again) == count
+    assert made.counters.counts().samples_local - before <= 5 + 16  # the fingerprint's, and no pass
+    next((tmp_path / "packs").iterdir()).write_bytes(b"torn")
+    assert len(PackedSource(made, length=16, window=2, index_dir=tmp_path / "packs")) == count
+    assert len(through_pickle(again)) == count
+
+
+def test_what_cannot_be_packed_is_refused() -> None:
+    with pytest.raises(ConfigError, match="at least 1"):
+        PackedSource(documents([1]), length=0)
+    with pytest.raises(SourceFormatError, match="differ in length"):
+        len(PackedSource(ArraySource({"tokens": np.arange(5)}), length=4))
+
+
+# Laid end to end and cut.
+
+
+@given(drawn_lengths, st.integers(1, 30), st.integers(1, 9))
+def test_cut_documents_are_all_tokens_in_order_but_an_incomplete_last_sample(
+    lengths: list[int], capacity: int, window: int
+) -> None:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(concat, "DOCUMENTS_AT_ONCE", window)
+        source = ConcatSource(documents(lengths), length=capacity)
+    tokens = [1_000 * number + token + 1 for number, length in enumerate(lengths) for token in range(length)]
+    assert len(source) == len(tokens) // capacity
+    batch = source.read(np.arange(len(source))[::-1].copy())
+    expected = np.array(tokens[: len(source) * capacity]).reshape(-1, capacity)[::-1]
+    assert np.array_equal(plain(batch, "tokens"), expected)
+    assert np.array_equal(plain(batch, "document_ids"), (expected - 1) // 1_000)
+
+
+def test_documents_of_several_sources_are_cut_as_one_and_keep_the_contract(tmp_path: Path) -> None:
+    parts = [documents([5, 0, 9, 30]), documents([2, 7, 11])]
+    source = ConcatSource(parts, length=6, index_dir=tmp_path)
+    assert len(source) == 64 // 6
+    check_source(source)
+    assert plain(source.read(np.array([7])), "document_ids").tolist() == [[3, 3, 4, 4, 5, 5]]
