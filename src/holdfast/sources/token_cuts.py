@@ -27,7 +27,7 @@ class _Opened:
 
 
 class TokenCuts(LazySource[_Opened]):
-    """Sample i is tokens i · length … (i+1) · length - 1 of all documents end to end; an incomplete last one is not read.
+    """Sample i is tokens i · length … (i+1) · length - 1 of all documents end to end; the incomplete last is not read.
 
     Columns: ``tokens``, and ``document_ids``, the document that each token is of.
 
