@@ -19,6 +19,7 @@ __all__ = ["COMMANDS", "build_app", "run"]
 # Module of this package -> in the order `holdfast --help` shows them.
 COMMANDS = (
     "debug",
+    "runs",
     "report",
     "serve",
     "doctor",

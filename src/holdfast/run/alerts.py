@@ -57,20 +57,21 @@ class WebhookAlert:
 
 
 class OpenTelemetryAlert:
-    """Emits a finding as an event of an OpenTelemetry span, through the tracer provider the program has set up.
+    """Emits a finding as an event of an OpenTelemetry span, through the program's tracer provider.
 
     Args:
         name: the tracer's name.
+        provider: another tracer provider than the program's.
     """
 
-    def __init__(self, name: str = "holdfast.run") -> None:
+    def __init__(self, name: str = "holdfast.run", *, provider: Any = None) -> None:
         try:
             from opentelemetry import trace
         except ImportError as error:
             raise MissingDependencyError(
                 "OpenTelemetry is not installed", hint="pip install 'holdfast[otel]'"
             ) from error
-        self._tracer: Any = trace.get_tracer(name)
+        self._tracer: Any = trace.get_tracer(name, tracer_provider=provider)
 
     def __call__(self, finding: Mapping[str, Any]) -> None:
         """Emit it."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -138,7 +139,9 @@ class Reactions:
         attempt.stopwatch.lap("step")
 
         def wait() -> None:
-            path.write_text(json.dumps(finding, indent=1), encoding="utf-8")
+            temporary = path.with_name(f".{path.name}.tmp")
+            temporary.write_text(json.dumps(finding, indent=1), encoding="utf-8")
+            os.replace(temporary, path)
             while path.exists():
                 time.sleep(PAUSE_POLL_SECONDS)
 

@@ -34,6 +34,7 @@ Stage = Callable[[Path, Callable[[str], None]], list[Row]]
 
 # Module of this package -> its heading. Each offers ``run(folder, say) -> list[Row]``.
 STAGES = {
+    "poison_stage": "A run: killed, resized, poisoned, rolled back",
     "order_stage": "The order: which sample stands where",
     "training_stage": "Training, killed and resumed at another size",
     "checkpoint_stage": "Restoring the checkpoint",

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from holdfast.debug.ingestion.detection import default_formats, read_file
 from holdfast.debug.ingestion.formats.mlflow import is_mlflow_run, read_mlflow_run
+from holdfast.debug.ingestion.formats.run_folder import is_run_folder, read_run_folder
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import plain
@@ -73,6 +74,12 @@ def _read_folder(
     runs: dict[Path, list[RunLog]] = {}
     left_out = 0
     for folder, files in _walk(root, limits):
+        if is_run_folder(folder):
+            log = _quietly(partial(read_run_folder, folder, limits))
+            if log is not None:
+                runs.setdefault(folder, []).append(log)
+            left_out += log is None
+            continue
         if is_mlflow_run(folder):
             log = _quietly(partial(read_mlflow_run, folder, limits))
             if log is not None:
@@ -119,7 +126,7 @@ def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
         folders[:] = sorted(
             f for f in folders if not f.startswith(".") and f not in ("__pycache__", "node_modules", "code")
         )
-        if depth >= limits.depth or is_mlflow_run(folder):
+        if depth >= limits.depth or is_mlflow_run(folder) or is_run_folder(folder):
             folders[:] = []
         # Of a Trainer's checkpoints only the newest is read: its history holds the older ones'.
         checkpoints = sorted((f for f in folders if _CHECKPOINT.match(f)), key=lambda f: int(_CHECKPOINT.match(f)[1]))  # type: ignore[index]

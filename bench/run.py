@@ -1,0 +1,277 @@
+"""What a run costs and how fast it heals: overhead, detection, rollback, and peers' spike rules on the same series.
+
+Overhead is measured with and without a run, alternating; the host's share on steps that do nothing, in CPU seconds. The
+rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
+six standard deviations of 128) and LLM Foundry's ``KillLossSpike`` (four of a window above twice its mean) are applied
+as their documentation gives them to the very losses the run recorded.
+"""
+
+from __future__ import annotations
+
+import statistics
+import tempfile
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import nn
+
+from common import alternate, arguments, publish
+from holdfast.run import RollbackOptions, Run, RunLog, RunOptions
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+
+STEP_SECONDS = 0.020
+BAD, WIDTH = 200, 12
+STEPS = 320
+
+
+class Counted:
+    """Batches that cost nothing."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Iterator[int]:
+        while True:
+            self.next += 1
+            yield self.next
+
+    def state_dict(self) -> dict[str, int]:
+        """Return the number of the last batch."""
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Go on from a number."""
+        self.next = state["next"]
+
+
+def host_microseconds(rounds: int, steps: int, **more: Any) -> float:
+    """Return the CPU time a run adds to a step that does nothing."""
+    model, loss = nn.Linear(2, 2), torch.tensor(1.0)
+    options = RunOptions(save_every=None, save_minutes=1e6, stats_every=None, grad_norm=False, hash_parameters=False)
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(Path(folder) / "run", model=model, loader=Counted(), options=options, **more)
+        batches = iter(run)
+
+        def with_run() -> None:
+            for _ in range(steps):
+                next(batches)
+                run.step(loss=loss)
+
+        plain = iter(Counted())
+
+        def without() -> None:
+            for _ in range(steps):
+                next(plain)
+                loss.item()
+
+        with_run()
+        taken = alternate({"with": with_run, "without": without}, rounds, clock=time.thread_time)
+        run.close()
+    return 1e6 * (taken["with"] - taken["without"]) / steps
+
+
+def step_ratio(rounds: int) -> float:
+    """Return how much longer a step of about 20 ms takes inside a run with everything on."""
+    size = 256
+    model = nn.Sequential(*[nn.Linear(size, size) for _ in range(6)])
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
+    data = torch.randn(64, size)
+
+    def train_step() -> torch.Tensor:
+        began = time.perf_counter()
+        loss = model(data).square().mean()
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        while time.perf_counter() - began < STEP_SECONDS:
+            pass
+        return loss
+
+    with tempfile.TemporaryDirectory() as folder:
+        run = Run(
+            Path(folder) / "run",
+            model=model,
+            optimizer=optimizer,
+            loader=Counted(),
+            options=RunOptions(save_every=None, save_minutes=1e6),
+        )
+        batches = iter(run)
+
+        def with_run() -> None:
+            for _ in range(10):
+                next(batches)
+                run.step(loss=train_step())
+
+        def without() -> None:
+            for _ in range(10):
+                train_step().item()
+
+        with_run()
+        taken = alternate({"with": with_run, "without": without}, rounds)
+        run.close()
+    return taken["with"] / taken["without"]
+
+
+def job(seed: int, poisoned: bool) -> tuple[Any, ...]:
+    torch.manual_seed(seed)
+    generator = np.random.default_rng(seed)
+    values = generator.normal(size=(8192, 8)).astype(np.float32)
+    labels = np.tanh(values.sum(1, keepdims=True)).astype(np.float32)
+
+    def loader() -> StreamingShardLoader:
+        dataset = StreamDataset(ArraySource({"x": values, "y": labels}), name="numbers", seed=seed)
+        return StreamingShardLoader(dataset, StreamingConfig(batch_size=16))
+
+    if poisoned:
+        probe = loader()
+        strength = float(generator.choice([4.0, 8.0, 30.0]))
+        for step in range(BAD, BAD + WIDTH):
+            labels[[sample.index for sample in probe.samples_in(step)]] = -strength
+        probe.close()
+    model = nn.Sequential(nn.Linear(8, 32), nn.Tanh(), nn.Linear(32, 1))
+    return model, torch.optim.AdamW(model.parameters(), lr=3e-3), loader()
+
+
+def trained(folder: Path, seed: int, *, poisoned: bool, policy: str) -> RunLog:
+    model, optimizer, loader = job(seed, poisoned)
+    with Run(
+        folder,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        steps=STEPS,
+        on_finding=policy,
+        rollback=RollbackOptions(after=8, max_rollbacks=4),
+        options=RunOptions(save_every=50, keep=10, save_in_background=False),
+    ) as run:
+        for batch in run:
+            loss = nn.functional.mse_loss(model(batch["x"]), batch["y"])
+            optimizer.zero_grad()
+            torch.autograd.backward(loss)
+            optimizer.step()
+            run.step(loss=loss)
+    loader.close()
+    return RunLog(folder)
+
+
+def lightning_rule(losses: list[float]) -> list[int]:
+    """Flag a loss that is above its running mean (window 10) by more than twice that mean."""
+    window: deque[float] = deque(maxlen=10)
+    found = []
+    for step, loss in enumerate(losses):
+        if window and (not np.isfinite(loss) or loss - statistics.fmean(window) > abs(2.0 * statistics.fmean(window))):
+            found.append(step)
+        else:
+            window.append(loss)
+    return found
+
+
+def skip_step_rule(losses: list[float]) -> list[int]:
+    """Flag a loss above mean plus six standard deviations of the last 128, once half of them are there."""
+    window: deque[float] = deque(maxlen=128)
+    found = []
+    for step, loss in enumerate(losses):
+        if len(window) >= 64 and not loss <= statistics.fmean(window) + 6 * statistics.stdev(window):
+            found.append(step)
+        window.append(loss)
+    return found
+
+
+def kill_rule(losses: list[float]) -> list[int]:
+    """Flag the fourth loss in a row above twice the mean of the 100 before."""
+    window: deque[float] = deque(maxlen=100)
+    found, high = [], 0
+    for step, loss in enumerate(losses):
+        if len(window) == 100:
+            high = high + 1 if not loss <= 2 * statistics.fmean(window) else 0
+            if high >= 4:
+                found.append(step)
+        window.append(loss)
+    return found
+
+
+RULES: dict[str, Callable[[list[float]], list[int]]] = {
+    "lightning_spike_detection": lightning_rule,
+    "olmo_skip_step": skip_step_rule,
+    "kill_loss_spike": kill_rule,
+}
+
+
+def compare(seeds: range, folder: Path) -> dict[str, float]:
+    """Train poisoned and healthy runs without a policy; count who found what."""
+    flags: dict[str, dict[str, list[list[int]]]] = {name: {"bad": [], "good": []} for name in (*RULES, "holdfast")}
+    for seed in seeds:
+        for kind in ("bad", "good"):
+            log = trained(folder / f"{kind}-{seed}", seed, poisoned=kind == "bad", policy="log")
+            losses = [record["loss"] for record in log.steps()]
+            own = [event["found_at"] for event in log.events("finding") if event["severity"] != "info"]
+            flags["holdfast"][kind].append(own)
+            for name, rule in RULES.items():
+                flags[name][kind].append(rule(losses))
+    figures: dict[str, float] = {}
+    for name, found in flags.items():
+        hits = [[step for step in steps if BAD <= step <= BAD + 60] for steps in found["bad"]]
+        early = [any(step < BAD for step in steps) for steps in found["bad"]]
+        figures[f"{name}_found"] = sum(bool(steps) for steps in hits)
+        figures[f"{name}_missed"] = sum(not steps for steps in hits)
+        figures[f"{name}_false"] = sum(map(bool, found["good"])) + sum(early)
+        latencies = [min(steps) - BAD for steps in hits if steps]
+        figures[f"{name}_latency_steps"] = statistics.median(latencies) if latencies else float("nan")
+    return figures
+
+
+def heal(seeds: range, folder: Path) -> dict[str, float]:
+    """Roll poisoned runs back; measure from the first bad step to running again."""
+    detect, restore, redo, redone, dropped, gain = [], [], [], [], [], []
+    for seed in seeds:
+        log = trained(folder / f"cured-{seed}", seed, poisoned=True, policy="rollback")
+        alone = RunLog(folder / f"bad-{seed}")
+        events = log.events("rollback")
+        if not events:
+            continue
+        records = list(log.records())
+        first = next(record["at"] for record in records if record.get("step") == BAD and "loss" in record)
+        detect.append(next(record["at"] for record in records if record.get("event") == "rollback") - first)
+        restore.append(sum(event.get("restore_time", 0.0) for event in log.events("rolled_back")))
+        redo.append(log.goodput().seconds["redone"])
+        redone.append(sum(bool(record.get("redone")) for record in records))
+        dropped.append(16 * sum(event["skipped"][1] - event["skipped"][0] for event in events))
+        ends = [statistics.fmean(record["loss"] for record in each.steps()[-20:]) for each in (log, alone)]
+        gain.append(ends[0] / ends[1])
+    if not detect:
+        return {"rolled_back": 0}
+    return {
+        "rolled_back": len(detect),
+        "seconds_to_detect": statistics.median(detect),
+        "seconds_to_restore": statistics.median(restore),
+        "seconds_to_redo": statistics.median(redo),
+        "steps_redone": statistics.median(redone),
+        "samples_dropped": statistics.median(dropped),
+        "final_loss_over_left_alone": statistics.median(gain),
+    }
+
+
+def main() -> None:
+    options = arguments(__doc__ or "")
+    torch.set_num_threads(1)
+    rounds, seeds = (5, range(3)) if options.quick else (9, range(20))
+    figures: dict[str, float] = {
+        "host_microseconds_per_step": host_microseconds(rounds, 500, monitor=False),
+        "host_microseconds_per_step_watched": host_microseconds(rounds, 2000),
+        "ratio_of_a_20_ms_step": step_ratio(rounds),
+    }
+    with tempfile.TemporaryDirectory() as folder:
+        figures |= compare(seeds, Path(folder))
+        figures |= heal(seeds, Path(folder))
+    about = {"runs": f"{len(seeds)} poisoned and {len(seeds)} healthy", "rules": "as documented, on the same losses"}
+    publish(figures, about, as_json=options.json)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,108 @@
+"""The folder of a holdfast run: every attempt of every rank as one run, restarts and rollbacks applied."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from holdfast.debug.ingestion.config_text import canonical_config
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.names import meaning_of
+from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.types import Signal
+from holdfast.errors import UnreadableLogError
+
+__all__ = ["is_run_folder", "read_run_folder"]
+
+_FILE = re.compile(r"attempt-(\d+)\.rank-(\d+)\.part-(\d+)\.(jsonl|parquet)")
+_NOT_SIGNALS = frozenset(
+    ("step", "batches", "loss_bits", "grad_norm_bits", "at", "redone", "chain", "startup_time", "evaluation_time",
+     "save_time", "restore_time", "stalled_time", "paused_time", "down_time")
+)  # fmt: skip
+
+
+def is_run_folder(folder: Path) -> bool:
+    """Whether the folder is that of a run: ``run.json`` says so."""
+    try:
+        with open(folder / "run.json", "rb") as file:
+            return b'"holdfast": "run"' in file.read(200) and (folder / "log").is_dir()
+    except OSError:
+        return False
+
+
+def read_run_folder(folder: Path, limits: Limits) -> RunLog:
+    """Read a run; raises ``UnreadableLogError`` where it has no steps yet."""
+    files: dict[int, dict[tuple[int, int], Path]] = {}
+    for path in sorted((folder / "log").iterdir(), reverse=True):  # "jsonl" comes after "parquet", and is preferred
+        match = _FILE.fullmatch(path.name)
+        if match is not None:
+            files.setdefault(int(match[2]), {})[int(match[1]), int(match[3])] = path
+    signals: list[Signal] = []
+    config: dict[str, Any] = {}
+    attempts = 0
+    for rank in sorted(files):
+        rows: dict[int, dict[str, Any]] = {}
+        evaluations: dict[int, dict[str, float]] = {}
+        for record in _records([files[rank][place] for place in sorted(files[rank])], limits):
+            if "holdfast" in record:
+                attempts = max(attempts, record.get("attempt", 0))
+                config |= canonical_config(record.get("config") or {})
+                config["world_size"] = record.get("world_size")
+            elif record.get("event") in ("start", "rolled_back"):
+                rows = {step: row for step, row in rows.items() if step < record["step"]}
+                evaluations = {step: row for step, row in evaluations.items() if step < record["step"]}
+            elif record.get("event") == "evaluation":
+                evaluations[record["step"]] = {f"eval_{name}": value for name, value in record["figures"].items()}
+            elif "event" not in record and "step" in record:
+                rows[record["step"]] = record
+        replica = rank if len(files) > 1 else None
+        signals += _signals(rows, replica, limits) + _signals(evaluations, replica, limits)
+    if not signals:
+        raise UnreadableLogError("the run has no steps yet", file=str(folder))
+    notes = (f"a run of {attempts} attempts and {len(files)} ranks",)
+    return RunLog(str(folder), "holdfast-run", tuple(signals), config, (), notes)
+
+
+def _records(paths: list[Path], limits: Limits) -> Iterator[dict[str, Any]]:
+    for path in paths:
+        for line in _lines(path):
+            if len(line) > limits.structured_line_characters:
+                continue
+            try:
+                record = json.loads(line)
+            except ValueError:
+                continue  # the line a crash left unfinished
+            if isinstance(record, dict):
+                yield record
+
+
+def _lines(path: Path) -> list[str]:
+    if path.suffix == ".parquet":
+        import pyarrow.parquet as parquet
+
+        lines: list[str] = parquet.read_table(path, columns=["line"])["line"].to_pylist()
+        return lines
+    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+
+
+def _signals(rows: dict[int, dict[str, Any]], replica: int | None, limits: Limits) -> list[Signal]:
+    columns: dict[str, tuple[list[float], list[float]]] = {}
+    for step in sorted(rows):
+        for name, value in rows[step].items():
+            if name in _NOT_SIGNALS or isinstance(value, bool) or not isinstance(value, (int, float)):
+                continue
+            if name in columns or len(columns) < limits.signals:
+                steps, values = columns.setdefault(name, ([], []))
+                steps.append(step)
+                values.append(value)
+    found = []
+    for name, (steps, values) in columns.items():
+        meaning = meaning_of(name)
+        metadata = {**meaning.metadata, "kind": meaning.kind}
+        found.append(Signal(name, np.array(steps, float), np.array(values, float), meaning.layer, replica, metadata))
+    return found
