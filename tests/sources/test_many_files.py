@@ -140,6 +140,25 @@ def test_of_a_folder_only_files_that_changed_are_looked_through_again(
     assert found == [154, 155, 21]
 
 
+def test_two_sources_over_one_folder_do_not_take_the_index_from_each_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(8):
+        _jsonl(tmp_path / f"{'train' if number % 2 else 'test'}-{number}", number)
+    for name in ("train", "test"):
+        assert len(JsonlSource(f"{tmp_path}/{name}-*.jsonl")) == 8
+    monkeypatch.delattr(jsonl, "_build_together")
+    for name in ("train", "test", "train"):
+        assert len(JsonlSource(f"{tmp_path}/{name}-*.jsonl")) == 8
+
+
+def test_a_file_named_twice_is_read_twice(tmp_path: Path) -> None:
+    for number in range(2):
+        _jsonl(tmp_path / str(number), number)
+    source = JsonlSource([tmp_path / "0.jsonl", tmp_path / "1.jsonl", tmp_path / "0.jsonl"])
+    assert source.read(np.arange(6))["n"].tolist() == [0, 1, 2, 3, 0, 1]  # type: ignore[union-attr]
+
+
 PIECES = [b'{"a": 1}', b'{"b": "x"}', b"\n", b"\n", b"\r\n", b" \n", b"\xef\xbb\xbf", b"no JSON"]
 
 

@@ -54,7 +54,8 @@ def cached_indexes(
         has_form: whether an index read from disk holds the arrays and fields that one of this kind must.
         folder: where to keep indexes instead of beside the files.
     """
-    small = [file for file in files if not file.is_remote and file.size <= MAX_SMALL_FILE]
+    # By name, as a file may be named twice.
+    small = list({file.name: file for file in files if not file.is_remote and file.size <= MAX_SMALL_FILE}.values())
     shared = _shared_indexes(small, kind, build, has_form, folder) if len(small) > 1 else {}
     return [
         shared[file.name] if file.name in shared else _own_index(file, kind, build, has_form, folder) for file in files
@@ -81,37 +82,36 @@ def _shared_indexes(
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
     expected = {"kind": f"shared {kind}"}
     now = {file.name[len(parent) :]: [*file.stamp(), _probe(file)] for file in files}
-    known: dict[str, Index] = {}
+    parts: dict[str, tuple[Any, Index]] = {}
     for place in places:
         found = _load(place, expected)
-        if found is not None and (parts := _parts(found, now, has_form)):
-            known = parts
+        if found is not None and (parts := _parts(found, has_form)):
             break
+    known = {name: index for name, (state, index) in parts.items() if now.get(name) == state}
     missing = {name: file for name, file in zip(now, files, strict=True) if name not in known}
-    made = dict(zip(missing, build(list(missing.values())), strict=True)) if missing else {}
-    indexes = {name: known[name] if name in known else made[name] for name in now}
-    if made:
-        arrays = {
-            f"{i}/{name}": array for i, part in enumerate(indexes.values()) for name, array in part.arrays.items()
-        }
-        about = [[name, state, indexes[name].about] for name, state in now.items()]
+    if missing:
+        known |= zip(missing, build(list(missing.values())), strict=True)
+        # Another source may be made of other files of the folder: theirs are kept while the files are there.
+        others = {name: part for name, part in parts.items() if name not in now and os.path.exists(parent + name)}
+        kept = others | {name: (state, known[name]) for name, state in now.items()}
+        arrays = {f"{i}/{name}": a for i, (_, part) in enumerate(kept.values()) for name, a in part.arrays.items()}
+        about = [[name, state, part.about] for name, (state, part) in kept.items()]
         _kept(places, Index(arrays, {"files": about}), expected)
-    return {file.name: index for file, index in zip(files, indexes.values(), strict=True)}
+    return {file.name: known[name] for name, file in zip(now, files, strict=True)}
 
 
-def _parts(shared: Index, now: dict[str, Any], has_form: HasForm) -> dict[str, Index]:
-    """The indexes of the files that are as they were when the shared index was made."""
+def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
+    """What a shared index says of each file: in which state it was, and where its samples lie."""
     arrays: dict[str, dict[str, NDArray[Any]]] = {}
     for key, array in shared.arrays.items():
         number, _, name = key.partition("/")
         arrays.setdefault(number, {})[name] = array
-    found: dict[str, Index] = {}
+    found: dict[str, tuple[Any, Index]] = {}
     try:
         for place, (file, state, about) in enumerate(shared.about["files"]):
-            if now.get(file) == state:
-                index = Index(arrays.get(str(place), {}), dict(about))
-                if has_form(index):
-                    found[file] = index
+            index = Index(arrays.get(str(place), {}), dict(about))
+            if has_form(index):
+                found[str(file)] = state, index
     except (ValueError, TypeError, KeyError):
         return {}
     return found
