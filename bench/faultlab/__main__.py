@@ -17,6 +17,7 @@ def main() -> None:
     parser.add_argument("--per-cause", type=int, default=5, help="how many runs a cause gets in each half, at least")
     parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
     parser.add_argument("--half", choices=("tune", "report"), default=None)
+    parser.add_argument("--foreign", type=Path, default=None, help="the folder of bench/foreign_labels.jsonl's logs")
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.runs_dir or default_folder(arguments.draw)
@@ -37,11 +38,12 @@ def main() -> None:
     if arguments.command == "fit":
         from bench.faultlab.fit import CALIBRATION_DRAW, TUNING_DRAWS, fit
 
-        print(fit([default_folder(draw) for draw in TUNING_DRAWS], [default_folder(CALIBRATION_DRAW)]))
+        tuning = [default_folder(draw) for draw in TUNING_DRAWS]
+        print(fit(tuning, [default_folder(CALIBRATION_DRAW)], foreign=arguments.foreign))
         return
     from bench.faultlab.score import main as score
 
-    score(folder, half=arguments.half or "report", as_json=arguments.json)
+    score(folder, half=arguments.half or "report", as_json=arguments.json, foreign=arguments.foreign)
 
 
 if __name__ == "__main__":

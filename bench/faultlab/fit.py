@@ -13,10 +13,13 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from bench.faultlab.foreign import foreign_runs
 from bench.faultlab.score import Case, load_cases
 
 from holdfast.debug.attribution import AttributionEngine, Calibration, fit_table, observe, tell_stories
+from holdfast.debug.attribution.labelled import LabelledRun, score_runs
 from holdfast.debug.attribution.ranker import feature_names, features_of
+from holdfast.debug.detectors import default_detectors
 
 __all__ = ["CALIBRATION_DRAW", "TUNING_DRAWS", "fit"]
 
@@ -26,12 +29,15 @@ TUNING_DRAWS = (0, 1, 2)
 CALIBRATION_DRAW = 4
 
 
-def fit(folders: Sequence[Path], calibration: Sequence[Path], *, target: Path = SHIPPED) -> dict[str, float]:
+def fit(
+    folders: Sequence[Path], calibration: Sequence[Path], *, foreign: Path | None = None, target: Path = SHIPPED
+) -> dict[str, float]:
     """Write ``calibration.json`` and ``ranker.json``; returns a few figures about the fit.
 
     Args:
         folders: runs to fit the ranker on.
         calibration: other runs, to fit the confidences on.
+        foreign: the folder with the public logs of ``bench/foreign_labels.jsonl``, to fit the confidences on too.
         target: where to write.
     """
     cases = [case for folder in folders for case in load_cases(folder, "tune")]
@@ -46,13 +52,15 @@ def fit(folders: Sequence[Path], calibration: Sequence[Path], *, target: Path = 
 
     learned = fit_table(*_cross_family(matrix[faulty], truth[faulty], family[faulty]))
     unseen = [case for folder in calibration for case in load_cases(folder, "tune")]
-    tables = replace(_calibrated(unseen), learned=learned)
+    runs = [] if foreign is None else foreign_runs(foreign)
+    tables = replace(_calibrated(unseen, runs), learned=learned)
     (target / "calibration.json").write_text(json.dumps(tables.as_json()) + "\n")
-    return {"stories": float(len(stories)), "calibration_runs": float(len(unseen))}
+    return {"stories": float(len(stories)), "calibration_runs": float(len(unseen)), "foreign": float(len(runs))}
 
 
-def _calibrated(cases: Sequence[Case]) -> Calibration:
+def _calibrated(cases: Sequence[Case], foreign: Sequence[LabelledRun]) -> Calibration:
     engine = AttributionEngine(calibration=Calibration())
+    score = score_runs(foreign, default_detectors(), engine)
     claims, hits = [], []
     found, right = [], []
     for case in cases:
@@ -66,6 +74,10 @@ def _calibrated(cases: Sequence[Case]) -> Calibration:
             for cause in findings[0].causes[:3]:
                 claims.append(cause.confidence)
                 hits.append(cause.cause == case.label["cause"])
+    found += [confidence for confidence, _ in score.claims]
+    right += [hit for _, hit in score.claims]
+    claims += [confidence for confidence, _ in score.cause_claims]
+    hits += [hit for _, hit in score.cause_claims]
     return Calibration(findings=fit_table(found, right), causes=fit_table(claims, hits))
 
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import math
+import statistics
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,7 +18,17 @@ from holdfast.debug.ingestion.detection import read_file
 from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
 from holdfast.debug.types import DetectionContext, DetectionResult, Finding
 
-__all__ = ["Case", "Outcome", "figures_of", "judge", "lab_figures", "load_cases", "main", "print_outcomes"]
+__all__ = [
+    "Case",
+    "Outcome",
+    "figures_of",
+    "judge",
+    "lab_figures",
+    "load_cases",
+    "main",
+    "onset_errors",
+    "print_outcomes",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,15 +165,55 @@ def lab_figures(folder: Path, half: str, *, show: bool = False) -> dict[str, flo
         print_outcomes(judged["rules"])
         print()
     figures = {f"{half}_{key}": value for key, value in figures_of(judged["rules"]).items()}
+    errors = onset_errors(judged["rules"], folder)
+    if errors:
+        figures[f"{half}_onset_error_steps"] = statistics.median(error for error, _ in errors)
+        figures[f"{half}_onset_error_share"] = statistics.median(error / steps for error, steps in errors)
+        figures[f"{half}_onsets"] = float(len(errors))
     learned = figures_of(judged["learned"])
     figures |= {f"{half}_learned_{key}": learned[key] for key in ("cause_top1", "cause_top3", "cause_ece")}
     figures[f"{half}_cause_ece_uncalibrated"] = figures_of(judged["uncalibrated"])["cause_ece"]
     return figures
 
 
-def main(folder: Path, *, half: str, as_json: bool) -> None:
-    """Print how the debugger does on one half."""
+def onset_errors(outcomes: Sequence[Outcome], folder: Path) -> list[tuple[int, int]]:
+    """How far off, in steps, the onset of a finding is, and how long the run was, where a fault has a known moment.
+
+    That is the first step whose loss differs from the twin's for a stretch of bad data, and the first that is not
+    finite for numbers that are lost.
+    """
+    errors: list[tuple[int, int]] = []
+    for outcome in outcomes:
+        named = [f.detection for f in outcome.findings if f.detection.failure.name in outcome.case.label["accepted"]]
+        true = _true_onset(outcome.case, folder)
+        if true is not None and named and named[0].first_step is not None:
+            errors.append((abs(round(named[0].first_step) - true), int(outcome.case.spec["steps"])))
+    return errors
+
+
+def _true_onset(case: Case, folder: Path) -> int | None:
+    if case.spec["cause"] == "bad_data_window":
+        good, bad = (_recorded_loss(folder / name) for name in (f"{case.name}-twin", case.name))
+        return next((step for step, pair in enumerate(zip(good, bad, strict=False)) if pair[0] != pair[1]), None)
+    if case.label["failure"] == "nan":
+        return next(
+            (step for step, loss in enumerate(_recorded_loss(folder / case.name)) if not math.isfinite(loss)), None
+        )
+    return None
+
+
+def _recorded_loss(run: Path) -> list[float]:
+    series = json.loads((run / "record.json").read_text())["series"]
+    return list(series["loss"]["values"]) if "loss" in series else []
+
+
+def main(folder: Path, *, half: str, as_json: bool, foreign: Path | None = None) -> None:
+    """Print how the debugger does on one half, and on public logs where their folder is given."""
     figures = lab_figures(folder, half, show=not as_json)
+    if foreign is not None:
+        from bench.faultlab.foreign import foreign_figures
+
+        figures |= foreign_figures(foreign)
     if as_json:
         print(json.dumps({"figures": figures, "about": {"half": half}}))
         return

@@ -11,7 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from rich.console import Console
+from tests.debug.detectors.series import falling_loss, signal
 
+from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.detectors import known_failures
 from holdfast.debug.reporting import Reporter, ReportFormat
 from holdfast.debug.reporting.terminal import print_report
@@ -31,6 +33,7 @@ from holdfast.debug.types import (
 )
 from holdfast.errors import ConfigError
 
+BROKEN = falling_loss(2000) + 3 * np.clip((np.arange(2000) - 1400) / 400, 0, 1)
 HOSTILE = "<script>alert(1)</script>\"'&|`\x1b[31m*_[x](javascript:y)"
 
 
@@ -187,3 +190,20 @@ def test_findings_reach_opentelemetry_as_events_and_gauges() -> None:
     reader = InMemoryMetricReader()
     export_metrics(report(), MeterProvider(metric_readers=[reader]))
     assert "holdfast.run.health" in str(reader.get_metrics_data())
+
+
+@pytest.mark.parametrize("form", ["text", "markdown", "html"])
+def test_a_report_with_findings_ends_with_the_next_command_to_copy(form: str) -> None:
+    text = Reporter().render(MLSystemsDebugger(plugins=False).debug([signal("loss", BROKEN)]), form)
+    assert "holdfast debug memory --" in text
+
+
+def test_a_report_tells_the_onset_and_when_it_was_certain() -> None:
+    text = Reporter().render(MLSystemsDebugger(plugins=False).debug([signal("loss", BROKEN)]), "text")
+    assert "certain from step" in text
+
+
+def test_a_finding_is_marked_on_every_plot_of_the_page() -> None:
+    others = [signal("grad_norm", np.ones(2000)), signal("eval_loss", BROKEN[::100], steps=np.arange(0, 2000, 100))]
+    page = Reporter().render(MLSystemsDebugger(plugins=False).debug([signal("loss", BROKEN), *others]), "html")
+    assert page.count('class="onset"') >= 2

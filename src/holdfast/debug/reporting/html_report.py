@@ -6,7 +6,7 @@ import html
 
 from holdfast.debug.reporting.plot import draw
 from holdfast.debug.reporting.style import STYLE
-from holdfast.debug.reporting.words import VERDICTS, clean, number, remarks, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, next_command, number, remarks, sure, where
 from holdfast.debug.types import DebugReport, Detection, Finding, RunReport, Signal, Verdict
 
 __all__ = ["render_html"]
@@ -76,7 +76,9 @@ def _run(run: RunReport, place: int) -> str:
     findings = "".join(_finding(finding, count, run) for count, finding in enumerate(run.findings, 1))
     notes = "".join(f"<li>{_safe(note)}</li>" for note in remarks(run))
     notes = f'<h2>How this was read</h2><ul class="notes">{notes}</ul>' if notes else ""
-    return f"{head}{findings}{_others(run)}{notes}</section>"
+    command = next_command(run, plots_shown=True)
+    then = f"<h2>Next</h2><pre><code>{_safe(command)}</code></pre>" if run.findings else ""
+    return f"{head}{findings}{_others(run)}{then}{notes}</section>"
 
 
 def _finding(finding: Finding, count: int, run: RunReport) -> str:
@@ -174,7 +176,8 @@ def _others(run: RunReport) -> str:
     plots = []
     for signal in known[:_MOST_PLOTS]:
         reason = signal.metadata.get("not_collected")
-        picture = "" if reason else draw(signal, [], width=400, height=170)
+        marked = [stretch for finding in run.findings for stretch in _stretches(finding.detection, signal)]
+        picture = "" if reason else draw(signal, marked, width=400, height=170)
         caption = f"<code>{_safe(signal.name)}</code>{_of(signal)}"
         if reason:
             plots.append(f'<figure><p class="facts">{caption} was not collected: {_safe(reason)}</p></figure>')

@@ -5,13 +5,14 @@ from __future__ import annotations
 import html
 import re
 
-from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
 __all__ = ["render_markdown"]
 
 _MARKS = {Verdict.HEALTHY: "✅", Verdict.UNHEALTHY: "❌", Verdict.UNKNOWN: "❔"}
 _LEVELS = {Severity.CRITICAL: "🔴 critical", Severity.WARNING: "🟠 warning", Severity.INFO: "🔵 info"}
+_PLAIN = re.compile(r"[\w./=: -]+")
 _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
 
@@ -43,6 +44,9 @@ def _run(run: RunReport) -> str:
     ]
     for finding in run.findings:
         lines += ["", *_finding(finding)]
+    if run.findings:
+        command = next_command(run)
+        lines += ["", "Next:", "", f"    {command}" if _PLAIN.fullmatch(command) else _safe(command)]
     if remarks(run):
         lines += ["", *(f"> {_safe(note)}  " for note in remarks(run))]
     return "\n".join(lines)

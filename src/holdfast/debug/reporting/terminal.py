@@ -8,7 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
-from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
 __all__ = ["print_report"]
@@ -38,6 +38,8 @@ def _run(run: RunReport) -> Panel:
     parts: list[Text | Padding] = [Text(f"{run.format}, {len(run.signals)} series, {points:,} points", style="dim")]
     for finding in run.findings:
         parts += _finding(finding)
+    if run.findings:
+        parts.append(Text(f"\nnext: {next_command(run)}"))
     parts += [Text(f"note: {clean(note)}", style="dim") for note in remarks(run)]
     title = Text.assemble((VERDICTS[run.verdict].upper(), f"bold {_TONES[run.verdict]}"), "  ", clean(run.path))
     return Panel(Group(*parts), title=title, title_align="left", border_style=_TONES[run.verdict])

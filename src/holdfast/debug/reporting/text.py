@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import textwrap
 
-from holdfast.debug.reporting.words import VERDICTS, clean, remarks, sure, where
+from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport
 
 __all__ = ["render_text"]
@@ -25,6 +25,8 @@ def _run(run: RunReport) -> str:
     ]
     for count, finding in enumerate(run.findings, 1):
         lines += ["", *_finding(count, finding)]
+    if run.findings:
+        lines += ["", f"  next: {next_command(run)}"]
     if remarks(run):
         lines.append("")
         lines += [_wrapped(f"note: {clean(note)}", 2) for note in remarks(run)]

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import math
 import re
+import shlex
 
 from holdfast.debug.types import Detection, RunReport, Severity, Verdict
 
-__all__ = ["VERDICTS", "clean", "number", "remarks", "sure", "where", "worst"]
+__all__ = ["VERDICTS", "clean", "next_command", "number", "remarks", "sure", "where", "worst"]
 
 VERDICTS: dict[Verdict, str] = {
     Verdict.HEALTHY: "healthy",
@@ -49,11 +50,22 @@ def where(detection: Detection) -> str:
         parts.append(f"steps {number(first)} – {number(last)}")
     elif first is not None:
         parts.append(f"step {number(first)}")
+    certain = detection.certain_step
+    if first is not None and certain is not None and certain > first:
+        parts.append(f"certain from step {number(certain)}")
     if detection.layer is not None:
         parts.append(f"layer {clean(detection.layer)}")
     if detection.replica is not None:
         parts.append(f"rank {detection.replica}")
     return ", ".join(parts) or "the whole run"
+
+
+def next_command(run: RunReport, *, plots_shown: bool = False) -> str:
+    """The command to run next, ready to copy: see the plots, or, with them before you, compare with a good run."""
+    path = shlex.quote(clean(run.path))
+    if plots_shown:
+        return f"holdfast debug {path} --compare LAST_GOOD_RUN"
+    return f"holdfast debug {path} --format html --output report.html"
 
 
 def sure(confidence: float) -> str:

@@ -53,7 +53,7 @@ EDGE = 0.02
 FEWEST_PARTS = 3
 """Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
 MINIMUM_SHARED = 8
-"""Steps at which all of them are logged."""
+"""Steps at which all of them are logged; a part that is there for less than half of the time is none."""
 SUM_SHARE = 0.95
 """The share of these steps at which the largest must hold the sum …"""
 SUM_TOLERANCE = 0.02
@@ -98,17 +98,23 @@ def _totals(losses: Sequence[Signal]) -> list[Signal]:
     parts = {signal.name: signal for signal in losses}
     if named or len(parts) < FEWEST_PARTS:
         return named
-    largest = max(parts.values(), key=lambda signal: finite_median(np.abs(signal.values)))
-    beside = [part for part in parts.values() if len(np.intersect1d(largest.steps, part.steps)) >= MINIMUM_SHARED]
-    shared = largest.steps
+    ranked = sorted(parts.values(), key=lambda signal: -finite_median(np.abs(signal.values)))
+    total = next((candidate.name for candidate in ranked if _holds_the_sum(candidate, ranked)), None)
+    return [signal for signal in losses if signal.name == total]
+
+
+def _holds_the_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
+    """Whether a loss is at least the sum of all those that are logged beside it."""
+    least = max(MINIMUM_SHARED, len(candidate.steps) // 2)
+    beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
+    shared = candidate.steps
     for part in beside:
         shared = np.intersect1d(shared, part.steps)
     if len(beside) < FEWEST_PARTS or len(shared) < MINIMUM_SHARED:
-        return []
+        return False
     at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
-    rest = np.sum([values for name, values in at.items() if name != largest.name], axis=0)
-    holds = float(np.mean(at[largest.name] >= rest * (1.0 - SUM_TOLERANCE)))
-    return [signal for signal in losses if signal.name == largest.name] if holds >= SUM_SHARE else []
+    rest = np.sum([values for name, values in at.items() if name != candidate.name], axis=0)
+    return float(np.mean(at[candidate.name] >= rest * (1.0 - SUM_TOLERANCE))) >= SUM_SHARE
 
 
 def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:

@@ -1,0 +1,102 @@
+"""Policies that collapse, metrics that fall back, absurd levels, zero gradients: failures beyond a rising loss."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.debug.attribution.test_engine import explain
+from tests.debug.detectors.series import falling_loss, found_by, signal
+
+from holdfast.debug.detectors import DivergentTrainingDetector, GradientExplosionDetector, InfDetectionDetector
+from holdfast.debug.detectors.policy import Answers, PolicyCollapseDetector, PolicyFacts
+from holdfast.debug.types import DetectionContext, Failure, Signal
+
+# Whether more is better, then start, best and end: an FID, a BLEU score and a word error rate.
+METRICS = [(False, (300.0, 20.0, 280.0)), (True, (2.0, 31.0, 3.0)), (False, (0.9, 0.1, 1.0))]
+
+
+def returns(after: float, *, count: int = 400, seed: int = 0) -> Signal:
+    """A return that climbs to 500 and, from its 250th point on, stands at ``after``."""
+    noise = 15 * np.random.default_rng(seed).standard_normal(count)
+    level = 500 * (1 - np.exp(-np.arange(count) / 50))
+    level[250:] = after
+    return signal("rollout/ep_rew_mean", level + noise, kind="reward")
+
+
+def test_a_return_that_gives_its_gain_away_for_good_is_a_collapse() -> None:
+    (found,) = found_by(PolicyCollapseDetector(), returns(40.0))
+    assert found.failure.name == "policy_collapse"
+    assert found.first_step == pytest.approx(250, abs=5)
+
+
+@pytest.mark.parametrize("after", [500.0, 430.0])
+def test_a_return_that_holds_or_sags_a_little_is_healthy(after: float) -> None:
+    assert found_by(PolicyCollapseDetector(), returns(after)) == ()
+
+
+@pytest.mark.parametrize(("end", "answers"), [(0.001, Answers.ONE), (1.38, Answers.NOISE), (0.6, Answers.VARIED)])
+def test_the_entropy_says_what_is_left_of_the_policy(end: float, answers: Answers) -> None:
+    entropy = np.concatenate((np.linspace(1.4, 0.6, 250), np.linspace(0.6, end, 30), np.full(120, end)))
+    (found,) = found_by(PolicyCollapseDetector(), returns(40.0), signal("entropy", entropy))
+    assert found.facts == PolicyFacts(answers, kl_burst=False)
+
+
+def test_a_policy_that_becomes_sure_while_its_return_grows_is_healthy() -> None:
+    entropy = signal("entropy", 1.4 * np.exp(-np.arange(400) / 40))
+    assert found_by(PolicyCollapseDetector(), returns(500.0), entropy) == ()
+
+
+def test_an_update_that_went_too_far_is_named_with_its_cause() -> None:
+    divergence = np.full(400, 0.01)
+    divergence[249] = 1.5
+    (finding,) = explain(returns(40.0), signal("approx_kl", divergence, kind="kl"))
+    assert finding.causes[0].cause == "policy_update_too_large"
+
+
+@pytest.mark.parametrize(
+    ("better", "values"), [(False, (300.0, 20.0, 280.0)), (True, (2.0, 31.0, 3.0)), (False, (0.9, 0.1, 1.0))]
+)
+def test_a_metric_that_falls_back_diverges_in_its_own_direction(better: bool, values: tuple[float, ...]) -> None:
+    start, best, end = values
+    course = np.concatenate((np.linspace(start, best, 30), np.full(20, best), np.full(20, end)))
+    metric = signal("fid", course, kind="metric", metadata={"higher_is_better": better})
+    (found,) = found_by(DivergentTrainingDetector(), metric)
+    assert found.evidence[0].numbers["after"] == pytest.approx(end)
+    assert (
+        found_by(DivergentTrainingDetector(), signal("fid", course[:50], kind="metric", metadata=dict(metric.metadata)))
+        == ()
+    )
+
+
+def test_a_loss_that_is_absurd_from_the_first_row_is_an_explosion() -> None:
+    noise = np.exp(0.3 * np.random.default_rng(0).standard_normal(60))
+    assert found_by(GradientExplosionDetector(), signal("loss", 4e8 * noise))
+    assert (
+        found_by(GradientExplosionDetector(), signal("loss", 4e8 * falling_loss(60, start=1.0, end=0.01, noise=0)))
+        == ()
+    )
+
+
+def test_a_gradient_norm_that_is_absurd_from_the_first_row_is_an_explosion_unless_the_loss_falls() -> None:
+    norm = signal("grad_norm", 1e6 * np.exp(0.3 * np.random.default_rng(1).standard_normal(80)))
+    flat = signal("loss", 2.3 + 0.02 * np.random.default_rng(2).standard_normal(80))
+    assert Failure.EXPLOSION in {seen.failure for seen in found_by(GradientExplosionDetector(), flat, norm)}
+    assert found_by(GradientExplosionDetector(), signal("loss", falling_loss(80)), norm) == ()
+
+
+def test_a_flat_line_with_zero_gradients_is_blamed_on_the_gradients() -> None:
+    loss = np.log(32000) + 0.002 * np.random.default_rng(0).standard_normal(400)
+    metadata = {"not_collected": "all 400 values are exactly 0"}
+    norm = signal("grad_norm", np.zeros(400), metadata=metadata)
+    (finding,) = explain(signal("loss", loss), norm, signal("lr", np.full(400, 1e-6)))
+    assert finding.detection.failure == Failure.VANISHING
+    causes = [cause.cause for cause in finding.causes]
+    assert causes[0] == "zero_gradients"
+    assert "learning_rate_too_low" not in causes
+
+
+def test_an_unnamed_column_that_turns_infinite_for_good_is_found() -> None:
+    column = np.concatenate((np.full(100, 0.4), np.full(40, np.inf)))
+    unnamed = Signal("obs_rms_mean", np.arange(140.0), column)
+    (found,) = InfDetectionDetector().detect([unnamed], DetectionContext()).detections
+    assert found.first_step == 100

@@ -1,0 +1,120 @@
+"""Every number a detector decides by has a name, a reason and a way to change it."""
+
+from __future__ import annotations
+
+import ast
+import inspect
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, is_dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any, ClassVar
+
+import pytest
+from tests.debug.detectors.series import falling_loss, signal
+
+from holdfast.debug import MLSystemsDebugger
+from holdfast.debug.attribution.observations import Observer
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors import default_detectors, detector_types, known_failures, thresholds_of
+from holdfast.debug.detectors import steps as steps_package
+from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+
+EVERY = default_detectors()
+# Halves, thirds, quarters and fifths of a series, percent, and what arithmetic needs; everything else is a threshold.
+STRUCTURAL = frozenset((0, 1, 2, 3, 4, 5, 6, 8, 10, 12, 100, 0.5, 0.25, 0.1, 0.9, 1e6))
+
+
+def rules_of(rule: Any) -> Iterator[Any]:
+    yield rule
+    for field in fields(rule):
+        value = getattr(rule, field.name)
+        if is_dataclass(value):
+            yield from rules_of(value)
+
+
+def documented_fields(kind: type) -> set[str]:
+    body = ast.parse(inspect.getsource(kind)).body[0]
+    assert isinstance(body, ast.ClassDef)
+    documented = set()
+    for line, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(line, ast.AnnAssign) and isinstance(line.target, ast.Name) and isinstance(after, ast.Expr):
+            documented.add(line.target.id)
+    return documented
+
+
+@pytest.mark.parametrize("owner", [*EVERY, Observer()], ids=lambda owner: type(owner).__name__)
+def test_every_threshold_says_what_it_is(owner: Any) -> None:
+    for rule in rules_of(owner):
+        undocumented = {field.name for field in fields(rule) if not is_dataclass(getattr(rule, field.name))}
+        undocumented -= documented_fields(type(rule))
+        assert undocumented <= {"confidence"}, f"{type(rule).__name__}: {sorted(undocumented)}"
+
+
+def modules() -> list[Path]:
+    package: ModuleType = steps_package
+    folder = Path(str(package.__file__)).parent
+    return sorted(
+        [*folder.glob("*.py"), *folder.parent.glob("*.py"), *(folder.parents[1] / "attribution").glob("*observ*.py")]
+    )
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: path.stem)
+def test_no_unnamed_number_decides(path: Path) -> None:
+    tree = ast.parse(path.read_text())
+    functions = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef)]
+    numbers = {
+        (node.lineno, node.value)
+        for function in functions
+        for line in function.body
+        for node in ast.walk(line)
+        if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
+    }
+    assert sorted(found for found in numbers if found[1] not in STRUCTURAL) == []
+
+
+@pytest.mark.parametrize("detector", EVERY, ids=lambda detector: detector.name)
+def test_every_threshold_can_be_set_by_its_name(detector: BaseDetector) -> None:
+    for option, value in thresholds_of(detector).items():
+        (changed,) = (d for d in default_detectors({detector.name: {option: value * 2 + 1}}) if d.name == detector.name)
+        assert thresholds_of(changed)[option] == value * 2 + 1
+
+
+def test_a_bare_name_means_the_first_threshold_of_that_name() -> None:
+    (spike,) = (d for d in default_detectors({"spike": {"minimum_noises": 12}}) if d.name == "spike")
+    assert thresholds_of(spike)["burst.minimum_noises"] == 12
+    assert thresholds_of(spike)["rise.minimum_noises"] == 6
+
+
+def test_detectors_and_failures_are_found_without_a_list() -> None:
+    assert {"crash", "policy_collapse", "nan"} <= set(detector_types())
+    assert [failure.name for failure in known_failures()] == list(detector_types())
+    assert all(failure.title and failure.advice for failure in known_failures())
+
+
+@dataclass(frozen=True, slots=True)
+class Boredom(BaseDetector):
+    """A user's detector with a failure of its own."""
+
+    failure: ClassVar[Failure] = Failure("boredom", title="Nothing happens", rank=500, advice="Do something.")
+
+    @property
+    def name(self) -> str:
+        return "boredom"
+
+    def get_required_signals(self) -> frozenset[str]:
+        return frozenset(("loss",))
+
+    def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
+        seen = Evidence(signals[0].name, "is boring")
+        return DetectionResult(self.name, (Detection(self.failure, Severity.WARNING, 0.9, 1.0, 2.0, (seen,)),))
+
+
+def test_a_detector_of_the_users_own_names_its_own_failure_in_every_report() -> None:
+    from holdfast.debug import Reporter
+
+    debugger = MLSystemsDebugger(plugins=False)
+    debugger.add_detector(Boredom())
+    report = debugger.debug([signal("loss", falling_loss(200))])
+    for form in ("text", "json", "markdown", "html", "junit"):
+        assert "oredom" in Reporter().render(report, form) or "Nothing happens" in Reporter().render(report, form)
