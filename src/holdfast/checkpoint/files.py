@@ -17,7 +17,7 @@ from typing import Protocol
 
 from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
 
-__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path"]
+__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path", "is_remote"]
 
 
 class FileLayer(Protocol):
@@ -37,6 +37,9 @@ class FileLayer(Protocol):
 
     def exists(self, path: Path) -> bool:
         """Whether something is there."""
+
+    def status_of(self, path: Path) -> os.stat_result:
+        """What the file of that name is now."""
 
 
 class LocalFiles:
@@ -62,6 +65,10 @@ class LocalFiles:
         """Whether something is there, be it a link that leads nowhere."""
         return os.path.lexists(path)
 
+    def status_of(self, path: Path) -> os.stat_result:
+        """What the file of that name is now."""
+        return os.stat(path)
+
 
 def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:
     """The place of a file the metadata names, refused when it is not inside the checkpoint's folder.
@@ -85,7 +92,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
             hint="do not load this checkpoint unless you know who wrote it",
         )
     if follow_links_out:
-        return folder / relative
+        return folder.joinpath(*parts)
     real_folder = os.path.realpath(folder)
     place = os.path.join(real_folder, *parts)  # not `relative`: with a slash behind it, a link does not look like one
     if len(parts) == 1 and not os.path.islink(place):
@@ -105,10 +112,15 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
     return status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
 
 
+def is_remote(layer: FileLayer) -> bool:
+    """Whether files are not local: there are no links, and every read is a round trip."""
+    return bool(getattr(layer, "remote", False))
+
+
 class CheckpointFile:
     """One open file of a checkpoint, read by position from any thread."""
 
-    __slots__ = ("_descriptor", "_identity", "_layer", "path", "relative", "size")
+    __slots__ = ("_descriptor", "_identity", "_layer", "path", "relative", "remote", "size")
 
     def __init__(self, path: Path, relative: str, layer: FileLayer) -> None:
         self.path = path
@@ -127,6 +139,7 @@ class CheckpointFile:
             raise
         self._identity = _identity(status)
         self.size = status.st_size
+        self.remote = is_remote(layer)
 
     def read_into(self, buffer: memoryview, offset: int) -> None:
         """Fill ``buffer`` from ``offset``; a file that ends before is an error."""
@@ -171,7 +184,7 @@ class CheckpointFile:
         """Raise when the file was written to, or another put in its place, since it was opened."""
         try:
             now = _identity(self._layer.status(self._descriptor))
-            there = _identity(os.stat(self.path))
+            there = _identity(self._layer.status_of(self.path))
         except OSError as error:
             raise _read_error("the file vanished while it was being read", self.relative, error) from error
         if now != self._identity or there != self._identity:
@@ -208,7 +221,7 @@ class FileTable:
         self._folder = folder
         self._layer = layer
         self._uses = dict(uses)
-        self._follow_links_out = follow_links_out
+        self._follow_links_out = follow_links_out or is_remote(layer)
         self._open: dict[str, CheckpointFile] = {}
         self._lock = threading.Lock()
 

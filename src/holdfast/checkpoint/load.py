@@ -335,11 +335,12 @@ class Load:
             self._report.read(length)
             return
         crc = 0
-        for done in range(0, length, HOT_BYTES):
-            part = view[done : done + HOT_BYTES]
+        step = HOT_BYTES if not file.remote else length  # one request rather than a warm cache
+        for done in range(0, length, step):
+            part = view[done : done + step]
             file.read_into(part, place + done)
             crc = crc32(part, crc)
-        self._report.read(length, -(-length // HOT_BYTES))
+        self._report.read(length, -(-length // step))
         state.check.add(offset, length, crc)
 
     def _read_through_buffer(self, state: ChunkState, part: Part) -> None:

@@ -22,7 +22,7 @@ from typing import Any, NamedTuple
 from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, ZIP_START, DamagedArchiveError
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path, is_remote
 from holdfast.errors import UnusableCheckpointError
 from holdfast.versioned import Count, Format
 
@@ -160,7 +160,7 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
     Raises:
         UnusableCheckpointError: it is damaged.
     """
-    path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out)
+    path = contained_path(folder, MANIFEST, follow_links_out=follow_links_out or is_remote(layer))
     if not layer.exists(path):
         return None
     file = CheckpointFile(path, MANIFEST, layer)

@@ -11,7 +11,7 @@ from typing import NamedTuple
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
 from holdfast.checkpoint import safetensors
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, LocalFiles, contained_path
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, LocalFiles, contained_path, is_remote
 from holdfast.checkpoint.manifest import MANIFEST, Bound, BoundItems, Manifest, bind, read_manifest
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.errors import UnusableCheckpointError
@@ -77,15 +77,10 @@ def describe_checkpoint(
     """
     layer = layer or LocalFiles()
     name = ".metadata" if rank is None else f"__{rank}.metadata"
-    try:
-        if not stat.S_ISDIR(os.stat(folder).st_mode):
-            raise UnusableCheckpointError("this is not a folder", folder=str(folder))
-    except OSError as error:
-        raise UnusableCheckpointError(
-            f"the checkpoint's folder cannot be reached: {error.strerror}", folder=str(folder)
-        ) from error
-    if not os.path.lexists(folder / name):
-        if rank is None and safetensors.list_files(folder):
+    if not is_remote(layer):
+        _check_folder(folder)
+    if not layer.exists(folder / name):
+        if rank is None and not is_remote(layer) and safetensors.list_files(folder):
             metadata = safetensors.read_metadata(folder, layer, trusted=trusted)
             _check_manifest(None, require_manifest, folder)
             return Described(metadata, None)
@@ -96,7 +91,8 @@ def describe_checkpoint(
             hint="point at the folder that torch.distributed.checkpoint.save wrote; "
             "a save that was cut off leaves no metadata behind",
         )
-    file = CheckpointFile(contained_path(folder, name, follow_links_out=trusted), name, layer)
+    path = contained_path(folder, name, follow_links_out=trusted or is_remote(layer))
+    file = CheckpointFile(path, name, layer)
     try:
         if file.size > MAX_METADATA_BYTES:
             raise UnusableCheckpointError("the metadata is too large", file=name, size=file.size)
@@ -107,6 +103,16 @@ def describe_checkpoint(
     _check_manifest(manifest, require_manifest, folder)
     metadata = load_metadata(data, file=name, trusted=trusted)
     return Described(metadata, None if manifest is None else bind(manifest, metadata, data))
+
+
+def _check_folder(folder: Path) -> None:
+    try:
+        if not stat.S_ISDIR(os.stat(folder).st_mode):
+            raise UnusableCheckpointError("this is not a folder", folder=str(folder))
+    except OSError as error:
+        raise UnusableCheckpointError(
+            f"the checkpoint's folder cannot be reached: {error.strerror}", folder=str(folder)
+        ) from error
 
 
 def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> None:
@@ -123,7 +129,7 @@ def read_all_metadata(
     folder: Path, *, layer: FileLayer | None = None, trusted: bool = False, require_manifest: bool = False
 ) -> list[Described]:
     """All metadata of a checkpoint: one, or one per rank where each rank saved its own."""
-    ranks = _ranks(folder)
+    ranks = [] if layer is not None and is_remote(layer) else _ranks(folder)
     if ranks and not os.path.lexists(folder / _GLOBAL):
         _check_manifest(None, require_manifest, folder)
         return [describe_checkpoint(folder, rank=rank, layer=layer, trusted=trusted) for rank in ranks]

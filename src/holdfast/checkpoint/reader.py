@@ -22,13 +22,14 @@ from torch.futures import Future
 
 from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import FileLayer, FileTable, LocalFiles
+from holdfast.checkpoint.files import FileLayer, FileTable, is_remote
 from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
 from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
+from holdfast.checkpoint.remote import is_url, locate
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
 from holdfast.checkpoint.sequential import load_sequentially
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
@@ -46,7 +47,7 @@ class ParallelFileSystemReader(FileSystemReader):
     """A drop-in ``storage_reader=`` for ``torch.distributed.checkpoint.load`` that reads in parallel and verifies.
 
     Args:
-        path: the checkpoint's folder.
+        path: the checkpoint's folder, or a URL that fsspec knows (``s3://``, ``http(s)://``, ``memory://``).
         _extension_registry: as for torch's ``FileSystemReader``; the same as ``extension_registry``.
         parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference. A planner with a
             ``commit_tensor`` of its own is always served like that, unless it sets ``commits_in_any_order``.
@@ -70,7 +71,6 @@ class ParallelFileSystemReader(FileSystemReader):
             ``AssertionError``; here it is as it was raised.
     """
 
-    path: Path
     rank: int | None  # type: ignore[assignment]  # torch's own annotation knows only its first value
 
     def __init__(
@@ -96,7 +96,8 @@ class ParallelFileSystemReader(FileSystemReader):
         _check_choice("verify", verify, ("crc", "full", "off"))
         _check_positive("num_workers", num_workers)
         _check_positive("memory_limit", memory_limit)
-        self.path = Path(path)
+        self._file_layer = file_layer
+        self._locate(path)
         self.storage_data: dict[Any, Any] = {}
         self.load_id = str(uuid.uuid4())
         self.report: LoadReport | None = None
@@ -110,15 +111,18 @@ class ParallelFileSystemReader(FileSystemReader):
         self._options = LoadOptions(verify=verify, cast=cast, trusted=trusted)
         self._progress = progress
         self._registry = extension_registry if _extension_registry is None else _extension_registry
-        self._layer = file_layer or LocalFiles()
         self._metadata: Metadata | None = None
         self._described: Described | None = None
         self._require_manifest = require_manifest
         self._warn_not_loaded = warn_not_loaded
 
+    def _locate(self, path: str | os.PathLike[str]) -> None:
+        self.path = path if is_url(path) else Path(path)
+        self._folder, self._layer = locate(path, self._file_layer)
+
     @property
-    def checkpoint_id(self) -> Path:
-        """The folder that is read."""
+    def checkpoint_id(self) -> str | os.PathLike[str]:
+        """The folder, or URL, that is read."""
         return self.path
 
     @classmethod
@@ -138,7 +142,7 @@ class ParallelFileSystemReader(FileSystemReader):
         self._described = None
         self.error = None
         if checkpoint_id:
-            self.path = Path(checkpoint_id)
+            self._locate(checkpoint_id)
         self.load_id = str(uuid.uuid4())
 
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
@@ -151,7 +155,7 @@ class ParallelFileSystemReader(FileSystemReader):
         rank = kwargs.get("rank")
         try:
             described = describe_checkpoint(
-                self.path,
+                self._folder,
                 rank=rank,
                 layer=self._layer,
                 trusted=self._options.trusted,
@@ -229,7 +233,7 @@ class ParallelFileSystemReader(FileSystemReader):
         uses: dict[str, int] = {}
         for chunk in chunks:
             uses[chunk.file] = uses.get(chunk.file, 0) + 1
-        files = FileTable(self.path, self._layer, uses, follow_links_out=self._options.trusted)
+        files = FileTable(self._folder, self._layer, uses, follow_links_out=self._options.trusted)
         with progress_callback(self._progress) as on_progress:
             report = ReportBuilder(on_progress, len(chunks), total)
             try:
@@ -340,7 +344,9 @@ class ParallelFileSystemReader(FileSystemReader):
         # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
         pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
         wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
-        return max(1, min(max(cores, 2), _MOST_WORKERS, pieces, wanted // BLOCK_BYTES))
+        # A request to a store waits for the network, not for a core.
+        able = _MOST_WORKERS if is_remote(self._layer) else max(cores, 2)
+        return max(1, min(able, _MOST_WORKERS, pieces, wanted // BLOCK_BYTES))
 
 
 class _NotLoaded(NamedTuple):

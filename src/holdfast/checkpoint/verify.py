@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
@@ -21,7 +20,7 @@ from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.checksum import crc32
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable, LocalFiles
+from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     Expected,
@@ -40,6 +39,7 @@ from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.metadata_files import Described, read_all_metadata
 from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
+from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
@@ -147,7 +147,7 @@ def verify_checkpoint(
     """Read a whole checkpoint and check everything that a load would use of it.
 
     Args:
-        path: the checkpoint's folder; torch's format, with one metadata file or one a rank, or safetensors.
+        path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one a rank, or safetensors.
         num_workers: threads to use; the number of cores, at most 8, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
         require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
@@ -163,8 +163,7 @@ def verify_checkpoint(
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
     """
     began = time.perf_counter()
-    folder = Path(path)
-    layer = file_layer or LocalFiles()
+    folder, layer = locate(path, file_layer)
     items: list[_Item] = []
     outcomes: list[_Outcome] = []
     described = read_all_metadata(folder, layer=layer, trusted=trusted, require_manifest=require_manifest)
@@ -192,14 +191,14 @@ def verify_checkpoint(
     finally:
         engine.close()
         files.close()
-    return _report(folder, outcomes, has_manifest, time.perf_counter() - began)
+    return _report(os.fspath(path), outcomes, has_manifest, time.perf_counter() - began)
 
 
 def _job(engine: Engine, checker: _Checker, item: _Item) -> Callable[[], None]:
     return lambda: engine.post(checker.check(item))
 
 
-def _report(folder: Path, outcomes: list[_Outcome], manifest: bool, seconds: float) -> VerifyReport:
+def _report(path: str, outcomes: list[_Outcome], manifest: bool, seconds: float) -> VerifyReport:
     damaged = []
     for item, _, problem, at, length, *_ in outcomes:
         if problem is not None:
@@ -213,7 +212,7 @@ def _report(folder: Path, outcomes: list[_Outcome], manifest: bool, seconds: flo
     unsafe = [Refused(outcome.item.fqn, outcome.item.file, outcome.unsafe) for outcome in outcomes if outcome.unsafe]
     verdict = "damaged" if damaged else "incomplete" if unverified or unsafe else "sound"
     return VerifyReport(
-        path=str(folder),
+        path=path,
         sound=verdict == "sound",
         verdict=verdict,
         manifest=manifest,

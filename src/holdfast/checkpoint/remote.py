@@ -1,0 +1,129 @@
+"""Checkpoints in object stores and behind web servers: the same engine over fsspec, in ranged reads.
+
+A URL is taken apart once: what is left of it is a virtual folder ``/`` whose files this layer reaches. Everything above
+(metadata, archives, digests, the engine and its budget) is the same as for a local folder.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+import time
+import zlib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, TypeVar
+
+from holdfast.checkpoint.files import FileLayer, LocalFiles
+from holdfast.errors import MissingDependencyError, UnusableCheckpointError
+
+__all__ = ["RemoteFiles", "is_url", "locate"]
+
+READ_BYTES = 8 << 20
+"""One ranged request; smaller ones cost more round trips than they save memory."""
+MAX_ATTEMPTS = 4
+FIRST_PAUSE_SECONDS = 0.1
+_ROOT = Path("/")
+
+Value = TypeVar("Value")
+
+
+def is_url(path: str | os.PathLike[str]) -> bool:
+    """Whether this is a URL rather than a path."""
+    return "://" in os.fspath(path)
+
+
+def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:
+    """The folder of a checkpoint, and how its files are reached."""
+    if layer is not None or not is_url(path):
+        return Path(path), layer or LocalFiles()
+    return _ROOT, RemoteFiles(os.fspath(path))
+
+
+class RemoteFiles:
+    """Files below a URL, read through fsspec.
+
+    Args:
+        url: the checkpoint: ``s3://``, ``http(s)://``, ``memory://`` or whatever fsspec knows.
+        **storage_options: for fsspec's file system: credentials, endpoints.
+    """
+
+    remote = True
+    read_bytes = READ_BYTES
+
+    def __init__(self, url: str, **storage_options: Any) -> None:
+        import fsspec
+
+        self.url = url.rstrip("/")
+        try:
+            self._system, root = fsspec.core.url_to_fs(self.url, **storage_options)
+        except ImportError as error:
+            raise MissingDependencyError(f"{error}", hint="pip install 'holdfast[remote]'") from error
+        except ValueError as error:
+            raise UnusableCheckpointError(f"fsspec cannot reach this URL: {error}", folder=url) from error
+        self._root = str(root).rstrip("/")
+        self._open: dict[int, str] = {}
+        self._next = 0
+        self._lock = threading.Lock()
+
+    def _place(self, path: Path) -> str:
+        return self._root + str(path)
+
+    def open(self, path: Path) -> int:
+        """Note the file; nothing is transferred yet."""
+        with self._lock:
+            self._next += 1
+            self._open[self._next] = self._place(path)
+            return self._next
+
+    def status(self, descriptor: int) -> os.stat_result:
+        """What the file is now, as far as the store tells: its size and its tag."""
+        return self._status(self._open[descriptor])
+
+    def status_of(self, path: Path) -> os.stat_result:
+        """What the file of that name is now."""
+        return self._status(self._place(path))
+
+    def _status(self, place: str) -> os.stat_result:
+        self._system.invalidate_cache()
+        info = _retried(lambda: self._system.info(place))
+        if info.get("size") is None:
+            raise OSError(f"the server does not tell the size of {place}")
+        tag = zlib.crc32(str(info.get("ETag") or info.get("mtime") or info.get("created") or "").encode())
+        mode = stat.S_IFREG if info.get("type", "file") == "file" else stat.S_IFDIR
+        return os.stat_result((mode, tag, 0, 1, 0, 0, int(info["size"]), 0, 0, 0))
+
+    def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        """Read one range; what a server sends beyond it is left out."""
+        buffer = buffers[0][:READ_BYTES]
+        place = self._open[descriptor]
+        data = _retried(lambda: self._system.cat_file(place, start=offset, end=offset + len(buffer)))
+        count = min(len(data), len(buffer))
+        buffer[:count] = data[:count]
+        return count
+
+    def close(self, descriptor: int) -> None:
+        """Forget the file."""
+        with self._lock:
+            self._open.pop(descriptor, None)
+
+    def exists(self, path: Path) -> bool:
+        """Whether something is there."""
+        return bool(_retried(lambda: self._system.exists(self._place(path))))
+
+
+def _retried(call: Callable[[], Value]) -> Value:
+    """Call again after an error that may pass, with growing pauses."""
+    pause = FIRST_PAUSE_SECONDS
+    for attempt in range(1, MAX_ATTEMPTS + 1):
+        try:
+            return call()
+        except FileNotFoundError:  # noqa: PERF203 — a request costs more than the block
+            raise
+        except Exception as error:  # each file system has errors of its own
+            if attempt == MAX_ATTEMPTS:
+                raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+            time.sleep(pause)
+            pause *= 2
+    raise AssertionError

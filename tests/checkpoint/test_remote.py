@@ -1,0 +1,145 @@
+"""Checkpoints behind URLs: the same engine, the same checks, in ranged reads."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import fsspec
+import pytest
+import torch
+from tests.checkpoint.support import State, assert_same, blank, random_bits
+
+from holdfast import checkpoint
+from holdfast.checkpoint import verify_checkpoint
+from holdfast.checkpoint.remote import RemoteFiles
+from holdfast.errors import CheckpointError, CorruptRecordError, UnusableCheckpointError
+
+SAVED: State = {"model": {"large": random_bits(3_000_000, seed=1), "small": random_bits(30, 4, seed=2)}, "step": 7}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("remote") / "c"
+    checkpoint.save(SAVED, path, step=7)
+    return path
+
+
+@pytest.fixture
+def memory(folder: Path) -> Iterator[str]:
+    system = fsspec.filesystem("memory")
+    for path in folder.iterdir():
+        system.pipe_file(f"/bucket/c/{path.name}", path.read_bytes())
+    yield "memory://bucket/c"
+    system.rm("/bucket", recursive=True)
+
+
+def test_a_checkpoint_behind_a_url_loads_and_verifies(memory: str) -> None:
+    state = blank(SAVED)
+    report = checkpoint.load(state, memory, require_manifest=True)
+    assert_same(state, SAVED)
+    assert (report.verified, report.unverified) == (3, ())
+    assert verify_checkpoint(memory).sound
+
+
+def test_damage_behind_a_url_is_named(memory: str) -> None:
+    system = fsspec.filesystem("memory")
+    data = bytearray(system.cat_file("/bucket/c/__0_0.distcp"))
+    data[len(data) // 2] ^= 4
+    system.pipe_file("/bucket/c/__0_0.distcp", bytes(data))
+    with pytest.raises(CorruptRecordError) as caught:
+        checkpoint.load(blank(SAVED), memory)
+    assert caught.value.tensor == "model.large"
+    assert verify_checkpoint(memory).verdict == "damaged"
+
+
+@pytest.mark.parametrize("url", ["memory://bucket/nothing", "nosuchthing://x/y"])
+def test_nothing_behind_a_url_is_one_error(url: str) -> None:
+    with pytest.raises(UnusableCheckpointError):
+        checkpoint.load(blank(SAVED), url)
+
+
+class Flaky(http.server.SimpleHTTPRequestHandler):
+    """Serves ranges, and fails every third request for data."""
+
+    count = 0
+    faults = True
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+    def do_GET(self) -> None:
+        data = Path(self.translate_path(self.path))
+        if not data.is_file():
+            self.send_error(404)
+            return
+        content = data.read_bytes()
+        Flaky.count += 1
+        if Flaky.faults and Flaky.count % 3 == 0:
+            self.send_error(503)
+            return
+        first, last = 0, len(content) - 1
+        wanted = self.headers.get("Range", "")
+        if wanted.startswith("bytes="):
+            begin, _, end = wanted[6:].partition("-")
+            first, last = int(begin), min(int(end or last), last)
+        self.send_response(206 if wanted else 200)
+        self.send_header("Content-Length", str(last + 1 - first))
+        self.send_header("Content-Range", f"bytes {first}-{last}/{len(content)}")
+        self.send_header("Accept-Ranges", "bytes")
+        self.end_headers()
+        self.wfile.write(content[first : last + 1])
+
+
+def test_a_web_server_that_fails_now_and_then_is_asked_again(folder: Path) -> None:
+    handler = functools.partial(Flaky, directory=str(folder.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            state = blank(SAVED)
+            checkpoint.load(state, f"http://127.0.0.1:{server.server_address[1]}/c", num_workers=2)
+            assert_same(state, SAVED)
+        finally:
+            server.shutdown()
+            thread.join()
+    assert Flaky.count > 6
+
+
+def test_a_store_that_always_fails_is_one_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.remote.FIRST_PAUSE_SECONDS", 0.0)
+
+    def failing(*_: Any, **__: Any) -> bytes:
+        raise ConnectionError("gone")
+
+    layer = RemoteFiles(memory)
+    monkeypatch.setattr(layer._system, "cat_file", failing)
+    with pytest.raises(CheckpointError, match="gone"):
+        checkpoint.load({"model": {"large": torch.zeros(3_000_000)}}, "/", file_layer=layer)
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_checkpoint_in_s3_loads_and_verifies(folder: Path) -> None:
+    from moto.server import ThreadedMotoServer
+
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    try:
+        host, port = server.get_host_and_port()
+        options = {"key": "k", "secret": "s", "client_kwargs": {"endpoint_url": f"http://{host}:{port}"}}
+        system = fsspec.filesystem("s3", skip_instance_cache=True, **options)
+        system.mkdir("runs")
+        for path in folder.iterdir():
+            system.pipe_file(f"runs/c/{path.name}", path.read_bytes())
+        layer = RemoteFiles("s3://runs/c", **options)
+        state = blank(SAVED)
+        report = checkpoint.load(state, "/", file_layer=layer, num_workers=4)
+        assert_same(state, SAVED)
+        assert report.verified == 3
+        assert verify_checkpoint("/", file_layer=layer).sound
+    finally:
+        server.stop()
