@@ -53,7 +53,7 @@ class Counted:
 def host_microseconds(rounds: int, steps: int, **more: Any) -> float:
     """Return the CPU time a run adds to a step that does nothing."""
     model, loss = nn.Linear(2, 2), torch.tensor(1.0)
-    options = RunOptions(save_every=None, save_minutes=1e6, stats_every=None, grad_norm=False, hash_parameters=False)
+    options = RunOptions(save_every=10**9, stats_every=None, grad_norm=False, hash_parameters=False)
     with tempfile.TemporaryDirectory() as folder:
         run = Run(Path(folder) / "run", model=model, loader=Counted(), options=options, **more)
         batches = iter(run)
@@ -99,7 +99,7 @@ def step_ratio(rounds: int) -> float:
             model=model,
             optimizer=optimizer,
             loader=Counted(),
-            options=RunOptions(save_every=None, save_minutes=1e6),
+            options=RunOptions(save_every=10**9),
         )
         batches = iter(run)
 

@@ -170,23 +170,37 @@ class Loop:
         attempt = self.attempt
         self._close_step()
         self._write(everything=False)
-        elapsed = attempt.stopwatch.elapsed
+        if self._needs_agreement():
+            agreed = self._agreement.reach(self._wish())
+            if agreed is not None:
+                self._act(agreed)
+        if self.ended is None and not self._jumped:
+            if self._saving.is_due():
+                self._save("interval")
+            self._saving.poll()
+        attempt.stopwatch.lap("step")
+
+    def _needs_agreement(self) -> bool:
+        """Whether anything may have to be decided: always among several ranks, alone only if there is a wish."""
+        options = self._options
+        return (
+            self.attempt.ranks.world > 1
+            or self._preemption.received is not None
+            or options.time_limit is not None
+            or options.save_minutes is not None
+            or self._reactions.wanted > Action.LOG
+        )
+
+    def _wish(self) -> Wish:
         limit = self._options.time_limit
-        wish = Wish(
+        elapsed = self.attempt.stopwatch.elapsed
+        return Wish(
             signal=self._preemption.received or 0,
             ends=limit is not None and elapsed + SAVE_RESERVE * self._saving.seconds >= limit,
             saves=self._saving.is_time(),
             action=self._reactions.wanted,
             seconds=self._own_seconds(),
         )
-        agreed = self._agreement.reach(wish)
-        if agreed is not None:
-            self._act(agreed)
-        if self.ended is None and not self._jumped:
-            if self._saving.is_due():
-                self._save("interval")
-            self._saving.poll()
-        attempt.stopwatch.lap("step")
 
     def _close_step(self) -> None:
         record, self._pending = self._pending, None

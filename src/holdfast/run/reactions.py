@@ -41,7 +41,9 @@ class Reactions:
     @property
     def wanted(self) -> Action:
         """The most that this rank's new findings ask for."""
-        return max((self._policy.action(f["failure"], f["severity"]) for f in self._found), default=Action.LOG)
+        if not self._found:
+            return Action.LOG
+        return max(self._policy.action(finding["failure"], finding["severity"]) for finding in self._found)
 
     def note(self, findings: Sequence[dict[str, Any]]) -> None:
         """Log this rank's findings; those that ask for more than that wait to be shared."""

@@ -70,7 +70,10 @@ class StepRecord:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
-            self._deferred[name] = Deferred(value)
+            if value.device.type == "cpu" and not hasattr(value, "to_local"):
+                self._numbers[name] = value.item()
+            else:
+                self._deferred[name] = Deferred(value)
             return
         try:
             self._numbers[name] = float(value)
@@ -80,9 +83,9 @@ class StepRecord:
     @property
     def is_ready(self) -> bool:
         """Whether writing it waits for nothing."""
-        return all(value.is_ready for value in self._deferred.values()) and (
-            self.grad_norms is None or self.grad_norms.is_ready
-        )
+        if self._deferred and not all(value.is_ready for value in self._deferred.values()):
+            return False
+        return self.grad_norms is None or self.grad_norms.is_ready
 
     def fields(self) -> dict[str, Any]:
         """Return the record's fields, but for its times."""
