@@ -16,10 +16,12 @@ import multiprocessing
 import random
 import signal
 import statistics
+import sys
 import time
 from dataclasses import replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -155,6 +157,46 @@ def until_lost(port: int, ready: Any, out: Any) -> None:
             out.put(time.monotonic())
 
 
+def hammer(address: str, seconds: float, gate: Any, out: Any) -> None:
+    """Renew one record as fast as the store answers; say how often that was in a second."""
+    from holdfast.coordinate import open_store
+
+    store, key = open_store(address), f"hammer/{os.getpid()}"
+    gate.wait()
+    before, count, end = b"", 0, time.monotonic() + seconds
+    while time.monotonic() < end:
+        wanted = f"{os.getpid()}/{count}".encode() * 4
+        assert store.compare_set(key, before, wanted) == wanted
+        before, count = wanted, count + 1
+    out.put(count / seconds)
+
+
+def capacity(kind: str, seconds: float, clients: int = 32) -> float:
+    """Return how many compare-and-sets a second a server bears; 0 where it cannot be started.
+
+    Many clients, because a durable server brings what many of them wrote to disk at once.
+    """
+    import tempfile
+
+    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    from tests.faults.coordinate_servers import Server, why_not
+
+    if why_not(kind) is not None:
+        return 0.0
+    context = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory() as folder:
+        server = Server(kind, Path(folder) / "server")
+        gate, out = context.Barrier(clients), context.Queue()
+        processes = [context.Process(target=hammer, args=(server.address, seconds, gate, out)) for _ in range(clients)]
+        for process in processes:
+            process.start()
+        total = sum(out.get(timeout=300) for _ in processes)
+        for process in processes:
+            process.join()
+        server.kill()
+    return float(total)
+
+
 class Bench:
     """One store's host for all runs, each under a prefix of its own."""
 
@@ -266,6 +308,7 @@ def main() -> None:
     ]
     lost = {fault: [bench.lost(fault) for _ in range(rounds)] for fault in (signal.SIGKILL, signal.SIGSTOP)}
     share, idle_operations = bench.heartbeat(10 if options.quick else 30)
+    bears = {kind: capacity(kind, 3.0 if options.quick else 10.0) for kind in ("tcp", "redis", "etcd")}
     bench.close()
     publish(
         {
@@ -279,6 +322,7 @@ def main() -> None:
             "takeover_in_ttls_simulated_worst": max(simulated),
             "store_killed_noticed_in_ttls_worst": max(lost[signal.SIGKILL]),
             "store_stopped_noticed_in_ttls_worst": max(lost[signal.SIGSTOP]),
+            **{f"store_operations_per_second_{kind}": count for kind, count in bears.items()},
             "adaptive_epoch_over_ideal": adaptive / perfect,
             "adaptive_epoch_over_computed_ideal": adaptive / computed,
             "even_epoch_over_adaptive": even / adaptive,

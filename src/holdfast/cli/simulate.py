@@ -98,9 +98,10 @@ def _show(results: dict[str, Any]) -> None:
         table = Table(name, "")
         table.columns[1].justify = "right"
         for key, value in result.items():
-            if key != "timeline":
+            if key not in ("timeline", "conclusion"):
                 table.add_row(key.replace("_", " "), f"{value:,.4g}" if isinstance(value, float) else f"{value:,}")
         console.print(table)
+        console.print(result["conclusion"], highlight=False)
     for title, points, _, _ in _series(results):
         console.print(f"{title}, up to {_short(max((y for _, y in points), default=0))}")
         console.print(_spark([y for _, y in points]), style="green", highlight=False)
@@ -127,7 +128,11 @@ def register(app: typer.Typer) -> None:
         node_mtbf_hours: float = typer.Option(20_000.0, help="Mean time between failures of one node."),
         step_seconds: float = typer.Option(10.0, help="Time of a step."),
         checkpoint_steps: int = typer.Option(60, help="Steps between checkpoints."),
+        save_seconds: float = typer.Option(30.0, help="How long a checkpoint holds the training up."),
         restart_seconds: float = typer.Option(300.0, help="From a failure to the next step."),
+        spare_nodes: int = typer.Option(0, help="Nodes that wait to replace failed ones."),
+        hang_fraction: float = typer.Option(0.1, help="Fraction of failures that hang instead of crashing."),
+        hang_seconds: float = typer.Option(600.0, help="Until a hang is noticed."),
         repair_hours: float = typer.Option(4.0, help="Until a failed node is back."),
         stragglers: float = typer.Option(0.01, help="Fraction of ranks that are slow."),
         slowdown: float = typer.Option(2.0, help="How many times slower they are."),
@@ -152,7 +157,11 @@ def register(app: typer.Typer) -> None:
             node_mtbf_hours=node_mtbf_hours,
             step_seconds=step_seconds,
             checkpoint_steps=checkpoint_steps,
+            save_seconds=save_seconds,
             restart_seconds=restart_seconds,
+            spare_nodes=spare_nodes,
+            hang_fraction=hang_fraction,
+            hang_seconds=hang_seconds,
             repair_hours=repair_hours,
             stragglers=stragglers,
             slowdown=slowdown,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
@@ -23,7 +24,11 @@ class Scenario:
         batch_size: samples a rank and step.
         step_seconds: time of a step of equal ranks.
         checkpoint_steps: steps between checkpoints.
+        save_seconds: how long a checkpoint holds the training up.
         restart_seconds: from a failure to the next step.
+        spare_nodes: nodes that wait to replace failed ones, so that the job keeps its size.
+        hang_fraction: the fraction of failures that crash nothing but hang, and must be noticed.
+        hang_seconds: until a hang is noticed: a collective's timeout, or a watchdog's.
         repair_hours: until a failed node is back.
         stragglers: the fraction of ranks that are slow.
         slowdown: how many times slower.
@@ -42,7 +47,11 @@ class Scenario:
     batch_size: int = 4
     step_seconds: float = 10.0
     checkpoint_steps: int = 60
+    save_seconds: float = 30.0
     restart_seconds: float = 300.0
+    spare_nodes: int = 0
+    hang_fraction: float = 0.1
+    hang_seconds: float = 600.0
     repair_hours: float = 4.0
     stragglers: float = 0.01
     slowdown: float = 2.0
@@ -59,6 +68,11 @@ class Scenario:
         for name in ("ranks_per_node", "hours", "node_mtbf_hours", "batch_size", "step_seconds", "checkpoint_steps"):
             if not getattr(self, name) > 0:
                 raise ConfigError(f"{name} must be positive", value=getattr(self, name))
+        if not 0 <= self.hang_fraction <= 1 or min(self.save_seconds, self.spare_nodes, self.hang_seconds) < 0:
+            raise ConfigError(
+                "hang_fraction must be a fraction, save_seconds, spare_nodes and hang_seconds not negative",
+                hang_fraction=self.hang_fraction,
+            )
         if not 0 <= self.stragglers <= 1 or self.slowdown < 1 or self.restart_seconds < 0 or self.repair_hours < 0:
             raise ConfigError(
                 "stragglers must be a fraction, slowdown at least 1, restart_seconds and repair_hours not negative",
@@ -69,6 +83,12 @@ class Scenario:
             raise ConfigError(
                 "heartbeat must be at most half the ttl, and there must be work", heartbeat=self.heartbeat
             )
+
+    @property
+    def best_interval_seconds(self) -> float:
+        """The time between checkpoints that costs least (Young, Daly): the root of 2 · save · time between failures."""
+        between_failures = 3600 * self.node_mtbf_hours / self.nodes
+        return max(self.step_seconds, math.sqrt(2 * self.save_seconds * between_failures))
 
     @property
     def nodes(self) -> int:

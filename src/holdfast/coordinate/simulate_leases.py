@@ -46,8 +46,30 @@ class LeaseCost:
     median_takeover_ttls: float = 0.0
     longest_takeover_ttls: float = 0.0
     store_bytes: int = 0
+    peak_operations_per_second: int = 0
+    conclusion: str = ""
     timeline: list[tuple[float, int, int]] = field(default_factory=list)
     """(seconds, chunks committed, operations in that second) for every second."""
+
+
+# Compare-and-sets per second that one server of each kind was measured to bear, beside its 32 clients on two busy
+# cores: ``store_operations_per_second_*`` of bench/coordinate.py. The durable ones wait for the disk, here a slow one.
+MEASURED_CAPACITY = {"TCPStore": 27_000, "Redis": 500, "etcd": 90}
+
+
+def _conclusion(cost: LeaseCost) -> str:
+    """Return whether the job ends, how long it takes, and which stores bear its load, in one sentence."""
+    peak = cost.peak_operations_per_second
+    bears = [name for name, capacity in MEASURED_CAPACITY.items() if capacity >= peak]
+    stores = (
+        f"which {' and '.join(bears)} bear" if bears else "more than any store was measured to bear: raise --heartbeat"
+    )
+    done = "finishes" if cost.committed == cost.chunks else f"ends with {cost.committed:,} of {cost.chunks:,} chunks"
+    share = cost.ideal_seconds / cost.seconds if cost.seconds else 1.0
+    return (
+        f"The job {done} in {cost.seconds:,.0f} s ({share:.0%} of its ideal speed); the store's peak is {peak:,} "
+        f"operations per second, {stores}."
+    )
 
 
 class CountedStore:
@@ -175,6 +197,8 @@ class _LeaseRun:
             cost.median_takeover_ttls = statistics.median(self.takeovers)
             cost.longest_takeover_ttls = max(self.takeovers)
         cost.store_bytes = sum(len(key) + len(value) for key, value in self.store.values.items())
+        cost.peak_operations_per_second = max((operations for _, _, operations in cost.timeline), default=0)
+        cost.conclusion = _conclusion(cost)
         return cost
 
     def _next(self, now: float, worker: _Rank, _: int) -> None:

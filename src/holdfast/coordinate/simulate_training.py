@@ -31,7 +31,14 @@ class TrainingCost:
     samples_reread: int = 0
     hours_lost_to_restarts: float = 0.0
     hours_lost_to_redone_steps: float = 0.0
+    hours_lost_to_hangs: float = 0.0
+    hours_lost_to_saving: float = 0.0
+    hours_lost_to_stragglers: float = 0.0
+    hours_lost_to_missing_nodes: float = 0.0
+    ideal_steps: int = 0
     useful_fraction: float = 0.0
+    best_checkpoint_steps: int = 0
+    conclusion: str = ""
     step_slowdown_even_shares: float = 1.0
     step_slowdown_adaptive: float = 1.0
     state_bytes: int = 0
@@ -52,41 +59,92 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
     failures, repairs = _draw_failures(scenario, generator, end)
     now, step, saved, delivered = 0.0, 0, 0, 0
     broken, world = 0, scenario.ranks
+    hangs = generator.random(len(failures)) < scenario.hang_fraction
     cost.timeline.append((0.0, scenario.ranks, 0))
     for at, is_failure in heapq.merge(((t, True) for t in failures), ((t, False) for t in repairs)):
         if at >= end:
             break
-        seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
-        made = max(0, int((at - now) / seconds))
+        made = max(0, int((at - now) / _seconds(scenario, world, cost)))
         step += made
+        _spend(scenario, world, cost, made)
         broken += 1 if is_failure else -1
+        before = world
+        world = max(1, scenario.ranks - max(0, broken - scenario.spare_nodes) * scenario.ranks_per_node)
+        if not is_failure and world == before:
+            now = max(now, at)
+            continue  # it joins the spare ones; nobody is held up
+        noticed = at
         if is_failure:
+            if hangs[cost.failures]:
+                noticed = min(end, max(now, at) + scenario.hang_seconds)
+                cost.hours_lost_to_hangs += (noticed - max(now, at)) / 3600
             committed = max(saved, step - step % scenario.checkpoint_steps)
             redone = step - committed
             cost.failures += 1
             cost.steps_redone += redone
-            cost.hours_lost_to_redone_steps += redone * seconds / 3600
+            cost.hours_lost_to_redone_steps += redone * _seconds(scenario, before, cost) / 3600
             step = committed
         saved = step  # a planned change saves first; after a failure this is where the run goes on
-        world = max(1, scenario.ranks - broken * scenario.ranks_per_node)
-        schedule = schedule.resized(step, world_size=world)
-        cost.resizes += 1
+        if world != before:
+            schedule = schedule.resized(step, world_size=world)
+            cost.resizes += 1
         # A failure during a restart begins it anew: only what it adds is lost.
-        ready = min(at + scenario.restart_seconds, end)
-        cost.hours_lost_to_restarts += max(0.0, ready - max(now, at)) / 3600
-        now = ready
+        ready = min(noticed + scenario.restart_seconds, end)
+        cost.hours_lost_to_restarts += max(0.0, ready - max(now, noticed)) / 3600
+        now = max(now, ready)
         delivered = schedule.delivered_before(step)
         cost.timeline.append((now / 3600, world, delivered))
-    seconds = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
-    step += max(0, int((end - now) / seconds))
+    made = max(0, int((end - now) / _seconds(scenario, world, cost)))
+    step += made
+    _spend(scenario, world, cost, made)
     cost.steps = step
     cost.samples = schedule.delivered_before(step)
     cost.samples_reread = cost.steps_redone * total
     cost.positions_lost = step * total - cost.samples
-    cost.useful_fraction = step * scenario.step_seconds * cost.step_slowdown_adaptive / end
+    cost.ideal_steps = int(end / scenario.step_seconds)
+    cost.useful_fraction = step * scenario.step_seconds / end
+    cost.best_checkpoint_steps = max(1, round(scenario.best_interval_seconds / scenario.step_seconds))
     cost.timeline.append((scenario.hours, world, cost.samples))
     cost.state_bytes = len(json.dumps({"order": order.to_json(), **schedule.to_json()}, separators=(",", ":")))
+    cost.conclusion = _conclusion(scenario, cost)
     return cost
+
+
+def _seconds(scenario: Scenario, world: int, cost: TrainingCost) -> float:
+    """Return what a step takes: fewer ranks and stragglers make it longer, a checkpoint is spread over its steps."""
+    work = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
+    return work + scenario.save_seconds / scenario.checkpoint_steps
+
+
+def _spend(scenario: Scenario, world: int, cost: TrainingCost, made: int) -> None:
+    """Note what some steps took beyond what they take where nothing is wrong."""
+    alone = scenario.step_seconds * cost.step_slowdown_adaptive
+    cost.hours_lost_to_saving += made * scenario.save_seconds / scenario.checkpoint_steps / 3600
+    cost.hours_lost_to_stragglers += made * (alone - scenario.step_seconds) / 3600
+    cost.hours_lost_to_missing_nodes += made * alone * (scenario.ranks / world - 1) / 3600
+
+
+def _conclusion(scenario: Scenario, cost: TrainingCost) -> str:
+    """Return what the run comes to, its largest cost and what would lower it, in one sentence."""
+    losses = {
+        "restarts": (cost.hours_lost_to_restarts, "restart faster (--restart-seconds)"),
+        "steps done again": (
+            cost.hours_lost_to_redone_steps,
+            f"save every {cost.best_checkpoint_steps} steps instead of {scenario.checkpoint_steps}",
+        ),
+        "hangs": (cost.hours_lost_to_hangs, "notice hangs sooner (--hang-seconds)"),
+        "saving": (
+            cost.hours_lost_to_saving,
+            f"save every {cost.best_checkpoint_steps} steps instead of {scenario.checkpoint_steps}, or asynchronously",
+        ),
+        "stragglers": (cost.hours_lost_to_stragglers, "replace the slow ranks"),
+        "missing nodes": (cost.hours_lost_to_missing_nodes, "keep spare nodes (--spare-nodes)"),
+    }
+    worst = max(losses, key=lambda name: losses[name][0])
+    text = f"The run makes {cost.useful_fraction:.1%} of its {cost.ideal_steps:,} ideal steps"
+    if losses[worst][0] <= 0:
+        return text + "."
+    return f"{text}; most is lost to {worst} ({losses[worst][0]:.1f} of {scenario.hours:g} hours): {losses[worst][1]}."
 
 
 def _draw_failures(scenario: Scenario, generator: np.random.Generator, end: float) -> tuple[list[float], list[float]]:

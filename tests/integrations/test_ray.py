@@ -1,0 +1,125 @@
+"""Ray: a local cluster of several nodes, one of which is killed under a leased map; and our order in Ray Data."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import ray
+from tests.faults.coordinate_servers import Server, why_not
+
+from holdfast.errors import DeadLetterError
+from holdfast.integrations.ray import HoldfastDatasource, leased_map
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset
+
+CHUNKS, SIZE = 24, 8
+
+# Ray warns of its own; a busy machine starts its nodes slowly.
+pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+
+
+def dataset() -> StreamDataset:
+    return StreamDataset(ArraySource({"value": np.arange(CHUNKS * SIZE)}), name="data", seed=5)
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Any]:
+    from ray.cluster_utils import Cluster
+
+    os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
+    os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_raylet_start_wait_time_s"] = "180"  # noqa: SIM112 (Ray's own spelling; busy machines start slowly)
+    options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
+    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
+    cluster.add_node(**options)
+    paths = {"PYTHONPATH": os.pathsep.join(["src", os.getcwd(), os.environ.get("PYTHONPATH", "")])}
+    ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": paths})
+    yield cluster
+    ray.shutdown()
+    cluster.shutdown()  # type: ignore[no-untyped-call]
+
+
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[Server]:
+    reason = why_not("redis")
+    if reason is not None:
+        pytest.skip(reason)
+    server = Server("redis", tmp_path / "server")
+    yield server
+    server.kill()
+
+
+def test_a_datasource_gives_every_sample_once_in_the_datasets_order(cluster: Any) -> None:
+    data = dataset()
+    read = ray.data.read_datasource(HoldfastDatasource(data, batch_size=10), override_num_blocks=4)
+    rows = sorted(read.take_all(), key=lambda row: row["position"])
+    assert [row["position"] for row in rows] == list(range(CHUNKS * SIZE))
+    expected = data.order().locate(np.arange(CHUNKS * SIZE)).index.tolist()
+    assert [row["value"] for row in rows] == expected
+
+
+def test_a_killed_node_costs_a_leased_map_nothing_but_time(cluster: Any, server: Server, tmp_path: Path) -> None:
+    import threading
+
+    doomed = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
+    seen = tmp_path / "seen"
+    seen.mkdir()
+
+    def work(chunk: Any) -> str:
+        (seen / f"{chunk.chunk}-{chunk.token}").touch()
+        time.sleep(0.1)  # the work
+        return json.dumps(sorted(value for batch in chunk for value in batch["value"].tolist()))
+
+    def kill_the_node() -> None:
+        while len(list(seen.iterdir())) < 6:
+            time.sleep(0.02)
+        cluster.remove_node(doomed, allow_graceful=False)
+
+    killer = threading.Thread(target=kill_the_node)
+    killer.start()
+    done = leased_map(
+        dataset(),
+        work,
+        store=server.address,
+        workers=3,
+        actor_options={"num_cpus": 1, "scheduling_strategy": "SPREAD"},
+        ttl=3.0,
+        heartbeat=0.5,
+        batch_size=4,
+        chunk_size=SIZE,
+        folder=tmp_path / "job",
+    )
+    killer.join()
+    assert [end.chunk for end in done] == list(range(CHUNKS))
+    assert sorted(value for end in done for value in json.loads(end.payload)) == list(range(CHUNKS * SIZE))
+    # By the folder's own files, and by none of the package's code: one record per chunk.
+    lines = {line for file in tmp_path.glob("job/generation-*/*.json*") for line in file.read_text().splitlines()}
+    records = [json.loads(line) for line in lines if line.startswith("[")]
+    assert sorted(record[0] for record in records) == list(range(CHUNKS))
+
+
+def test_a_poison_chunk_is_reported_when_all_else_is_done(cluster: Any, server: Server) -> None:
+    def work(chunk: Any) -> str:
+        if chunk.chunk == 3:
+            raise ValueError("poison")
+        return ""
+
+    with pytest.raises(DeadLetterError, match="poison"):
+        leased_map(
+            dataset(),
+            work,
+            store=server.address,
+            workers=1,
+            name="poisoned",
+            batch_size=4,
+            chunk_size=SIZE,
+            max_attempts=2,
+            backoff=0.0,
+        )
