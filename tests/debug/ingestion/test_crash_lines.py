@@ -24,6 +24,11 @@ ENDINGS = {
     "return code": ("[launch.py:321:sigkill_handler] ['python'] exits with return code = 1\n", "return code = 1"),
     "slurm": ("srun: error: node7: task 0: Exited with exit code 137\n", "exit code 137"),
     "killed": ("Killed\n", "the job was killed"),
+    "wrong argument": ("usage: train.py [-h]\ntrain.py: error: unrecognized arguments: --fp17\n", "--fp17"),
+    "summed up": (
+        TRACEBACK + "OSError: disk quota exceeded\nwandb: train/loss 1.43\nfinal loss: 1.4358\n",
+        "disk quota exceeded",
+    ),
     "time limit": ("slurmstepd: error: *** JOB 12 ON n1 CANCELLED AT 2024 DUE TO TIME LIMIT ***\n", "TIME LIMIT"),
     "nccl": (
         "[E ProcessGroupNCCL.cpp:821] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n",

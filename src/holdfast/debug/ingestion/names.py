@@ -79,6 +79,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "",
         ),
         (r"(^|_)(return|exit)_(code|value|status|type|dict|tensors?)s?(_|$)|^target_", ""),
+        (r"(loss|acc|accuracy|reward|error)_(num|count|n|cnt)$", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
         (r"(^|_)reward(s)?_(std|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),

@@ -30,6 +30,8 @@ from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
 
+MIN_UNPLACED_ROWS = 3
+"""Rows without a step after an error that say together that training goes on."""
 MIN_BLOCK_BYTES = 4 << 20
 """Files from this size on are read in blocks: below, reading line by line takes a second."""
 MIN_SEGMENT_LINES = 16
@@ -144,7 +146,7 @@ class _TextReading(LineReading):
         self._crashes: list[tuple[int, tuple[Mapping[str, Any], ...]]] = []
         self._clock: float | None = None
         self._number = 0
-        self._looked = self._read = self._unread_at_end = 0
+        self._looked = self._read = self._unread_at_end = self._unplaced = 0
 
     def feed(self, line: str) -> None:
         self._number += 1
@@ -157,7 +159,7 @@ class _TextReading(LineReading):
         if self._reader.feed(line):
             self._read += 1
             self._unread_at_end = 0
-            if len(rows) > before:
+            if len(rows) > before and self._moved(step):
                 self._went_on(line, before, step)
         elif _OVERFLOW.search(line):
             new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
@@ -205,6 +207,17 @@ class _TextReading(LineReading):
         longest = self._file.limits.line_characters
         for line in lines:
             self.feed(line[:longest].decode("utf-8", errors="replace"))
+
+    def _moved(self, step: float | None) -> bool:
+        """Whether a new row says that training goes on.
+
+        What a program prints while it dies, a summary of its last values, stands where the last row stood; where no
+        row has a step, a few rows say it together.
+        """
+        now = self._reader.rows.last_step()
+        moved = now is not None and now != step
+        self._unplaced = 0 if moved or not self._crash.pending else self._unplaced + 1
+        return moved or not self._crash.pending or (now is None and self._unplaced >= MIN_UNPLACED_ROWS)
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
         """Take note of what stood before a new row, if it may have begun a run."""

@@ -48,6 +48,7 @@ _EVALUATION = re.compile(
     r"^\s*(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)", re.IGNORECASE
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
+_CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
 
@@ -59,7 +60,7 @@ class _Reader(LineReader):
         self._finer = False
 
     def feed(self, line: str) -> bool:
-        if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line):
+        if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line) or line.lstrip().startswith(_CLIENTS):
             return False
         line = with_gaps(line)
         rank, line = _rank_of(line)

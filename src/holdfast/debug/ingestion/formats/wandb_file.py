@@ -7,7 +7,7 @@ read.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from holdfast.debug.ingestion.config_text import canonical_config
@@ -26,6 +26,7 @@ _FULL, _FIRST, _MIDDLE, _LAST = 1, 2, 3, 4
 _HISTORY, _CONFIG, _RUN, _EXIT = 2, 5, 17, 18
 _ITEM, _STEP, _KEY, _NESTED, _JSON = 1, 2, 1, 2, 16
 _LONGEST_RECORD = 64 << 20
+_STOPPED = 255
 
 
 class WandbFormat(LogFormat):
@@ -47,6 +48,7 @@ class WandbFormat(LogFormat):
         config: dict[str, Any] = {}
         notes: list[str] = []
         damaged = 0
+        exit_code: Any = 0
         for record in _records(file, notes):
             try:
                 for number, value in fields(record):
@@ -56,6 +58,8 @@ class WandbFormat(LogFormat):
                         _history(value, rows)
                     elif number == _CONFIG:
                         _items(value, config)
+                    elif number == _EXIT:
+                        exit_code = next((part for inner, part in fields(value) if inner == 1), 0)
                     elif number == _RUN:
                         for inner, part in fields(value):
                             if inner == 4 and not isinstance(part, int):
@@ -65,11 +69,21 @@ class WandbFormat(LogFormat):
         if damaged:
             notes.append(f"{damaged} damaged records were left out")
         signals, more, events = rows.finish()
-        if not signals:
+        events += _crash(exit_code)
+        if not signals and not events:
             raise file.unreadable("is a wandb file without history", hint="the run ended before its first wandb.log")
         return RunLog(
             str(file.path), self.name, tuple(signals), canonical_config(config), tuple(events), (*notes, *more)
         )
+
+
+def _crash(exit_code: Any) -> list[Mapping[str, Any]]:
+    """Return the event of a run that ended in an error; wandb writes 255 for one that was stopped by hand."""
+    if not isinstance(exit_code, int) or exit_code == 0:
+        return []
+    kind = "interrupted" if exit_code == _STOPPED else "exit_code"
+    message = f"wandb recorded exit code {exit_code}"
+    return [{"type": "crash", "kind": kind, "message": message, "line": None, "lines": ()}]
 
 
 def _records(file: LogFile, notes: list[str]) -> Iterator[bytes]:
