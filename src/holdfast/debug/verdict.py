@@ -25,6 +25,8 @@ MIN_UNREAD_LINES = 5
 """Unread lines that look like training below this number may be summaries."""
 MAX_UNREAD_TAIL = 0.2
 """The share of the lines that look like training that may stand unread at the end of the file."""
+MIN_WIN_SHARE = 0.6
+"""Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
 MAX_WORSE_SHARE = 0.1
 """A series may end this share of its span worse than it began: the last few points are noise."""
 
@@ -81,6 +83,11 @@ def _unproven(signals: Sequence[Signal]) -> Reason | None:
             return None
         points = max(int(np.isfinite(signal.values).sum()) for signal in usable)
         return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points, and they do not only improve")
+    rewards = [signal for signal in long if signal.kind == "reward"]
+    if rewards and not any(_rises(signal) for signal in rewards):
+        # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
+        names = ", ".join(signal.name for signal in rewards[:3])
+        return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")
     if all(_ends_worse(signal) for signal in long):
         names = ", ".join(signal.name for signal in long[:3])
         return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
@@ -103,6 +110,15 @@ def _improves(signal: Signal) -> bool:
     values = _badness(signal)
     fall = float(values[0] - values[-1])
     return fall > 0.0 and float(values.max() - values[0]) <= MAX_WORSE_SHARE * fall
+
+
+def _rises(signal: Signal) -> bool:
+    """Whether late rewards beat early ones clearly more often than chance."""
+    values = signal.values[np.isfinite(signal.values)]
+    width = max(MIN_POINTS_IMPROVING, len(values) // 5)
+    early, late = np.sort(values[:width]), values[-width:]
+    wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
+    return float(wins.mean()) / (2.0 * len(early)) >= MIN_WIN_SHARE
 
 
 def _ends_worse(signal: Signal) -> bool:

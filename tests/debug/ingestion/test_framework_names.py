@@ -29,7 +29,7 @@ NAMES: dict[str, dict[str, str]] = {
         "ppl": "perplexity",
     },
     "trl": {
-        "rewards/chosen": "reward", "rewards/rejected": "-", "rewards/accuracies": "metric", "rewards/margins": "-",
+        "rewards/chosen": "-", "rewards/rejected": "-", "rewards/accuracies": "metric", "rewards/margins": "-",
         "objective/kl": "kl", "objective/rlhf_reward": "reward", "policy/clipfrac_avg": "-", "loss/policy_avg": "loss",
         "reward_std": "-", "mean_token_accuracy": "metric", "entropy": "entropy", "frac_reward_zero_std": "-",
         "completions/mean_length": "-", "kl": "kl",

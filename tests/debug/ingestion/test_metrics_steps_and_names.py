@@ -93,7 +93,7 @@ def test_whatever_the_counter_does_steps_never_go_back(raw: list[float]) -> None
         ("loss scale", "loss_scale"), ("number of nan iterations", "nan_count"), ("Acc@1", "metric"),
         ("number of skipped iterations", "skipped"), ("elapsed time per iteration (ms)", "step_time"),
         ("data_time", "data_time"), ("tok/s", "throughput"), ("params norm", "weight_norm"), ("ppl", "perplexity"),
-        ("rewards/chosen", "reward"), ("best_val_loss", None), ("kl_coef", None), ("cosine_similarity", None),
+        ("rewards/chosen", None), ("best_val_loss", None), ("kl_coef", None), ("cosine_similarity", None),
         ("loss_weight", None), ("epoch", None),
     ],
 )  # fmt: skip

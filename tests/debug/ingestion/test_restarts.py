@@ -98,3 +98,14 @@ def test_steps_never_go_back_along_the_order_whatever_was_printed(raw: list[floa
 def test_settings_printed_again_begin_a_run_where_the_step_is_back(tmp_path: Path, again: str) -> None:
     flat = "".join(f"step {n} loss 0.6931\n" for n in range(50))
     assert lengths(tmp_path, again + flat + again + flat) == [50, 50]
+
+
+def test_bars_that_count_to_their_total_again_and_again_are_passes_of_one_run(tmp_path: Path) -> None:
+    text = "".join(
+        f"  1%|#         | {9 - n % 4}/500 [00:01<02:00, loss={3 - n / 10:.2f}]\n"
+        f"100%|##########| 500/500 [02:00<00:00, loss={2.9 - n / 10:.2f}]\n"
+        for n in range(12)
+    )
+    (log,) = read_path(_written(tmp_path, text))
+    (series,) = log.signals
+    assert series.values.tolist() == sorted(series.values.tolist(), reverse=True)

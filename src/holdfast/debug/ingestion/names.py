@@ -82,7 +82,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(loss|acc|accuracy|reward|error)_(num|count|n|cnt)$", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
-        (r"(^|_)reward(s)?_(std|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),
+        (r"(^|_)reward(s)?_(std|chosen|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),
         (r"(^|_)rewards?_accurac(y|ies)(_|$)", "metric+"),
         (r"(^|_)(throughput|device)_(hook_time|total_\w+|data_loading)$", ""),
         (

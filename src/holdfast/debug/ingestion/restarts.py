@@ -42,12 +42,14 @@ class Counters:
         epochs: the printed epoch, gaps filled, where one is printed.
         level: the main loss, NaN where a row has none.
         marks: rows before which something says that a run began: settings again, the clock, a crash.
+        pass_length: the total that the counter is printed with, where there is one.
     """
 
     steps: Floats
     epochs: Floats | None = None
     level: Floats | None = None
     marks: Collection[int] = ()
+    pass_length: float | None = None
 
 
 def divide_runs(counters: Counters) -> list[int]:
@@ -85,6 +87,8 @@ def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: in
         back_at_first = _level_is_back(counters.level, begin, row, following)
         if back_at_first is not None:
             return back_at_first
+    if counters.pass_length and counters.steps[row - 1] == counters.pass_length:
+        return False  # It counted to its total: the next pass begins.
     return not _alike(counters.steps, begin, row, following)
 
 

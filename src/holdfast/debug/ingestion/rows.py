@@ -242,6 +242,7 @@ class RowCollector:
             None if epochs is None else fill_gaps(epochs)[rows],
             None if level is None else level[rows],
             np.searchsorted(rows, self._marks).tolist(),
+            self._pass_length,
         )
         begins = rows[divide_runs(counters)]
         # What stands between the last row of one run and the first of the next (its settings) belongs to the next.

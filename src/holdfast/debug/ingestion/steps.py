@@ -23,6 +23,8 @@ MAX_LATE_SHARE = 0.02
 """A row may be late by this share of the run and still be put in its place: loggers flush within seconds."""
 MAX_LATE_STRIDES = 8.0
 """Or by this many logging intervals."""
+MAX_DISORDER_SHARE = 0.1
+"""But never by more than this share of the run: that is a restart, however coarse the log."""
 MAX_RESUMES_SHARE = 0.02
 """Resumes are rare: more drops than this share of the rows (but at least three) are something else."""
 NEAR_START_SHARE = 0.05
@@ -104,10 +106,11 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
         if pass_length and float(steps.max()) <= pass_length:
             return StepAxis(np.maximum.accumulate(steps + (epochs - epochs[0]) * pass_length))
         return StepAxis(_count_on(steps, drops))
-    if near_start and len(drops) * 2 < len(steps) and not np.all(late <= stride):
+    if near_start and len(drops) * 2 <= len(steps) + 1 and not np.all(late <= stride):
         note = f"the step counter starts again {len(drops)} times; the passes are counted on"
         return StepAxis(_count_on(steps, drops), notes=(note,))
-    if np.all(late <= max(MAX_LATE_STRIDES * stride, MAX_LATE_SHARE * span)) and len(drops) > 1:
+    limit = min(max(MAX_LATE_STRIDES * stride, MAX_LATE_SHARE * span), MAX_DISORDER_SHARE * span)
+    if np.all(late <= limit) and len(drops) > 1:
         order = np.argsort(steps, kind="stable")
         return StepAxis(steps, order, notes=("rows were a little out of step order; they were put in order",))
     if len(drops) <= max(3, MAX_RESUMES_SHARE * len(steps)):

@@ -114,7 +114,7 @@ class _Reader(LineReader):
         if place.step is not None:
             self._finer = True
             self.step = place.step
-            if place.epoch is not None and place.total:
+            if place.total:
                 self.rows.note_pass_length(place.total)
         elif place.epoch is not None and not self._finer:
             self.step = place.epoch
