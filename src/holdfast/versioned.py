@@ -244,7 +244,7 @@ def _decode_union(choices: tuple[Any, ...], value: Any, place: str) -> Any:
         try:
             return _decode(choice, value, place)
         except _Invalid as invalid:  # noqa: PERF203  # the way to try one choice after the other
-            last = invalid
+            last = last if choice is type(None) else invalid
     raise last if len(choices) == 2 and type(None) in choices else _Invalid(place, _told(choices), value)
 
 

@@ -74,6 +74,12 @@ class BatchSizes:
             return rank * (self.total // self.world_size) + min(rank, self.total % self.world_size)
         return int(self._starts[rank])
 
+    def slots(self, rank: int) -> tuple[int, int, int]:
+        """Return the first of the rank's places inside a step, the distance between them, and how many they are."""
+        if self._starts is None:
+            return rank, self.world_size, self.total // self.world_size + (rank < self.total % self.world_size)
+        return int(self._starts[rank]), 1, int(self._starts[rank + 1] - self._starts[rank])
+
     def all(self) -> Int64:
         """Return every rank's batch size, as an array."""
         return self.of_each(np.arange(self.world_size))

@@ -50,10 +50,13 @@ class Continuous(Walk):
         count = (stop - first) * sizes.total
         if remaining is not None:
             count = max(0, min(count, remaining - begin))
-        assignment = StrideAssignment(WholeEpoch(count), sizes)
-        numbers = self._number[index] + begin + assignment.places(rank, 0, stop - first)
-        offsets = np.minimum(np.arange(stop - first + 1) * sizes.of(rank), len(numbers))
-        return self._kept[index].position_at(numbers), offsets
+        start, stride, size = sizes.slots(rank)
+        inside = start + stride * np.arange(size)
+        numbers = (sizes.total * np.arange(stop - first)[:, None] + inside).ravel()
+        if count < (stop - first) * sizes.total:
+            numbers = numbers[numbers < count]
+        offsets = np.minimum(np.arange(stop - first + 1) * size, len(numbers))
+        return self._kept[index].position_at(numbers + (self._number[index] + begin)), offsets
 
     def is_full(self, step: int) -> bool:
         """Say whether the step's whole global batch is there."""

@@ -138,11 +138,8 @@ class Schedule:
 
     def next_change(self, step: int) -> int | None:
         """Return the next step after this one at which a segment or a mask begins; None if there is none."""
-        end = self.segment_end(step)
-        if not self.masks:
-            return end
-        later = [mask.from_step for mask in self.masks if mask.from_step > step]
-        return min(later if end is None else [*later, end], default=None)
+        later = [start for start in (*self._steps, *(mask.from_step for mask in self.masks)) if start > step]
+        return min(later, default=None)
 
     def masked(self, step: int, positions: Int64, located: Located) -> NDArray[np.bool_] | None:
         """Say which of a step's samples are masked; None where no mask is in force."""

@@ -453,9 +453,8 @@ class StreamingShardLoader:
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
         """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
-        total = self.schedule.total_steps
-        if step < 0 or (total is not None and step >= total):
-            raise StreamError("there is no such step", step=step, steps=total)
+        if self.schedule.epochs is not None and step >= (self.schedule.total_steps or 0):
+            raise StreamError("there is no such step", step=step, steps=self.schedule.total_steps)
         reader = self._reader(step, rank)
         (batch,) = reader.batches(range(step, step + 1))
         if batch.content is None and batch.size:

@@ -6,6 +6,7 @@ same steps kill worker after worker, their samples are named and the run stops.
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
 import pickle
@@ -15,6 +16,7 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from itertools import count
 from multiprocessing import connection
+from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from torch.utils.data import DataLoader, Dataset
@@ -132,19 +134,10 @@ class ProcessReadAhead(ReadAhead):
             multiprocessing_context=self._context,
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
         )
+        if method != "fork":
+            _check_picklable(self._read, method)
         self._started_at = self._next
-        try:
-            self._iterator = iter(loader)
-        except (pickle.PicklingError, AttributeError, TypeError) as error:
-            if method == "fork":
-                raise
-            raise ConfigError(
-                f"the dataset cannot be sent to a worker process: {error}",
-                multiprocessing_context=method,
-                num_workers=self._workers,
-                hint="define transforms and collate functions at the top of a module (no lambda, no function inside "
-                "a function), or use multiprocessing_context='fork'",
-            ) from error
+        self._iterator = iter(loader)
         _watch(self._iterator, False)
 
     def next(self) -> tuple[Reading, bool] | None:
@@ -215,6 +208,26 @@ class ProcessReadAhead(ReadAhead):
             _discard(iterator)
         else:
             iterator._shutdown_workers()
+
+
+class _Nowhere(io.RawIOBase):
+    """A file that keeps nothing."""
+
+    def write(self, data: Any) -> int:
+        return len(data)
+
+
+def _check_picklable(read: Read, method: str) -> None:
+    """Raise ``ConfigError`` where the workers could not be sent what they are to read."""
+    try:
+        ForkingPickler(_Nowhere()).dump(read)
+    except (pickle.PicklingError, AttributeError, TypeError) as error:
+        raise ConfigError(
+            f"the dataset cannot be sent to a worker process: {error}",
+            multiprocessing_context=method,
+            hint="define transforms and collate functions at the top of a module (no lambda, no function inside a "
+            "function), or use multiprocessing_context='fork'",
+        ) from error
 
 
 def _interpreter_ends(ends: Callable[[], bool] = sys.is_finalizing) -> bool:

@@ -35,7 +35,7 @@ def parse_partition(value: Partition | Mapping[str, Any]) -> Partition:
         return value
     kind = value.get("kind")
     if kind == "round_robin":
-        return RoundRobin()
+        return RoundRobin(align_epochs=value.get("align_epochs", False))
     if kind == "contiguous":
         return Contiguous()
     if kind == "hash_based":

@@ -16,20 +16,27 @@ __all__ = ["Contiguous", "RoundRobin"]
 
 @dataclass(frozen=True, slots=True)
 class RoundRobin(Partition):
-    """Gives rank r the positions r, r+W, r+2W, …, continuing over the ends of epochs."""
+    """Gives positions to ranks in turn: rank r gets positions r, r+W, r+2W, ….
+
+    Args:
+        align_epochs: whether every epoch ends with its own last batch, so that all epochs have as many steps. By
+            default steps run on over epoch ends: a batch may hold the end of one epoch and the start of the next.
+    """
+
+    align_epochs: bool = False
 
     @property
     def continuous(self) -> bool:
-        """True: a step may hold the end of one epoch and the start of the next."""
-        return True
+        """Whether a step may hold the end of one epoch and the start of the next."""
+        return not self.align_epochs
 
     def assign(self, remaining: Remaining, sizes: BatchSizes, lanes: Int64 | None, mix: Mix) -> Assignment:
         """Assign by stride."""
         return StrideAssignment(remaining, sizes)
 
     def to_json(self) -> dict[str, Any]:
-        """Return the kind."""
-        return {"kind": "round_robin"}
+        """Return the kind, and whether epochs are aligned."""
+        return {"kind": "round_robin"} | ({"align_epochs": True} if self.align_epochs else {})
 
 
 @dataclass(frozen=True, slots=True)

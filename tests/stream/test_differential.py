@@ -1,0 +1,235 @@
+"""Random configurations beside a brute-force model: every batch, skip, mask and resize must come out the same.
+
+A configuration is drawn from a seed: a source or a mixture with a schedule of weights, a partition, what happens to
+batches that are not full, one to five lives of one to four ranks with any batch size, and skips, masks and changed
+weights in between. In every life one rank iterates; all ranks are asked for past batches. Partitions that go by index
+are checked by what they promise instead: every sample of an epoch exactly once, each rank's in the stream's order.
+"""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import numpy as np
+import pytest
+from tests.stream.model import Model
+
+from holdfast.errors import EmptyPartitionError, EverythingSkippedError
+from holdfast.order import Adaptive, Contiguous, HashBased, Partition, RangeBased, RoundRobin, Stratified
+from holdfast.sources import ArraySource
+from holdfast.stream import (
+    InterleavedDataset,
+    OrderedDataset,
+    StreamDataset,
+    StreamingConfig,
+    StreamingShardLoader,
+)
+
+CHUNK = 250
+
+
+def source(length: int) -> ArraySource:
+    return ArraySource({"index": np.arange(length), "labels": np.arange(length)})
+
+
+def dataset_of(draw: random.Random) -> OrderedDataset:
+    lengths = [draw.randint(4, 40) for _ in range(draw.choice([1, 1, 2, 3]))]
+    seed = draw.randrange(5)
+    shuffle = draw.choice(["full", "none"])
+    children = [
+        StreamDataset(source(length), name=f"s{number}", seed=seed, shuffle=shuffle)
+        for number, length in enumerate(lengths)
+    ]
+    if len(children) == 1:
+        return children[0]
+    weights = [{child.dataset_name: draw.randint(1, 5) for child in children} for _ in range(draw.randint(1, 3))]
+    return InterleavedDataset(children, [(17 * i, table) for i, table in enumerate(weights)], seed=seed)
+
+
+PARTITIONS: list[tuple[str, Partition]] = [
+    ("stream", RoundRobin()),
+    ("turns", RoundRobin(align_epochs=True)),
+    ("runs", Contiguous()),
+    ("stream", Adaptive(RoundRobin())),
+    ("runs", Adaptive(Contiguous())),
+]
+
+
+def told(batch: dict[str, Any]) -> list[tuple[int, bool, int]]:
+    """Every row of a batch: which sample, whether it is valid, and its label."""
+    count = len(batch["index"])
+    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * count
+    return list(zip(batch["index"].tolist(), valid, batch["labels"].tolist(), strict=True))
+
+
+class Job:
+    """A run beside its model."""
+
+    def __init__(self, draw: random.Random, workers: int) -> None:
+        self.draw, self.workers = draw, workers
+        self.dataset = dataset_of(draw)
+        kind, self.partition = draw.choice(PARTITIONS)
+        self.epochs = draw.randint(1, 3)
+        self.last = draw.choice(["pad", "short", "drop"])
+        self.model = Model(self.dataset.order(self.partition), kind, self.epochs)
+        self.masks: list[tuple[int, set[int], set[tuple[str, int]]]] = []
+        self.past: list[tuple[int, list[list[int]]]] = []  # batch size and every rank's positions, step by step
+        self.state: dict[str, Any] | None = None
+
+    def expected(self, step: int, rank: int) -> list[tuple[int, bool, int]]:
+        size, positions = self.past[step]
+        own = positions[rank]
+        filler = next((ranks[0] for ranks in [own, *positions] if ranks), 0)
+        rows = own + [filler] * (size - len(own) if self.last == "pad" else 0)
+        found = []
+        for slot, position in enumerate(rows):
+            name, index = self.model.names(position)
+            masked = any(s <= step and (position in p or (name, index) in named) for s, p, named in self.masks)
+            found.append((index, slot < len(own) and not masked, -100 if masked else index))
+        return found
+
+    def live(self) -> bool:
+        """Live one life; return False where there is nothing left to do."""
+        draw = self.draw
+        world, batch = draw.randint(1, 4), draw.randint(1, 6)
+        config = {"batch_size": batch, "world_size": world, "epochs": self.epochs, "last_batch": self.last}
+        rank = draw.randrange(world)
+        loader = StreamingShardLoader(
+            self.dataset,
+            StreamingConfig(rank=rank, partition_strategy=self.partition, num_workers=self.workers, **config),
+        )
+        if self.state is not None:
+            loader.load_state_dict(self.state)
+        self.model.resize(world, batch)
+        self.change(loader)
+        total = loader.schedule.total_steps
+        assert total is not None
+        iterator = iter(loader)
+        for _ in range(draw.randint(0, 6)):
+            before = loader.step
+            found = next(iterator, None)
+            while len(self.past) < loader.step:
+                self.past.append((batch, self.model.step()))
+            if found is None:
+                assert loader.step == total
+                break
+            for step in range(before, loader.step - 1):
+                assert not self.delivers(step, rank)
+            assert self.delivers(loader.step - 1, rank)
+            assert told(found) == self.expected(loader.step - 1, rank)
+        iterator.close()  # type: ignore[attr-defined]
+        if self.past and draw.random() < 0.5:
+            self.look_back(loader)
+        self.state = loader.state_dict()
+        return loader.step < total
+
+    def delivers(self, step: int, rank: int) -> bool:
+        size, positions = self.past[step]
+        if self.last == "drop":
+            return all(len(own) == size for own in positions)
+        return bool(positions[rank]) or self.last == "pad"
+
+    def change(self, loader: StreamingShardLoader) -> None:
+        """Skip or mask something, perhaps."""
+        chosen = self.draw.choice(["nothing", "nothing", "skip", "mask", "mask steps", "skip steps", "reweight"])
+        step, model = loader.step, self.model
+        name = self.draw.choice([named.name for named in self.dataset.sources])
+        length = next(len(named.source) for named in self.dataset.sources if named.name == name)
+        indices = self.draw.sample(range(length), self.draw.randint(1, min(3, length - 1)))
+        total = loader.schedule.total_steps or 0
+        ahead = range(step, min(step + self.draw.randint(1, 2), total))
+        positions = {ref.position for later in ahead for ref in loader.samples_in(later)}
+        if chosen == "skip":
+            loader.skip(samples={name: indices})
+            model.skipped.append(lambda position: model.names(position) in {(name, i) for i in indices})
+        elif chosen == "skip steps":
+            loader.skip(steps=ahead)
+            model.skipped.append(lambda position: position in positions)
+        elif chosen == "mask":
+            loader.mask(samples={name: indices})
+            self.masks.append((step, set(), {(name, i) for i in indices}))
+        elif chosen == "mask steps":
+            loader.mask(steps=ahead)
+            self.masks.append((step, positions, set()))
+        elif chosen == "reweight" and isinstance(self.dataset, InterleavedDataset):
+            loader.reweight({child: self.draw.randint(1, 5) for child in self.dataset.children})
+            model.order = loader.order
+        model.resize(model.world, model.batch)
+
+    def look_back(self, loader: StreamingShardLoader) -> None:
+        """Ask for the past batch of any rank, of earlier lives too."""
+        step = self.draw.randrange(len(self.past))
+        positions = self.past[step][1]
+        rank = self.draw.randrange(len(positions))
+        refs = loader.samples_in(step, rank)
+        assert [(ref.source, ref.index) for ref in refs] == [self.model.names(p) for p in positions[rank]]
+        again = loader.batch_at(step, rank)
+        assert (told(again) if again else []) == self.expected(step, rank)
+
+
+def run(first: int, count: int) -> None:
+    for seed in range(first, first + count):
+        job = Job(random.Random(seed), workers=2 if seed % 1000 == 500 else 0)
+        try:
+            for _ in range(job.draw.choice([2, 2, 2, 3, 5])):
+                if not job.live():
+                    break
+        except (EmptyPartitionError, EverythingSkippedError):
+            continue  # more ranks than samples, or nothing left: said at once, and nothing to compare
+        except BaseException:
+            print(f"seed {seed}: {type(job.partition).__name__}, {job.last}, {len(job.dataset.sources)} sources")
+            raise
+
+
+@pytest.mark.parametrize("first", range(0, 2_000, CHUNK))
+def test_two_thousand_random_jobs_deliver_what_the_model_says(first: int) -> None:
+    run(first, CHUNK)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(7200)
+@pytest.mark.parametrize("first", range(10_000, 110_000, 10_000))
+def test_a_hundred_thousand_random_jobs_deliver_what_the_model_says(first: int) -> None:
+    run(first, 10_000)
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_partitions_by_index_deliver_every_sample_once_and_each_ranks_in_order(seed: int) -> None:
+    draw = random.Random(seed)
+    length = draw.randint(24, 60)
+    half = length // 2
+    partition: Partition = draw.choice(
+        [HashBased(8, seed), RangeBased(((0, half), (half, length))), Stratified(np.arange(length) % 3, 3)]
+    )
+    dataset = StreamDataset(source(length), name="a", seed=seed)
+    state, step, seen = None, 0, []
+    for _ in range(draw.randint(1, 5)):
+        world, batch = (2 if isinstance(partition, RangeBased) else draw.randint(1, 3)), draw.randint(1, 5)
+        config = StreamingConfig(
+            rank=0, world_size=world, batch_size=batch, partition_strategy=partition, epochs=2, last_batch="pad"
+        )
+        loader = StreamingShardLoader(dataset, config)
+        if state is not None:
+            loader.load_state_dict(state)
+        total = loader.schedule.total_steps or 0
+        stop = min(total, step + draw.randint(0, 6))
+        ranks: list[list[int]] = [[] for _ in range(world)]
+        for at in range(step, stop):
+            for rank in range(world):
+                batch_again = loader.batch_at(at, rank)
+                positions = [ref.position for ref in loader.samples_in(at, rank)]
+                assert [i for i, valid, _ in told(batch_again) if valid] == [
+                    ref.index for ref in loader.samples_in(at, rank)
+                ]
+                ranks[rank] += positions
+        for positions in ranks:
+            assert positions == sorted(positions)
+            seen += positions
+        iterator = iter(loader)
+        for _ in range(stop - step):
+            next(iterator)
+        iterator.close()  # type: ignore[attr-defined]
+        state, step = loader.state_dict(), stop
+    rest = [ref.position for at in range(step, loader.schedule.total_steps or 0) for ref in loader.samples_in(at)]
+    assert sorted(seen + rest) == list(range(2 * length))

@@ -1,0 +1,248 @@
+"""The edges of the stream, each once seen to break: empty steps, DCP, padded steps, epochs, weights, masks, workers."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch.distributed.checkpoint as dcp
+from tests.stream.jobs import dataset_of, numbers
+
+import holdfast
+from holdfast.errors import ConfigError, StateError, StreamError
+from holdfast.order import Contiguous, RoundRobin
+from holdfast.sources import ArraySource, Ragged
+from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
+
+
+def loader_of(dataset: Any, **options: Any) -> StreamingShardLoader:
+    return StreamingShardLoader(dataset, StreamingConfig(**{"batch_size": 4, "rank": 0, "world_size": 1, **options}))
+
+
+def take(loader: StreamingShardLoader, count: int) -> list[dict[str, Any]]:
+    iterator = iter(loader)
+    found = [next(iterator) for _ in range(count)]
+    iterator.close()  # type: ignore[attr-defined]
+    return found
+
+
+def pair(weights: dict[str, float] | None = None) -> InterleavedDataset:
+    children = [StreamDataset(numbers(40, number), name=name, seed=3) for number, name in enumerate("ab")]
+    return InterleavedDataset(children, weights or {"a": 1, "b": 1}, seed=5)
+
+
+# --- one function ----------------------------------------------------------------------------------------------------
+
+
+def functions_behind_batch_at(loader: StreamingShardLoader, step: int) -> set[tuple[str, str]]:
+    package = str(Path(holdfast.__file__).parent)
+    seen: set[tuple[str, str]] = set()
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        code = frame.f_code
+        if event == "call" and code.co_filename.startswith(package) and not code.co_name.startswith("<"):
+            seen.add((code.co_filename, code.co_name))
+
+    sys.setprofile(profile)
+    try:
+        loader.batch_at(step)
+    finally:
+        sys.setprofile(None)
+    return seen
+
+
+def test_a_batch_is_made_by_fewer_than_fifty_functions_a_mixture_with_transforms_included() -> None:
+    plain = functions_behind_batch_at(loader_of(StreamDataset(numbers(1000), name="a")), 3)
+    assert len(plain) < 45
+    mixture = InterleavedDataset(
+        [StreamDataset(numbers(1000, i), name=name, transform=dict) for i, name in enumerate("ab")], {"a": 1, "b": 2}
+    )
+    assert len(functions_behind_batch_at(loader_of(mixture), 3)) < 50
+
+
+# --- steps with nothing for a rank -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("last", ["short", "drop", "pad"])
+@pytest.mark.parametrize("rank", range(3))
+def test_a_mixture_may_have_steps_that_hold_nothing_for_a_rank(last: str, rank: int) -> None:
+    dataset = dataset_of({"a": 5, "b": 2})
+    loader = loader_of(dataset, batch_size=1, world_size=3, rank=rank, epochs=1, last_batch=last)
+    seen = [batch["index"].tolist() for batch in loader]
+    assert len(seen) == {"short": 3 if rank == 0 else 2, "drop": 2, "pad": 3}[last]
+    contiguous = loader_of(
+        dataset, batch_size=2, world_size=3, rank=rank, epochs=1, last_batch=last, partition_strategy=Contiguous()
+    )
+    assert all(len(batch["index"]) for batch in contiguous)
+
+
+# --- the loader as a Stateful ----------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore:torch.distributed is disabled")
+def test_dcp_restores_a_loader_whatever_happened_to_it(tmp_path: Path) -> None:
+    loader = loader_of(pair())
+    keys = loader.state_dict().keys()
+    take(loader, 3)
+    loader.skip(samples={"a": [1, 2]})
+    loader.mask(samples={"b": [7]})
+    take(loader, 1)
+    loader.reweight({"a": 1, "b": 3})
+    assert loader.state_dict().keys() == keys
+    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    again = loader_of(pair())
+    dcp.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
+    assert again.step == 4
+    for found, expected in zip(take(again, 30), take(loader, 30), strict=True):
+        assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in expected.items()}
+
+
+# --- states ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("field", ["step", "epoch", "position", "rank", "world_size", "epochs"])
+def test_a_number_beyond_reach_in_a_state_is_refused_and_its_field_named(field: str) -> None:
+    loader = loader_of(dataset_of({"a": 40}))
+    with pytest.raises(StateError, match=f"{field} must be from") as caught:
+        loader.load_state_dict({**loader.state_dict(), field: 10**30})
+    assert caught.value.field == field
+
+
+def test_batch_at_gives_a_whole_batch_of_an_earlier_segment_to_a_loader_of_single_samples() -> None:
+    batched = loader_of(dataset_of({"a": 40}))
+    whole = take(batched, 2)
+    single = loader_of(dataset_of({"a": 40}), batch_size=None)
+    single.load_state_dict(batched.state_dict())
+    assert single.batch_at(1)["index"].tolist() == whole[1]["index"].tolist()
+    assert single.batch_at(2)["index"].tolist() == take(single, 1)[0]["index"].tolist()
+
+
+# --- weighting gradients ---------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("partition", [RoundRobin(), Contiguous(), RoundRobin(align_epochs=True)])
+def test_weighted_by_its_share_the_mean_over_ranks_is_that_of_the_global_batch_at_every_step(partition: Any) -> None:
+    dataset = StreamDataset(numbers(22), name="a", seed=1)
+    ranks = [
+        loader_of(dataset, world_size=3, rank=rank, batch_size=3, epochs=2, partition_strategy=partition)
+        for rank in range(3)
+    ]
+    for rank in ranks:
+        rank.mask(samples={"a": [4, 9]})
+    for batches in zip(*ranks, strict=True):
+        real = [batch["index"][batch["__valid__"]].double() for batch in batches]
+        means = [values.mean() if len(values) else torch.zeros(()) for values in real]
+        weighted = sum(mean * loader.share * 3 for mean, loader in zip(means, ranks, strict=True)) / 3
+        assert weighted == pytest.approx(torch.cat(real).mean())
+
+
+# --- epochs ----------------------------------------------------------------------------------------------------------
+
+
+def test_aligned_epochs_have_as_many_batches_each_and_no_batch_of_two_epochs() -> None:
+    options: dict[str, Any] = {"per_epoch": True, "batch_size": 4, "world_size": 2, "last_batch": "short"}
+    running = loader_of(dataset_of({"a": 50}), **options)
+    assert [len(list(running)) for _ in range(3)] == [7, 6, 6]
+    aligned = loader_of(dataset_of({"a": 50}), partition_strategy=RoundRobin(align_epochs=True), **options)
+    for epoch in range(3):
+        first = aligned.step
+        assert len(aligned) == len(list(aligned)) == 7
+        assert {ref.epoch for step in range(first, aligned.step) for ref in aligned.samples_in(step)} == {epoch}
+
+
+def test_after_an_epochs_last_batch_the_state_is_that_of_the_next_epochs_start() -> None:
+    def fresh() -> StreamingShardLoader:
+        options: dict[str, Any] = {"per_epoch": True, "partition_strategy": RoundRobin(align_epochs=True)}
+        return loader_of(dataset_of({"a": 30}), **options)
+
+    loader = fresh()
+    first = [batch["index"].tolist() for batch in loader]
+    state = loader.state_dict()
+    assert (state["epoch"], state["step"], state["position"]) == (1, 8, 30)
+    resumed = fresh()
+    resumed.load_state_dict(state)
+    second = [batch["index"].tolist() for batch in resumed]
+    assert len(first) == len(second) == 8
+    assert second == [batch["index"].tolist() for batch in loader]
+
+
+def test_an_aligned_partition_is_part_of_the_state() -> None:
+    state = loader_of(dataset_of({"a": 30}), partition_strategy=RoundRobin(align_epochs=True)).state_dict()
+    with pytest.raises(StateError, match="partition"):
+        loader_of(dataset_of({"a": 30})).load_state_dict(state)
+    loader_of(dataset_of({"a": 30}), partition_strategy=RoundRobin(align_epochs=True)).load_state_dict(state)
+
+
+# --- weights changed while a run goes on -----------------------------------------------------------------------------
+
+
+def test_weights_changed_in_mid_run_hold_from_then_on_and_past_steps_stay() -> None:
+    loader = loader_of(pair())
+    take(loader, 10)
+    before = [loader.samples_in(step) for step in range(10)]
+    assert loader.reweight({"a": 1, "b": 3}) == 40
+    assert [loader.samples_in(step) for step in range(10)] == before
+    sources = [ref.source for step in range(10, 110) for ref in loader.samples_in(step)]
+    assert abs(sources.count("b") - 300) <= 1
+    again = loader_of(pair())  # the dataset as it was made; the change is in the state
+    again.load_state_dict(loader.state_dict())
+    assert [again.samples_in(step) for step in range(40)] == [loader.samples_in(step) for step in range(40)]
+    with pytest.raises(ConfigError, match="only a mixture"):
+        loader_of(dataset_of({"a": 9})).reweight({"a": 1})
+
+
+# --- masks -----------------------------------------------------------------------------------------------------------
+
+
+def labelled(**options: Any) -> StreamDataset:
+    labels = np.arange(40, dtype=np.uint16)
+    ragged = Ragged.from_rows([np.arange(i % 3 + 1) for i in range(40)])
+    columns = {"index": np.arange(40), "label": labels, "labels": ragged, "text": np.array(["x"] * 40, dtype=object)}
+    return StreamDataset(ArraySource(columns), name="a", seed=2, **options)
+
+
+def transformed(sample: dict[str, Any]) -> dict[str, Any]:
+    return {**sample, "label": int(sample["label"])}
+
+
+@pytest.mark.parametrize("options", [{}, {"transform": transformed}], ids=["columns", "samples"])
+def test_a_mask_leaves_every_batch_in_its_place_and_marks_the_samples(options: dict[str, Any]) -> None:
+    plain, masked = loader_of(labelled(**options)), loader_of(labelled(**options))
+    masked.mask(samples={"a": [3, 30]})
+    for before, after in zip(take(plain, 20), take(masked, 20), strict=True):
+        assert after["index"].tolist() == before["index"].tolist()
+        hit = [index in (3, 30) for index in before["index"].tolist()]
+        assert after["__valid__"].tolist() == [not each for each in hit]
+        assert after["label"].tolist() == [
+            -100 if each else int(label) for each, label in zip(hit, before["label"].tolist(), strict=True)
+        ]
+        for each, old, new in zip(hit, before["labels"], after["labels"], strict=True):
+            assert new.tolist() == ([-100] * len(old) if each else old.tolist())
+
+
+def test_masked_steps_are_masked_where_they_are_and_resumed_so() -> None:
+    loader = loader_of(labelled())
+    take(loader, 2)
+    loader.mask(steps=range(4, 6))
+    again = loader_of(labelled())
+    again.load_state_dict(loader.state_dict())
+    valid = [batch["__valid__"].tolist() for batch in take(again, 6)]
+    assert valid == [[True] * 4, [True] * 4, [False] * 4, [False] * 4, [True] * 4, [True] * 4]
+    assert "__valid__" not in again.batch_at(1)  # a past step stays what it was
+    with pytest.raises(StreamError, match="masked any more"):
+        again.mask(steps=[0])
+
+
+# --- worker processes ------------------------------------------------------------------------------------------------
+
+
+def test_a_lambda_cannot_be_sent_to_a_spawned_worker_and_the_error_says_what_can() -> None:
+    dataset = StreamDataset(numbers(20), name="a", transform=lambda sample: sample)
+    loader = loader_of(dataset, num_workers=1, multiprocessing_context="spawn")
+    with pytest.raises(ConfigError, match="top of a module") as caught:
+        next(iter(loader))
+    assert caught.value.multiprocessing_context == "spawn"
