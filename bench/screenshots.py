@@ -52,7 +52,7 @@ def train(folder: Path, data: dict[str, np.ndarray], steps: int) -> None:
         config={"lr": 3e-3, "batch_size": BATCH, "model": "MLP 16-64-64-1"},
         options=hfast.RunOptions(save_every=50, stats_every=5),
         on_finding={"critical": "rollback", "warning": "rollback"},
-        rollback=hfast.RollbackOptions(cure="window", before=2, after=6),
+        rollback=hfast.run.RollbackOptions(cure="window", before=2, after=6),
     )
     with run:
         for batch in run:

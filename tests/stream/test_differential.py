@@ -71,7 +71,7 @@ class Job:
         self.dataset = dataset_of(draw)
         kind, self.partition = draw.choice(PARTITIONS)
         self.epochs = draw.randint(1, 3)
-        self.last = draw.choice(["pad", "short", "drop"])
+        self.last: Any = draw.choice(["pad", "short", "drop"])
         self.model = Model(self.dataset.order(self.partition), kind, self.epochs)
         self.masks: list[tuple[int, set[int], set[tuple[str, int]]]] = []
         self.past: list[tuple[int, list[list[int]]]] = []  # batch size and every rank's positions, step by step
@@ -93,11 +93,17 @@ class Job:
         """Live one life; return False where there is nothing left to do."""
         draw = self.draw
         world, batch = draw.randint(1, 4), draw.randint(1, 6)
-        config = {"batch_size": batch, "world_size": world, "epochs": self.epochs, "last_batch": self.last}
+        config: dict[str, Any] = {"batch_size": batch, "world_size": world, "epochs": self.epochs}
         rank = draw.randrange(world)
         loader = StreamingShardLoader(
             self.dataset,
-            StreamingConfig(rank=rank, partition_strategy=self.partition, num_workers=self.workers, **config),
+            StreamingConfig(
+                rank=rank,
+                partition_strategy=self.partition,
+                num_workers=self.workers,
+                last_batch=self.last,
+                **config,
+            ),
         )
         if self.state is not None:
             loader.load_state_dict(self.state)
