@@ -51,7 +51,7 @@ def main() -> int:
             batch_size=50,
             chunk_size=options.chunk_size,
             folder=options.folder / "job",
-            sink=hfast.FolderSink(options.folder / "out", suffix=".json"),
+            sink=hfast.coordinate.FolderSink(options.folder / "out", suffix=".json"),
         )
         for chunk in reader:
             counts = sum(np.bincount(batch["tokens"].numpy().ravel(), minlength=256) for batch in chunk)

@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-import torch.distributed.checkpoint as dcp
 from tests.stream.jobs import dataset_of, numbers
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import holdfast
 from holdfast.errors import ConfigError, StateError, StreamError
@@ -64,6 +65,11 @@ def test_a_batch_is_made_by_fewer_than_fifty_functions_a_mixture_with_transforms
     assert len(functions_behind_batch_at(loader_of(mixture), 3)) < 50
 
 
+def test_a_loader_and_a_dataset_show_their_public_names() -> None:
+    shown = "holdfast.StreamingShardLoader(holdfast.InterleavedDataset('mixture'), step=0, rank=0, world_size=1, "
+    assert repr(loader_of(pair())) == shown + "batch_size=4)"
+
+
 # --- steps with nothing for a rank -----------------------------------------------------------------------------------
 
 
@@ -93,9 +99,9 @@ def test_dcp_restores_a_loader_whatever_happened_to_it(tmp_path: Path) -> None:
     take(loader, 1)
     loader.reweight({"a": 1, "b": 3})
     assert loader.state_dict().keys() == keys
-    dcp.save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
+    dcp_save({"loader": loader}, checkpoint_id=tmp_path, no_dist=True)
     again = loader_of(pair())
-    dcp.load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
+    dcp_load({"loader": again}, checkpoint_id=tmp_path, no_dist=True)
     assert again.step == 4
     for found, expected in zip(take(again, 30), take(loader, 30), strict=True):
         assert {name: value.tolist() for name, value in found.items()} == {n: v.tolist() for n, v in expected.items()}

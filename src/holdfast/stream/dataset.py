@@ -50,6 +50,9 @@ class DatasetInfo:
 class TuneIterableDataset(IterableDataset[Sample]):
     """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
 
+    def __repr__(self) -> str:
+        return f"holdfast.{type(self).__name__}({self.dataset_name!r})"
+
     @property
     @abstractmethod
     def dataset_name(self) -> str:

@@ -85,6 +85,10 @@ class StreamingShardLoader:
         self._coordinator: Coordinator | None = None
         self._fingerprints: dict[str, str] | None = None
 
+    def __repr__(self) -> str:
+        place = f"rank={self.rank}, world_size={self.world_size}, batch_size={self.config.batch_size}"
+        return f"holdfast.StreamingShardLoader({self.dataset!r}, step={self.step}, {place})"
+
     # --- where it stands -------------------------------------------------------------------------------------------
 
     @property
