@@ -33,6 +33,9 @@ COMMANDS = (
     "simulate",
     "watch",
     "job",
+    "replay",
+    "blame",
+    "prove",
     "audit",
     "bisect",
 )

@@ -117,26 +117,30 @@ class Rehearsal:
         self._batch: int = restored.position["batch"]
         self._first = (self.step, self._batch)
         self._iterator: Iterator[Any] | None = None
+        self._transform: Callable[[int, Any], Any] | None = None  # changes a batch, given its number
 
     def rewind(self) -> None:
         """Go back to the checkpoint, from memory; masks and skips made since are forgotten."""
         self._start.put_back()
         self.step, self._batch = self._first
         self._iterator = None
+        self._transform = None
 
     def recorded(self, step: int) -> Record | None:
         """Return what the run's log says of a step; None if it was never made."""
         return self._recorded.get(step)
 
-    def take_step(self, *, layers: bool = False) -> Record:
+    def take_step(self, *, layers: bool = False, batch: Any = None) -> Record:
         """Make the next step; returns its record as the log would have it, but for its times.
 
         Args:
             layers: measure every layer's gradient and weights too.
+            batch: make it of this batch alone, instead of the run's own.
         """
         known = self._recorded.get(self.step)
         count = known["batches"][1] - known["batches"][0] if known is not None else self._accumulate
-        batches = [self._next_batch() for _ in range(count)]
+        batches = [self._next_batch() for _ in range(count)] if batch is None else [batch]
+        count = len(batches)
         self._gauge.wants_layers = lambda: layers
         self._gauge.take()
         made = self._train_step(batches[0] if self._accumulate == 1 and count == 1 else batches)
@@ -162,7 +166,7 @@ class Rehearsal:
             self._iterator = iter(loader) if self._iterator is None else self._iterator
             batch = next(self._iterator)
         self._batch += 1
-        return batch
+        return batch if self._transform is None else self._transform(self._batch - 1, batch)
 
     def close(self) -> None:
         """Remove the hooks."""

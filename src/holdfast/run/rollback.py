@@ -26,8 +26,9 @@ class RollbackOptions:
 
     Args:
         cure: ``"window"`` leaves out the batches from the onset to where it was found; ``"mask"`` keeps them in place
-            with every sample marked invalid; ``"none"`` does the same steps again; a function is given the finding
-            and the suspect batches, and returns a ``Cure``.
+            with every sample marked invalid; ``"prove"`` leaves out the samples that a proof finds guilty,
+            and nothing else (the run needs ``train_step``); ``"none"`` does the same steps again; a function is given
+            the finding and the suspect batches, and returns a ``Cure``.
         before: this many steps before the onset are suspect too.
         after: this many batches after the one at which it was found are suspect too. Each further rollback to the
             same checkpoint doubles the suspect window.
@@ -35,15 +36,15 @@ class RollbackOptions:
         max_rollbacks: how many rollbacks a run may make, over all attempts; then it stops.
     """
 
-    cure: Literal["window", "mask", "none"] | Callable[[Mapping[str, Any], tuple[int, int]], Cure] = "window"
+    cure: Literal["window", "mask", "prove", "none"] | Callable[[Mapping[str, Any], tuple[int, int]], Cure] = "window"
     before: int = 0
     after: int = 0
     rate_scale: float | None = None
     max_rollbacks: int = 3
 
     def __post_init__(self) -> None:
-        if self.cure not in ("window", "mask", "none") and not callable(self.cure):
-            raise ConfigError("unknown cure", cure=self.cure, hint='"window", "mask", "none", or a function')
+        if self.cure not in ("window", "mask", "prove", "none") and not callable(self.cure):
+            raise ConfigError("unknown cure", cure=self.cure, hint='"window", "mask", "prove", "none", or a function')
         if self.before < 0 or self.after < 0 or self.max_rollbacks < 0:
             raise ConfigError("before, after and max_rollbacks must not be negative")
         if self.rate_scale is not None and not self.rate_scale > 0:

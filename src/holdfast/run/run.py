@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,18 @@ from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, RunError
 from holdfast.run.alerts import Alert
 from holdfast.run.attempt import begin
+from holdfast.run.blame import Blame, BlameOptions
 from holdfast.run.evaluation import Evaluation
+from holdfast.run.investigate import blame_step, prove_step, proven_cure, replay_steps
 from holdfast.run.layout import RunFolder
 from holdfast.run.loop import Loop
 from holdfast.run.monitor import Monitor
 from holdfast.run.options import RunOptions
 from holdfast.run.policy import Policy
+from holdfast.run.proof import Proof, ProofOptions
 from holdfast.run.reactions import Reactions
 from holdfast.run.rehearsal import Rehearsal, rehearsing
+from holdfast.run.replay import Replay
 from holdfast.run.rollback import RollbackOptions
 from holdfast.run.run_log import RunLog
 from holdfast.run.snapshot import Components, Stateful
@@ -91,7 +96,7 @@ class Run:
         self.options = options or RunOptions()
         self.steps = steps
         self._train_step = train_step
-        self._accumulate = accumulate
+        self.accumulate = accumulate
         self._config = dict(config or {})
         self._fresh = fresh
         named: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, **(parts or {})}
@@ -109,6 +114,8 @@ class Run:
         self._policy = Policy(on_finding)
         self._alerts = tuple(alerts)
         self._rollback = rollback or RollbackOptions()
+        if self._rollback.cure == "prove":
+            self._rollback = replace(self._rollback, cure=proven_cure(self))
         self._loop: Loop | None = None
         self.ended: str | None = None
         """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
@@ -176,9 +183,9 @@ class Run:
         taken: list[Any] = []
         for batch in self:
             taken.append(batch)
-            if len(taken) < self._accumulate:
+            if len(taken) < self.accumulate:
                 continue
-            made = self._train_step(taken[0] if self._accumulate == 1 else taken)
+            made = self._train_step(taken[0] if self.accumulate == 1 else taken)
             taken = []
             self.step(**made) if isinstance(made, Mapping) else self.step(loss=made)
 
@@ -213,10 +220,38 @@ class Run:
                     self.components,
                     self._train_step,
                     step=step,
-                    accumulate=self._accumulate,
+                    accumulate=self.accumulate,
                     ranks=loop.attempt.ranks if loop is not None else None,
                 )
             )
+
+    # --- looking back ----------------------------------------------------------------------------------------------
+
+    def replay(self, steps: range) -> Replay:
+        """Make recorded steps again and hold them to the recorded bits; the run stays as it is."""
+        return replay_steps(self, steps)
+
+    def blame(self, step: int, *, options: BlameOptions | None = None) -> Blame:
+        """Name the samples behind a jump of the loss at a step, if there are any; the run stays as it is."""
+        return blame_step(self, step, options)
+
+    def prove(
+        self,
+        step: int,
+        *,
+        samples: Mapping[str, Sequence[int]] | None = None,
+        options: ProofOptions | None = None,
+        looking: BlameOptions | None = None,
+    ) -> Proof:
+        """Say whose fault a jump of the loss at a step was: machine, samples, or model and optimizer.
+
+        Args:
+            step: where the loss jumped.
+            samples: the suspects, as source → indices; None looks for them.
+            options: the rule of the proof.
+            looking: how suspects are looked for.
+        """
+        return prove_step(self, step, samples=samples, options=options, looking=looking)
 
     # --- the end ---------------------------------------------------------------------------------------------------
 

@@ -1,0 +1,58 @@
+"""`holdfast replay RUN --steps A:B --program FILE.py:FUNCTION`: recorded steps again, held to the recorded bits."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.errors import ConfigError
+
+__all__ = ["register"]
+
+EXIT_DIFFERS = 1
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def replay(
+        run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+        steps: Annotated[str, typer.Option(help="FIRST:STOP, as in 980:1010.", show_default=False)],
+        program: Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)],
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+    ) -> None:
+        """Make recorded steps again and compare them with the record; the run stays as it is.
+
+        Exit code 0 if every step comes out as recorded, 1 if one does not.
+
+        Example:
+          holdfast replay runs/exp7 --steps 980:1010 --program train.py:build
+        """
+        found = load_program(program, run).replay(_parse_steps(steps))
+        if as_json:
+            typer.echo(json.dumps(found.to_json()))
+        else:
+            made = f"{len(found.steps)} steps from the checkpoint of step {found.began_at} on"
+            measure = "by their bits" if found.bitwise else f"with the tolerance {found.tolerance:.3g} measured here"
+            if found.differs_at is None:
+                typer.echo(f"{made} come out as recorded, compared {measure}")
+            else:
+                step = next(each for each in found.steps if each.step == found.differs_at)
+                typer.echo(f"step {step.step} does not come out as recorded, compared {measure}")
+                typer.echo(f"  loss recorded {step.loss_recorded}, now {step.loss}")
+                typer.echo(f"  gradient norm recorded {step.grad_norm_recorded}, now {step.grad_norm}")
+            if found.rate_differs_at is not None:
+                typer.echo(f"  the learning rate differs from step {found.rate_differs_at} on: is it the same program?")
+        raise typer.Exit(0 if found.differs_at is None else EXIT_DIFFERS)
+
+
+def _parse_steps(text: str) -> range:
+    first, colon, stop = text.partition(":")
+    if not colon or not first.isdecimal() or not stop.isdecimal() or int(first) >= int(stop):
+        raise ConfigError("steps are FIRST:STOP, as in 980:1010", steps=text)
+    return range(int(first), int(stop))

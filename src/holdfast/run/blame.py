@@ -1,0 +1,295 @@
+"""Blame: which samples of a step stand out from the usual level of their own source, and are behind what happened.
+
+Every sample of the window is measured on its own, at the state before the window: its loss and its gradient norm, which
+one step of the program gives together. Samples of the steps before are the control group. Those far above anything the
+same source shows there are candidates. The steps are then made again without them: only a set without which the excess
+is gone is blamed, made as small as that allows. Nobody may stand out, and then nobody is blamed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+from holdfast.errors import ConfigError
+from holdfast.run.preview import preview
+from holdfast.run.run_log import Record
+from holdfast.run.trials import Measured, Sample, Trials
+from holdfast.run.usual import Usual
+
+__all__ = ["Blame", "BlameOptions", "SourceLevel", "Suspect", "blame", "rank_samples"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BlameOptions:
+    """How suspects are looked for.
+
+    Args:
+        before: steps before the suspect one that belong to the window too: a loss may jump one step after its cause.
+        horizon: steps after the window in which the harm is watched.
+        reference: steps before the window whose samples say what is usual.
+        min_score: a candidate lies at least this many spreads above the level of its source …
+        above_reference: … and this many times as far as the farthest sample of the reference.
+        min_excess: there is something to explain where the mean loss of the watched steps lies this many spreads (of
+            such a mean) above the level of the steps before.
+        history: recorded steps that say what the run's loss usually is; few, as it falls while the run learns.
+        min_share: the blamed samples explain at least this share of the excess.
+        max_trials: how often the steps are made again to find a smaller set.
+        max_listed: how many samples are listed, blamed or not.
+    """
+
+    before: int = 1
+    horizon: int = 3
+    reference: int = 4
+    min_score: float = 6.0
+    above_reference: float = 1.5
+    min_excess: float = 4.0
+    history: int = 16
+    min_share: float = 0.5
+    max_trials: int = 12
+    max_listed: int = 20
+
+    def __post_init__(self) -> None:
+        if min(self.before, self.horizon, self.max_trials, self.max_listed) < 0 or self.reference < 1:
+            raise ConfigError("before, horizon, max_trials and max_listed must not be negative, reference at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Suspect:
+    """A sample of the window, measured on its own.
+
+    ``score`` says how many spreads its loss (or its gradient norm, where that is further out) lies above the usual
+    level of its source.
+    """
+
+    source: str
+    index: int
+    step: int
+    row: int
+    loss: float
+    usual_loss: float
+    grad_norm: float | None
+    score: float
+    stands_out: bool
+    preview: dict[str, str]
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """The source and the index."""
+        return self.source, self.index
+
+
+@dataclass(frozen=True, slots=True)
+class SourceLevel:
+    """A source in the window: how many samples, their mean loss, and what is usual."""
+
+    samples: int
+    mean_loss: float
+    usual_loss: float
+    spread: float
+    standing_out: int
+
+
+@dataclass(frozen=True, slots=True)
+class Blame:
+    """Who stands out in a window of steps.
+
+    Attributes:
+        window: the first step and one past the last.
+        blamed: samples without which the excess is gone; none where nobody stands out, or it does not help.
+        ranked: the samples with the highest scores, blamed or not.
+        sources: every source of the window.
+        excess: how far the mean loss of the watched steps lies above the usual level, in spreads.
+        explained: the share of the excess that is gone without the blamed samples; None where none were tried.
+        heeds_masks: whether masking was enough; else rows were removed.
+        steps_made: steps that were made again.
+        samples_measured: samples that were measured one by one.
+    """
+
+    window: tuple[int, int]
+    blamed: tuple[Suspect, ...]
+    ranked: tuple[Suspect, ...]
+    sources: dict[str, SourceLevel]
+    excess: float
+    explained: float | None
+    heeds_masks: bool
+    steps_made: int
+    samples_measured: int
+
+    @property
+    def nobody(self) -> bool:
+        """Whether nobody stands out."""
+        return not self.blamed
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the fields as plain JSON."""
+        return {**asdict(self), "nobody": self.nobody}
+
+
+class Excess:
+    """How far watched steps lie above the usual level of the run.
+
+    Args:
+        history: losses of the steps before, which say what is usual.
+    """
+
+    def __init__(self, history: Sequence[float]) -> None:
+        self.usual = Usual.of(history)
+
+    def of(self, records: Sequence[Record]) -> float:
+        """Return the mean loss above the level."""
+        losses = [self.usual.capped(float(record["loss"])) for record in records]
+        return sum(losses) / len(losses) - self.usual.level
+
+    def in_spreads(self, records: Sequence[Record]) -> float:
+        """Return the same in spreads of a mean of this many steps."""
+        return float(self.of(records) / (self.usual.spread / len(records) ** 0.5))
+
+
+def rank_samples(
+    trials: Trials, window: range, options: BlameOptions
+) -> tuple[list[tuple[Measured, float, bool]], dict[str, SourceLevel], dict[str, Usual]]:
+    """Measure the window's samples against the reference; returns them by score, and what is usual by source."""
+    first = max(0, window.start - min(options.reference, len(trials.steps)))  # its cost stays in proportion
+    suspects = trials.measure(trials.samples_of(window))
+    reference = trials.measure(trials.samples_of(range(first, window.start)))
+    if not reference:
+        reference = suspects
+    by_loss = _levels(reference, lambda each: each.loss)
+    by_norm = _levels(reference, lambda each: each.grad_norm)
+
+    def score(each: Measured) -> float:
+        source = each.sample.source
+        own = by_loss.get(source, by_loss[""]).score(each.loss)
+        norm = by_norm.get(source, by_norm[""]).score(each.grad_norm) if each.grad_norm is not None else own
+        return max(own, norm)
+
+    farthest = max((score(each) for each in reference), default=0.0) if reference is not suspects else 0.0
+    needed = max(options.min_score, options.above_reference * farthest)
+    scored = sorted(((each, score(each)) for each in suspects), key=lambda pair: -pair[1])
+    ranked = [(each, own, own >= needed) for each, own in scored]
+    sources = {}
+    for name in sorted({each.sample.source for each in suspects}):
+        own_samples = [(each, out) for each, _, out in ranked if each.sample.source == name]
+        usual = by_loss.get(name, by_loss[""])
+        sources[name] = SourceLevel(
+            len(own_samples),
+            sum(usual.capped(each.loss) for each, _ in own_samples) / len(own_samples),
+            usual.level,
+            usual.spread,
+            sum(out for _, out in own_samples),
+        )
+    return ranked, sources, by_loss
+
+
+MIN_REFERENCE_SAMPLES = 6
+"""A source with fewer samples in the reference is held to all sources together."""
+
+
+def _levels(measured: Sequence[Measured], value: Any) -> dict[str, Usual]:
+    """Return source → usual level; ``""`` is that of all together."""
+    found = {"": Usual.of([value(each) for each in measured if value(each) is not None])}
+    for name in {each.sample.source for each in measured}:
+        own = [value(each) for each in measured if each.sample.source == name and value(each) is not None]
+        if len(own) >= MIN_REFERENCE_SAMPLES:
+            found[name] = Usual.of(own)
+    return found
+
+
+def blame(trials: Trials, window: range, history: Sequence[float], options: BlameOptions) -> Blame:
+    """Find the samples behind an excess.
+
+    Args:
+        trials: over the window and the steps after it that are watched.
+        window: the suspect steps.
+        history: losses of the steps before.
+        options: how suspects are looked for.
+    """
+    excess = Excess(history)
+    as_it_was = trials.make()
+    ranked, sources, levels = rank_samples(trials, window, options)
+    total = excess.of(as_it_was)
+    candidates = [each.sample for each, _, out in ranked if out]
+    blamed: list[Sample] = []
+    explained: float | None = None
+    if candidates and excess.in_spreads(as_it_was) >= options.min_excess:
+        search = _Search(trials, as_it_was, excess, options)
+        blamed, explained = search.smallest(candidates)
+    suspects = [_suspect(trials, each, own, out, levels) for each, own, out in ranked]
+    names = {sample.name for sample in blamed}
+    return Blame(
+        window=(window.start, window.stop),
+        blamed=tuple(suspect for suspect in suspects if suspect.name in names),
+        ranked=tuple(suspects[: options.max_listed]),
+        sources=sources,
+        excess=excess.in_spreads(as_it_was) if total > 0 else 0.0,
+        explained=explained,
+        heeds_masks=not trials.removes_rows,
+        steps_made=trials.steps_made,
+        samples_measured=trials.samples_measured,
+    )
+
+
+def _suspect(trials: Trials, each: Measured, score: float, stands_out: bool, levels: dict[str, Usual]) -> Suspect:
+    sample = each.sample
+    usual = levels.get(sample.source, levels[""])
+    batch = trials.rehearsal.components.loader.batch_at(sample.batch)
+    return Suspect(
+        sample.source,
+        sample.index,
+        sample.step,
+        sample.row,
+        each.loss,
+        usual.level,
+        each.grad_norm,
+        score,
+        stands_out,
+        preview(batch, sample.row),
+    )
+
+
+class _Search:
+    """Delta debugging: the smallest set of candidates without which the excess is gone."""
+
+    def __init__(self, trials: Trials, as_it_was: Sequence[Record], excess: Excess, options: BlameOptions) -> None:
+        self._trials = trials
+        self._first = {record["step"]: record for record in as_it_was}
+        self._excess = excess
+        self._total = excess.of(as_it_was)
+        self._left = options.max_trials
+        self._min_share = options.min_share
+
+    def smallest(self, candidates: Sequence[Sample]) -> tuple[list[Sample], float | None]:
+        """Return the set, and the share of the excess it explains; no set where even all of them explain too little."""
+        best = self._share(candidates)
+        if best < self._min_share and not self._trials.removes_rows:
+            # A masked sample that is not a number still reaches the gradient, as 0 x NaN: take its row out instead.
+            self._trials.removes_rows = True
+            best = self._share(candidates)
+        if best < self._min_share:
+            return [], best
+        enough = KEPT_SHARE * best
+        low, high = 1, len(candidates)  # the highest scores first: the shortest prefix that is enough
+        while low < high and self._left > 0:
+            middle = (low + high) // 2
+            low, high = (low, middle) if self._share(candidates[:middle]) >= enough else (middle + 1, high)
+        chosen = list(candidates[:high])
+        size = len(chosen) // 2
+        while size >= 1 and self._left > 0:  # then leave out what is not needed, larger parts first
+            start = 0
+            while start < len(chosen) and len(chosen) > size and self._left > 0:
+                rest = chosen[:start] + chosen[start + size :]
+                chosen, start = (rest, start) if self._share(rest) >= enough else (chosen, start + size)
+            size //= 2
+        return chosen, best
+
+    def _share(self, samples: Sequence[Sample]) -> float:
+        self._left -= 1
+        first = self._first.get(min(sample.step for sample in samples))
+        records = self._trials.make([sample.name for sample in samples], unlike=first)
+        return float((self._total - self._excess.of(records)) / self._total)
+
+
+KEPT_SHARE = 0.9
+"""A smaller set is as good if it explains this much of what all candidates together explain."""

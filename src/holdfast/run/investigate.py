@@ -1,0 +1,100 @@
+"""Investigations of a run: replay, blame and proof, each from the newest good checkpoint before the suspect steps."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+from holdfast.errors import RunError
+from holdfast.run.blame import Blame, BlameOptions, blame
+from holdfast.run.cure import Cure
+from holdfast.run.proof import Proof, ProofOptions, prove
+from holdfast.run.replay import Replay, replay
+from holdfast.run.trials import Trials
+
+if TYPE_CHECKING:
+    from holdfast.run.run import Run
+
+__all__ = ["blame_step", "prove_step", "proven_cure", "replay_steps"]
+
+MIN_HISTORY = 8
+"""Fewer recorded steps before the window do not say what is usual."""
+MAX_WINDOW = 8
+"""The longest window a rollback looks for samples in."""
+
+
+class _Scene(NamedTuple):
+    """What an investigation works on."""
+
+    trials: Trials
+    window: range
+    history: list[float]
+
+
+def replay_steps(run: Run, steps: range, *, null_replays: int = 2) -> Replay:
+    """Make recorded steps of a run again and compare them with the record."""
+    with run.rehearsing(steps.start) as rehearsal:
+        return replay(rehearsal, steps, null_replays=null_replays)
+
+
+def blame_step(run: Run, step: int, options: BlameOptions | None = None) -> Blame:
+    """Find the samples behind a step's excess."""
+    options = options or BlameOptions()
+    with _scene(run, step, options) as scene:
+        return blame(scene.trials, scene.window, scene.history, options)
+
+
+def prove_step(
+    run: Run,
+    step: int,
+    *,
+    samples: Mapping[str, Sequence[int]] | None = None,
+    options: ProofOptions | None = None,
+    looking: BlameOptions | None = None,
+) -> Proof:
+    """Find out whose fault a step's excess was."""
+    looking = looking or BlameOptions()
+    environment = run.log.header().get("environment") or {}
+    with _scene(run, step, looking) as scene:
+        return prove(
+            scene.trials,
+            scene.window,
+            scene.history,
+            options=options or ProofOptions(),
+            looking=looking,
+            suspects=samples,
+            host=environment.get("host"),
+        )
+
+
+@contextmanager
+def _scene(run: Run, step: int, options: BlameOptions) -> Iterator[_Scene]:
+    recorded = {record["step"]: record for record in run.log.steps()}
+    if step not in recorded:
+        raise RunError("the run has not made this step", step=step, steps=len(recorded))
+    window = range(max(0, step - options.before), step + 1)
+    stop = window.stop + options.horizon  # steps the run has not made yet are watched too: harm may show only there
+    total = getattr(getattr(run.components.loader, "schedule", None), "total_steps", None)
+    if total is not None:
+        stop = max(window.stop, min(stop, step + 1 + (total - recorded[step]["batches"][1]) // run.accumulate))
+    earlier = [recorded[n] for n in range(max(0, window.start - options.history), window.start) if n in recorded]
+    history = [float(record["loss"]) for record in earlier if "loss" in record]
+    if len(history) < MIN_HISTORY:
+        raise RunError("too few steps before this one say what is usual", step=step, found=len(history))
+    with run.rehearsing(window.start) as rehearsal:
+        yield _Scene(Trials(rehearsal, range(window.start, stop)), window, history)
+
+
+def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure]:
+    """Return the cure of ``RollbackOptions(cure="prove")``: leave out what is proven, and nothing else."""
+
+    def cure(finding: Mapping[str, Any], suspects: tuple[int, int]) -> Cure:
+        onset = int(finding["onset"])
+        last = min(run.step_number - 1, onset + MAX_WINDOW - 1)
+        looking = replace(BlameOptions(), before=last - onset + 1)
+        proof = prove_step(run, last, looking=looking)
+        return Cure(mask_samples=proof.samples) if proof.heeds_masks else Cure(skip_samples=proof.samples)
+
+    return cure

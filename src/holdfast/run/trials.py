@@ -1,0 +1,174 @@
+"""Trials: the steps around a suspect one made again from one state, as they were or with some samples taken out.
+
+A trial holds the state just before the window in memory and returns to it, so that every further trial costs only the
+steps of the window. Samples are taken out by masking where the step function heeds ``__valid__``; where it does not,
+the first step shows it (the bits do not change), and their rows are removed from the batch instead.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+import torch
+
+from holdfast.errors import ConfigError, RunError
+from holdfast.run.rehearsal import Held, Rehearsal
+from holdfast.run.run_log import Record
+
+__all__ = ["Measured", "Sample", "Trials"]
+
+
+class Sample(NamedTuple):
+    """A sample of the window, and where it stands."""
+
+    source: str
+    index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
+    step: int
+    batch: int
+    row: int
+
+    @property
+    def name(self) -> tuple[str, int]:
+        """The source and the index."""
+        return self.source, self.index
+
+
+class Measured(NamedTuple):
+    """A sample on its own, at the state before the window."""
+
+    sample: Sample
+    loss: float
+    grad_norm: float | None
+
+
+class Trials:
+    """Trials over one window.
+
+    Args:
+        rehearsal: begun at or before the window.
+        steps: the window and the steps after it that are watched.
+
+    Attributes:
+        lead_in: the steps between the checkpoint and the window, as they were made again.
+        steps_made: optimizer steps made so far, the lead-in included.
+        samples_measured: samples measured one by one so far.
+    """
+
+    def __init__(self, rehearsal: Rehearsal, steps: range) -> None:
+        loader = rehearsal.components.loader
+        if not rehearsal.components.has_order:
+            raise ConfigError(
+                "only a loader that computes its order can say which samples a step saw",
+                loader=type(loader).__name__,
+                hint="read through a StreamingShardLoader",
+            )
+        if loader.world_size != 1:
+            raise ConfigError(
+                "samples are measured one by one in a single process",
+                world_size=loader.world_size,
+                hint="run this on one rank, with a run whose batches fit there",
+            )
+        self.rehearsal = rehearsal
+        self.steps = steps
+        self.lead_in = rehearsal.run_to(steps.start)
+        self.steps_made = len(self.lead_in)
+        self.samples_measured = 0
+        self.removes_rows = False
+        self._start = (rehearsal.step, rehearsal._batch)
+        self._held = Held(rehearsal.components)
+
+    def rewind(self) -> None:
+        """Go back to the state before the window."""
+        self._held.put_back()
+        self.rehearsal.step, self.rehearsal._batch = self._start
+        self.rehearsal._transform = None
+
+    def make(self, without: Iterable[tuple[str, int]] = (), *, unlike: Record | None = None) -> list[Record]:
+        """Make the steps, with some samples taken out.
+
+        Args:
+            without: which samples.
+            unlike: the record of the first step with one of them in it, as it was: shows whether masks are heeded.
+        """
+        taken_out = frozenset(without)
+        self.rewind()
+        if taken_out:
+            self._take_out(taken_out)
+        records = []
+        while self.rehearsal.step < self.steps.stop:
+            record = self.rehearsal.take_step()
+            self.steps_made += 1
+            records.append(record)
+            ignored = unlike is not None and record["step"] == unlike["step"] and _same_bits(record, unlike)
+            if ignored and taken_out and not self.removes_rows:
+                self.removes_rows = True
+                return self.make(taken_out)
+        return records
+
+    def _take_out(self, samples: frozenset[tuple[str, int]]) -> None:
+        if self.removes_rows:
+            self.rehearsal._transform = lambda number, batch: _without(
+                batch, [r for r, s in enumerate(self._refs(number)) if s not in samples]
+            )
+            return
+        by_source: dict[str, list[int]] = {}
+        for source, index in sorted(samples):
+            by_source.setdefault(source, []).append(index)
+        self.rehearsal.components.loader.mask(samples=by_source)
+
+    def _refs(self, batch: int) -> list[tuple[str, int]]:
+        loader = self.rehearsal.components.loader
+        return [(ref.source, ref.index) for ref in loader.samples_in(batch, loader.rank)]
+
+    def samples_of(self, steps: range) -> list[Sample]:
+        """Return the samples of recorded steps, those that are masked already left out."""
+        found = []
+        for step in steps:
+            record = self.rehearsal.recorded(step)
+            if record is None:
+                raise RunError("the run has not made this step", step=step)
+            for batch in range(*record["batches"]):
+                valid = self.rehearsal.components.loader.batch_at(batch).get("__valid__")
+                found += [
+                    Sample(source, index, step, batch, row)
+                    for row, (source, index) in enumerate(self._refs(batch))
+                    if valid is None or bool(valid[row])
+                ]
+        return found
+
+    def measure(self, samples: Iterable[Sample]) -> list[Measured]:
+        """Measure samples one by one: a batch of one each, always from the state before the window."""
+        measured = []
+        for sample in samples:
+            self.rewind()
+            batch = self.rehearsal.components.loader.batch_at(sample.batch)
+            record = self.rehearsal.take_step(batch=_without(batch, [sample.row]))
+            self.samples_measured += 1
+            loss = record.get("loss")
+            if loss is None:
+                raise ConfigError("the step function returns no loss", hint="return the loss from train_step")
+            norm = record.get("grad_norm", record.get("grad_norm_shard"))
+            measured.append(Measured(sample, float(loss), norm))
+        self.rewind()
+        return measured
+
+
+def _same_bits(one: Record, other: Record) -> bool:
+    return one.get("loss_bits") == other.get("loss_bits") and one.get("grad_norm_bits") == other.get("grad_norm_bits")
+
+
+def _without(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
+    """Return a batch of some of its rows."""
+    if not rows:
+        raise ConfigError("nothing would be left of a batch", hint="make the step function heed __valid__")
+    size = max((len(value) for value in batch.values() if isinstance(value, (torch.Tensor, list))), default=0)
+    chosen: dict[str, Any] = {}
+    for name, value in batch.items():
+        if isinstance(value, torch.Tensor) and value.dim() and len(value) == size:
+            chosen[name] = value[rows]
+        elif isinstance(value, list) and len(value) == size and name != "metrics":
+            chosen[name] = [value[row] for row in rows]
+        else:
+            chosen[name] = value
+    return chosen

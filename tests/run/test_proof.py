@@ -1,0 +1,119 @@
+"""Blame names the samples behind a jump, a proof says whose fault it was, and both may say: nobody's."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from tests.run.job import Job, make_job
+from tests.run.suspects import AT, OPTIONS, STEPS, flip_bit, masked_step, trained, values_with
+from tests.run.test_rehearsal import files_of, state_of
+
+from holdfast.errors import OrderError, RunError
+from holdfast.run import RollbackOptions
+from holdfast.run.preview import preview
+from holdfast.run.proof import Culprit
+
+
+@pytest.mark.parametrize("heeds_masks", [True, False])
+@pytest.mark.parametrize("poisoned", [1, 3])
+def test_the_poisoned_samples_are_blamed_and_nobody_else(tmp_path: Path, poisoned: int, heeds_masks: bool) -> None:
+    job, run, guilty = trained(tmp_path / "run", poisoned=poisoned, heeds_masks=heeds_masks)
+    state, files = state_of(job), files_of(tmp_path / "run")
+    found = run.blame(AT)
+    assert sorted(suspect.index for suspect in found.blamed) == guilty
+    assert found.heeds_masks == heeds_masks
+    assert found.explained is not None
+    assert found.explained > 0.9
+    assert (state_of(job), files_of(tmp_path / "run")) == (state, files)
+
+
+def test_nobody_is_blamed_in_a_healthy_window(tmp_path: Path) -> None:
+    _, run, _ = trained(tmp_path / "run")
+    for step in range(21, STEPS - 3, 3):
+        assert run.blame(step).nobody
+
+
+def test_poisoned_samples_are_proven_within_seven_times_the_steps(tmp_path: Path) -> None:
+    _, run, guilty = trained(tmp_path / "run", poisoned=2)
+    found = run.prove(AT)
+    assert (found.verdict, found.samples) == (Culprit.SAMPLES, {"numbers": guilty})
+    assert found.as_it_was == found.recorded
+    assert found.cure == f"loader.mask(samples={{'numbers': {guilty}}})"
+    k = found.steps[-1] + 1 - 20  # from the checkpoint on
+    assert found.steps_made + -(-found.samples_measured // 8) <= 7 * k
+
+
+def _flip_gradient(job: Job) -> None:
+    parameter = next(job.model.parameters())
+
+    def hook(gradient: torch.Tensor) -> torch.Tensor:
+        handle.remove()
+        gradient = gradient.clone()
+        flip_bit(gradient, 5, 29)
+        return gradient
+
+    handle = parameter.register_hook(hook)  # type: ignore[no-untyped-call]
+
+
+def _flip_moment(job: Job) -> None:
+    state = job.optimizer.state[next(job.model.parameters())]
+    flip_bit(state["exp_avg"], 5, 29)
+
+
+@pytest.mark.parametrize(
+    "fault", [lambda job: flip_bit(next(job.model.parameters()), 5, 29), _flip_gradient, _flip_moment]
+)
+def test_flipped_bits_are_the_machines_fault(tmp_path: Path, fault: Callable[[Job], None]) -> None:
+    _, run, _ = trained(tmp_path / "run", fault=fault)
+    found = run.prove(AT + 1)
+    assert (found.verdict, found.same_host, found.bitwise) == (Culprit.MACHINE, True, True), found.reason
+
+
+def test_a_learning_rate_that_is_too_high_is_not_put_down_to_data(tmp_path: Path) -> None:
+    _, run, _ = trained(tmp_path / "run", rate_scale=300.0)
+    assert run.prove(AT + 1).verdict is Culprit.MODEL
+
+
+def test_innocent_suspects_are_acquitted(tmp_path: Path) -> None:
+    job, run, guilty = trained(tmp_path / "run", poisoned=1)
+    innocent = next(s.index for s in job.loader.samples_in(AT) if s.index not in guilty)
+    assert run.prove(AT, samples={"numbers": [innocent]}).verdict is Culprit.MODEL
+    with pytest.raises(OrderError, match="not in these steps"):
+        run.prove(AT, samples={"numbers": [job.loader.samples_in(2)[0].index]})
+
+
+def test_a_rollback_with_a_proof_leaves_out_the_guilty_and_nothing_else(tmp_path: Path) -> None:
+    values, guilty = values_with(2, scale=float("nan"))
+    job = make_job(values=values, batch_size=8)
+    job.model.get_submodule("1").p = 0.0  # type: ignore[assignment]
+    with job.run(
+        tmp_path / "run",
+        train_step=masked_step(job),
+        options=OPTIONS,
+        on_finding={"nan": "rollback"},
+        rollback=RollbackOptions(cure="prove"),
+    ) as run:
+        run.train(steps=AT + 3)
+    (decision,) = run.log.events("rollback")
+    # A mask is not enough here: what is not a number reaches the gradient through a mask, as 0 x NaN.
+    assert decision["cure"] == {"skip_samples": {"numbers": guilty}}
+    losses = [record["loss"] for record in run.log.steps()]
+    assert len(losses) == AT + 3
+    assert all(math.isfinite(loss) for loss in losses)
+
+
+def test_steps_that_were_not_made_or_have_no_past_are_refused(tmp_path: Path) -> None:
+    _, run, _ = trained(tmp_path / "run")
+    for step in (STEPS, 3):
+        with pytest.raises(RunError):
+            run.prove(step)
+
+
+def test_a_preview_is_short_printable_and_on_one_line() -> None:
+    shown = preview({"text": ["a\x1b[31m\n" + "x" * 500], "ids": torch.arange(900).reshape(1, -1), "metrics": 3}, 0)
+    assert sorted(shown) == ["ids", "text"]
+    assert all(len(text) <= 80 and text.isprintable() for text in shown.values())
