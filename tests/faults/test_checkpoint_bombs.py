@@ -44,18 +44,18 @@ def colliding(count: int) -> bytes:
 
 
 BOMBS = {
-    "two million nested tuples": nested(2_000_000, as_key=False),
-    "two million nested tuples as a key": nested(2_000_000, as_key=True),
+    "300,000 nested tuples": nested(300_000, as_key=False),
+    "300,000 nested tuples as a key": nested(300_000, as_key=True),
     "a tuple shared 60 levels deep": shared(60, as_key=False),
     "a tuple shared 60 levels deep as a key": shared(60, as_key=True),
-    "a million nested lists": nested_lists(1_000_000),
+    "100,000 nested lists": nested_lists(100_000),
     "a memo index of two billion": b"\x80\x02Nr\xff\xff\xff\x7f.",
     "a string of four gigabytes": b"\x80\x02X\xff\xff\xff\xffabc.",
     "bytes of eight exabytes": b"\x80\x04\x8e\xff\xff\xff\xff\xff\xff\xff\x7fabc.",
     "a huge bytearray": b"\x80\x02c__builtin__\nbytearray\n\x8a\x06\x00\x00\x00\x00\x00\x01\x85R.",
     "an integer of a million digits": b"\x80\x02\x8b\xa0\x86\x01\x00" + b"\x7f" * 100_000 + b".",
     "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
-    "marks without end": b"\x80\x02" + b"(" * 1_000_000 + b".",
+    "marks without end": b"\x80\x02" + b"(" * 100_000 + b".",
     "keys of one hash": colliding(110_000),
     "an unknown opcode": b"\x80\x02\x82\x01.",
     "something behind the end": b"\x80\x02N.N.",
