@@ -36,10 +36,11 @@ def main() -> None:
         print(f"{label_again(folder, draw=arguments.draw)} labels changed")
         return
     if arguments.command == "fit":
-        from bench.faultlab.fit import CALIBRATION_DRAW, TUNING_DRAWS, fit
+        from bench.faultlab.fit import CALIBRATION_DRAWS, TUNING_DRAWS, fit
 
         tuning = [default_folder(draw) for draw in TUNING_DRAWS]
-        print(fit(tuning, [default_folder(CALIBRATION_DRAW)], foreign=arguments.foreign))
+        calibration = [default_folder(draw) for draw in CALIBRATION_DRAWS]
+        print(fit(tuning, calibration, foreign=arguments.foreign))
         return
     from bench.faultlab.score import main as score
 

@@ -74,7 +74,14 @@ def register(app: typer.Typer) -> None:
             claims += fitted.after.claims
             cause_claims += fitted.after.cause_claims
         tables, errors = _fit(base, claims, cause_claims)
-        about = {"runs": len(runs), "claims": len(claims), "feedback": _count(verdicts), "calibration_error": errors}
+        sources = _by_source(runs, chosen, tables)
+        about = {
+            "sources": sources,
+            "runs": len(runs),
+            "claims": len(claims),
+            "feedback": _count(verdicts),
+            "calibration_error": errors,
+        }
         body = Fitted(thresholds=chosen, calibration=tables, about=about).as_json()
         if output is not None:
             try:
@@ -84,6 +91,25 @@ def register(app: typer.Typer) -> None:
                     f"the fitted numbers cannot be written: {error.strerror}", hint="check --output", file=str(output)
                 ) from error
         _print(scores, body, as_json=as_json)
+
+
+def _by_source(
+    runs: list[LabelledRun], thresholds: dict[str, dict[str, float]], tables: Calibration
+) -> dict[str, dict[str, float]]:
+    """How far the fitted confidences are off, for each source the labels name."""
+    from holdfast.debug.attribution import AttributionEngine, expected_calibration_error
+    from holdfast.debug.attribution.labelled import score_runs
+    from holdfast.debug.detectors import default_detectors
+
+    found: dict[str, dict[str, float]] = {}
+    for source in sorted({run.label.source for run in runs if run.label.source}):
+        own = [run for run in runs if run.label.source == source]
+        score = score_runs(own, default_detectors(thresholds), AttributionEngine(calibration=tables))
+        found[source] = {
+            name: expected_calibration_error([sure for sure, _ in claims], [hit for _, hit in claims])
+            for name, claims in (("findings", score.claims), ("causes", score.cause_claims))
+        }
+    return found
 
 
 def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
@@ -183,6 +209,8 @@ def _print(scores: dict[str, Score], body: dict[str, Any], *, as_json: bool) -> 
         about, errors = body["about"], body["about"]["calibration_error"]
         for failure, row in about["feedback"].items():
             typer.echo(f"verdicts   {failure}: {row['true']} true, {row['false']} false, {row['missed']} missed")
+        for source, row in about["sources"].items():
+            typer.echo(f"calibration error, {source}: findings {row['findings']:.3f}, causes {row['causes']:.3f}")
         title = f"calibration error of {about['claims']} findings"
         typer.echo(f"{title}: {errors['before']:.3f} before, {errors['after']:.3f} after")
 

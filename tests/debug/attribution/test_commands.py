@@ -201,3 +201,14 @@ def test_recorded_verdicts_are_counted_beside_the_runs(labels: Path, report: Pat
     run("feedback", str(report), "--verdict", "false", "--store", str(store))
     body = json.loads(run("calibrate", str(labels), "--feedback", str(store), "--no-search", "--json"))
     assert body["about"]["feedback"] == {"nan": {"true": 0, "false": 1, "missed": 0}}
+
+
+def test_the_calibration_error_is_told_by_source(tmp_path: Path) -> None:
+    labels = tmp_path / "labels.jsonl"
+    with labels.open("w") as file:
+        for seed, source in enumerate(("lab", "foreign", "foreign")):
+            write_log(tmp_path / f"{seed}.jsonl", broken=True, seed=seed)
+            file.write(json.dumps({"path": f"{seed}.jsonl", "failure": "nan", "source": source}) + "\n")
+    body = json.loads(run("calibrate", str(labels), "--no-search", "--json"))
+    assert set(body["about"]["sources"]) == {"lab", "foreign"}
+    assert "calibration error, foreign" in run("calibrate", str(labels), "--no-search")
