@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 from xml.etree import ElementTree
 
 import numpy as np
@@ -54,7 +55,7 @@ def test_no_position_is_lost_through_any_failures_and_resizes(ranks: int, mtbf: 
 
 
 def test_the_useful_fraction_is_that_of_the_steps_an_ideal_run_makes() -> None:
-    quiet = {"node_mtbf_hours": 1e12, "save_seconds": 0.0, "hours": 100.0}
+    quiet: dict[str, Any] = {"node_mtbf_hours": 1e12, "save_seconds": 0.0, "hours": 100.0}
     assert simulate_training(Scenario(stragglers=0.0, **quiet)).useful_fraction == pytest.approx(1.0, abs=1e-3)
     slow = simulate_training(Scenario(stragglers=1.0, slowdown=2.0, **quiet))
     assert slow.useful_fraction == pytest.approx(0.5, abs=1e-3)  # not 1: the stragglers' cost is counted

@@ -56,6 +56,7 @@ def test_every_command_copied_from_the_page_works_on_two_hosts(hosts: Hosts, tmp
             assert f"100 in all, sum {sum(range(100_000))}" in output, errors
         assert sum(int(output.split()[0]) for output, _ in said) == 100
     finally:
-        for process in (*workers, server):
+        everyone: list[subprocess.Popen[Any]] = [*workers, server]
+        for process in everyone:
             process.kill()
             process.communicate()
