@@ -184,6 +184,7 @@ def test_a_takeover_takes_one_ttl_one_heartbeat_and_the_rest_of_a_busy_standbys_
     assert cost.longest_takeover_ttls <= 1.0 + fraction + 0.4 + 0.01
 
 
+@pytest.mark.soak
 def test_a_takeover_takes_no_longer_at_sixteen_times_the_size() -> None:
     def longest(ranks: int) -> float:
         deaths = [(12.0, rank) for rank in range(0, ranks, ranks // 8)]

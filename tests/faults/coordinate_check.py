@@ -33,8 +33,17 @@ def ledger_records(folder: Path) -> dict[int, set[str]]:
     return found
 
 
-def problems(folder: Path, keys: RawKeys, *, chunks: int, chunk_size: int) -> list[str]:
-    """Return everything that is not as it must be."""
+def problems(folder: Path, keys: RawKeys, *, chunks: int, chunk_size: int, may_forget: bool) -> list[str]:
+    """Return everything that is not as it must be.
+
+    Args:
+        folder: where the job and its outputs are.
+        keys: the store's raw keys.
+        chunks: how many chunks the job has.
+        chunk_size: positions per chunk.
+        may_forget: whether the store was emptied, perhaps after the last worker had finished: then only what it still
+            knows of the job is compared.
+    """
     wrong: list[str] = []
     parts: dict[int, list[Path]] = {}
     values: Counter[int] = Counter()
@@ -54,10 +63,12 @@ def problems(folder: Path, keys: RawKeys, *, chunks: int, chunk_size: int) -> li
     wrong += [f"chunk {chunk} has {len(files)} outputs" for chunk, files in parts.items() if len(files) != 1]
     if values != Counter(range(chunks * chunk_size)):
         wrong.append("not every sample is in the outputs exactly once")
-    return wrong + _problems_of_records(folder, keys, parts, chunks)
+    return wrong + _problems_of_records(folder, keys, parts, chunks, may_forget=may_forget)
 
 
-def _problems_of_records(folder: Path, keys: RawKeys, parts: dict[int, list[Path]], chunks: int) -> list[str]:
+def _problems_of_records(
+    folder: Path, keys: RawKeys, parts: dict[int, list[Path]], chunks: int, *, may_forget: bool
+) -> list[str]:
     wrong: list[str] = []
     records = ledger_records(folder / "job")
     if sorted(records) != list(range(chunks)):
@@ -78,13 +89,13 @@ def _problems_of_records(folder: Path, keys: RawKeys, parts: dict[int, list[Path
     for listing in folder.glob("results-*.json"):
         if json.loads(listing.read_text()) != [[chunk, *final[chunk][3:]] for chunk in sorted(final)]:
             wrong.append(f"{listing.name} does not list every result")
-    return wrong + _problems_of_the_store(keys, final)
+    return wrong + _problems_of_the_store(keys, final, may_forget=may_forget)
 
 
-def _problems_of_the_store(keys: RawKeys, final: dict[int, list[object]]) -> list[str]:
+def _problems_of_the_store(keys: RawKeys, final: dict[int, list[object]], *, may_forget: bool) -> list[str]:
     job = json.loads(keys.get("holdfast/lease/job/job") or b"null")
     if job is None:
-        return ["the store does not know the job"]
+        return [] if may_forget else ["the store does not know the job"]
     wrong: list[str] = []
     for chunk, entry in final.items():
         raw = keys.get(f"holdfast/lease/job/{job['generation']}/chunk/{chunk}")

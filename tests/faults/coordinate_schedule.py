@@ -88,6 +88,7 @@ class Fleet:
         self.generator = random.Random(plan.folder)
         self.workers: list[Any] = []
         self.paused: dict[int, float] = {}
+        self.server_kills = 0
         self.tell_address()
 
     def tell_address(self) -> None:
@@ -105,8 +106,14 @@ class Fleet:
                 self.inflict(fault.kind)
             self.tend(lambda: not self.workers)
             self.result.generations = len(list((self.folder / "job").glob("generation-*")))
+            inflicted = self.result.inflicted
+            emptied = inflicted["lose everything"] or (self.plan.kind == "tcp" and self.server_kills)
             self.result.problems += problems(
-                self.folder, self.server.raw(), chunks=self.plan.chunks, chunk_size=self.plan.chunk_size
+                self.folder,
+                self.server.raw(),
+                chunks=self.plan.chunks,
+                chunk_size=self.plan.chunk_size,
+                may_forget=bool(emptied),
             )
             if not list(self.folder.glob("results-*.json")):
                 self.result.problems.append("no worker listed the results")
@@ -160,6 +167,7 @@ class Fleet:
                 worker.kill()
         if kind in ("kill both", "lose everything", "kill the store"):
             self.server.kill()
+            self.server_kills += 1
             if kind == "lose everything":
                 self.server.forget()
             self.server.start()

@@ -103,6 +103,7 @@ def test_each_of_a_thousand_flipped_bytes_in_payloads_is_detected_and_named(fold
     assert_same(load_directly(reader), SAVED)
 
 
+@pytest.mark.soak
 def test_torchs_own_reader_detects_none_of_them(folder: Path) -> None:
     for _, path, offset, bits in a_thousand_flips(folder):
         flip(path, offset, bits)

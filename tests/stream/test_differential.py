@@ -230,7 +230,8 @@ def test_partitions_by_index_deliver_every_sample_once_and_each_ranks_in_order(s
                 ]
                 ranks[rank] += positions
         for positions in ranks:
-            assert positions == sorted(positions)
+            if not isinstance(partition, Stratified):  # whose one order takes the classes in turn
+                assert positions == sorted(positions)
             seen += positions
         iterator = iter(loader)
         for _ in range(stop - step):
