@@ -52,7 +52,7 @@ class Outcome:
         """Keep the end of a chunk that the store has accepted, and give its output the real name.
 
         Raises:
-            SupersededError: the job has begun anew on another store, and this end does not count.
+            SupersededError: the job has begun again on another store, and this end does not count.
         """
         if self._ledger is not None:
             self._ledger.record(entry)

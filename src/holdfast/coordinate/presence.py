@@ -1,6 +1,6 @@
 """The workers of one process in the store: their signs of life, and who else is alive.
 
-The model: a worker is one record, written anew at every heartbeat by compare-and-set on what it wrote last. A rank that
+The model: a worker is one record, rewritten at every heartbeat by compare-and-set on what it wrote last. A rank that
 is registered a second time thereby ends the process that had it before: that one's next heartbeat is refused. Each
 worker watches the ranks that come after its own among the living, and strikes those that fell silent off the roster.
 """
@@ -122,7 +122,7 @@ class Presence:
             accepted = store.compare_set(f"worker/{rank}", before, raw) == raw
             with self._lock:
                 if self._written[rank] != before:
-                    return  # registered anew by this very process in between
+                    return  # registered again by this very process in between
                 if accepted:
                     self._written[rank] = raw
                     return

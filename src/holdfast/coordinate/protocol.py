@@ -45,7 +45,7 @@ PATIENT_AFTER = 2
 
 
 def time_to_live(ttl: float, attempts: int) -> float:
-    """Return how long a lease lasts without renewal, after so many attempts that ended badly."""
+    """Return how long a lease lasts without renewal, after a number of failed attempts."""
     return float(ttl * 2 ** max(0, attempts - PATIENT_AFTER))
 
 

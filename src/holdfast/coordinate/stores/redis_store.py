@@ -67,7 +67,7 @@ class RedisStore:
         self._in_touch = False
 
     def _connected(self, connection: Any) -> None:
-        """Raise once where redis-py makes a lost connection anew without a word."""
+        """Raise once where redis-py silently reconnects."""
         if self._in_touch:
             self._in_touch = False
             raise self._failures[0]("the connection was lost")
