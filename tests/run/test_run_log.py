@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.coordinate_runs import wait_until
 from tests.run.job import make_job, train
 
 from holdfast.cli.runs import describe_run, find_runs
@@ -187,6 +188,8 @@ def test_a_full_disk_ends_the_run_with_a_clear_error_and_freeing_it_lets_the_run
 
         def fill(_: Any) -> None:
             if run.step_number == 8:
+                published = run.folder.checkpoint(5)
+                wait_until(published.exists, "the save of step 5, which goes on in the background, to be published")
                 with pytest.raises(OSError, match="No space"):
                     ballast.write_bytes(bytes(4 << 20))
 
