@@ -4,7 +4,11 @@ from __future__ import annotations
 
 import ctypes
 import json
-from collections.abc import Iterator
+import resource
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +55,13 @@ def worker(store: Any, rank: int = 0, **options: Any) -> StreamCoordinator:
 
 def lease(coordinator: StreamCoordinator, data: StreamDataset | None = None, **options: Any) -> LeasedReader:
     return coordinator.lease(data or dataset(), **{"batch_size": 2, "chunk_size": SIZE, "backoff": 0.0, **options})
+
+
+def wait_until(condition: Callable[[], bool]) -> None:
+    end = time.monotonic() + 60
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.01)
 
 
 def commit_some(reader: LeasedReader, count: int) -> list[LeasedChunk]:
@@ -218,6 +229,59 @@ def test_a_journal_cut_short_loses_nothing(tmp_path: Path) -> None:
         file.write('[2,"done","a",1,"tw')  # and here the machine went down
     assert list(Ledger(tmp_path, owner="b").read()) == [1]
     ledger.close()
+
+
+def test_a_journal_that_a_full_disk_cut_short_loses_nothing_that_is_kept_after_it(tmp_path: Path) -> None:
+    ledger = Ledger(tmp_path, owner="a", interval=1e9)
+    ledger.enter(*ledger.begin()[:2])
+    ledger.record(Done(1, "a", 1, "one"))
+    ledger.flush()
+    journal = next(tmp_path.glob("generation-*/journal-*"))
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    ledger.record(Done(2, "a", 1, "two"))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 9, limits[1]))
+    try:
+        ledger.flush()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    ledger.record(Done(3, "a", 1, "three"))
+    ledger.close()
+    assert not list(tmp_path.glob("generation-*/chunk-*"))
+    assert {chunk: end.payload for chunk, end in Ledger(tmp_path, owner="b").read().items()} == {  # type: ignore[union-attr]
+        1: "one",
+        2: "two",
+        3: "three",
+    }
+
+
+def test_others_wait_for_a_worker_that_begins_the_job_for_as_long_as_it_shows_signs_of_life(tmp_path: Path) -> None:
+    store = hash_store()
+    with worker(store, ttl=0.3, heartbeat=0.05) as slow, worker(store, 1, ttl=0.3, heartbeat=0.05) as quick:
+        reading, read_back = threading.Event(), Ledger.read
+        beats = slow._presence.record(0).sequence
+
+        def read(ledger: Ledger) -> Any:
+            # As a folder of a million results would: for longer than a TTL.
+            if not reading.is_set():
+                reading.set()
+                wait_until(lambda: slow._presence.record(0).sequence > beats + 20)
+            return read_back(ledger)
+
+        with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
+            patch.setattr(Ledger, "read", read)
+            first = pool.submit(lease, slow, folder=tmp_path)
+            assert reading.wait(30)
+            second = pool.submit(lease, quick, folder=tmp_path)
+            assert (first.result(60).generation, second.result(60).generation) == (1, 1)
+
+
+def test_another_worker_begins_the_job_where_the_one_that_did_has_died(tmp_path: Path) -> None:
+    store = hash_store()
+    with worker(store, ttl=0.3, heartbeat=0.05) as dead:
+        name = f"0/{dead._presence.record(0).owner}"
+    store.set("holdfast/lease/job/job", json.dumps({"starting": name}))
+    with worker(store, 0, ttl=0.3, heartbeat=0.05) as again:  # under the same rank: its signs of life are not those
+        assert lease(again, folder=tmp_path).process(lambda chunk: "") == CHUNKS
 
 
 # --- outputs -------------------------------------------------------------------------------------------------------
@@ -421,8 +485,6 @@ def test_asking_for_results_again_reads_only_what_may_have_changed(coordinator: 
 def test_results_and_states_need_no_lock_that_renewal_holds(coordinator: StreamCoordinator) -> None:
     reader = lease(coordinator)
     with reader._lock:  # as the heartbeat holds it while it renews: another thread could not take it
-        import threading
-
         found: list[Any] = []
         asking = threading.Thread(target=lambda: found.extend((reader.results(), reader.state_dict())))
         asking.start()

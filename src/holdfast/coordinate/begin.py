@@ -2,28 +2,25 @@
 
 The model: the job is one record in the store. The first worker puts a placeholder there, by compare-and-set; it then
 finds out what has ended before (from the job's folder, or from a saved state), and puts the job in its place. Others
-wait meanwhile; if the placeholder stands still for a TTL, its worker has died, and another begins.
+wait meanwhile; if that worker shows no sign of life for a TTL, it has died, and another begins.
 """
 
 from __future__ import annotations
 
 import json
-import time
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.coordinate.job import JOB, JobRecord, LeasedJob, Run, check_same, runs_of
+from holdfast.coordinate.job import JOB, JobRecord, LeasedJob, check_same
 from holdfast.coordinate.ledger import Ledger
-from holdfast.coordinate.records import Dead, Done, decode
+from holdfast.coordinate.progress import Run
 from holdfast.coordinate.stores.contract import KeyValue
+from holdfast.coordinate.turns import Turns
 from holdfast.errors import CoordinationError
 
 __all__ = ["Beginner", "Begun"]
-
-# Bytes of earlier results in one record of the store.
-_PAGE = 512 << 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +57,7 @@ class Beginner:
         default_size: computes a chunk size where the job is new and none was given.
         ledger: the job's folder.
         state: from ``state_dict()`` of an earlier generation.
-        ttl: seconds after which a worker that began the job and fell silent is replaced.
-        wait: waits some seconds, or raises if the store is lost.
+        turns: whose turn it is to begin the job.
     """
 
     def __init__(
@@ -75,8 +71,7 @@ class Beginner:
         default_size: Callable[[], int],
         ledger: Ledger | None,
         state: Mapping[str, Any] | None,
-        ttl: float,
-        wait: Callable[[float], None],
+        turns: Turns,
     ) -> None:
         self._store = store
         self._name = name
@@ -84,34 +79,30 @@ class Beginner:
         self._default_size = default_size
         self._ledger = ledger
         self._state = None if state is None else replace(JOB.from_json(state), name=name)
-        self._ttl = ttl
-        self._wait = wait
+        self._turns = turns
 
     def begin(self) -> Begun:
         """Return the job, begun by this worker or by another."""
         if self._state is not None:
             self._check(self._state.definition, "the state")
         found = self._store.get("job") or b""
-        since = time.monotonic()
         while True:
             record = json.loads(found) if found else None
             if record is not None and "starting" not in record:
                 begun = self._join(JOB.from_json(record))
                 if begun is not None:
                     return begun
-            elif record is not None and time.monotonic() - since < self._ttl:
-                self._wait(self._ttl / 100)
-                seen = self._store.get("job") or b""
-                found, since = seen, since if seen == found else time.monotonic()
+            elif record is not None and not self._turns.is_silent(record["starting"]):
+                self._turns.pause()
+                found = self._store.get("job") or b""
                 continue
-            mine = json.dumps({"starting": uuid.uuid4().hex}).encode()
-            seen = self._store.compare_set("job", found, mine)
-            if seen == mine:
+            mine = json.dumps({"starting": self._turns.name, "attempt": uuid.uuid4().hex}).encode()
+            found = self._store.compare_set("job", found, mine)
+            if found == mine:
                 decided, ended = self._decide()
                 wanted = json.dumps(JOB.to_json(decided)).encode()
                 self._store.set(f"{decided.generation}/before", str(ended).encode())  # for those who look on
-                seen = self._store.compare_set("job", mine, wanted)
-            found, since = seen, time.monotonic()
+                found = self._store.compare_set("job", mine, wanted)
 
     def _check(self, stored: LeasedJob, where: str) -> LeasedJob:
         return check_same(stored, **self._same, where=where)
@@ -144,53 +135,16 @@ class Beginner:
             return job.record(generation=generation, mark=mark), _count(finished)
         if self._state is None:
             return self._fresh().record(generation=1), 0
-        generation = self._state.generation + 1
-        pages = self._write_pages(generation, self._state.results)
-        decided = replace(self._state, generation=generation, pages=pages, results=[])
+        generation, pages = self._state.generation + 1, self._state.results
+        for number, page in enumerate(pages):
+            self._store.set(f"{generation}/before/{number}", page.encode())
+        decided = replace(self._state, generation=generation, pages=len(pages), results=[])
         return decided, _count(decided.finished)
 
     def _fresh(self) -> LeasedJob:
         size = self._same["chunk_size"] or self._default_size()
         return LeasedJob(self._name, self._same["order"], self._same["positions"], size)
 
-    def _write_pages(self, generation: int, results: list[Any]) -> int:
-        lines: list[str] = []
-        pages, size = 0, 0
-        for line in (json.dumps(entry, separators=(",", ":")) for entry in results):
-            if size + len(line) > _PAGE and lines:
-                self._store.set(f"{generation}/before/{pages}", "\n".join(lines).encode())
-                pages, lines, size = pages + 1, [], 0
-            lines.append(line)
-            size += len(line)
-        if lines:
-            self._store.set(f"{generation}/before/{pages}", "\n".join(lines).encode())
-            pages += 1
-        return pages
-
 
 def _count(runs: Sequence[Run]) -> int:
     return sum(stop - start for start, stop in runs)
-
-
-def read_pages(store: KeyValue, pages: int) -> dict[int, Done | Dead]:
-    """Return the ends of chunks that an earlier generation's state brought along."""
-    found: dict[int, Done | Dead] = {}
-    for page in range(pages):
-        for line in (store.get(f"before/{page}") or b"").splitlines():
-            chunk, *record = json.loads(line)
-            entry = decode(chunk, json.dumps(record).encode())
-            if isinstance(entry, (Done, Dead)):
-                found[chunk] = entry
-    return found
-
-
-def make_state(begun: Begun, ends: Mapping[int, Done | Dead]) -> dict[str, Any]:
-    """Return a job with the end of every chunk that has ended, as plain JSON."""
-    before = {chunk for start, stop in begun.finished for chunk in range(start, stop)}
-    return JOB.to_json(
-        begun.job.record(
-            generation=begun.generation,
-            finished=runs_of(sorted(before | set(ends))),
-            results=[[chunk, *json.loads(ends[chunk].encode())] for chunk in sorted(ends)],
-        )
-    )

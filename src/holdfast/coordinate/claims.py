@@ -82,6 +82,9 @@ class Claims:
         """Who is believed to be alive; whoever sends the heartbeats keeps it up to date."""
         self._rank = rank
         self._replication = replication
+        self._seat = (0, 0)  # this worker's place among how many, when it last looked
+        self._watching: list[int] = []
+        self._watched_to = 0
 
     def stands_by(self, chunk: int) -> bool:
         """Say whether this worker is one of those who watch the chunk and take it over first."""
@@ -134,9 +137,19 @@ class Claims:
         self._move_mark(now)
         place = self.living.place(self._rank)
         if place is not None:
-            low, stop = self.table.done.low, self.table.drawn()
-            self.table.observe(now, watched_chunks(low, stop, place, len(self.living), self._replication))
+            self.table.observe(now, self._watched(place))
         return lost
+
+    def _watched(self, place: int) -> list[int]:
+        """Return the open chunks that this worker stands by for: those of last time, and those drawn since."""
+        done, drawn = self.table.done, self.table.drawn()
+        seat = (place, len(self.living))
+        if seat != self._seat:
+            self._seat, self._watching, self._watched_to = seat, [], done.low
+        first, self._watched_to = max(done.low, self._watched_to), drawn
+        fresh = watched_chunks(first, drawn, *seat, self._replication)
+        self._watching = [chunk for chunk in (*self._watching, *fresh) if chunk not in done]
+        return self._watching
 
     def look(self, now: float) -> None:
         """Look at the lowest open chunks, as a worker without work does."""

@@ -6,20 +6,19 @@ it. Both are in every output's name, and the generation is in every fencing toke
 
 from __future__ import annotations
 
+import json
 import uuid
-from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.coordinate.pages import Pages
 from holdfast.errors import CoordinationError
 from holdfast.versioned import Count, Format
 
-__all__ = ["JOB", "JobRecord", "LeasedJob", "Run", "check_same", "runs_of"]
-
-Run = tuple[int, int]
+__all__ = ["JOB", "JobRecord", "LeasedJob", "check_same"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +70,7 @@ class JobRecord:
         mark: which of the folder's generations this is; empty for a job without a folder.
         finished: chunks that had ended before, or by now, as runs.
         pages: how many records of the store hold their results.
-        results: of a saved state: the end of each chunk.
+        results: of a saved state: the end of each chunk, a line each, on pages.
     """
 
     job: str
@@ -83,7 +82,7 @@ class JobRecord:
     mark: str = ""
     finished: list[tuple[Count, Count]] = field(default_factory=list)
     pages: Count = 0
-    results: list[list[Any]] = field(default_factory=list)
+    results: list[str] = field(default_factory=list)
 
     @property
     def definition(self) -> LeasedJob:
@@ -96,11 +95,16 @@ def _identified(old: dict[str, Any]) -> dict[str, Any]:
     return {**old, "job": uuid.uuid4().hex[:8], "name": "job", "generation": 1}
 
 
+def _paged(old: dict[str, Any]) -> dict[str, Any]:
+    """Upgrade a job of the second version, which had each result as a list of its own."""
+    return {**old, "results": Pages(map(json.dumps, old.get("results", []))).texts()}
+
+
 JOB = Format(
     "leased job",
     JobRecord,
-    version=2,
-    upgrades={1: _identified},
+    version=3,
+    upgrades={1: _identified, 2: _paged},
     error=CoordinationError,
     version_error=CoordinationError,
 )
@@ -120,14 +124,3 @@ def check_same(stored: LeasedJob, *, order: str, positions: range, chunk_size: i
             hint="give every worker the same dataset, positions and chunk_size, or the job another name and folder",
         )
     return stored
-
-
-def runs_of(chunks: Iterable[int]) -> list[Run]:
-    """Return sorted numbers as disjoint ``(start, stop)`` runs."""
-    runs: list[Run] = []
-    for chunk in chunks:
-        if runs and runs[-1][1] == chunk:
-            runs[-1] = (runs[-1][0], chunk + 1)
-        else:
-            runs.append((chunk, chunk + 1))
-    return runs

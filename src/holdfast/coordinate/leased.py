@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.coordinate.begin import Beginner, make_state
+from holdfast.coordinate.begin import Beginner
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size, sample_bytes
 from holdfast.coordinate.claims import READ_AHEAD, Claims
 from holdfast.coordinate.leased_chunk import LeasedChunk
@@ -38,6 +38,7 @@ from holdfast.coordinate.sink import FolderSink
 from holdfast.coordinate.standby import Standby
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
+from holdfast.coordinate.turns import Turns
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
 from holdfast.stream.batch import Batch
 from holdfast.stream.named_source import Collate
@@ -143,6 +144,7 @@ class LeasedReader:
         """Leases that this worker took over from others."""
         self._ledger = None if folder is None else Ledger(folder, owner=owner, interval=save_interval)
         place = client.below(f"lease/{name}")
+        turns = Turns(client, rank=rank, owner=owner, ttl=coordinator.ttl, wait=coordinator.wait)
 
         def size() -> int:
             return default_chunk_size(
@@ -162,14 +164,12 @@ class LeasedReader:
             default_size=size,
             ledger=self._ledger,
             state=state,
-            ttl=coordinator.ttl,
-            wait=coordinator.wait,
+            turns=turns,
         ).begin()
         self.job = begun.job
         """What is read, and in which chunks."""
         self.generation = begun.generation
         """How many times the job has begun, on any store."""
-        self._begun = begun
         records = client.below(f"lease/{name}/{begun.prefix}")
         self._claims = Claims(
             records,
@@ -185,9 +185,7 @@ class LeasedReader:
             backoff=backoff,
         )
         self._table = self._claims.table
-        self._outcome = Outcome(
-            client.clone(), begun, ledger=self._ledger, sink=sink, ended_before=self._table.done.was_before
-        )
+        self._outcome = Outcome(client.clone(), begun, ledger=self._ledger, sink=sink, turns=turns)
         self._standby = Standby(self._read_chunk, standby_chunks if coordinator.replication else 0)
         coordinator.announce_job(name)
 
@@ -205,7 +203,7 @@ class LeasedReader:
                         content = self._standby.take(lease.chunk) or pool.submit(self._read_chunk, lease.chunk)
                         waiting.append((lease, content))
                 if not waiting:
-                    self._outcome.settle(self._coordinator.ttl, self._coordinator.wait)
+                    self._outcome.settle()
                     if self._on_error == "raise" and self._table.given_up():
                         self._outcome.raise_dead_letters()
                     return
@@ -380,7 +378,7 @@ class LeasedReader:
 
         A job with a ``folder`` needs none of this: it goes on by itself.
         """
-        return make_state(self._begun, {entry.chunk: entry for entry in self._outcome.ends()})
+        return self._outcome.state()
 
     def close(self) -> None:
         """Give back every lease held and end the connections."""

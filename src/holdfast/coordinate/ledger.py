@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import logging
 import os
 import re
 import shutil
@@ -26,12 +27,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TextIO
 
-from holdfast.coordinate.job import JOB, LeasedJob, Run, runs_of
-from holdfast.coordinate.records import Dead, Done, decode
+from holdfast.coordinate.job import JOB, LeasedJob
+from holdfast.coordinate.progress import Run, runs_of
+from holdfast.coordinate.records import Dead, Done, from_line, to_line
 from holdfast.errors import CoordinationError, SupersededError
 from holdfast.versioned import Count, Format
 
 __all__ = ["Ledger"]
+
+_log = logging.getLogger(__name__)
 
 # Commits of one worker that may be files of their own at any time.
 MAX_LOOSE = 512
@@ -179,7 +183,7 @@ class Ledger:
     def record(self, entry: Done | Dead) -> None:
         """Keep a chunk's end for good, or raise ``SupersededError``: then it does not count."""
         assert self._open is not None
-        line = json.dumps([entry.chunk, *json.loads(entry.encode())], separators=(",", ":"))
+        line = to_line(entry.chunk, entry.encode())
         temporary = self._temporary(str(entry.chunk))
         _write(temporary, line)
         final = self._open / f"chunk-{entry.chunk}-{entry.token}.json"
@@ -205,11 +209,18 @@ class Ledger:
             try:
                 if self._journal is None:
                     self._journal = (self._open / f"journal-{self._owner}.jsonl").open("a", encoding="utf-8")
-                self._journal.write("".join(line + "\n" for _, line in loose))
+                    _sync_folder(self._open)
+                # A line's end first: a full disk may have cut the last append short.
+                self._journal.write("\n" + "".join(line + "\n" for _, line in loose))
                 self._journal.flush()
                 os.fsync(self._journal.fileno())
             except FileNotFoundError:
                 return  # sealed meanwhile, the files with it
+            except OSError as error:
+                _log.warning("the journal in %s cannot be written, its files stay: %s", self._open, error)
+                self._loose = loose
+                self._forget_journal()
+                return
             for path, _ in loose:
                 path.unlink(missing_ok=True)
 
@@ -217,9 +228,13 @@ class Ledger:
         """Append what is left and close the journal."""
         self.flush()
         with self._lock:
-            if self._journal is not None:
+            self._forget_journal()
+
+    def _forget_journal(self) -> None:
+        if self._journal is not None:
+            with contextlib.suppress(OSError):  # what it could not write before it tries once more here
                 self._journal.close()
-                self._journal = None
+            self._journal = None
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
@@ -250,12 +265,11 @@ class Ledger:
         for text in texts:
             for line in text.splitlines():
                 try:
-                    chunk, *record = json.loads(line)
-                except ValueError:
-                    continue  # a journal's last line, cut short by a crash: its files are still there
-                entry = decode(chunk, json.dumps(record).encode())
+                    entry = from_line(line)
+                except CoordinationError:
+                    continue  # a journal's line, cut short by a crash or a full disk: its files are still there
                 if isinstance(entry, (Done, Dead)):
-                    found[chunk] = entry
+                    found[entry.chunk] = entry
 
     def retry(self, chunks: Collection[int] | None = None) -> list[int]:
         """Let chunks that were given up be tried again by the next workers; None for all. Return which.

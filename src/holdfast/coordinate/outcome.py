@@ -5,15 +5,18 @@ Holds no lock that the renewal of leases needs, and reads over a connection of i
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
+from typing import Any
 
-from holdfast.coordinate.begin import Begun, read_pages
+from holdfast.coordinate.begin import Begun
 from holdfast.coordinate.finals import Finals
+from holdfast.coordinate.job import JOB
 from holdfast.coordinate.ledger import Ledger
-from holdfast.coordinate.records import Dead, Done
+from holdfast.coordinate.pages import Pages, read_ends
+from holdfast.coordinate.progress import Progress
+from holdfast.coordinate.records import Dead, Done, to_line
 from holdfast.coordinate.sink import FolderSink
 from holdfast.coordinate.store import StoreClient
+from holdfast.coordinate.turns import Turns
 from holdfast.errors import DeadLetterError
 
 __all__ = ["Outcome"]
@@ -27,26 +30,21 @@ class Outcome:
         begun: the job.
         ledger: its folder, if it has one.
         sink: where its outputs go.
-        ended_before: says whether a chunk had ended before this generation.
+        turns: whose turn it is to complete the job.
     """
 
     def __init__(
-        self,
-        client: StoreClient,
-        begun: Begun,
-        *,
-        ledger: Ledger | None,
-        sink: FolderSink | None,
-        ended_before: Callable[[int], bool],
+        self, client: StoreClient, begun: Begun, *, ledger: Ledger | None, sink: FolderSink | None, turns: Turns
     ) -> None:
         self.client = client
         """The connection."""
         self._begun = begun
         self._ledger = ledger
         self._sink = sink
+        self._turns = turns
         self._place = client.below(f"lease/{begun.job.name}/{begun.prefix}")
-        self._finals = Finals(self._place, begun.job.chunks, ended_before)
-        self._before: dict[int, Done | Dead] | None = None
+        self._finals = Finals(self._place, begun.job.chunks, begun.finished)
+        self._before: list[str] | None = None
 
     def keep(self, entry: Done | Dead) -> None:
         """Keep the end of a chunk that the store has accepted, and give its output the real name.
@@ -61,48 +59,49 @@ class Outcome:
 
     def ends(self) -> list[Done | Dead]:
         """Return the end of every chunk that has ended so far, in order of chunks."""
-        found = {**self._earlier(), **self._finals.read()}
-        return [found[chunk] for chunk in sorted(found)]
+        return sorted(read_ends([*self._earlier(), *self._finals.read()[0]]), key=lambda entry: entry.chunk)
 
-    def _earlier(self) -> dict[int, Done | Dead]:
-        """Return the ends of earlier generations, which never change."""
+    def state(self) -> dict[str, Any]:
+        """Return what has ended so far, with its results, as plain JSON."""
+        pages, finished = self._finals.read()
+        record = self._begun.job.record(
+            generation=self._begun.generation, finished=finished, results=[*self._earlier(), *pages]
+        )
+        return JOB.to_json(record)
+
+    def _earlier(self) -> list[str]:
+        """Return the ends of earlier generations, which never change, on pages."""
         if self._before is None:
-            ended = self._begun.finished
             if self._ledger is None:
-                self._before = read_pages(self._place, self._begun.pages)
-            elif not ended:
-                self._before = {}
+                numbers = range(self._begun.pages)  # one at a time: together they may be too much for one answer
+                self._before = [(self._place.get(f"before/{number}") or b"").decode() for number in numbers]
             else:
-                chunks = {chunk for start, stop in ended for chunk in range(start, stop)}
-                self._before = {chunk: end for chunk, end in self._ledger.read().items() if chunk in chunks}
+                before = Progress(self._begun.job.chunks, self._begun.finished)
+                kept = self._ledger.read().values() if self._begun.finished else ()
+                self._before = Pages(
+                    to_line(entry.chunk, entry.encode()) for entry in kept if before.was_before(entry.chunk)
+                ).texts()
         return self._before
 
-    def settle(self, ttl: float, wait: Callable[[float], None]) -> None:
+    def settle(self) -> None:
         """Complete, once all chunks have ended, what workers that died after their commit left undone.
 
         One worker does it; the others wait for it, or do it themselves where it falls silent.
         """
         if self._ledger is None and self._sink is None:
             return
-        if self._place.add("settlers", 1) > 1 and self._settled_by_another(ttl, wait):
+        if not self._turns.take(self._place, "settler", done=lambda: self._place.get("settled") is not None):
             return
-        kept = {} if self._ledger is None else self._ledger.read()
-        for chunk, entry in {**self._earlier(), **self._finals.read()}.items():
-            if self._ledger is not None and chunk not in kept:
-                self._ledger.record(entry)
-            if self._sink is not None and isinstance(entry, Done) and entry.file:
-                self._sink.publish(entry.file)
+        ends = self.ends()
+        if self._ledger is not None:
+            kept = self._ledger.read()
+            for entry in ends:
+                if entry.chunk not in kept:
+                    self._ledger.record(entry)
         if self._sink is not None:
+            self._sink.publish_all([entry.file for entry in ends if isinstance(entry, Done) and entry.file])
             self._sink.sweep(self._begun.job.job)
         self._place.set("settled", b"yes")
-
-    def _settled_by_another(self, ttl: float, wait: Callable[[float], None]) -> bool:
-        end = time.monotonic() + ttl
-        while self._place.get("settled") is None:
-            if time.monotonic() > end:
-                return False
-            wait(ttl / 100)
-        return True
 
     def raise_dead_letters(self) -> None:
         """Raise ``DeadLetterError`` if any chunk was given up."""

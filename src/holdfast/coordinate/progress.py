@@ -7,9 +7,11 @@ low mark. Memory is that of the few finished chunks above it, however long the j
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
-__all__ = ["Progress"]
+__all__ = ["Progress", "Run", "runs_of"]
+
+Run = tuple[int, int]
 
 
 class Progress:
@@ -20,7 +22,7 @@ class Progress:
         finished: chunks done before the job began, as sorted disjoint ``(start, stop)`` runs.
     """
 
-    def __init__(self, chunks: int, finished: Sequence[tuple[int, int]] = ()) -> None:
+    def __init__(self, chunks: int, finished: Sequence[Run] = ()) -> None:
         self.chunks = chunks
         self.to_do = chunks - sum(stop - start for start, stop in finished)
         """How many were left when the job began."""
@@ -47,24 +49,58 @@ class Progress:
         """Note that every chunk below a mark is done; say whether that is news."""
         if mark <= self.low:
             return False
+        if mark - self.low < len(self._above):
+            self._above.difference_update(range(self.low, mark))
+        else:
+            self._above = {chunk for chunk in self._above if chunk >= mark}
         self.low = mark
-        self._above = {chunk for chunk in self._above if chunk >= mark}
         return True
+
+    def first_open(self, chunk: int) -> int:
+        """Return the first chunk, from this one on, that is not known to be done: whole runs are passed over."""
+        chunk = max(chunk, self.low)
+        while chunk < self.chunks:
+            index = bisect_right(self._starts, chunk) - 1
+            if index >= 0 and chunk < self._stops[index]:
+                chunk = self._stops[index]
+            elif chunk in self._above:
+                chunk += 1
+            else:
+                break
+        return chunk
 
     def settle(self, stop: int | None = None) -> None:
         """Move the low mark up to the first chunk not known to be done, or to ``stop``."""
-        stop = self.chunks if stop is None else stop
-        while self.low < stop and self.low in self:
-            self._above.discard(self.low)
-            self.low += 1
+        self.raise_low(min(self.first_open(self.low), self.chunks if stop is None else stop))
 
     def open_chunks(self, limit: int) -> list[int]:
         """Return the lowest chunks that are not known to be done."""
         self.settle()
         found: list[int] = []
-        for chunk in range(self.low, self.chunks):
-            if chunk not in self:
-                found.append(chunk)
-                if len(found) == limit:
-                    break
+        chunk = self.low
+        while chunk < self.chunks and len(found) < limit:
+            found.append(chunk)
+            chunk = self.first_open(chunk + 1)
         return found
+
+    def runs(self) -> list[Run]:
+        """Return all that is known to be done, as sorted disjoint runs."""
+        self.settle()
+        before = [run for run in zip(self._starts, self._stops, strict=True) if run[0] > self.low]
+        above = [(chunk, chunk + 1) for chunk in self._above]
+        return _merged([*([(0, self.low)] if self.low else []), *sorted(before + above)])
+
+
+def runs_of(chunks: Iterable[int]) -> list[Run]:
+    """Return sorted numbers as disjoint runs."""
+    return _merged((chunk, chunk + 1) for chunk in chunks)
+
+
+def _merged(runs: Iterable[Run]) -> list[Run]:
+    found: list[Run] = []
+    for start, stop in runs:
+        if found and start <= found[-1][1]:
+            found[-1] = (found[-1][0], max(stop, found[-1][1]))
+        else:
+            found.append((start, stop))
+    return found

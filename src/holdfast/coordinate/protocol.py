@@ -135,6 +135,9 @@ class LeaseTable:
         while not self._exhausted and not leases:
             stop = self._store.add("tickets", count)
             self._exhausted = stop >= self.chunks
+            beyond = self.done.first_open(stop)
+            if beyond > stop:  # what had ended before the job began, in one step; no harm if another was quicker
+                self._store.compare_set("tickets", str(stop).encode(), str(beyond).encode())
             for chunk in range(max(0, stop - count), min(stop, self.chunks)):
                 if chunk not in self.done:
                     lease = Lease(chunk, self.owner, self._first_token)

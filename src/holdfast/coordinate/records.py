@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from holdfast.errors import CoordinationError
 
-__all__ = ["Dead", "Done", "Lease", "decode", "first_token", "generation_of", "is_final"]
+__all__ = ["Dead", "Done", "Lease", "decode", "first_token", "from_line", "generation_of", "is_final", "to_line"]
 
 # How the records begin that never change again: most of what is ever read, and so told apart without decoding it.
 _FINAL = (b'["done",', b'["dead",')
@@ -102,14 +102,27 @@ def is_final(record: bytes) -> bool:
 
 def decode(chunk: int, record: bytes) -> Lease | Done | Dead:
     """Read a record back."""
+    return from_line(to_line(chunk, record))
+
+
+def to_line(chunk: int, record: bytes) -> str:
+    """Return a record as one line of text that begins with its chunk's number."""
+    return f"[{chunk},{record.decode(errors='replace')[1:]}"
+
+
+def from_line(line: str) -> Lease | Done | Dead:
+    """Read a record back from a line."""
     try:
-        kind, *fields = json.loads(record)
-        entry: Lease | Done | Dead = {"leased": Lease, "done": Done, "dead": Dead}[kind](chunk, *fields)
+        chunk, kind, *fields = json.loads(line)
+        entry: Lease | Done | Dead = _KINDS[kind](chunk, *fields)
         return entry
     except (ValueError, TypeError, KeyError) as error:
         raise CoordinationError(
-            "a lease record in the store was not written by this version of holdfast", chunk=chunk, record=record[:80]
+            "a lease record was not written by this version of holdfast", record=line[:80]
         ) from error
+
+
+_KINDS: dict[str, type[Lease | Done | Dead]] = {"leased": Lease, "done": Done, "dead": Dead}
 
 
 def _dump(*fields: object) -> bytes:

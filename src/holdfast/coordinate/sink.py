@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
@@ -77,6 +78,14 @@ class FolderSink:
                 hint="it was removed by hand, or the workers do not see the same place",
             )
 
+    def publish_all(self, names: Collection[str]) -> None:
+        """Give many outputs their real names; only those that do not have them yet cost more than a look."""
+        waiting = {os.path.basename(path) for path in self._list(f"{self._root}/.tmp")}
+        there = {os.path.basename(path) for path in self._list(self._root)}
+        for name in names:
+            if name in waiting or name not in there:
+                self.publish(name)
+
     def discard(self, name: str) -> None:
         """Remove an output that was not committed."""
         with contextlib.suppress(FileNotFoundError):
@@ -87,16 +96,17 @@ class FolderSink:
 
     def sweep(self, job: str) -> int:
         """Remove what attempts of this job left behind that were never committed; return how many files."""
-        folder = f"{self._root}/.tmp"
-        if self._remote is not None:
-            self._remote.invalidate_cache()
-            found = self._remote.ls(folder, detail=False) if self._remote.exists(folder) else []
-        else:
-            found = [os.path.join(folder, name) for name in os.listdir(folder)]
+        found = self._list(f"{self._root}/.tmp")
         swept = [path for path in found if f"-{job}-" in os.path.basename(path)]
         for path in swept:
             self.discard(os.path.basename(path))
         return len(swept)
+
+    def _list(self, folder: str) -> list[str]:
+        if self._remote is None:
+            return os.listdir(folder)
+        self._remote.invalidate_cache()
+        return list(self._remote.ls(folder, detail=False)) if self._remote.exists(folder) else []
 
     def _temporary(self, name: str) -> str:
         return f"{self._root}/.tmp/{name}"

@@ -1,0 +1,63 @@
+"""What one worker does for all: the others wait for it, and take its place when it falls silent.
+
+The model: a record names the worker whose turn it is. Its sign of life is its heartbeat, so a turn may take as long as
+it needs: reading back a million results takes longer than most TTLs.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+
+from holdfast.coordinate.health import WorkerRecord
+from holdfast.coordinate.stores.contract import KeyValue
+
+__all__ = ["Turns"]
+
+
+class Turns:
+    """One worker's view of whose turn it is.
+
+    Args:
+        workers: where the workers' records live.
+        rank: this worker.
+        owner: its life, unique.
+        ttl: seconds of silence after which another takes a worker's place.
+        wait: waits some seconds, or raises if the store is lost.
+    """
+
+    def __init__(self, workers: KeyValue, *, rank: int, owner: str, ttl: float, wait: Callable[[float], None]) -> None:
+        self.name = f"{rank}/{owner}"
+        """This worker, as a record names it."""
+        self._workers = workers
+        self._ttl = ttl
+        self._wait = wait
+        self._seen: tuple[str, bytes | None] | None = None
+        self._since = 0.0
+
+    def take(self, place: KeyValue, key: str, *, done: Callable[[], bool]) -> bool:
+        """Wait until something is done, and return False; or until it is this worker's turn to do it: True."""
+        mine = self.name.encode()
+        found = place.compare_set(key, b"", mine)
+        while found != mine:
+            if done():
+                return False
+            if self.is_silent(found.decode()):
+                found = place.compare_set(key, found, mine)
+            else:
+                self.pause()
+        return True
+
+    def is_silent(self, name: str) -> bool:
+        """Say whether the worker of this name has shown no sign of life for the TTL, as seen from here."""
+        rank, _, owner = name.partition("/")
+        record = self._workers.get(f"worker/{rank}")
+        alive = record is not None and WorkerRecord.decode(record).owner == owner
+        sign, now = (name, record if alive else None), time.monotonic()
+        if sign != self._seen:
+            self._seen, self._since = sign, now
+        return now - self._since >= self._ttl
+
+    def pause(self) -> None:
+        """Wait a little for the worker whose turn it is."""
+        self._wait(self._ttl / 100)
