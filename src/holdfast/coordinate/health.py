@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import Enum
 from statistics import median
 
@@ -94,7 +94,7 @@ class WorkerRecord:
 
     def encode(self) -> bytes:
         """Return the record as it stands in the store."""
-        return json.dumps(list(asdict(self).values()), separators=(",", ":")).encode()
+        return json.dumps([getattr(self, name) for name in self.__slots__], separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, record: bytes) -> WorkerRecord:
@@ -151,10 +151,9 @@ class HealthBoard:
             if known is None or known.raw != raw:
                 self._seen[rank] = _Seen(raw, now, 0 if known is None else known.changes + 1)
 
-    def record(self, rank: int) -> WorkerRecord | None:
-        """Return the worker's last record seen."""
-        seen = self._seen.get(rank)
-        return None if seen is None else seen.record
+    def has_seen(self, rank: int) -> bool:
+        """Say whether the worker ever had a record."""
+        return rank in self._seen
 
     def failed(self, rank: int, now: float) -> bool:
         """Say whether the worker was silent for longer than the TTL (or never seen in that time), or has left."""

@@ -145,7 +145,7 @@ class Presence:
             roster = change_roster(store, lambda found: found.without(silent))
         living = roster.living
         # Whoever was expected and has never shown up stands by for nothing, though it may still come.
-        absent = [rank for rank in watched if board.record(rank) is None and rank in living]
+        absent = [rank for rank in watched if not board.has_seen(rank) and rank in living]
         return replace(living, gone=tuple(sorted((*living.gone, *absent)))) if absent else living
 
     def _watched(self, living: Living) -> list[int]:
