@@ -18,7 +18,7 @@ from holdfast.metrics import AggregationType, MetricBatch, MetricColumn, Metrics
 from holdfast.metrics.gather import _device
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "review_points.md"
+PAGE = ROOT / "tests" / "review_points.md"
 # What the reviews are about: what is read, in which order, and what is counted of it.
 REVIEWED = ["metrics", "order", "sources", "stream", "testing"]
 

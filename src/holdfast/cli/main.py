@@ -58,7 +58,6 @@ def build_app() -> typer.Typer:
         name="holdfast",
         help="Keeps a PyTorch training run true: data streams, metrics, checkpoints, and a debugger.",
         no_args_is_help=True,
-        add_completion=False,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
         context_settings={"help_option_names": ["-h", "--help"]},

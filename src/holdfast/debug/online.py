@@ -92,7 +92,7 @@ class OnlineDebugger:
         kinds: canonical kinds by signal name, where the name alone does not give it away.
         clock: the time source of the budget; this thread's CPU time, so that a busy machine does not starve the looks.
 
-    Example:
+    Examples:
         >>> online = OnlineDebugger()
         >>> losses = [2.0 / (step + 1) for step in range(80)] + [float("nan")] * 10
         >>> new = [found for step, loss in enumerate(losses) for found in online.update(step, {"loss": loss})]

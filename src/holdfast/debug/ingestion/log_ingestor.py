@@ -25,7 +25,7 @@ __all__ = ["LogIngestor"]
 class LogIngestor(BaseIngestor):
     r"""Structured and free-text logs: a path, a URL, or the text itself (a string with a line break).
 
-    Example:
+    Examples:
         >>> signals = LogIngestor().ingest("step: 1 loss: 2.5\nstep: 2 loss: 2.4\nstep: 3 loss: 2.3\n")
         >>> [signal.name for signal in signals]
         ['loss']

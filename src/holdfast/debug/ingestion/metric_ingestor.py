@@ -30,7 +30,7 @@ class MetricIngestor(BaseIngestor):
     two-dimensional array (``names`` says what its columns are), a pandas or Polars DataFrame, an Arrow table, or an
     object with a ``history`` attribute (Keras). Tensors count as arrays.
 
-    Example:
+    Examples:
         >>> [signal.kind for signal in MetricIngestor().ingest([{"step": 1, "loss": 2.0}, {"step": 2, "loss": 1.9}])]
         ['loss']
     """
