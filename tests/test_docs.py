@@ -68,7 +68,15 @@ def test_continuous_integration_runs_nothing_the_readme_does_not_say() -> None:
 
 
 # Pages whose examples run one after another, with nothing prepared; the pages of each package are run by its own tests.
-RUN_ALONE = ["index.md", "order.md", "checkpoint.md", "migrate/torchdata.md", "migrate/hf_trainer.md", "migrate/dcp.md"]
+RUN_ALONE = [
+    "index.md",
+    "order.md",
+    "checkpoint.md",
+    "migrate/torchdata.md",
+    "migrate/hf_trainer.md",
+    "migrate/dcp.md",
+    "tutorial.md",
+]
 
 
 @pytest.mark.parametrize("name", RUN_ALONE)
