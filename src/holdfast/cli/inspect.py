@@ -32,6 +32,7 @@ class Asked:
     seq_len: int | None
     dtype: str
     header_bytes: int
+    split: str | None
 
     @property
     def path(self) -> Path:
@@ -123,8 +124,10 @@ def _show_stream_state(asked: Asked) -> None:
 
 
 def _is_data(asked: Asked) -> bool:
-    from holdfast.sources.describe import ENDINGS
+    from holdfast.sources.open_data import ENDINGS, KINDS
 
+    if any(kind.is_folder(asked.name) for kind in KINDS):
+        return True
     if os.path.isdir(asked.name):
         return any(name.endswith(ENDINGS) for name in _names(asked.path))
     # What is not there may be a glob or a URL, or a typing error, which the search for files names.
@@ -132,9 +135,10 @@ def _is_data(asked: Asked) -> bool:
 
 
 def _show_data(asked: Asked) -> None:
-    from holdfast.sources.describe import TokenLayout, describe_data
+    from holdfast.sources.describe import describe_data
+    from holdfast.sources.open_data import TokenLayout
 
-    layout = TokenLayout(length=asked.seq_len, dtype=asked.dtype, header_bytes=asked.header_bytes)
+    layout = TokenLayout(length=asked.seq_len, dtype=asked.dtype, header_bytes=asked.header_bytes, split=asked.split)
     summary = describe_data(asked.name, tokens=layout)
     if asked.as_json:
         typer.echo(json.dumps(dataclasses.asdict(summary), indent=2))
@@ -165,7 +169,11 @@ def _names(folder: Path) -> list[str]:
 INSPECTORS: tuple[Inspector, ...] = (
     Inspector("checkpoint", _is_checkpoint, _show_checkpoint),
     Inspector("stream state", _is_stream_state, _show_stream_state),
-    Inspector("data (.jsonl, .parquet, .tar, .bin)", _is_data, _show_data),
+    Inspector(
+        "data (JSON lines, Parquet, Arrow, tar, token files, Megatron, MDS, LitData, TFRecord, Hugging Face, Lance)",
+        _is_data,
+        _show_data,
+    ),
 )
 
 
@@ -186,14 +194,23 @@ def register(app: typer.Typer) -> None:
             False, "--trusted", help="Unpickle metadata that names classes of its own: only for files you made."
         ),
         seq_len: Annotated[
-            int | None, typer.Option(help="Token files: tokens in a sequence.", show_default=False)
+            int | None, typer.Option(help="Token files and chunks: tokens in a sequence.", show_default=False)
         ] = None,
         dtype: Annotated[str, typer.Option(help="Token files: how a token is stored.")] = "uint16",
         header_bytes: Annotated[int, typer.Option(help="Token files: bytes before the first token.")] = 0,
+        split: Annotated[
+            str | None, typer.Option(help="Hugging Face folders: which split.", show_default=False)
+        ] = None,
     ) -> None:
         """Show what a checkpoint or data holds, or where a stream stands."""
         asked = Asked(
-            name=path, as_json=as_json, trusted=trusted, seq_len=seq_len, dtype=dtype, header_bytes=header_bytes
+            name=path,
+            as_json=as_json,
+            trusted=trusted,
+            seq_len=seq_len,
+            dtype=dtype,
+            header_bytes=header_bytes,
+            split=split,
         )
         for inspector in INSPECTORS:
             if inspector.matches(asked):

@@ -41,6 +41,7 @@ class ArrowMemory:
         self._name = name
         self._fill_null = dict(fill_null)
         self._gather = _fixed(self._chunks, self._type) or _ragged(self._chunks, self._type)
+        self._checked: set[int] = set()
 
     def read(self, rows: Indices) -> Column:
         """The values at ``rows``, which must be within bounds, as a fresh column."""
@@ -58,6 +59,7 @@ class ArrowMemory:
         chunk = np.searchsorted(self._bounds, rows, side="right") - 1
         order = np.argsort(chunk, kind="stable")
         touched, begins = np.unique(chunk[order], return_index=True)
+        self._check(touched.tolist())
         pieces = [
             self._chunks[number].take(pa.array(rows[where] - self._bounds[number]))
             for number, where in zip(touched.tolist(), np.split(order, begins[1:]), strict=True)
@@ -66,6 +68,18 @@ class ArrowMemory:
         back[order] = np.arange(len(order))
         taken = pa.concat_arrays(pieces).take(pa.array(back))
         return column_of(taken, name=self._name, fill_null=self._fill_null)
+
+    def _check(self, numbers: list[int]) -> None:
+        """Let Arrow check chunks before it takes rows of them: offsets of a damaged file would lead it anywhere."""
+        import pyarrow as pa
+
+        for number in numbers:
+            if number not in self._checked:
+                try:
+                    self._chunks[number].validate(full=True)
+                except pa.ArrowInvalid as error:
+                    raise SourceFormatError(f"an Arrow column is damaged: {error}", column=self._name) from error
+                self._checked.add(number)
 
 
 class _Fixed:

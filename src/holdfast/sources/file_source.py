@@ -63,6 +63,11 @@ class FileSource(LazySource[Opened]):
         return [file.name for file in self._files]
 
     @property
+    def file_sizes(self) -> list[int]:
+        """Bytes of each file."""
+        return [file.size for file in self._files]
+
+    @property
     def is_remote(self) -> bool:
         """Whether any file is behind a URL."""
         return any(file.is_remote for file in self._files)

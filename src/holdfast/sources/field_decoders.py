@@ -1,0 +1,133 @@
+"""From the bytes of a field, one row per sample, to the column they stand for; nothing in them is executed.
+
+Arrays that say their own dtype and shape give a column of their values, and, where they have several dimensions, a
+second one with their shapes. The first sample of a source decides on dtype and dimensions; a sample that disagrees is
+an error, because the columns of a source do not depend on which samples are read.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from decimal import Decimal, InvalidOperation
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceFormatError
+from holdfast.sources.arrow_columns import objects_of
+from holdfast.sources.base import Columns
+from holdfast.sources.ragged import Ragged, gather_rows
+
+__all__ = ["ArrayForm", "Decoder", "as_arrays", "as_bytes", "as_fixed", "as_objects", "as_text", "flat_values"]
+
+#: Makes columns of a field: its name and its bytes.
+Decoder = Callable[[str, Ragged], Columns]
+
+PARSERS: dict[str, Callable[[bytes], Any]] = {
+    "json": json.loads,
+    "int": lambda data: int(data.decode()),
+    "float": lambda data: float(data.decode()),
+    "decimal": lambda data: Decimal(data.decode()),
+}
+"""What makes a Python value of a field's bytes, by kind."""
+
+
+def as_bytes(name: str, field: Ragged) -> Columns:
+    """Give the bytes as they are: images, audio and the like are decoded by a transform."""
+    return {name: field}
+
+
+def as_text(name: str, field: Ragged) -> Columns:
+    """Give the bytes as UTF-8."""
+    return {name: Ragged(field.values, field.offsets, "utf-8")}
+
+
+def as_fixed(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Decoder:
+    """Return what decodes values of one dtype and shape."""
+
+    def decode(name: str, field: Ragged) -> Columns:
+        size = dtype.itemsize * int(np.prod(shape))
+        if len(field.values) != len(field) * size or (len(field) and (field.row_lengths != size).any()):
+            raise SourceFormatError("a value is not of the size that its type has", column=name, bytes=size)
+        return {name: _viewed(name, field.values, dtype).reshape(len(field), *shape)}
+
+    return decode
+
+
+def flat_values(dtype: np.dtype[Any]) -> Decoder:
+    """Return what decodes one-dimensional arrays of any length."""
+
+    def decode(name: str, field: Ragged) -> Columns:
+        if (field.row_lengths % dtype.itemsize).any():
+            raise SourceFormatError("an array is not a whole number of values", column=name, dtype=str(dtype))
+        return {name: Ragged(_viewed(name, field.values, dtype), field.offsets // dtype.itemsize)}
+
+    return decode
+
+
+def as_objects(kind: str, parse: Callable[[bytes], Any] | None = None) -> Decoder:
+    """Return what makes a Python value of each row: ``json``, ``int``, ``float`` or ``decimal``, or ``parse``'s."""
+    read = parse or PARSERS[kind]
+
+    def decode(name: str, field: Ragged) -> Columns:
+        made: list[Any] = []
+        for row in field.to_bytes():
+            try:
+                made.append(read(row))
+            except (ValueError, IndexError, RecursionError, InvalidOperation, MemoryError, OverflowError) as error:  # noqa: PERF203  # names what failed
+                raise SourceFormatError(f"a value is not valid {kind}: {error}", column=name) from error
+        if kind == "float":
+            return {name: np.array(made, dtype=np.float64)}
+        return {name: objects_of(made)}
+
+    return decode
+
+
+@dataclass(frozen=True, slots=True)
+class ArrayForm:
+    """The dtype and the number of dimensions of a column's arrays."""
+
+    dtype: np.dtype[Any]
+    dimensions: int
+
+
+def as_arrays(
+    form: ArrayForm, read_shapes: Callable[[Ragged, ArrayForm], tuple[NDArray[np.int64], NDArray[np.int64]]]
+) -> Decoder:
+    """Return what decodes arrays that say their own shape.
+
+    Args:
+        form: the dtype and dimensions all of them have.
+        read_shapes: gives the shape of every row and how many bytes come before its values; raises ``ValueError`` where
+            a row is of another form or too short to say.
+    """
+
+    def decode(name: str, field: Ragged) -> Columns:
+        try:
+            shapes, heads = read_shapes(field, form)
+        except ValueError as error:
+            raise SourceFormatError(
+                f"an array is not like the first one of its column: {error}", column=name
+            ) from error
+        counts = np.prod(shapes.astype(np.float64), axis=1)
+        lengths = field.row_lengths - heads
+        if (counts * form.dtype.itemsize != lengths).any():
+            raise SourceFormatError("an array is not of the size that its shape says", column=name)
+        values = gather_rows(field.values, field.offsets[:-1] + heads, field.offsets[1:])
+        columns: Columns = {
+            name: Ragged(_viewed(name, values.values, form.dtype), values.offsets // form.dtype.itemsize)
+        }
+        if form.dimensions != 1:
+            columns[f"{name}.shape"] = shapes
+        return columns
+
+    return decode
+
+
+def _viewed(name: str, values: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
+    if dtype == np.bool_ and (values > 1).any():  # which NumPy would take for true here and false there
+        raise SourceFormatError("a truth value is neither 0 nor 1", column=name)
+    return values.view(dtype)

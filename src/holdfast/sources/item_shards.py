@@ -1,0 +1,147 @@
+"""Shards of items with fields: what Mosaic's MDS and LitData have in common.
+
+A shard begins with the number of its items and where each begins and ends, as 32-bit numbers. An item begins with the
+sizes of those of its fields that have no fixed one; the fields follow, end to end. So many items are read by a few
+gathers: their bounds, their sizes, and each field of all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceFormatError
+from holdfast.sources.base import Indices
+from holdfast.sources.files import DataFile, LocalFile
+from holdfast.sources.parts import bounds_of
+from holdfast.sources.ragged import Ragged, gather_rows
+
+__all__ = ["ItemPart", "check_offsets", "part_in_file", "part_in_memory", "read_fields"]
+
+_COUNT_BYTES = 4
+
+
+@dataclass(frozen=True, slots=True)
+class ItemPart:
+    """Items that lie together: a shard, or a compressed stretch of one.
+
+    Attributes:
+        name: the file they are from.
+        offsets: where each item begins, and where the last one ends.
+        file: what the offsets count in, where the bytes are read from it,
+        memory: or the bytes, where they had to be unpacked.
+        unpack: unpacks a single item, where each is compressed on its own.
+    """
+
+    name: str
+    offsets: NDArray[np.int64]
+    file: DataFile | None = None
+    memory: NDArray[np.uint8] | None = None
+    unpack: Callable[[NDArray[np.uint8]], NDArray[np.uint8]] | None = None
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this takes."""
+        return self.offsets.nbytes + (0 if self.memory is None else self.memory.nbytes)
+
+    def bytes_of(self, rows: Indices) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return bytes, and where in them the items at ``rows`` begin and end."""
+        return self.bytes_at(self.offsets[rows], self.offsets[rows + 1])
+
+    def bytes_at(
+        self, starts: NDArray[np.int64], stops: NDArray[np.int64]
+    ) -> tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]]:
+        """Return bytes, and where in them these stretches of the part, which must lie inside it, begin and end."""
+        if self.memory is not None:
+            return self.memory, starts, stops
+        if isinstance(self.file, LocalFile):
+            values = self.file.values()
+            if len(values) < self.offsets[-1]:
+                raise SourceFormatError("a shard is shorter than its items", file=self.name)
+            return values, starts, stops
+        if self.file is None:
+            raise SourceFormatError("a shard without bytes", file=self.name)
+        fetched = self.file.gather(starts, stops)
+        return fetched.values, fetched.offsets[:-1], fetched.offsets[1:]
+
+    def inflate_items(self, rows: Indices) -> ItemPart:
+        """Return the items at ``rows``, which are compressed one by one, unpacked and end to end."""
+        values, starts, stops = self.bytes_of(rows)
+        unpack = self.unpack or (lambda item: item)
+        items = [unpack(values[start:stop]) for start, stop in zip(starts.tolist(), stops.tolist(), strict=True)]
+        offsets = bounds_of([len(item) for item in items])
+        return ItemPart(self.name, offsets, memory=np.concatenate([*items, np.empty(0, dtype=np.uint8)]))
+
+
+def part_in_file(file: DataFile, count: int) -> ItemPart:
+    """Return the items of a shard that is not compressed."""
+    head = _COUNT_BYTES * (count + 2)
+    if file.size < head:
+        raise SourceFormatError("a shard is shorter than its table of items", file=file.name, bytes=file.size)
+    return ItemPart(file.name, _offsets(file.read(0, head), count, file.size, file.name), file=file)
+
+
+def part_in_memory(name: str, memory: NDArray[np.uint8], count: int) -> ItemPart:
+    """Return the items of a shard that was compressed."""
+    head = _COUNT_BYTES * (count + 2)
+    if len(memory) < head:
+        raise SourceFormatError("a shard is shorter than its table of items", file=name, bytes=len(memory))
+    return ItemPart(name, _offsets(memory[:head].tobytes(), count, len(memory), name), memory=memory)
+
+
+def _offsets(head: bytes, count: int, size: int, name: str) -> NDArray[np.int64]:
+    numbers = np.frombuffer(head, dtype="<u4")
+    if int(numbers[0]) != count:
+        raise SourceFormatError(
+            "a shard holds another number of items than the index says", file=name, shard=int(numbers[0]), index=count
+        )
+    return check_offsets(numbers[1:].astype(np.int64), first=len(head), last=size, name=name)
+
+
+def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: str) -> NDArray[np.int64]:
+    """Return the offsets of items that follow each other inside their shard."""
+    if len(offsets) > 1 and (offsets[0] < first or offsets[-1] > last or bool((offsets[1:] < offsets[:-1]).any())):
+        raise SourceFormatError(
+            "the items of a shard overlap, or lie outside of it",
+            file=name,
+            first=int(offsets[0]),
+            last=int(offsets[-1]),
+        )
+    return offsets
+
+
+def read_fields(part: ItemPart, rows: Indices, sizes: Sequence[int | None], wanted: Sequence[int]) -> list[Ragged]:
+    """Copy some fields of some items.
+
+    Args:
+        part: where the items lie.
+        rows: which of its items.
+        sizes: the size of each field; None where every item says its own.
+        wanted: the numbers of the fields to copy.
+    """
+    values, starts, stops = part.bytes_of(rows)
+    stated = [number for number, size in enumerate(sizes) if size is None]
+    head = 4 * len(stated)
+    _check_items(part, rows, stops - starts >= head)
+    lengths = np.empty((len(rows), len(sizes)), dtype=np.int64)
+    for number, size in enumerate(sizes):
+        if size is not None:
+            lengths[:, number] = size
+    if stated:
+        table = values[starts[:, None] + np.arange(head)].reshape(len(rows), head).view("<u4")
+        lengths[:, stated] = table
+    ends = (starts + head)[:, None] + np.cumsum(lengths, axis=1)
+    _check_items(part, rows, ends[:, -1] == stops if len(sizes) else starts == stops)
+    return [gather_rows(values, ends[:, number] - lengths[:, number], ends[:, number]) for number in wanted]
+
+
+def _check_items(part: ItemPart, rows: Indices, holds: NDArray[np.bool_]) -> None:
+    if not holds.all():
+        item = int(rows[np.flatnonzero(~holds)[0]])
+        raise SourceFormatError("the fields of an item do not fill it", file=part.name, item=item)

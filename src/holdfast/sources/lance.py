@@ -1,0 +1,94 @@
+"""Lance datasets, read by the ``lance`` library: ``pip install 'holdfast[lance]'``."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import ConfigError, MissingDependencyError, SourceError, SourceFormatError
+from holdfast.sources.arrow_columns import column_of
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.file_source import LazySource
+from holdfast.sources.files import PathLike
+
+__all__ = ["LanceSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    dataset: Any
+    columns: list[str]
+    fragments: list[int]
+
+
+class LanceSource(LazySource[_Opened]):
+    """The rows of a Lance dataset, at one version of it.
+
+    Args:
+        folder: the dataset's folder or URL.
+        columns: which columns to read; all when None.
+        fill_null: what stands for null, by column.
+        version: which version to read; the newest when None, fixed when the source is first opened.
+    """
+
+    def __init__(
+        self,
+        folder: PathLike,
+        *,
+        columns: Sequence[str] | None = None,
+        fill_null: Mapping[str, Any] | None = None,
+        version: int | None = None,
+    ) -> None:
+        super().__init__()
+        self._folder = os.fspath(folder)
+        self._columns = None if columns is None else list(columns)
+        self._fill_null = dict(fill_null or {})
+        self._version = version
+
+    def __len__(self) -> int:
+        return sum(self._opened.fragments)
+
+    def shards(self) -> Sequence[int] | None:
+        """Rows of each fragment."""
+        return self._opened.fragments
+
+    def read(self, indices: Indices) -> Columns:
+        """Take the rows at ``indices``."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="LanceSource")
+        # Lance gives the rows in its own order, once each.
+        wanted, back = np.unique(rows, return_inverse=True)
+        try:
+            table = opened.dataset.take(wanted.tolist(), columns=opened.columns).combine_chunks()
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SourceFormatError(f"Lance cannot read the rows: {error}", folder=self._folder) from error
+        taken = table.take(back) if len(rows) else table
+        columns = {
+            name: column_of(taken[name], name=name, fill_null=self._fill_null, start=0) for name in opened.columns
+        }
+        self.counters.add(local=len(rows), bytes_read=sum(column.nbytes for column in columns.values()))
+        return columns
+
+    def _open(self) -> _Opened:
+        try:
+            import lance
+        except ImportError as error:
+            raise MissingDependencyError(
+                f"Lance datasets are read by the lance library: {error}", hint="pip install 'holdfast[lance]'"
+            ) from error
+        try:
+            dataset = lance.dataset(self._folder, version=self._version)
+            fragments = [fragment.count_rows() for fragment in dataset.get_fragments()]
+            names = list(dataset.schema.names)
+        except (OSError, ValueError, RuntimeError) as error:
+            raise SourceError(f"Lance cannot open the dataset: {error}", folder=self._folder) from error
+        self._version = dataset.version  # so that a worker process reads the same rows
+        columns = names if self._columns is None else self._columns
+        missing = [name for name in columns if name not in names]
+        if missing or not columns:
+            raise ConfigError("the dataset lacks columns asked for", columns=missing, found=names)
+        return _Opened(dataset, columns, fragments)

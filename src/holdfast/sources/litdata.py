@@ -1,0 +1,198 @@
+"""LitData folders as they are: chunks of samples listed by an ``index.json``, raw or compressed with zstd.
+
+A chunk is opened when first read. Compressed ones are unpacked in memory, within ``cache_bytes``: whole, in stretches
+of samples or sample by sample, as they were written. Leaves that hold pickles run code when loaded and are refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.decoded_cache import DecodedCache
+from holdfast.sources.field_decoders import Decoder
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import PathLike
+from holdfast.sources.item_shards import ItemPart, read_fields
+from holdfast.sources.litdata_chunks import Chunk, Frames, read_chunk
+from holdfast.sources.litdata_values import column_names, decoder_of, flat_dtype_of, unsafe
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import gather_rows
+from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.shard_folder import ShardFolder, check_fields
+
+__all__ = ["LitDataSource"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    bounds: NDArray[np.int64]
+    chunks: DecodedCache[ItemPart | Frames]
+    decoders: list[tuple[str, int, Decoder]]
+
+
+class LitDataSource(FileSource[_Opened]):
+    """The samples of a folder that ``litdata.optimize`` wrote.
+
+    A sample's leaves are columns named by their path (``image``, ``boxes.0``); a sample that is a single leaf gives the
+    column ``value``, and token chunks (``TokensLoader``) the column ``tokens``.
+
+    Args:
+        folder: the folder with the ``index.json``, or its URL.
+        columns: which columns to read; all when None.
+        block_size: tokens in a sample, for token chunks, which do not say it.
+        cache_bytes: most memory for unpacked chunks and for tables of where samples lie; the one in use always stays.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        folder: PathLike,
+        *,
+        columns: Sequence[str] | None = None,
+        block_size: int | None = None,
+        cache_bytes: int = 512 * 2**20,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        self._folder = ShardFolder.at(folder, remote)
+        index = self._folder.read_json()
+        file = self._folder.index_name
+        config = check_fields(index.get("config"), {"data_format": list}, file=file, what="the index's config")
+        listed = index.get("chunks")
+        if not isinstance(listed, list) or not listed:
+            raise SourceFormatError("the index lists no chunks", file=file)
+        self._formats = _formats_of(config, file)
+        self._tokens = config.get("item_loader") == "TokensLoader"
+        self._block = _block_size(self._tokens, block_size, file)
+        names = ["tokens"] if self._tokens else column_names(config.get("data_spec"), len(self._formats), file=file)
+        self._wanted = _wanted(columns, names, self._formats, file)
+        self._chunks = [Chunk.of(entry, config, self._folder) for entry in listed]
+        self._cache_bytes = cache_bytes
+        super().__init__([chunk.file for chunk in self._chunks])
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Samples of each chunk."""
+        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        return lengths
+
+    def read(self, indices: Indices) -> Columns:
+        """Copy the leaves of the samples at ``indices`` out of their chunks."""
+        opened = self._opened
+        rows = check_indices(indices, int(opened.bounds[-1]), source="LitDataSource")
+        columns = read_by_part(rows, opened.bounds, partial(self._read_chunk, opened))
+        for number, count in enumerate(np.bincount(np.searchsorted(opened.bounds, rows, side="right") - 1).tolist()):
+            if count:
+                self._count(self._files[number], count, 0)
+        self.counters.add(bytes_read=sum(column.nbytes for column in columns.values()))
+        return columns
+
+    def _read_chunk(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+        held = opened.chunks.get(number, partial(read_chunk, self._chunks[number]))
+        if isinstance(held, Frames):
+            return read_by_part(rows, held.bounds, partial(self._read_frame, opened, number, held))
+        if self._tokens:
+            return self._read_blocks(held, number, rows)
+        if self._chunks[number].level == "sample":
+            held, rows = held.inflate_items(rows), np.arange(len(rows))
+        return self._decode(opened, held, rows)
+
+    def _read_frame(self, opened: _Opened, number: int, frames: Frames, frame: int, rows: Indices) -> Columns:
+        part = opened.chunks.get((number, frame), partial(frames.part, frame))
+        assert isinstance(part, ItemPart)
+        return self._decode(opened, part, rows)
+
+    def _decode(self, opened: _Opened, part: ItemPart, rows: Indices) -> Columns:
+        sizes = [None] * len(self._formats)
+        fields = read_fields(part, rows, sizes, [leaf for _, leaf, _ in opened.decoders])
+        columns: Columns = {}
+        for (name, _, decode), field in zip(opened.decoders, fields, strict=True):
+            columns |= decode(name, field)
+        return columns
+
+    def _read_blocks(self, part: ItemPart, number: int, rows: Indices) -> Columns:
+        dtype: Any = flat_dtype_of(self._formats[0], file=self._folder.index_name)
+        first, last = int(part.offsets[0]), int(part.offsets[-1])
+        width = self._block * dtype.itemsize
+        if last - first < self._chunks[number].tokens * dtype.itemsize:
+            raise SourceFormatError("a chunk holds fewer tokens than the index says", file=part.name)
+        values, starts, stops = part.bytes_at(first + rows * width, first + (rows + 1) * width)
+        blocks = gather_rows(values, starts, stops).values.view(dtype)
+        return {"tokens": blocks.reshape(len(rows), self._block)}
+
+    def _open(self) -> _Opened:
+        counts = [chunk.tokens // self._block if self._tokens else chunk.samples for chunk in self._chunks]
+        bounds = bounds_of(counts)
+        if not bounds[-1]:
+            raise SourceFormatError("no chunk is long enough for one sample", file=self._folder.index_name)
+        chunks: DecodedCache[ItemPart | Frames] = DecodedCache(self._cache_bytes, lambda held: held.nbytes)
+        opened = _Opened(bounds, chunks, [])
+        if not self._tokens:
+            for name, leaf in self._wanted:
+                sample = partial(self._first_leaf, opened, leaf)
+                decode = decoder_of(self._formats[leaf], sample, column=name, file=self._folder.index_name)
+                opened.decoders.append((name, leaf, decode))
+        return opened
+
+    def _first_leaf(self, opened: _Opened, leaf: int) -> bytes:
+        """Return a leaf of the first sample as it is stored."""
+        from holdfast.sources.field_decoders import as_bytes
+
+        number = int(np.searchsorted(opened.bounds, 0, side="right")) - 1
+        only = _Opened(opened.bounds, opened.chunks, [("leaf", leaf, as_bytes)])
+        column = self._read_chunk(only, number, np.zeros(1, dtype=np.int64))["leaf"]
+        return bytes(column[0])
+
+
+def _formats_of(config: dict[str, Any], file: str) -> list[str]:
+    formats = config["data_format"]
+    if not formats or not all(isinstance(data_format, str) for data_format in formats):
+        raise SourceFormatError("the index does not say how samples are stored", file=file)
+    if config.get("encryption") is not None:
+        raise SourceFormatError("the chunks are encrypted", file=file, hint="write them again without encryption")
+    loader = config.get("item_loader", "PyTreeLoader")
+    if loader not in ("PyTreeLoader", "TokensLoader", None):
+        raise SourceFormatError("chunks of another item loader cannot be read", file=file, item_loader=str(loader)[:80])
+    if loader == "TokensLoader" and (len(formats) != 1 or flat_dtype_of(formats[0], file=file) is None):
+        raise SourceFormatError("token chunks hold one array of tokens per item", file=file, format=formats[0][:80])
+    return [*formats]
+
+
+def _block_size(tokens: bool, block_size: int | None, file: str) -> int:
+    if not tokens:
+        if block_size is not None:
+            raise ConfigError("block_size is for token chunks, and these are none", file=file)
+        return 1
+    if block_size is None or block_size < 1:
+        raise ConfigError(
+            "token chunks do not say how many tokens a sample has",
+            file=file,
+            hint="give block_size, as TokensLoader(block_size=…) does",
+        )
+    return block_size
+
+
+def _wanted(columns: Sequence[str] | None, names: list[str], formats: list[str], file: str) -> list[tuple[str, int]]:
+    asked = names if columns is None else list(columns)
+    unknown = [name for name in asked if name not in names]
+    if unknown or not asked:
+        raise ConfigError("the chunks lack columns asked for", columns=unknown, found=names)
+    wanted = [(name, names.index(name)) for name in asked]
+    refused = [name for name, leaf in wanted if unsafe(formats[leaf])]
+    if refused:
+        raise SourceFormatError(
+            "leaves of pickles run code when loaded and are refused",
+            file=file,
+            columns=refused,
+            hint="leave them out with columns=[…], or write the data again as arrays, text or bytes",
+        )
+    return wanted

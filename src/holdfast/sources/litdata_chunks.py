@@ -1,0 +1,127 @@
+"""A chunk of a LitData folder: its items, unpacked as it was packed."""
+
+from __future__ import annotations
+
+import os
+import struct
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceFormatError
+from holdfast.sources.files import DataFile, LocalFile
+from holdfast.sources.inflate import MAX_INFLATED, inflate
+from holdfast.sources.item_shards import ItemPart, check_offsets, part_in_file, part_in_memory
+from holdfast.sources.parts import bounds_of
+from holdfast.sources.shard_folder import ShardFolder, check_fields
+
+__all__ = ["Chunk", "Frames", "read_chunk"]
+
+_FRAMED = b"LDFZ01\0\0"
+_FRAMED_VERSION = 1
+_PREFIX = struct.Struct("<8sHHIII")
+_FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("packed", "<u4"), ("raw", "<u4")])
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """What the index says of a chunk."""
+
+    file: DataFile
+    samples: int
+    tokens: int
+    level: str | None  # "chunk", "batch" or "sample" where it is compressed
+    codec: str
+
+    @classmethod
+    def of(cls, entry: Any, config: dict[str, Any], folder: ShardFolder) -> Chunk:
+        """Return a chunk by its entry in the index."""
+        fields: dict[str, type | tuple[type, ...]] = {"filename": str, "chunk_size": int}
+        checked = check_fields(entry, fields, file=folder.index_name, what="a chunk of the index")
+        tokens = checked.get("dim") or 0
+        if not isinstance(tokens, int) or tokens < 0 or max(tokens, checked["chunk_size"]) > MAX_INFLATED:
+            raise SourceFormatError("a chunk cannot hold what the index says", file=folder.index_name)
+        codec = config.get("compression")
+        level = None if codec is None else config.get("compression_level") or "chunk"
+        if codec is not None and (not isinstance(codec, str) or level not in ("chunk", "batch", "sample")):
+            raise SourceFormatError("unknown compression", file=folder.index_name, compression=str(codec)[:40])
+        file = folder.file(checked["filename"])
+        # LitData's own reader unpacks the chunks of a local folder in place, and leaves the index as it was.
+        if level == "chunk" and isinstance(file, LocalFile) and not os.path.isfile(file.name):
+            unpacked = folder.file(checked["filename"].replace(f".{str(codec).partition(':')[0]}.bin", ".bin"))
+            if os.path.isfile(unpacked.name):
+                file, level = unpacked, None
+        return cls(file, checked["chunk_size"], tokens, level, codec or "")
+
+
+@dataclass(frozen=True, slots=True)
+class Frames:
+    """A chunk whose items are compressed some hundred at a time."""
+
+    chunk: Chunk
+    bounds: NDArray[np.int64]  # items before each frame
+    offsets: NDArray[np.int64]  # where items begin in all of them, unpacked, end to end
+    table: NDArray[Any]
+
+    @property
+    def nbytes(self) -> int:
+        """Memory this takes."""
+        return self.offsets.nbytes + self.bounds.nbytes + self.table.nbytes
+
+    def part(self, number: int) -> ItemPart:
+        """Return the items of a frame, unpacked."""
+        frame, file = self.table[number], self.chunk.file
+        offsets = self.offsets[self.bounds[number] : self.bounds[number + 1] + 1]
+        size, at = int(offsets[-1] - offsets[0]), int(frame["at"])
+        packed = file.read(at, at + int(frame["packed"]))
+        return ItemPart(
+            file.name, offsets - offsets[0], memory=inflate(packed, self.chunk.codec, name=file.name, size=size)
+        )
+
+
+def read_chunk(chunk: Chunk) -> ItemPart | Frames:
+    """Return the items of a chunk, or where its compressed stretches lie."""
+    file = chunk.file
+    if chunk.level == "batch":
+        return _read_frames(chunk)
+    if chunk.level == "chunk":
+        memory = inflate(file.read(0, file.size), chunk.codec, name=file.name)
+        return part_in_memory(file.name, memory, chunk.samples)
+    part = part_in_file(file, chunk.samples)
+    if chunk.level == "sample":
+        return ItemPart(part.name, part.offsets, file=file, unpack=partial(inflate, codec=chunk.codec, name=file.name))
+    if len(part) and part.offsets[0] == part.offsets[-1]:
+        raise SourceFormatError(
+            "the chunk keeps its rows as an Arrow table behind empty items",
+            file=file.name,
+            hint="read the data the chunks were made from, or write them again with arrays or text as leaves",
+        )
+    return part
+
+
+def _read_frames(chunk: Chunk) -> Frames:
+    file = chunk.file
+    if file.size < _PREFIX.size:
+        raise SourceFormatError("a chunk is shorter than its header", file=file.name, bytes=file.size)
+    magic, version, _, items, _, count = _PREFIX.unpack(file.read(0, _PREFIX.size))
+    tables = _PREFIX.size + 4 * (items + 1)
+    end = tables + count * _FRAME.itemsize
+    if magic != _FRAMED or version != _FRAMED_VERSION or items != chunk.samples or end > file.size:
+        raise SourceFormatError("a chunk is not what the index says", file=file.name, items=items, index=chunk.samples)
+    offsets = np.frombuffer(file.read(_PREFIX.size, tables), dtype="<u4").astype(np.int64)
+    table = np.frombuffer(file.read(tables, end), dtype=_FRAME)
+    bounds = bounds_of(table["items"].astype(np.int64))
+    check_offsets(offsets, first=0, last=MAX_INFLATED, name=file.name)
+    stops = table["at"].astype(np.float64) + table["packed"]
+    if (
+        bounds[-1] != items
+        or (bounds[:-1] != table["first"]).any()
+        or (table["at"] < end).any()
+        or (stops > file.size).any()
+        or (np.diff(offsets[bounds]) != table["raw"]).any()
+    ):
+        raise SourceFormatError("the compressed stretches of a chunk do not fit it", file=file.name)
+    return Frames(chunk, bounds, offsets, table)

@@ -1,0 +1,237 @@
+"""Megatron's indexed datasets as they are: tokens in a ``.bin`` file, and an ``.idx`` file that says where they lie.
+
+The index lists sequences (their lengths and where they begin) and documents (which sequences each is made of); of a
+multimodal dataset it also gives each sequence's mode. It is mapped, and checked in one pass when first opened.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from types import MappingProxyType
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceError, SourceFormatError
+from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import Ragged, gather_rows
+from holdfast.sources.remote import RemoteOptions
+
+__all__ = ["MegatronSource"]
+
+MAGIC = b"MMIDIDX\x00\x00"
+_OLD_MAGIC = b"TNTIDX\x00\x00"
+_HEADER = struct.Struct("<9sQBQQ")
+_VERSION = 1
+# Megatron has changed places of its two floating-point types once; the size of a token in the index tells which it is.
+_DTYPES = MappingProxyType(
+    {1: ("u1",), 2: ("i1",), 3: ("i2",), 4: ("i4",), 5: ("i8",), 6: ("f8", "f4"), 7: ("f4", "f8"), 8: ("u2",)}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class _Index:
+    dtype: np.dtype[Any]
+    lengths: NDArray[np.int32]  # tokens per sequence
+    starts: NDArray[np.int64]  # bytes before each
+    documents: NDArray[np.int64]  # sequences before each document, and all of them
+    modes: NDArray[np.int8] | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    indexes: list[_Index]
+    bounds: NDArray[np.int64]
+
+
+class MegatronSource(FileSource[_Opened]):
+    """The documents or sequences of Megatron indexed datasets.
+
+    Columns: ``tokens``; of a document also ``sequence_lengths``, the tokens of each of its sequences; of a multimodal
+    dataset ``modes``, a number per sequence.
+
+    Args:
+        paths: the ``.bin`` files, or their common prefixes (``corpus_text_document``), globs, folders or URLs. Each has
+            its ``.idx`` beside it.
+        unit: whether a sample is a ``"document"`` or a ``"sequence"``.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self, paths: Paths, *, unit: Literal["document", "sequence"] = "document", remote: RemoteOptions | None = None
+    ) -> None:
+        if unit not in ("document", "sequence"):
+            raise ConfigError("unit is 'document' or 'sequence'", unit=unit)
+        names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
+        files = find_files([_data_name(os.fspath(name)) for name in names], suffixes=(".bin",), remote=remote)
+        super().__init__(files)
+        self._unit = unit
+        self._index_files = [_beside(file, remote) for file in files]
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Samples of each file, when there are several."""
+        return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
+
+    def read(self, indices: Indices) -> Columns:
+        """Gather the tokens of the documents or sequences at ``indices``."""
+        opened = self._opened
+        rows = check_indices(indices, int(opened.bounds[-1]), source="MegatronSource")
+        return read_by_part(rows, opened.bounds, partial(self._read_file, opened))
+
+    def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the index alone."""
+        opened = self._opened
+        check_indices([start, max(start, stop - 1)] if stop > start else [], len(self), source="MegatronSource")
+        found = []
+        for index, first, last in zip(
+            opened.indexes, opened.bounds[:-1].tolist(), opened.bounds[1:].tolist(), strict=True
+        ):
+            begin, end = max(start, first) - first, min(stop, last) - first
+            if begin >= end:
+                continue
+            if self._unit == "sequence":
+                found.append(index.lengths[begin:end].astype(np.int64))
+            else:
+                bounds = index.documents[begin : end + 1]
+                tokens = bounds_of(index.lengths[bounds[0] : bounds[-1]].astype(np.int64))
+                found.append(np.diff(tokens[bounds - bounds[0]]))
+        return np.concatenate([*found, np.empty(0, dtype=np.int64)])
+
+    def _read_file(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+        index, file = opened.indexes[number], self._files[number]
+        if self._unit == "sequence":
+            sequence, per_row = rows, np.ones(len(rows), dtype=np.int64)
+        else:
+            first = index.documents[rows]
+            per_row = index.documents[rows + 1] - first
+            inside = np.arange(int(per_row.sum())) - np.repeat(np.cumsum(per_row) - per_row, per_row)
+            sequence = np.repeat(first, per_row) + inside
+        lengths = index.lengths[sequence].astype(np.int64)
+        tokens = self._gather(file, index, index.starts[sequence], lengths)
+        ends = bounds_of(per_row)
+        columns: Columns = {"tokens": Ragged(tokens.values, tokens.offsets[ends])}
+        if self._unit == "document":
+            columns["sequence_lengths"] = Ragged(lengths, ends)
+        if index.modes is not None:
+            modes = index.modes[sequence]
+            columns["modes"] = Ragged(modes, ends) if self._unit == "document" else modes
+        self._count(file, len(rows), tokens.nbytes)
+        return columns
+
+    def _gather(self, file: DataFile, index: _Index, starts: NDArray[np.int64], lengths: NDArray[np.int64]) -> Ragged:
+        size = index.dtype.itemsize
+        if isinstance(file, LocalFile):
+            values = file.values()
+            return gather_rows(
+                values[: len(values) // size * size].view(index.dtype), starts // size, starts // size + lengths
+            )
+        found = file.gather(starts, starts + lengths * size)
+        return Ragged(found.values.view(index.dtype), found.offsets // size)
+
+    def _open(self) -> _Opened:
+        indexes = [_read_index(index, data) for index, data in zip(self._index_files, self._files, strict=True)]
+        for index, file in zip(indexes, self._index_files, strict=True):
+            if index.dtype != indexes[0].dtype or (index.modes is None) != (indexes[0].modes is None):
+                raise SourceFormatError("files differ in the dtype of tokens, or in having modes", file=file.name)
+        counts = [len(index.lengths) if self._unit == "sequence" else len(index.documents) - 1 for index in indexes]
+        if not any(counts):
+            raise SourceFormatError("the datasets hold no samples", files=self.files[:5])
+        return _Opened(indexes, bounds_of(counts))
+
+    def close(self) -> None:
+        """Let go of open files; a later `read` opens them again."""
+        super().close()
+        for file in self._index_files:
+            file.close()
+
+
+def _data_name(name: str) -> str:
+    """Return the name of the data file, for its index or for what both are called."""
+    if name.endswith(".idx"):
+        return f"{name[:-4]}.bin"
+    bare = (
+        not name.endswith(".bin") and not os.path.isdir(os.path.expanduser(name)) and not any(c in name for c in "*?[")
+    )
+    return f"{name}.bin" if bare and not name.endswith("/") else name
+
+
+def _beside(data: DataFile, remote: RemoteOptions | None) -> DataFile:
+    name = f"{data.name.removesuffix('.bin')}.idx"
+    if data.is_remote:
+        from holdfast.sources.remote import RemoteFile
+
+        return RemoteFile(name, remote or RemoteOptions())
+    if not os.path.isfile(name):
+        raise SourceError(
+            "the data file has no index beside it",
+            file=data.name,
+            index=name,
+            hint="flat files of tokens are read by TokenFileSource",
+        )
+    return LocalFile(name)
+
+
+def _read_index(file: DataFile, data: DataFile) -> _Index:
+    size = file.size
+    header = file.read(0, min(size, _HEADER.size))
+    if header.startswith(_OLD_MAGIC):
+        raise SourceFormatError(
+            "an index of Megatron's oldest layout (TNTIDX)",
+            file=file.name,
+            hint="preprocess it again with Megatron-Core",
+        )
+    if len(header) < _HEADER.size or not header.startswith(MAGIC):
+        raise SourceFormatError("not an index of Megatron", file=file.name)
+    _, version, code, sequences, documents = _HEADER.unpack(header)
+    if version != _VERSION or code not in _DTYPES:
+        raise SourceFormatError(
+            "unknown version or dtype of a Megatron index", file=file.name, version=version, dtype_code=code
+        )
+    plain = _HEADER.size + 12 * sequences + 8 * documents
+    if size not in (plain, plain + sequences):
+        raise SourceFormatError(
+            "the index is not of the size its header says: cut short, or still being written",
+            file=file.name,
+            bytes=size,
+            sequences=sequences,
+            documents=documents,
+        )
+    at = _HEADER.size
+    values = file.values() if isinstance(file, LocalFile) else np.frombuffer(file.read(0, size), dtype=np.uint8)
+    lengths = values[at : at + 4 * sequences].view("<i4")
+    starts = values[at + 4 * sequences : at + 12 * sequences].view("<i8")
+    bounds = values[at + 12 * sequences : plain].view("<i8")
+    modes = values[plain:].view("i1") if size > plain and sequences else None
+    dtype = _check(file, data, code, lengths, starts, bounds)
+    return _Index(dtype, lengths, starts, bounds, modes)
+
+
+def _check(file: DataFile, data: DataFile, code: int, lengths: Any, starts: Any, bounds: Any) -> np.dtype[Any]:
+    """Return the dtype of a token once the sequences lie in the data file one after another, and documents in them."""
+    if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != len(lengths) or (np.diff(bounds) < 0).any():
+        raise SourceFormatError("the documents of the index do not cover its sequences", file=file.name)
+    if (lengths < 0).any() or (starts < 0).any():
+        raise SourceFormatError("the index has negative lengths or places", file=file.name)
+    wide = lengths.astype(np.int64)
+    for name in _DTYPES[code]:
+        dtype = np.dtype(f"<{name}")
+        stops = starts + wide * dtype.itemsize
+        if (starts[1:] == stops[:-1]).all() and (not len(starts) or (starts[0] == 0 and stops[-1] <= data.size)):
+            return dtype
+    raise SourceFormatError(
+        "sequences overlap, lie apart, or end outside of the data file: one of the files is another, or cut short",
+        file=file.name,
+        data=data.name,
+        data_bytes=data.size,
+    )

@@ -1,0 +1,224 @@
+"""Which source reads the data at a path, glob, folder or URL.
+
+Files are told apart by their endings, folders by what lies in them; a folder of several kinds is refused rather than
+guessed at. Another kind is one more row of ``KINDS``.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from holdfast.errors import ConfigError, SourceError
+from holdfast.sources.base import Source
+from holdfast.sources.files import find_files
+
+__all__ = ["ENDINGS", "KINDS", "Kind", "TokenLayout", "kind_of", "open_data"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TokenLayout:
+    """How flat token files and token chunks are cut, and which split is meant: nothing in the data says so.
+
+    Args:
+        length: tokens in a sequence.
+        dtype: how a token is stored.
+        header_bytes: bytes to skip at the start of every file.
+        split: which split of a folder of several.
+    """
+
+    length: int | None = None
+    dtype: str = "uint16"
+    header_bytes: int = 0
+    split: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """A kind of data.
+
+    Attributes:
+        name: what it is called.
+        endings: of its files, where they tell it.
+        is_folder: whether a local folder, or what a path names beside others, is of this kind.
+        open: gives the source.
+    """
+
+    name: str
+    endings: tuple[str, ...]
+    is_folder: Callable[[str], bool]
+    open: Callable[[str, TokenLayout], Source]
+
+
+def open_data(path: str, layout: TokenLayout | None = None) -> tuple[str, Source]:
+    """Return the kind of data at a path, glob, folder or URL, and a source that reads it."""
+    kind = kind_of(path)
+    return kind.name, kind.open(path, layout or TokenLayout())
+
+
+def kind_of(path: str) -> Kind:
+    """Return the kind of data at a path, glob, folder or URL."""
+    local = os.path.expanduser(path.removeprefix("file://"))
+    by_form = next((kind for kind in KINDS if kind.is_folder(local)), None)
+    if by_form is not None:
+        return by_form
+    if path.endswith(("/index.json", ".lance", ".idx")):  # behind a URL, where nothing was looked at
+        return next(kind for kind in KINDS if kind.name == {"n": "mds", "e": "lance", "x": "megatron"}[path[-1]])
+    return _kind_by_ending(path, [file.name for file in find_files(path, suffixes=ENDINGS)])
+
+
+def _kind_by_ending(path: str, names: list[str]) -> Kind:
+    strange = next((name for name in names if not name.endswith(ENDINGS)), None)
+    if strange is not None:
+        raise SourceError(
+            "the file's name does not say what kind of data it holds",
+            file=strange,
+            known=list(ENDINGS),
+            hint="rename it, or read it with the source that fits",
+        )
+    kinds = [kind for kind in KINDS if kind.endings and any(name.endswith(kind.endings) for name in names)]
+    if len(kinds) > 1:
+        raise SourceError(
+            "files of several kinds lie here",
+            path=path,
+            kinds=sorted(kind.name for kind in kinds),
+            hint="name one kind, as in 'folder/*.tar'",
+        )
+    return kinds[0]
+
+
+def _never(path: str) -> bool:
+    return False
+
+
+def _lists(field: str) -> Callable[[str], bool]:
+    """Return whether a folder's ``index.json`` has a field."""
+
+    def look(path: str) -> bool:
+        folder = path.removesuffix("/index.json")
+        if not os.path.isfile(os.path.join(folder, "index.json")):
+            return False
+        from holdfast.sources.shard_folder import ShardFolder
+
+        return field in ShardFolder.at(folder).read_json()
+
+    return look
+
+
+def _is_hf(path: str) -> bool:
+    from holdfast.sources.hf_folder import is_hf_folder
+
+    return is_hf_folder(path)
+
+
+def _is_lance(path: str) -> bool:
+    return os.path.isdir(os.path.join(path, "_versions")) or (path.endswith(".lance") and os.path.isdir(path))
+
+
+def _is_megatron(path: str) -> bool:
+    stem = path.removesuffix(".bin").removesuffix(".idx")
+    return os.path.isfile(f"{stem}.idx") and os.path.isfile(f"{stem}.bin")
+
+
+def _open_jsonl(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.jsonl import JsonlSource
+
+    return JsonlSource(path)
+
+
+def _open_parquet(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.parquet import ParquetSource
+
+    return ParquetSource(path)
+
+
+def _open_tar(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.tar import TarSource
+
+    return TarSource(path)
+
+
+def _open_arrow(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.arrow_ipc import ArrowSource
+
+    return ArrowSource(path)
+
+
+def _open_tfrecord(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.tfrecord import TFRecordSource
+
+    return TFRecordSource(path)
+
+
+def _open_array_record(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.array_record import ArrayRecordSource
+
+    return ArrayRecordSource(path)
+
+
+def _open_mds(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.mds import MDSSource
+
+    return MDSSource(path)
+
+
+def _open_litdata(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.litdata import LitDataSource
+
+    return LitDataSource(path, block_size=layout.length)
+
+
+def _open_hf(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.hf_folder import HFFolderSource
+
+    return HFFolderSource(path, split=layout.split)
+
+
+def _open_lance(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.lance import LanceSource
+
+    return LanceSource(path)
+
+
+def _open_megatron(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.megatron import MegatronSource
+
+    return MegatronSource(path)
+
+
+def _open_tokens(path: str, layout: TokenLayout) -> Source:
+    from holdfast.sources.tokens import TokenFileSource
+
+    if layout.length is None:
+        raise ConfigError(
+            "a token file does not say how long its sequences are",
+            path=path,
+            hint="give the sequence length (--seq-len), and --dtype where tokens are not uint16",
+        )
+    try:
+        dtype: np.dtype[Any] = np.dtype(layout.dtype)
+    except TypeError as error:
+        raise ConfigError("there is no such dtype", dtype=layout.dtype, hint="e.g. uint16 or uint32") from error
+    return TokenFileSource(path, layout.length, dtype=dtype, header_bytes=layout.header_bytes)
+
+
+KINDS: tuple[Kind, ...] = (
+    Kind("mds", (), _lists("shards"), _open_mds),
+    Kind("litdata", (), _lists("chunks"), _open_litdata),
+    Kind("hugging face", (), _is_hf, _open_hf),
+    Kind("lance", (), _is_lance, _open_lance),
+    Kind("megatron", (), _is_megatron, _open_megatron),
+    Kind("jsonl", (".jsonl", ".ndjson"), _never, _open_jsonl),
+    Kind("parquet", (".parquet", ".pq"), _never, _open_parquet),
+    Kind("arrow", (".arrow", ".feather"), _never, _open_arrow),
+    Kind("tar", (".tar",), _never, _open_tar),
+    Kind("tfrecord", (".tfrecord", ".tfrecords"), _never, _open_tfrecord),
+    Kind("array_record", (".array_record",), _never, _open_array_record),
+    Kind("tokens", (".bin",), _never, _open_tokens),
+)
+"""Kinds of data; the first that fits reads it."""
+ENDINGS = tuple(ending for kind in KINDS for ending in kind.endings)

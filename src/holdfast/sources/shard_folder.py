@@ -1,0 +1,89 @@
+"""Folders of shards that an ``index.json`` lists: it is read within bounds, and names no file outside of the folder."""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import PurePosixPath
+from typing import Any
+
+from holdfast.errors import SourceError, SourceFormatError
+from holdfast.sources.files import DataFile, LocalFile, PathLike
+from holdfast.sources.remote import RemoteFile, RemoteOptions
+
+__all__ = ["ShardFolder", "check_fields"]
+
+MAX_INDEX_BYTES = 2**30  # an index of a million shards takes about 500 MB
+MAX_NAME_CHARACTERS = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class ShardFolder:
+    """A folder, local or behind a URL, whose files are named by an index inside it.
+
+    Args:
+        place: the folder.
+        remote: how a URL is read.
+    """
+
+    place: str
+    remote: RemoteOptions | None = None
+
+    @classmethod
+    def at(cls, folder: PathLike, remote: RemoteOptions | None = None) -> ShardFolder:
+        """Return the folder at a path or URL; its index may be named in place of it."""
+        place = os.fspath(folder)
+        if place.startswith("file://"):
+            place = place.removeprefix("file://")
+        place = place.removesuffix("/index.json")
+        return cls(place.rstrip("/") if "://" in place else os.path.abspath(os.path.expanduser(place)), remote)
+
+    @property
+    def index_name(self) -> str:
+        """Where the index lies."""
+        return f"{self.place}/index.json"
+
+    def file(self, name: object) -> DataFile:
+        """Return a file that an index names; a name that leads out of the folder is refused."""
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "\0" in name or "\\" in name:
+            raise SourceFormatError("the index names a file by something that is no name", file=self.index_name)
+        parts = PurePosixPath(name)
+        if parts.is_absolute() or ".." in parts.parts or "://" in name or str(parts) in (".", "index.json"):
+            raise SourceFormatError(
+                "the index names a file outside of its folder", file=self.index_name, name=name[:200]
+            )
+        whole = f"{self.place}/{parts}"
+        return RemoteFile(whole, self.remote or RemoteOptions()) if "://" in self.place else LocalFile(whole)
+
+    def read_json(self, name: str = "index.json") -> dict[str, Any]:
+        """Return what a JSON file of the folder says."""
+        whole = f"{self.place}/{name}"
+        file: DataFile = RemoteFile(whole, self.remote or RemoteOptions()) if "://" in whole else LocalFile(whole)
+        try:
+            if file.size > MAX_INDEX_BYTES:
+                raise SourceFormatError(
+                    "the index is too large to be one", file=whole, bytes=file.size, at_most=MAX_INDEX_BYTES
+                )
+            found = json.loads(file.read(0, file.size))
+        except SourceError:
+            raise
+        except (ValueError, RecursionError) as error:
+            raise SourceFormatError(f"the index is not valid JSON: {error}", file=whole) from error
+        finally:
+            file.close()
+        if not isinstance(found, dict):
+            raise SourceFormatError("the index is not a JSON object", file=whole)
+        return found
+
+
+def check_fields(entry: object, fields: dict[str, type | tuple[type, ...]], *, file: str, what: str) -> dict[str, Any]:
+    """Return an entry of an index once it has these fields, each of its type and, where a number, not negative."""
+    if not isinstance(entry, dict):
+        raise SourceFormatError(f"{what} is not a JSON object", file=file)
+    for name, kind in fields.items():
+        value = entry.get(name)
+        # bool is an int to Python, and to nobody else.
+        if not isinstance(value, kind) or isinstance(value, bool) or (isinstance(value, int) and value < 0):
+            raise SourceFormatError(f"{what} has no valid {name!r}", file=file, value=repr(value)[:80])
+    return entry

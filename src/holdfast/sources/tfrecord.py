@@ -1,0 +1,322 @@
+"""TFRecord files as they are: records at random, their checksums checked, examples parsed without TensorFlow.
+
+A record is found by walking over all before it, so where records and their features lie is found once and kept
+(`holdfast.sources.index_file`). That pass checks every checksum; a read checks those of what it reads again, because
+disks and networks damage files after their index was made.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.sources.arrow_columns import objects_of
+from holdfast.sources.base import Column, Columns, Indices, check_indices
+from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
+from holdfast.sources.crc32c import crc32c_rows, masked
+from holdfast.sources.file_source import FileSource
+from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.index_file import Index, cached_indexes
+from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.ragged import Ragged, gather_rows
+from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.tf_example import (
+    BYTES,
+    FLOATS,
+    Feature,
+    decode_bytes,
+    decode_floats,
+    decode_integers,
+    find_features,
+    single_bytes,
+)
+
+__all__ = ["TFRecordSource"]
+
+SUFFIXES = (".tfrecord", ".tfrecords", ".tfrec")
+RECORD = "record"
+_HEAD, _TAIL = 12, 4  # bytes before and after a record: its length with a checksum, and the checksum of its data
+_LENGTH = struct.Struct("<Q")
+_KINDS = {BYTES: "bytes", FLOATS: "floats", 3: "integers"}
+_CHECKED_AT_ONCE = 64 * 2**20  # bytes of records
+
+
+@dataclass(frozen=True, slots=True)
+class _Form:
+    """What a feature is, over all files: its kind, and whether every record has exactly one value."""
+
+    kind: int
+    single: bool
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    indexes: list[Index]
+    bounds: NDArray[np.int64]
+    forms: dict[str, _Form]
+
+
+class TFRecordSource(FileSource[_Opened]):
+    """Records of TFRecord files: the features of ``tf.train.Example``, or their bytes.
+
+    A feature with one value in every record gives a plain column (bytes and text a ragged one), any other a ragged one,
+    and lists of several byte strings a column of Python lists.
+
+    Args:
+        paths: files, globs, folders or URLs, not compressed.
+        columns: which features to read; all when None.
+        examples: whether records are examples; otherwise they come whole, as the column ``record``.
+        missing: what to do about a record that lacks a feature: ``"raise"`` when the source is opened, or give it as
+            ``"empty"``.
+        index_dir: where to keep the index instead of beside each file.
+        remote: how URLs are read.
+    """
+
+    def __init__(
+        self,
+        paths: Paths,
+        *,
+        columns: Sequence[str] | None = None,
+        examples: bool = True,
+        missing: Literal["raise", "empty"] = "raise",
+        index_dir: str | os.PathLike[str] | None = None,
+        remote: RemoteOptions | None = None,
+    ) -> None:
+        super().__init__(find_files(paths, suffixes=SUFFIXES, remote=remote))
+        if missing not in ("raise", "empty"):
+            raise ConfigError("missing is 'raise' or 'empty'", missing=missing)
+        self._columns = None if columns is None else list(columns)
+        self._examples = examples
+        self._missing = missing
+        self._index_dir = index_dir
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def shards(self) -> Sequence[int] | None:
+        """Records of each file."""
+        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        return lengths
+
+    def read(self, indices: Indices) -> Columns:
+        """Copy the records at ``indices``, check them, and decode the features asked for."""
+        opened = self._opened
+        rows = check_indices(indices, int(opened.bounds[-1]), source="TFRecordSource")
+        return read_by_part(rows, opened.bounds, partial(self._read_file, opened))
+
+    def _read_file(self, opened: _Opened, number: int, rows: Indices) -> Columns:
+        file, index = self._files[number], opened.indexes[number]
+        starts, stops = index.arrays["starts"][rows], index.arrays["stops"][rows]
+        records = file.gather(starts, stops + _TAIL)
+        _check_records(file, records, rows)
+        self._count(file, len(rows), records.nbytes)
+        begins, ends = records.offsets[:-1], records.offsets[1:] - _TAIL
+        if not self._examples:
+            return {RECORD: gather_rows(records.values, begins, ends)}
+        columns: Columns = {}
+        places = {str(name): place for place, name in enumerate(index.about["features"])}
+        for name, form in opened.forms.items():
+            # Where features lie is kept from the beginning of their record; -1 where there is none.
+            place = places.get(name)
+            first = np.full(len(rows), -1) if place is None else index.arrays[f"starts_{place}"][rows]
+            last = np.full(len(rows), -1) if place is None else index.arrays[f"stops_{place}"][rows]
+            absent = first < 0
+            first, last = np.where(absent, begins, begins + first), np.where(absent, begins, begins + last)
+            if ((first < begins) | (last > ends) | (last < first)).any():
+                raise SourceFormatError("the index of the file does not fit its records", file=file.name)
+            columns[name] = self._decode(file, name, form, records.values, first, last)
+        return columns
+
+    def _decode(
+        self, file: DataFile, name: str, form: _Form, values: NDArray[np.uint8], first: Indices, last: Indices
+    ) -> Column:
+        try:
+            if form.kind == BYTES and form.single:
+                column = single_bytes(values, first, last)
+                if column is None:
+                    raise ValueError("a record has another number of values")
+                return column
+            lists = gather_rows(values, first, last)
+            if form.kind == BYTES:
+                return objects_of(decode_bytes(lists))
+            numbers = decode_floats(lists) if form.kind == FLOATS else decode_integers(lists)
+        except ValueError as error:
+            raise SourceFormatError(f"a feature cannot be decoded: {error}", file=file.name, feature=name) from error
+        if form.single:
+            if len(numbers.values) != len(numbers):
+                raise SourceFormatError("a record has another number of values", file=file.name, feature=name)
+            return numbers.values
+        return numbers
+
+    def _open(self) -> _Opened:
+        kind = "examples" if self._examples else "records"
+        build = partial(_build_indexes, examples=self._examples)
+        indexes = cached_indexes(self._files, kind, build, has_form=_has_form, folder=self._index_dir)
+        counts = [len(index.arrays["starts"]) for index in indexes]
+        if not any(counts):
+            raise SourceFormatError("the files hold no records", files=self.files[:5])
+        forms = self._forms(indexes) if self._examples else {}
+        return _Opened(indexes, bounds_of(counts), forms)
+
+    def _forms(self, indexes: list[Index]) -> dict[str, _Form]:
+        found: dict[str, _Form] = {}
+        total = sum(len(index.arrays["starts"]) for index in indexes)
+        having: dict[str, int] = {}
+        for file, index in zip(self._files, indexes, strict=True):
+            for place, (name, about) in enumerate(index.about["features"].items()):
+                form = _Form(int(about["kind"]), bool(about["single"]))
+                known = found.setdefault(name, form)
+                if known.kind != form.kind:
+                    kinds = sorted({_KINDS.get(known.kind, "nothing"), _KINDS.get(form.kind, "nothing")})
+                    raise SourceFormatError("a feature has several types", file=file.name, feature=name, types=kinds)
+                found[name] = _Form(form.kind, form.single and known.single)
+                having[name] = having.get(name, 0) + int((index.arrays[f"starts_{place}"] >= 0).sum())
+        wanted = sorted(found) if self._columns is None else self._columns
+        unknown = [name for name in wanted if name not in found]
+        if unknown or not wanted:
+            raise ConfigError("no record has these features", columns=unknown, found=sorted(found))
+        for name in wanted:
+            if having[name] < total:
+                if self._missing == "raise":
+                    raise SourceFormatError(
+                        f"records lack the feature {name!r}",
+                        records_lacking_it=total - having[name],
+                        records=total,
+                        hint="give missing='empty', or name the features that every record has",
+                    )
+                found[name] = _Form(found[name].kind, False)
+        return {name: found[name] for name in wanted}
+
+
+def _check_records(file: DataFile, records: Ragged, rows: Indices) -> None:
+    """Compare the checksums of records, which lie behind each, with their data."""
+    ends = records.offsets[1:] - _TAIL
+    stored = records.values[ends[:, None] + np.arange(_TAIL)].reshape(-1).view("<u4")
+    wrong = masked(crc32c_rows(records.values, records.offsets[:-1], ends)) != stored
+    if wrong.any():
+        raise SourceFormatError(
+            "a record is damaged: its checksum differs", file=file.name, record=int(rows[np.flatnonzero(wrong)[0]])
+        )
+
+
+def _build_indexes(files: Sequence[DataFile], *, examples: bool) -> list[Index]:
+    return [_build_index(file, examples=examples) for file in files]
+
+
+def _build_index(file: DataFile, *, examples: bool) -> Index:
+    starts, stops = _walk(file)
+    arrays: dict[str, NDArray[Any]] = {"starts": starts, "stops": stops}
+    features: dict[str, list[tuple[int, Feature]]] = {}
+    singles: dict[str, bool] = {}
+    first = 0
+    while first < len(starts):
+        size = np.cumsum(stops[first:] - starts[first:])
+        last = first + max(1, int(np.searchsorted(size, _CHECKED_AT_ONCE, side="right")))
+        records = file.gather(starts[first:last], stops[first:last] + _TAIL)
+        _check_records(file, records, np.arange(first, last))
+        if examples:
+            _find_all(file, records, first, features, singles)
+        first = last
+    about: dict[str, Any] = {"features": {}}
+    for place, (name, found) in enumerate(features.items()):
+        begins, ends = (np.full(len(starts), -1, dtype=np.int64) for _ in range(2))
+        record = np.array([number for number, _ in found])
+        begins[record] = [feature.start for _, feature in found]
+        ends[record] = [feature.stop for _, feature in found]
+        kinds = {feature.kind for _, feature in found}
+        if len(kinds) > 1:
+            raise SourceFormatError(
+                "a feature has several types", file=file.name, feature=name, types=[_KINDS.get(kind) for kind in kinds]
+            )
+        arrays[f"starts_{place}"], arrays[f"stops_{place}"] = begins, ends
+        about["features"][name] = {"kind": kinds.pop(), "single": singles[name]}
+    return Index(arrays, about)
+
+
+def _find_all(
+    file: DataFile,
+    records: Ragged,
+    first: int,
+    features: dict[str, list[tuple[int, Feature]]],
+    singles: dict[str, bool],
+) -> None:
+    """Add the features of some records, and whether each has a single value in all of them."""
+    new: dict[str, list[tuple[int, Feature]]] = {}
+    for number, record in enumerate(records.to_bytes()):
+        try:
+            for name, feature in find_features(record[:-_TAIL]).items():
+                if feature.kind:
+                    new.setdefault(name, []).append((number, feature))
+        except ValueError as error:  # noqa: PERF203  # names the record
+            raise SourceFormatError(
+                f"a record is not a tf.train.Example: {error}",
+                file=file.name,
+                record=first + number,
+                hint="give examples=False to read records as bytes",
+            ) from error
+    for name, found in new.items():
+        row = np.array([number for number, _ in found])
+        begins = records.offsets[row] + [feature.start for _, feature in found]
+        ends = records.offsets[row] + [feature.stop for _, feature in found]
+        single = singles.get(name, True) and _is_single(found[0][1].kind, records.values, begins, ends)
+        singles[name] = single
+        features.setdefault(name, []).extend((first + number, feature) for number, feature in found)
+
+
+def _is_single(kind: int, values: NDArray[np.uint8], begins: NDArray[np.int64], ends: NDArray[np.int64]) -> bool:
+    if kind == BYTES:
+        return single_bytes(values, begins, ends) is not None
+    lists = gather_rows(values, begins, ends)
+    try:
+        numbers = decode_floats(lists) if kind == FLOATS else decode_integers(lists)
+    except ValueError:
+        return False  # which a read of it will say
+    return bool((numbers.row_lengths == 1).all())
+
+
+def _walk(file: DataFile) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return where the data of every record begins and ends, once every length has the checksum stored with it."""
+    size = file.size
+    check_not_compressed(file.read(0, min(LONGEST_MARK, size)), file.name)
+    values = file.values() if isinstance(file, LocalFile) else None
+    starts: list[int] = []
+    at = 0
+    while at < size:
+        head = file.read(at, at + 8) if values is None else values[at : at + 8].tobytes() if at + 8 <= size else b""
+        length = _LENGTH.unpack(head)[0] if len(head) == 8 else size
+        if length > size - at - _HEAD - _TAIL:
+            raise SourceFormatError(
+                "not a TFRecord file, or one that is cut short", file=file.name, record=len(starts), byte=at
+            )
+        starts.append(at + _HEAD)
+        at += _HEAD + length + _TAIL
+    begins = np.array(starts, dtype=np.int64)
+    ends = np.concatenate([begins[1:] - _HEAD - _TAIL, [size - _TAIL]]).astype(np.int64)[: len(begins)]
+    heads = file.gather(begins - _HEAD, begins)
+    stored = heads.values.reshape(-1, _HEAD)[:, 8:].copy().view("<u4").reshape(-1)
+    found = masked(crc32c_rows(heads.values, heads.offsets[:-1], heads.offsets[1:] - 4))
+    if (found != stored).any():
+        raise SourceFormatError(
+            "the length of a record is damaged: its checksum differs",
+            file=file.name,
+            record=int(np.flatnonzero(found != stored)[0]),
+        )
+    return begins, ends
+
+
+def _has_form(index: Index) -> bool:
+    starts, stops, features = index.arrays.get("starts"), index.arrays.get("stops"), index.about.get("features")
+    if starts is None or stops is None or not isinstance(features, dict):
+        return False
+    ends = [index.arrays.get(f"{end}_{place}") for end in ("starts", "stops") for place in range(len(features))]
+    whole = all(end is not None and end.dtype == np.int64 and len(end) == len(starts) for end in [*ends, starts, stops])
+    about = all(isinstance(form, dict) and isinstance(form.get("kind"), int) for form in features.values())
+    return whole and about
