@@ -9,29 +9,54 @@ import subprocess
 import sys
 from collections import defaultdict
 from collections.abc import Sequence
+from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
+from tests.integrations.trainer_job import Life
+
 SCRIPT = Path(__file__).with_name("trainer_job.py")
+ENVIRONMENT = {"OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "0"}
 
 
-def live(trainer: str, folder: Path, life: int, *options: str, world: int = 1) -> int:
-    """Run one life of the job on ``world`` processes and return its exit code."""
-    launch = [sys.executable]
-    if world > 1:
-        launch += ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOO_SOCKET_IFNAME": "lo", "HF_HUB_OFFLINE": "1"}
+def live_all(plan: Sequence[Life], *, timeout: float = 240) -> None:
+    """Live the lives of a plan one after the other, all forked from one process."""
+    for life in plan:
+        Path(life.folder).mkdir(exist_ok=True)
+    file = Path(plan[0].folder) / "plan.json"
+    file.write_text(json.dumps([asdict(life) for life in plan]))
     done = subprocess.run(
-        [*launch, str(SCRIPT), trainer, str(folder), "--life", str(life), *options],
-        env=environment,
+        [sys.executable, str(SCRIPT), str(file)],
+        env={**os.environ, **ENVIRONMENT},
+        capture_output=True,
+        text=True,
+        timeout=timeout,
+        check=False,
+    )
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def live_under_torchrun(life: Life) -> None:
+    """Live one life under torchrun."""
+    Path(life.folder).mkdir(exist_ok=True)
+    file = Path(life.folder) / "life.json"
+    file.write_text(json.dumps(asdict(life)))
+    launch = ["-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={life.world}"]
+    done = subprocess.run(
+        [sys.executable, *launch, str(SCRIPT), "--one", str(file)],
+        env={**os.environ, **ENVIRONMENT},
         capture_output=True,
         text=True,
         timeout=240,
         check=False,
     )
     killed = done.returncode == -signal.SIGKILL or "Signal 9" in done.stderr
-    assert done.returncode == 0 or killed, done.stderr[-3000:]
-    return done.returncode
+    assert killed if life.die_after else done.returncode == 0, done.stderr[-3000:]
+
+
+def errors_of(folder: Path) -> str:
+    """Return what the processes of a job said last."""
+    return "\n".join(path.read_text(errors="replace")[-2000:] for path in sorted(folder.glob("errors-*")))
 
 
 def trained_on(folder: Path, worlds: Sequence[int]) -> dict[int, list[list[int]]]:
@@ -45,11 +70,14 @@ def trained_on(folder: Path, worlds: Sequence[int]) -> dict[int, list[list[int]]
         ranks: list[dict[int, list[list[int]]]] = []
         for rank in range(world):
             batches: dict[int, list[list[int]]] = defaultdict(list)
-            for line in (folder / f"seen-{life}-{rank}.jsonl").read_text().splitlines():
+            path = folder / f"seen-{life}-{rank}.jsonl"
+            assert path.exists(), f"life {life} did not begin:\n{errors_of(folder)}"
+            for line in path.read_text().splitlines():
                 step, samples = json.loads(line)
                 batches[step].append(samples)
             ranks.append(batches)
-        first = min(step for batches in ranks for step in batches)
+        first = min((step for batches in ranks for step in batches), default=None)
+        assert first is not None, f"life {life} trained on nothing:\n{errors_of(folder)}"
         steps = {step: batches for step, batches in steps.items() if step < first}
         for step in sorted(set().union(*ranks)):
             parts = [batches.get(step, []) for batches in ranks]

@@ -2,59 +2,106 @@
 
 from __future__ import annotations
 
+import json
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import pytest
-from tests.integrations.jobs import live, trained_on
+from tests.integrations.jobs import live_all, live_under_torchrun, trained_on
+from tests.integrations.trainer_job import Life
 
 STEPS = 14
+pytestmark = pytest.mark.distributed
 
 
-def run(trainer: str, folder: Path, lives: list[tuple[int, int]], *options: str) -> dict[int, list[list[int]]]:
-    folder.mkdir()
-    for life, (world, die_after) in enumerate(lives):
-        code = live(trainer, folder, life, "--steps", str(STEPS), "--die-after", str(die_after), *options, world=world)
-        assert (code == 0) == (die_after == 0)
-    return trained_on(folder, [world for world, _ in lives])
+def lives_of(
+    trainer: str, folder: Path, lives: list[tuple[int, int]], options: dict[str, Any]
+) -> tuple[list[Life], list[int]]:
+    """Return the lives of one job, and how many processes each has."""
+    made = [
+        Life(trainer=trainer, folder=str(folder), number=number, world=world, die_after=die, steps=STEPS, **options)
+        for number, (world, die) in enumerate(lives)
+    ]
+    return made, [world for world, _ in lives]
 
 
-CASES = [
-    pytest.param("transformers", ("--epochs", "--accumulate", "2"), id="transformers, epochs, accumulation"),
-    pytest.param("lightning", (), id="lightning, endless"),
-    pytest.param("accelerate", ("--epochs", "--workers", "2"), id="accelerate, epochs, workers"),
-]
+# The first life dies after its third checkpoint, the second after one that two processes saved together.
+CASES: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
+    "transformers": ({"epochs": True, "accumulate": 2}, [(1, 20), (2, 8), (1, 0)]),
+    "lightning": ({}, [(1, 10), (2, 4), (1, 0)]),
+    "accelerate": ({"epochs": True, "workers": 2}, [(1, 10), (2, 4), (1, 0)]),
+}
+DCP = [(1, 7), (2, 4), (1, 0)]
 
 
-@pytest.mark.distributed
-@pytest.mark.parametrize(("trainer", "options"), CASES)
-def test_a_killed_run_trains_on_the_same_batches_at_another_size(
-    trainer: str, options: tuple[str, ...], tmp_path: Path
-) -> None:
-    pytest.importorskip(trainer)
-    whole = run(trainer, tmp_path / "whole", [(1, 0)], *options)
+def skip_without(trainer: str) -> None:
+    if trainer != "dcp" and find_spec(trainer) is None:  # importing it here would cost more than the test
+        pytest.skip(f"{trainer} is not installed")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """All jobs, whole and killed, from one process that has imported the trainers."""
+    root = tmp_path_factory.mktemp("jobs")
+    plan: list[Life] = []
+    for trainer in (trainer for trainer in CASES if find_spec(trainer) is not None):
+        options, lives = CASES[trainer]
+        plan += lives_of(trainer, root / f"{trainer}-whole", [(1, 0)], options)[0]
+        plan += lives_of(trainer, root / f"{trainer}-killed", lives, options)[0]
+    plan += lives_of("dcp", root / "dcp-whole", [(1, 0)], {})[0]
+    plan += lives_of("dcp", root / "dcp-killed", DCP, {})[0][:1]
+    live_all(plan)
+    return root
+
+
+@pytest.mark.parametrize("trainer", CASES)
+def test_a_killed_run_trains_on_the_same_batches_at_another_size(trainer: str, finished: Path) -> None:
+    skip_without(trainer)
+    whole = trained_on(finished / f"{trainer}-whole", [1])
     assert sorted(whole) == list(range(STEPS))
-    # The first life dies after its third checkpoint, the second after one that two processes saved together.
-    batches_per_step = 2 if "--accumulate" in options else 1
-    lives = [(1, 10 * batches_per_step), (2, 4 * batches_per_step), (1, 0)]
-    assert run(trainer, tmp_path / "killed", lives, *options) == whole
+    assert trained_on(finished / f"{trainer}-killed", [world for world, _ in CASES[trainer][1]]) == whole
+
+
+def test_a_loop_on_torchs_own_checkpoints_resumes_under_torchrun_at_another_size(finished: Path) -> None:
+    """The loader, the metrics and the run's record are one Stateful beside the model, as in torchtitan."""
+    from holdfast.run import RunLog
+
+    killed, worlds = lives_of("dcp", finished / "dcp-killed", DCP, {})
+    live_under_torchrun(killed[1])
+    live_all([killed[2]])
+    assert trained_on(finished / "dcp-killed", worlds) == trained_on(finished / "dcp-whole", [1])
+    for folder in ("dcp-whole", "dcp-killed"):
+        assert json.loads((finished / folder / "metrics.json").read_text()) == STEPS * 8
+    log = RunLog(finished / "dcp-killed" / "run")
+    assert log.verify() == []
+    assert [record["step"] for record in log.steps()] == list(range(STEPS))
+    assert [event["step"] for event in log.events("start")] == [0, 6, 9]
 
 
 MATRIX = [
-    pytest.param(trainer, (*epochs, "--workers", workers, *accumulate), id=" ".join((trainer, *epochs, workers)))
-    for trainer in ("transformers", "lightning", "accelerate")
-    for epochs in ((), ("--epochs",))
-    for workers in ("0", "2")
-    for accumulate in ((), *((("--accumulate", "3"),) if trainer != "accelerate" else ()))
+    pytest.param(
+        trainer,
+        {"epochs": epochs, "workers": workers, "accumulate": accumulate},
+        id=f"{trainer}{' epochs' * epochs} {workers} {accumulate}",
+    )
+    for trainer in (*CASES, "dcp")
+    for epochs in (False, True)
+    for workers in (0, 2)
+    for accumulate in ((1, 3) if trainer in ("transformers", "lightning") else (1,))
 ]
 
 
 @pytest.mark.soak
-@pytest.mark.distributed
 @pytest.mark.parametrize(("trainer", "options"), MATRIX)
 def test_every_trainer_with_and_without_epochs_and_workers(
-    trainer: str, options: tuple[str, ...], tmp_path: Path
+    trainer: str, options: dict[str, Any], tmp_path: Path
 ) -> None:
-    pytest.importorskip(trainer)
-    whole = run(trainer, tmp_path / "whole", [(1, 0)], *options)
-    for number, lives in enumerate(([(1, 5), (1, 8), (1, 0)], [(2, 7), (1, 7), (2, 0)])):
-        assert run(trainer, tmp_path / f"killed-{number}", lives, *options) == whole
+    skip_without(trainer)
+    whole, _ = lives_of(trainer, tmp_path / "whole", [(1, 0)], options)
+    once, once_worlds = lives_of(trainer, tmp_path / "same", [(1, 5), (1, 8), (1, 0)], options)
+    other, other_worlds = lives_of(trainer, tmp_path / "other", [(2, 7), (1, 7), (2, 0)], options)
+    live_all([*whole, *once, *other])
+    expected = trained_on(tmp_path / "whole", [1])
+    assert trained_on(tmp_path / "same", once_worlds) == expected
+    assert trained_on(tmp_path / "other", other_worlds) == expected

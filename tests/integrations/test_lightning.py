@@ -108,11 +108,24 @@ def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> Non
 
     folder = tmp_path / "exp7"
     for steps, resume in ((4, None), (9, tmp_path / "last.ckpt")):
-        trainer = make_trainer(steps, HoldfastCallback(folder))
-        trainer.fit(Module(), make_loader(), ckpt_path=resume, weights_only=False if resume else None)
-        trainer.save_checkpoint(tmp_path / "last.ckpt")
+        metrics = hfast.MetricsAggregator()
+
+        class Measuring(Module):
+            def training_step(self, batch: Any, number: int) -> torch.Tensor:
+                batch["metrics"] = [hfast.Metric("a", "seen", len(batch["index"]), hfast.AggregationType.SUM)]
+                return super().training_step(batch, number)
+
+            def on_train_end(self) -> None:
+                self.trainer.save_checkpoint(tmp_path / "last.ckpt")
+
+        trainer = make_trainer(steps, HoldfastCallback(folder, metrics=metrics))
+        trainer.fit(Measuring(), make_loader(), ckpt_path=resume, weights_only=False if resume else None)
+        assert metrics.get_metrics()["a"]["seen"] == steps * 4, "the figures travel in the checkpoint"
+        saved = torch.load(tmp_path / "last.ckpt", weights_only=False)["callbacks"]["HoldfastCallback"]
+        assert saved["monitors"][0]["debugger"]["fed"] == steps, "and so does what the monitor has seen"
     log = RunLog(folder)
     assert log.verify() == []
     assert [record["step"] for record in log.steps()] == list(range(9))
     assert all(record["loss"] > 0 and "grad_norm" in record for record in log.steps())
     assert [event["step"] for event in log.events("start")] == [0, 4]
+    assert [event["step"] for event in log.events("checkpoint")] == [4, 9]

@@ -65,9 +65,17 @@ def train(
     return model.seen
 
 
-@pytest.mark.parametrize("ignore_data_skip", [False, True])
-@pytest.mark.parametrize("accumulate", [1, 3])
-@pytest.mark.parametrize("config", [{}, {"per_epoch": True}, {"epochs": 4}], ids=str)
+@pytest.mark.parametrize(
+    ("config", "accumulate", "ignore_data_skip"),
+    [
+        ({}, 1, True),
+        ({}, 3, False),
+        ({"per_epoch": True}, 3, True),
+        ({"epochs": 4}, 1, False),
+        ({"epochs": 4}, 3, True),
+    ],
+    ids=str,
+)
 def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
     config: dict[str, Any], accumulate: int, ignore_data_skip: bool, tmp_path: Path
 ) -> None:
@@ -77,9 +85,8 @@ def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
         rest = train(tmp_path, resume=step, ignore_data_skip=ignore_data_skip, **options)
         assert rest == whole[-len(rest) :]
         before = json.loads((tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text())
-        assert before["stateful_callbacks"]["HoldfastCallback"]["attributes"]["stream"]["step"] == len(whole) - len(
-            rest
-        )
+        carried = before["stateful_callbacks"]["HoldfastCallback"]["attributes"]["carried"]
+        assert carried["stream"]["step"] == len(whole) - len(rest)
 
 
 def test_epochs_without_max_steps_give_every_sample_once_per_epoch(tmp_path: Path) -> None:
@@ -160,3 +167,86 @@ def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> Non
     assert records[7]["loss"] == pytest.approx(logged[8])
     page = page_of_run(folder)
     assert {event.kind for event in page.events} == {"checkpoint", "restart", "end"}
+
+
+def test_metrics_and_the_monitor_continue_from_the_trainers_checkpoint(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import attach
+
+    def measured(sample: dict[str, Any]) -> dict[str, Any]:
+        return {**sample, "metrics": [hfast.Metric("a", "seen", 1, hfast.AggregationType.SUM)]}
+
+    def make_measured() -> hfast.StreamingShardLoader:
+        source = hfast.ArraySource({"index": np.arange(SAMPLES)})
+        dataset = hfast.StreamDataset(source, name="a", seed=2, transform=measured)
+        config = hfast.StreamingConfig(batch_size=BATCH)
+        return hfast.StreamingShardLoader(dataset, config, collate=collate)
+
+    def collate(samples: Any) -> dict[str, Any]:
+        batch = hfast.collate_with_metrics(samples)
+        return {**batch, "index": torch.tensor(batch["index"])}
+
+    monitors = []
+    for steps, resume in ((7, None), (12, str(tmp_path / "out" / "checkpoint-6"))):
+        metrics = hfast.MetricsAggregator()
+        trainer = make_trainer(tmp_path / "out", Model(), max_steps=steps, save_steps=6, gradient_accumulation_steps=2)
+        attach(trainer, make_measured(), folder=tmp_path / "exp7", metrics=metrics)
+        trainer.train(resume_from_checkpoint=resume)
+        assert metrics.get_metrics()["a"]["seen"] == steps * 2 * BATCH, "each sample that was trained on, once"
+        saved = json.loads((tmp_path / "out" / f"checkpoint-{steps}" / "trainer_state.json").read_text())
+        carried = saved["stateful_callbacks"]["HoldfastCallback"]["attributes"]["carried"]
+        monitors.append(carried["monitors"][0]["debugger"]["fed"])
+    assert monitors == [7, 12], "the monitor of the second run has seen the first six steps and its own six"
+
+
+def test_trls_trainer_resumes_exactly_too(tmp_path: Path) -> None:
+    trl = pytest.importorskip("trl")
+    from holdfast.integrations.transformers import attach
+
+    config = transformers.GPT2Config(vocab_size=64, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+    tokens = np.random.default_rng(0).integers(2, 64, size=(SAMPLES, 8))
+    tokenizer = make_tokenizer()
+
+    def make_stream() -> hfast.StreamingShardLoader:
+        columns = {"input_ids": tokens, "labels": tokens, "attention_mask": np.ones_like(tokens)}
+        dataset = hfast.StreamDataset(hfast.ArraySource(columns), name="a", seed=2)
+        return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=BATCH))
+
+    def train_trl(steps: int, resume: str | None = None) -> list[list[list[int]]]:
+        seen = []
+
+        class Noting(trl.SFTTrainer):  # type: ignore[misc, name-defined]
+            def compute_loss(self, model: Any, inputs: Any, *args: Any, **kwargs: Any) -> Any:
+                seen.append(inputs["input_ids"].tolist())
+                return super().compute_loss(model, inputs, *args, **kwargs)
+
+        arguments = trl.SFTConfig(
+            output_dir=str(tmp_path), max_steps=steps, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True
+        )
+        trainer = Noting(
+            model=transformers.GPT2LMHeadModel(config),
+            args=arguments,
+            train_dataset=make_trl_dataset(),
+            processing_class=tokenizer,
+        )
+        attach(trainer, make_stream())
+        trainer.train(resume_from_checkpoint=resume)
+        return seen
+
+    whole = train_trl(7)
+    assert len(whole) == 7
+    assert train_trl(7, str(tmp_path / "checkpoint-3")) == whole[3:]
+
+
+def make_trl_dataset() -> Any:
+    """Return the dataset that TRL insists on and never reads from here."""
+    datasets = pytest.importorskip("datasets")
+    return datasets.Dataset.from_dict({"input_ids": [[2, 3]]})
+
+
+def make_tokenizer() -> Any:
+    tokenizers = pytest.importorskip("tokenizers")
+    words = {"<eos>": 0, "<unk>": 1}
+    inner = tokenizers.Tokenizer(tokenizers.models.WordLevel(words, unk_token="<unk>"))
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=inner, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
+    )

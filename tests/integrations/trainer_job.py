@@ -1,17 +1,24 @@
 """A tiny training job under a real trainer, to be killed and started again; started by ``jobs.py``.
 
-Every batch the model is trained on is written down at once with the optimizer step it belongs to. After ``--die-after``
-batches the process kills itself with SIGKILL, in the middle of a step. With ``--data usual`` the same job reads its
+Every batch the model is trained on is written down at once with the optimizer step it belongs to. After ``die_after``
+batches the process kills itself with SIGKILL, in the middle of a step. With ``data="usual"`` the same job reads its
 data the way the trainer's own documentation says, for ``bench/trainers.py`` to compare.
+
+``python trainer_job.py PLAN.json`` imports the trainers once and forks every process of every life of the plan from
+there; ``python trainer_job.py --one LIFE.json`` is one process of its own, for torchrun.
 """
 
 from __future__ import annotations
 
-import argparse
+import importlib
 import json
 import os
 import signal
+import socket
+import sys
+import traceback
 import warnings
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +29,37 @@ import holdfast as hfast
 
 warnings.simplefilter("ignore")  # the trainers' own deprecations are not ours to fail on
 GLOBAL_BATCH, SAVE_EVERY = 8, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Life:
+    """One start of a job.
+
+    Attributes:
+        trainer: which library trains.
+        folder: where the job keeps its checkpoints and writes down what it saw.
+        number: of this life, from 0.
+        world: how many processes.
+        die_after: batches after which it kills itself; 0 lets it live.
+        steps: optimizer steps in all.
+        accumulate: batches per step.
+        data: ``holdfast``, or ``usual``: what the trainer's documentation says.
+        samples: how many there are.
+        workers: worker processes that read.
+        epochs: end the iteration at every epoch.
+    """
+
+    trainer: str
+    folder: str
+    number: int
+    world: int = 1
+    die_after: int = 0
+    steps: int = 14
+    accumulate: int = 1
+    data: str = "holdfast"
+    samples: int = 52
+    workers: int = 0
+    epochs: bool = False
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, int]]):
@@ -42,11 +80,11 @@ class Numbers(torch.utils.data.Dataset[dict[str, int]]):
 class Job:
     """What the trainers share: the model, the loader and the record of what was trained on."""
 
-    def __init__(self, options: argparse.Namespace) -> None:
+    def __init__(self, options: Life) -> None:
         self.options = options
         self.folder = Path(options.folder)
-        self.rank, self.world = int(os.environ.get("RANK", 0)), int(os.environ.get("WORLD_SIZE", 1))
-        self.record = os.open(self.folder / f"seen-{options.life}-{self.rank}.jsonl", os.O_WRONLY | os.O_CREAT)
+        self.rank, self.world = int(os.environ.get("RANK", 0)), options.world
+        self.record = os.open(self.folder / f"seen-{options.number}-{self.rank}.jsonl", os.O_WRONLY | os.O_CREAT)
         self.seen = 0
         self.model = torch.nn.Linear(1, 1)
 
@@ -85,7 +123,6 @@ def train_transformers(job: Job) -> None:
         output_dir=str(job.folder / "checkpoints"),
         max_steps=job.options.steps,
         gradient_accumulation_steps=job.options.accumulate,
-        ignore_data_skip=job.options.ignore_data_skip,
         per_device_train_batch_size=GLOBAL_BATCH // job.world,
         dataloader_num_workers=job.options.workers,
         save_steps=SAVE_EVERY,
@@ -162,7 +199,11 @@ def train_accelerate(job: Job) -> None:
     _, optimizer = accelerator.prepare(job.model, torch.optim.SGD(job.model.parameters(), lr=0.01))
     usual = job.options.data == "usual"
     if usual:
-        options = {"batch_size": GLOBAL_BATCH // job.world, "shuffle": True, "num_workers": job.options.workers}
+        options: dict[str, Any] = {
+            "batch_size": GLOBAL_BATCH // job.world,
+            "shuffle": True,
+            "num_workers": job.options.workers,
+        }
         batches = accelerator.prepare(torch.utils.data.DataLoader(Numbers(job.options.samples), **options))
     else:
         batches = prepare(accelerator, job.loader())
@@ -196,20 +237,112 @@ def train_accelerate(job: Job) -> None:
                 break
 
 
+def train_dcp(job: Job) -> None:
+    """Train in a loop like torchtitan's: torch's own distributed checkpoints, with the stream as a ``Stateful``."""
+    import torch.distributed as dist
+    import torch.distributed.checkpoint as dcp
+    from torch.nn.parallel import DistributedDataParallel
+
+    from holdfast.integrations.loop import TrainingStream
+
+    if job.world > 1:
+        dist.init_process_group("gloo")
+    model = DistributedDataParallel(job.model) if job.world > 1 else job.model
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    metrics = hfast.MetricsAggregator()
+    stream = TrainingStream(job.loader(), folder=job.folder / "run", model=model, optimizer=optimizer, metrics=metrics)
+    state = {"model": job.model, "stream": stream}
+    checkpoints = job.folder / "checkpoints"
+    whole = [int(path.parent.name) for path in checkpoints.glob("*/.metadata")]  # written last
+    if whole:
+        dcp.load(state, checkpoint_id=checkpoints / str(max(whole)))  # type: ignore[attr-defined]
+    with stream:
+        while stream.step_number < job.options.steps:
+            for batch in stream:
+                loss = job.loss(batch["index"], stream.step_number)
+                loss.backward()  # type: ignore[no-untyped-call]
+                optimizer.step()
+                optimizer.zero_grad()
+                metrics.update([hfast.Metric("numbers", "seen", len(batch["index"]), hfast.AggregationType.SUM)])
+                stream.step(loss)
+                if stream.step_number % SAVE_EVERY == 0:
+                    dcp.save(state, checkpoint_id=checkpoints / str(stream.step_number))  # type: ignore[attr-defined]
+                    stream.saved(checkpoints / str(stream.step_number))
+                if stream.step_number == job.options.steps:
+                    break
+        seen = metrics.get_metrics()["numbers"]["seen"]
+    (job.folder / "metrics.json").write_text(json.dumps(seen))
+
+
+TRAINERS = {
+    "transformers": (train_transformers, ("transformers.trainer", "holdfast.integrations.transformers")),
+    "lightning": (train_lightning, ("holdfast.integrations.lightning",)),
+    "accelerate": (train_accelerate, ("holdfast.integrations.accelerate",)),
+    "dcp": (train_dcp, ("holdfast.integrations.loop", "torch.distributed.checkpoint")),
+}
+
+
+def start(life: Life, rank: int, port: int) -> int:
+    """Fork one process of a life; returns its id."""
+    process = os.fork()
+    if process:
+        return process
+    status = 1
+    try:
+        errors = os.open(Path(life.folder) / f"errors-{life.number}-{rank}", os.O_WRONLY | os.O_CREAT)
+        os.dup2(errors, 1)
+        os.dup2(errors, 2)
+        if life.world > 1:  # as torchrun says it
+            names: dict[str, Any] = {
+                "RANK": rank,
+                "LOCAL_RANK": rank,
+                "GROUP_RANK": 0,
+                "WORLD_SIZE": life.world,
+                "MASTER_PORT": port,
+            }
+            names |= {"LOCAL_WORLD_SIZE": life.world, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}
+            os.environ.update({name: str(value) for name, value in names.items()})
+        TRAINERS[life.trainer][0](Job(life))
+        status = 0
+    except BaseException:
+        traceback.print_exc()
+    finally:
+        os._exit(status)
+
+
+def live(life: Life) -> int:
+    """Live one life on its processes; returns how it ended: 0, or minus the signal that ended it."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    processes = {start(life, rank, port) for rank in range(life.world)}
+    code = 0
+    while processes:
+        process, status = os.wait()
+        if process not in processes:
+            continue
+        processes.discard(process)
+        ended = os.waitstatus_to_exitcode(status)
+        if ended and not code:
+            code = ended
+            for other in processes:  # as a launcher does
+                os.kill(other, signal.SIGKILL)
+    return code
+
+
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser()
-    parser.add_argument("trainer")
-    parser.add_argument("folder")
-    parser.add_argument("--life", type=int, required=True)
-    parser.add_argument("--steps", type=int, required=True)
-    parser.add_argument("--die-after", type=int, default=0)
-    parser.add_argument("--accumulate", type=int, default=1)
-    parser.add_argument("--data", choices=("holdfast", "usual"), default="holdfast")
-    parser.add_argument("--samples", type=int, default=52)
-    parser.add_argument("--workers", type=int, default=0)
-    parser.add_argument("--epochs", action="store_true")
-    parser.add_argument("--ignore-data-skip", action="store_true")
-    job = Job(parser.parse_args())
-    {"transformers": train_transformers, "lightning": train_lightning, "accelerate": train_accelerate}[
-        job.options.trainer
-    ](job)
+    if sys.argv[1] == "--one":
+        own = Life(**json.loads(Path(sys.argv[2]).read_text()))
+        TRAINERS[own.trainer][0](Job(own))
+    else:
+        plan = [Life(**entry) for entry in json.loads(Path(sys.argv[1]).read_text())]
+        for name in dict.fromkeys(name for each in plan for name in TRAINERS[each.trainer][1]):
+            importlib.import_module(name)
+        dead: set[str] = set()
+        for each in plan:
+            if each.folder in dead:  # a life before this one has failed
+                continue
+            ended = live(each)
+            if ended != (-signal.SIGKILL if each.die_after else 0):
+                dead.add(each.folder)
+            print(json.dumps({**asdict(each), "ended": ended}), flush=True)

@@ -9,12 +9,14 @@ import typer
 
 __all__ = ["register"]
 
-PACKAGES = ("torch", "numpy", "pyarrow", "fsspec", "zlib-ng", "datasets", "s3fs", "redis", "ray")
+PACKAGES = ("torch", "numpy", "pyarrow", "fsspec", "zlib-ng", "datasets", "s3fs", "redis")
 # Trainer -> how its runs resume exactly. A test runs each with the version that constraints.txt pins.
 TRAINERS = {
     "transformers": "holdfast.integrations.transformers.attach(trainer, loader)",
     "lightning": "Trainer(callbacks=[holdfast.integrations.lightning.HoldfastCallback()])",
     "accelerate": "holdfast.integrations.accelerate.prepare(accelerator, loader)",
+    "trl": "holdfast.integrations.transformers.attach(trainer, loader)",
+    "ray": "holdfast.integrations.ray_train.prepare(loader)",
 }
 PROBE_BYTES = 64 << 20
 """Written and flushed to measure a disk: enough for a rate, little enough to be done in seconds on a slow one."""

@@ -7,32 +7,52 @@ callback acknowledges each batch when it was trained on, so that what Lightning 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from lightning.pytorch import Callback, LightningModule, Trainer
-from lightning.pytorch.utilities.combined_loader import CombinedLoader
+from lightning.pytorch.utilities import CombinedLoader
 
 from holdfast.errors import StateError
-from holdfast.integrations.trainer_record import TrainerRecord
+from holdfast.integrations.restart import Restart, train_again
+from holdfast.integrations.trainer_record import TrainerRecord, recording_of
+from holdfast.integrations.trainer_state import TRAINER_STATE, TrainerState, collect_state
+from holdfast.run.alerts import Alert
+from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
 
-__all__ = ["HoldfastCallback"]
+__all__ = ["HoldfastCallback", "fit"]
 
 
 class HoldfastCallback(Callback):
-    """Keeps every holdfast loader that a Lightning trainer reads exact over its checkpoints.
+    """Makes Lightning's checkpoints say where the model's data stands, and refuses those that do not.
 
     Args:
         folder: record the run there: every step, finding and checkpoint; None records nothing.
+        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
+            on, and its state travels in the checkpoints.
+        on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
+        alerts: where alerts go.
+        rollback: how to roll back. ``fit`` of this module enters the trainer again; Lightning's own ends the process
+            with exit code 75.
     """
 
-    def __init__(self, folder: str | Path | None = None) -> None:
-        self._folder = folder
+    def __init__(
+        self,
+        folder: str | Path | None = None,
+        *,
+        metrics: Any = None,
+        on_finding: str | Mapping[str, str] = "log",
+        alerts: Sequence[Alert] = (),
+        rollback: RollbackOptions | None = None,
+    ) -> None:
+        self._recording = recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
+        self._metrics = metrics
         self._losses: list[torch.Tensor] = []
         self._steps = 0
+        self._restored = TrainerState()
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
 
@@ -41,7 +61,7 @@ class HoldfastCallback(Callback):
         if stage != "fit":
             return
         source = trainer.fit_loop._data_source
-        request = source.dataloader
+        request, save = source.dataloader, trainer.save_checkpoint
 
         def dataloader() -> Any:
             found = request()
@@ -50,7 +70,21 @@ class HoldfastCallback(Callback):
                 loader.take_back()  # an earlier fit() may have ended with a batch in hand
             return found
 
+        def save_checkpoint(filepath: Any, *arguments: Any, **options: Any) -> None:
+            save(filepath, *arguments, **options)
+            if self.record is not None:
+                self.record.checkpoint(filepath, metrics=self._metrics)
+
         source.dataloader = dataloader  # type: ignore[method-assign]
+        vars(trainer)["save_checkpoint"] = save_checkpoint
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what Lightning saves beside the loader's state; all ranks call it."""
+        return collect_state(metrics=self._metrics, record=self.record)
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Keep what a checkpoint holds until training begins."""
+        self._restored = TRAINER_STATE.from_json(state_dict) if state_dict else TrainerState()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to continue a run whose checkpoint does not say where its stream stood; begin the record."""
@@ -62,26 +96,41 @@ class HoldfastCallback(Callback):
                     global_step=trainer.global_step,
                     hint="resume from a checkpoint that was saved with this loader as train_dataloader",
                 )
+        restored, self._restored = self._restored, TrainerState()
+        if self._metrics is not None and restored.metrics is not None:
+            self._metrics.load_state_dict(restored.metrics)
         self._losses, self._steps = [], trainer.global_step
-        if self._folder is not None and loaders:
-            self.record = TrainerRecord(
-                self._folder,
-                model=pl_module,
-                optimizer=trainer.optimizers[0],
-                loader=loaders[0],
-                rank=trainer.global_rank,
-                world_size=trainer.world_size,
-                step=trainer.global_step,
-                config={name: str(value) for name, value in pl_module.hparams.items()},
-            )
+        if self._recording is None or not loaders:
+            return
+        in_hand = loaders[0].unacknowledged
+        loaders[0].take_back()  # what a rollback leaves out may begin with the batch that was read ahead
+        schedulers = trainer.lr_scheduler_configs
+        self.record = TrainerRecord(
+            self._recording,
+            model=pl_module,
+            optimizer=trainer.optimizers[0],
+            loader=loaders[0],
+            step=trainer.global_step,
+            config={name: str(value) for name, value in pl_module.hparams.items()},
+            monitors=restored.monitors,
+            scheduler=schedulers[0].scheduler if schedulers else None,
+        )
+        if in_hand and trainer.fit_loop._data_fetcher is not None:
+            iter(trainer.fit_loop._data_fetcher)  # reads ahead again, from where the stream stands now
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
     ) -> None:
-        """Count the batch as seen by the model, and record the step it ends."""
+        """Count the batch as seen by the model, record the step it ends, and go back where that was agreed on.
+
+        Raises:
+            Restart: the run was rolled back; ``fit`` of this module enters the trainer again.
+        """
         for loader in _streams(trainer.train_dataloader):
             if loader.unacknowledged:  # a combined loader goes on without those of its parts that have ended
                 loader.acknowledge()
+        if self._metrics is not None and isinstance(batch, dict):
+            self._metrics.update(batch.get("metrics", []))
         if self.record is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
@@ -91,7 +140,9 @@ class HoldfastCallback(Callback):
             self._steps = trainer.global_step
             losses, self._losses = self._losses, []
             # Lightning has divided each batch's loss by how many are accumulated.
-            self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+            back_to = self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+            if back_to is not None:
+                raise Restart(back_to)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count batches that the module chose not to train on: they are not offered again."""
@@ -103,20 +154,41 @@ class HoldfastCallback(Callback):
     def on_validation_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Keep the evaluation's time and figures apart from the training's."""
         if self.record is not None and not trainer.sanity_checking:
-            self.record.lap("evaluation")
             figures = {name: float(value) for name, value in trainer.callback_metrics.items() if value.numel() == 1}
-            self.record.event("evaluation", name="validation", figures=figures)
+            self.record.evaluation("validation", figures)
 
-    def on_save_checkpoint(self, trainer: Trainer, pl_module: LightningModule, checkpoint: dict[str, Any]) -> None:
-        """Note the checkpoint in the run's log."""
-        if self.record is not None:
-            self.record.checkpoint(f"step {trainer.global_step}")
+    def on_exception(self, trainer: Trainer, pl_module: LightningModule, exception: BaseException) -> None:
+        """Close the run's log, which Lightning's teardown does not reach then."""
+        self._close(trainer)
 
     def teardown(self, trainer: Trainer, pl_module: LightningModule, stage: str) -> None:
         """Close the run's log."""
-        if self.record is not None:
-            self.record.close()
-            self.record = None
+        self._close(trainer)
+
+    def _close(self, trainer: Trainer) -> None:
+        vars(trainer).pop("save_checkpoint", None)
+        record, self.record = self.record, None
+        if record is not None:
+            record.close()
+
+
+def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: Any = None, **options: Any) -> None:
+    """Call ``trainer.fit``, and again from an earlier checkpoint whenever ``HoldfastCallback`` rolls the run back.
+
+    Args:
+        trainer: one with a ``HoldfastCallback(folder, on_finding="rollback")``.
+        model: what is trained.
+        *arguments: as for ``trainer.fit``.
+        ckpt_path: the checkpoint to begin with.
+        **options: as for ``trainer.fit``.
+    """
+
+    def train(checkpoint: Any) -> None:
+        if checkpoint is not ckpt_path:
+            options["weights_only"] = False  # a checkpoint with loop state is more than weights
+        trainer.fit(model, *arguments, ckpt_path=checkpoint, **options)  # type: ignore[misc]
+
+    train_again(train, ckpt_path)
 
 
 def _streams(loaders: Any) -> Iterator[StreamingShardLoader]:

@@ -1,13 +1,16 @@
 """A run log written from inside a trainer: every step, every finding, every checkpoint; the trainer does the saving.
 
-The log is that of ``holdfast.run``: ``holdfast report``, ``serve``, ``debug`` and ``runs`` read it. Numbers are taken
-off the device one step late, so that no step waits for them.
+The log is that of ``holdfast.run``: ``holdfast report``, ``serve``, ``debug``, ``runs`` and ``audit`` read it. Numbers
+are taken off the device one step late, so that no step waits for them. Findings are acted on as a run of holdfast's own
+acts on them, all ranks together; only going back is left to the trainer, see ``restart``.
 """
 
 from __future__ import annotations
 
-import os
-from collections.abc import Mapping
+import contextlib
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,154 +18,343 @@ import torch
 from torch import nn
 
 from holdfast.debug.online import OnlineDebugger
-from holdfast.run.buckets import Origin, Stopwatch
-from holdfast.run.environment import describe_environment
+from holdfast.errors import ConfigError, RollbackError, StateError
+from holdfast.integrations.restart import RESUME_FILE, abandon, reachable, write_resume_file
+from holdfast.run.agreement import Agreement, Wish
+from holdfast.run.alerts import Alert
+from holdfast.run.attempt import open_attempt
+from holdfast.run.cure import cures_for, unfinished
 from holdfast.run.gauge import Gauge
-from holdfast.run.history import History
-from holdfast.run.identity import Identity
 from holdfast.run.layout import RunFolder
-from holdfast.run.lock import FolderLock
 from holdfast.run.monitor import Monitor
-from holdfast.run.recorder import Recorder
+from holdfast.run.options import RunOptions
+from holdfast.run.policy import Action, Policy
+from holdfast.run.reactions import Reactions
+from holdfast.run.rollback import RollbackOptions
+from holdfast.run.run_log import Record
+from holdfast.run.snapshot import Components
 from holdfast.run.step_record import StepRecord
 
-__all__ = ["TrainerRecord"]
+__all__ = ["Recording", "TrainerRecord", "recording_of"]
 
-STALL_SECONDS = 300.0
-STATS_EVERY = 100
+MAX_REMEMBERED_STEPS = 10_000
+"""Steps whose batches are remembered, to say which batches a finding suspects."""
 
 
-class TrainerRecord:
-    """One rank's record of one call of a trainer.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recording:
+    """How a run inside a trainer is recorded, and what is done about findings.
 
     Args:
         folder: where the log is written; a folder of another model or other data is refused.
+        on_finding: as for ``Run``: ``"log"``, ``"alert"``, ``"pause"``, ``"stop"``, ``"rollback"`` or a table.
+        alerts: where alerts go.
+        rollback: how to roll back; ``cure="prove"`` needs a ``Run``.
+        stats_every: steps between the norms of every layer.
+    """
+
+    folder: str | Path
+    on_finding: str | Mapping[str, str] = "log"
+    alerts: Sequence[Alert] = ()
+    rollback: RollbackOptions = field(default_factory=RollbackOptions)
+    stats_every: int = 100
+
+    def __post_init__(self) -> None:
+        Policy(self.on_finding)
+        if self.rollback.cure == "prove":
+            raise ConfigError(
+                'a trainer cannot make its steps again, which cure="prove" needs',
+                hint='use cure="window" or "mask", or train with holdfast.Run and train_step',
+            )
+
+
+def recording_of(
+    folder: str | Path | None,
+    *,
+    on_finding: str | Mapping[str, str],
+    alerts: Sequence[Alert],
+    rollback: RollbackOptions | None,
+) -> Recording | None:
+    """Return how to record; None where no folder is given.
+
+    Raises:
+        ConfigError: findings are to be acted on, and nothing is recorded.
+    """
+    if folder is None:
+        if on_finding != "log" or alerts or rollback is not None:
+            raise ConfigError("a run that is not recorded has no findings", hint="pass folder=")
+        return None
+    return Recording(folder=folder, on_finding=on_finding, alerts=alerts, rollback=rollback or RollbackOptions())
+
+
+class TrainerRecord:
+    """One rank's record of one call of a trainer. All ranks make it, and call its methods at the same steps.
+
+    Args:
+        recording: where, and what to do about findings.
         model: what is trained.
         optimizer: whose gradients are measured as they are used.
-        loader: where the batches come from.
-        rank: this process.
-        world_size: how many there are.
+        loader: where the batches come from; a rollback that is not finished skips batches in it.
         step: the optimizer steps made before, by the trainer's own count.
         config: the trainer's options.
+        monitors: what every rank's monitor had seen at the checkpoint; none begin anew.
+        scheduler: of the learning rate, where there is one.
+
+    Raises:
+        StateError: the run was rolled back, and the trainer continues from another checkpoint.
     """
 
     def __init__(
         self,
-        folder: str | Path,
+        recording: Recording,
         *,
         model: nn.Module,
         optimizer: torch.optim.Optimizer,
         loader: Any,
-        rank: int,
-        world_size: int,
         step: int,
         config: Mapping[str, Any],
+        monitors: Sequence[Mapping[str, Any]] = (),
+        scheduler: Any = None,
     ) -> None:
-        self._folder = RunFolder(Path(folder))
-        self._lock = FolderLock(self._folder.lock) if rank == 0 else None
+        self.folder = RunFolder(Path(recording.folder))
+        self._rollback = recording.rollback
+        parts = {} if scheduler is None else {"scheduler": scheduler}
+        self._components = Components(model=model, optimizers=[optimizer], loader=loader, parts=parts)
+        options = RunOptions(stats_every=recording.stats_every)
+        self._attempt, down = open_attempt(self.folder, self._components, options, fresh=False, config=config)
         try:
-            self._recorder, self._stopwatch = self._opened(model, loader, rank, world_size, step, config)
+            self._begin(step, down)
         except BaseException:
-            if self._lock is not None:
-                self._lock.release()
+            self._attempt.close()
             raise
-        self._gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=STATS_EVERY)
-        self._gauge.wants_layers = lambda: self._gauge.is_due(self._step)
-        self._monitor = Monitor(OnlineDebugger(), rank=rank)
-        self._step = step
-        self._batch = loader.step
+        self._gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=recording.stats_every)
+        self._gauge.wants_layers = lambda: self._gauge.is_due(self._attempt.step)
+        ranks = self._attempt.ranks
+        self._monitor = Monitor(OnlineDebugger(), rank=ranks.rank)
+        if monitors:
+            self._monitor.load_state_dict(dict(_own(monitors, ranks.rank)))
+        self._reactions = Reactions(self._attempt, self.folder, Policy(recording.on_finding), recording.alerts)
+        self._agreement = Agreement(ranks)
         self._waiting: StepRecord | None = None
+        self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
+        self._closed = False
         self.findings: list[dict[str, Any]] = []
         """What the monitor has found so far."""
 
-    def _opened(
-        self, model: nn.Module, loader: Any, rank: int, world_size: int, step: int, config: Mapping[str, Any]
-    ) -> tuple[Recorder, Stopwatch]:
-        folder, current = self._folder, Identity.new(model, loader)
-        known = Identity.read(folder)
-        if known is not None:
-            known.refuse_others(current, folder)
-        elif rank == 0:
-            current.write(folder)
-        history = History.read(folder, rank=rank)
-        self._reached = history.reached
-        origin = Origin.of_process()
-        down = 0.0
-        if history.origin is not None:
-            ended = history.origin.monotonic + history.elapsed
-            same_boot = origin.boot == history.origin.boot
-            origin = Origin.of_process(not_before=ended if same_boot else float("-inf"))
-            down = origin.seconds_since(history.origin, history.elapsed)
-        header: dict[str, Any] = {
-            "run": (known or current).run,
-            "world_size": world_size,
-            "time": origin.time,
-            "monotonic": origin.monotonic,
-            "boot": origin.boot,
-            "pid": os.getpid(),
-        }
-        if rank == 0:
-            header |= {"config": dict(config), "environment": describe_environment()}
-        recorder = Recorder(folder, rank=rank, attempt=history.attempts + 1, header=header, head=history.head)
-        stopwatch = Stopwatch(origin.monotonic, stall_after=STALL_SECONDS)
-        stopwatch.lap("startup")
-        spent, at = stopwatch.take()
-        recorder.write({"event": "start", "step": step, "batch": loader.step, "down_time": down, **spent, "at": at})
-        return recorder, stopwatch
+    @property
+    def step_number(self) -> int:
+        """How many steps are done."""
+        return self._attempt.step
+
+    def monitor_states(self) -> list[dict[str, Any]]:
+        """Return what every rank's monitor has seen; all ranks call it."""
+        self._write_waiting()
+        return self._attempt.ranks.each(self._monitor.state_dict)
+
+    # --- what the trainer tells ------------------------------------------------------------------------------------
 
     def lap(self, bucket: str) -> None:
         """Count the time since the last lap in a bucket: ``data``, ``step``, ``evaluation`` or ``save``."""
-        self._stopwatch.lap(bucket)
+        self._attempt.stopwatch.lap(bucket)
 
-    def step(self, loss: Any, *, batches: int, **metrics: Any) -> None:
+    def step(self, loss: Any, *, batches: int, **metrics: Any) -> Path | None:
         """Say that an optimizer step was made.
 
         Args:
             loss: its loss; a tensor is read when the next step has been made.
             batches: how many batches it took.
             **metrics: any other numbers.
+
+        Returns:
+            The checkpoint the trainer has to go back to, if all ranks have agreed on that; None otherwise.
+
+        Raises:
+            RunStoppedError: a finding stops the run.
         """
-        self._stopwatch.lap("step")
-        record = StepRecord(self._step, (self._batch, self._batch + batches), loss, None, metrics)
+        attempt = self._attempt
+        attempt.stopwatch.lap("step")
+        record = StepRecord(attempt.step, (attempt.batch, attempt.batch + batches), loss, None, metrics)
         record.rate, record.sharded = self._gauge.rate, self._gauge.sharded
         record.grad_norms, record.weight_norms, record.layers = self._gauge.take()
         self._write_waiting()
         self._waiting = record
-        self._step += 1
-        self._batch += batches
+        self._batches_of.append((attempt.step, attempt.batch))
+        attempt.step += 1
+        attempt.batch += batches
+        return self._react()
 
-    def event(self, kind: str, **fields: Any) -> None:
-        """Write an event after everything that came before it."""
-        self._write_waiting()
-        spent, at = self._stopwatch.take()
-        self._recorder.write({"event": kind, "step": self._step, **fields, **spent, "at": at})
+    def evaluation(self, name: str, figures: Mapping[str, float]) -> None:
+        """Keep an evaluation's time and figures apart from the training's."""
+        self.lap("evaluation")
+        self._event("evaluation", name=name, figures=dict(figures))
 
-    def checkpoint(self, path: str, **fields: Any) -> None:
-        """Note a checkpoint that the trainer saved, and make the log as durable as that."""
-        self._stopwatch.lap("save")
-        self.event("checkpoint", path=path, **fields)
-        self._recorder.sync()
+    def checkpoint(self, path: str | Path, *, metrics: Any = None) -> None:
+        """Note a checkpoint that the trainer saved, and make the log as durable as that; all ranks call it.
+
+        Args:
+            path: where it is.
+            metrics: the aggregator whose figures are written down with it.
+        """
+        self._attempt.stopwatch.lap("save")
+        self._event("checkpoint", path=str(path))
+        if metrics is not None:
+            figures = metrics.get_metrics_for_logging()
+            numbers = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
+            self._event("metrics", figures=numbers)
+        self._attempt.recorder.sync()
+        if self._attempt.ranks.is_first:  # what is newest now lies after whatever the run was rolled back to
+            (self.folder.root / RESUME_FILE).unlink(missing_ok=True)
 
     def close(self) -> None:
         """Write what is left and let the folder go; closing twice is harmless."""
-        if self._lock is not None or self._waiting is not None:
-            self.event("end")
-        self._gauge.close()
-        self._recorder.close()
-        if self._lock is not None:
-            self._lock.release()
-            self._lock = None
+        if self._closed:
+            return
+        self._closed = True
+        try:
+            self._event("end")
+        finally:
+            self._gauge.close()
+            with contextlib.suppress(RuntimeError):  # the other ranks may be gone
+                self._agreement.drain()
+            self._reactions.close()
+            self._attempt.close()
+
+    # --- beginning, and going back ---------------------------------------------------------------------------------
+
+    def _begin(self, step: int, down: float) -> None:
+        attempt, loader = self._attempt, self._components.loader
+        decided = unfinished(attempt.history.events)
+        if decided is not None and decided["to"] != step:
+            raise StateError(
+                "the run was rolled back, and the trainer continues from another checkpoint",
+                step=step,
+                expected=decided["to"],
+                hint=f"continue from {decided['checkpoint']}",
+            )
+        attempt.stopwatch.lap("restore")
+        attempt.step, attempt.batch = step, _place(loader)
+        attempt.event("start", step=step, batch=attempt.batch, checkpoint=None, notes=[], down_time=down)
+        self.rolled_back(decided)
+
+    def rolled_back(self, decided: Mapping[str, Any] | None) -> None:
+        """Apply the cures decided since the checkpoint the trainer has restored; finish a rollback, if there is one."""
+        attempt, events = self._attempt, self._attempt.history.events
+        if decided is not None:
+            attempt.ranks.first(
+                lambda: abandon(reachable(events), after=decided["to"], number=decided["number"])
+            )  # one that was saved after the decision
+        for cure in cures_for(events, attempt.step):
+            cure.apply(self._components, attempt.discard)
+        attempt.batch = _place(self._components.loader)
+        if self._components.has_order and attempt.ranks.is_first:
+            state = self._components.loader.state_dict()
+            attempt.note("stream", step=attempt.step, batch=attempt.batch, state=state)
+        if decided is not None:
+            attempt.event("rolled_back", step=attempt.step, batch=attempt.batch, abandoned=[], notes=[])
+
+    def restored(self, step: int, monitors: Sequence[Mapping[str, Any]]) -> None:
+        """Say that the loop itself has gone back to a checkpoint.
+
+        Args:
+            step: how many steps were done there.
+            monitors: what every rank's monitor had seen there.
+        """
+        attempt = self._attempt
+        if monitors:
+            self._monitor.load_state_dict(dict(_own(monitors, attempt.ranks.rank)))
+        attempt.stopwatch.lap("restore")
+        self._gauge.take()
+        self._batches_of.clear()
+        attempt.step = step
+        self.rolled_back(unfinished(attempt.history.events))
+
+    def _react(self) -> Path | None:
+        """Agree with the other ranks on what follows from the findings, and do it."""
+        attempt, wanted = self._attempt, self._reactions.wanted
+        if attempt.ranks.world == 1 and wanted is Action.LOG:
+            return None
+        agreed = self._agreement.reach(Wish(action=wanted))
+        if agreed is None or agreed.action is Action.LOG:
+            return None
+        finding = self._reactions.act(self._agreement.share(self._reactions.take))
+        return None if finding is None else self._decide(finding)
+
+    def _decide(self, finding: dict[str, Any]) -> Path:
+        """Write down where the run goes back to, and move what it gives up aside."""
+        attempt = self._attempt
+        self._agreement.drain()
+        self._write_waiting()
+        known = attempt.ranks.first(lambda: reachable(attempt.history.events))
+        try:
+            decision = self._decision(finding, known)
+        except RollbackError as error:
+            self._reactions.stop(finding, error.message)
+            raise
+        attempt.event("rollback", **decision)
+        attempt.recorder.sync()
+
+        def make_way() -> None:
+            abandon(known, after=decision["to"], number=decision["number"])
+            write_resume_file(self.folder.root, decision)
+
+        attempt.ranks.first(make_way)
+        self._reactions.take()
+        return Path(decision["checkpoint"])
+
+    def _decision(self, finding: Mapping[str, Any], known: Mapping[int, Path]) -> Record:
+        attempt, options, events = self._attempt, self._rollback, self._attempt.history.events
+        made = sum(event["event"] == "rollback" for event in events)
+        if made >= options.max_rollbacks:
+            raise RollbackError("the run has rolled back as often as it may", rollbacks=made)
+        onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
+        usable = [step for step in known if step <= onset]
+        if not usable:
+            raise RollbackError("there is no checkpoint from before the onset", onset=onset)
+        to = max(usable)
+        first = next((batch for step, batch in self._batches_of if step >= onset), attempt.batch)
+        stop, before = attempt.batch + options.after, len(cures_for(events, to))
+        suspects = (first, stop + (stop - first) * (2**before - 1))
+        cure = attempt.ranks.first(lambda: options.cure_for(finding, suspects))
+        return {
+            "number": made + 1,
+            "step": attempt.step,
+            "to": to,
+            "checkpoint": str(known[to]),
+            "finding": dict(finding),
+            "suspects": list(suspects),
+            "skipped": list(cure.skip_batches or cure.mask_batches or ()),
+            "cure": cure.to_json(),
+        }
+
+    # --- the log ---------------------------------------------------------------------------------------------------
+
+    def _event(self, kind: str, **fields: Any) -> None:
+        """Write an event after everything that came before it."""
+        self._write_waiting()
+        self._attempt.event(kind, step=self._attempt.step, **fields)
 
     def _write_waiting(self) -> None:
         record, self._waiting = self._waiting, None
         if record is None:
             return
-        fields = record.fields()
-        spent, at = self._stopwatch.take()
-        if record.step < self._reached:
+        attempt, fields = self._attempt, record.fields()
+        spent, at = attempt.stopwatch.take()
+        if record.step < attempt.reached:
             fields["redone"] = True
-        self._reached = max(self._reached, record.step + 1)
-        self._recorder.write({**fields, **spent, "at": at})
-        for finding in self._monitor.update(fields):
-            self.findings.append(finding)
-            self._recorder.write({"event": "finding", "step": record.step, **finding, "at": at})
+        attempt.reached = max(attempt.reached, record.step + 1)
+        fields = {**fields, **spent, "at": at}
+        attempt.recorder.write(fields)
+        found = self._monitor.update(fields)
+        self.findings += found
+        self._reactions.note(found)
+
+
+def _own(monitors: Sequence[Mapping[str, Any]], rank: int) -> Mapping[str, Any]:
+    """Return what a rank's monitor continues from: its own state, or rank 0's where the rank is new."""
+    return monitors[rank if rank < len(monitors) else 0]
+
+
+def _place(loader: Any) -> int:
+    """Return the step of the stream whose batches the model has seen."""
+    checkpoint = getattr(loader, "get_checkpoint", None)
+    return int(checkpoint().step) if checkpoint is not None else int(loader.step)

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Iterator
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice, repeat
 from pathlib import Path
 from typing import Any
@@ -24,7 +25,11 @@ from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState,
 from transformers.trainer_callback import ExportableState
 
 from holdfast.errors import ConfigError, StateError
-from holdfast.integrations.trainer_record import TrainerRecord
+from holdfast.integrations.restart import Restart, train_again
+from holdfast.integrations.trainer_record import Recording, TrainerRecord, recording_of
+from holdfast.integrations.trainer_state import TRAINER_STATE, collect_state
+from holdfast.run.alerts import Alert
+from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
 
 __all__ = ["HoldfastCallback", "HoldfastTrainerMixin", "TrainerBatches", "attach"]
@@ -37,6 +42,8 @@ class TrainerBatches:
 
     Args:
         loader: where the batches come from.
+        metrics: a ``MetricsAggregator`` for what the batches hold under ``metrics``; it travels in the checkpoints.
+        recording: where the run is recorded, and what is done about findings; None records nothing.
     """
 
     # What ``accelerate.skip_first_batches`` copies into a ``DataLoader`` of its own: one that passes batches through.
@@ -47,9 +54,14 @@ class TrainerBatches:
     num_workers = 0
     prefetch_factor = None
 
-    def __init__(self, loader: StreamingShardLoader) -> None:
+    def __init__(
+        self, loader: StreamingShardLoader, *, metrics: Any = None, recording: Recording | None = None
+    ) -> None:
         loader.require_acknowledgement()
         self.loader = loader
+        self.metrics = metrics
+        self.recording = recording
+        self._figures: deque[Any] = deque()
         self._length: int | None = None
         self._thrown_away = 0
 
@@ -82,9 +94,34 @@ class TrainerBatches:
         yield from repeat(None, self._thrown_away)
         yield from self
 
+    def acknowledge(self) -> None:
+        """Count the oldest batch in the trainer's hands as trained on."""
+        self.loader.acknowledge()
+        if self._figures:
+            self.metrics.update(self._figures.popleft())
+
+    def take_back(self) -> None:
+        """Take back what an earlier ``train()`` had in its hands when it ended."""
+        self.loader.take_back()
+        self._figures.clear()
+
+    def load(self, state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+        """Continue from a trainer's checkpoint; returns what the monitors had seen."""
+        saved = TRAINER_STATE.from_json(state)
+        if saved.stream is None:
+            raise StateError("the trainer's checkpoint holds no stream state")
+        self.loader.load_state_dict(saved.stream)
+        self._figures.clear()
+        if self.metrics is not None and saved.metrics is not None:
+            self.metrics.load_state_dict(saved.metrics)
+        return saved.monitors
+
     def _batches(self) -> Iterator[Any]:
         while not self.loader.is_empty():
-            yield from self.loader
+            for batch in self.loader:
+                if self.metrics is not None:
+                    self._figures.append(batch.pop("metrics", []))
+                yield batch
 
 
 class _WithPlaceholders(IterableDataset[Any]):
@@ -98,24 +135,25 @@ class _WithPlaceholders(IterableDataset[Any]):
 class HoldfastCallback(TrainerCallback, ExportableState):
     """Carries the stream state in the trainer's checkpoints and counts what the model was trained on.
 
-    The loader is found in the trainer, which must get its batches from ``TrainerBatches`` (``attach`` sees to both).
-
-    Args:
-        folder: where the run is recorded; None records nothing.
+    Loader, metrics and recording are found in the trainer, which must get its batches from ``TrainerBatches``
+    (``attach`` sees to both).
     """
 
-    def __init__(self, folder: str | None = None) -> None:
-        self.folder = folder
-        self.stream: dict[str, Any] | None = None
+    def __init__(self) -> None:
+        self.carried: dict[str, Any] | None = None
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
-        self._loader: StreamingShardLoader | None = None
+        self._batches: TrainerBatches | None = None
         self._losses: list[Any] = []
 
     def state(self) -> dict[str, Any]:
         """Return what the trainer writes into ``trainer_state.json``."""
-        stream = self._loader.state_dict() if self._loader is not None else self.stream
-        return {"args": {"folder": self.folder}, "attributes": {"stream": stream}}
+        return {"args": {}, "attributes": {"carried": self.carried}}
+
+    def gather(self) -> None:
+        """Collect what the next checkpoint holds; all ranks call it, before the trainer saves (``attach`` does)."""
+        if self._batches is not None:
+            self.carried = collect_state(loader=self._batches.loader, metrics=self._batches.metrics, record=self.record)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -126,39 +164,42 @@ class HoldfastCallback(TrainerCallback, ExportableState):
             raise ConfigError(
                 "the trainer does not read its batches from a holdfast loader",
                 found=type(batches).__name__,
-                hint="call attach(trainer, loader), or return TrainerBatches(loader) from get_train_dataloader",
+                hint="call attach(trainer, loader)",
             )
-        self._loader = batches.loader
+        self._batches, self._losses = batches, []
         if args.logging_nan_inf_filter:
             logger.info("logging_nan_inf_filter is turned off: the log shows the true loss, NaN included")
             args.logging_nan_inf_filter = False
+        monitors: Sequence[Mapping[str, Any]] = ()
         if state.global_step:
-            self._continue(args, state, batches)
+            monitors = self._continue(args, state, batches)
         else:
-            self._loader.take_back()  # an earlier train() may have stopped with batches in hand
-        if self.folder is not None:
+            batches.take_back()
+        if batches.recording is not None:
             self.record = TrainerRecord(
-                self.folder,
+                batches.recording,
                 model=kwargs["model"],
                 optimizer=_plain(kwargs["optimizer"]),
-                loader=self._loader,
-                rank=args.process_index,
-                world_size=args.world_size,
+                loader=batches.loader,
                 step=state.global_step,
                 config=json.loads(args.to_json_string()),  # type: ignore[no-untyped-call]
+                monitors=monitors,
+                scheduler=kwargs.get("lr_scheduler"),
             )
 
-    def _continue(self, args: TrainingArguments, state: TrainerState, batches: TrainerBatches) -> None:
+    def _continue(
+        self, args: TrainingArguments, state: TrainerState, batches: TrainerBatches
+    ) -> Sequence[Mapping[str, Any]]:
         callbacks: Any = state.stateful_callbacks  # a dictionary by class name, once it has been saved
         saved = callbacks.get(type(self).__name__)
-        stream = saved["attributes"].get("stream") if isinstance(saved, dict) else None
-        if stream is None:
+        carried = saved["attributes"].get("carried") if isinstance(saved, dict) else None
+        if carried is None:
             raise StateError(
                 "the trainer's checkpoint holds no stream state, so this run would repeat data it has seen",
                 global_step=state.global_step,
                 hint="resume from a checkpoint that was saved with attach(trainer, loader), or start a new run",
             )
-        batches.loader.load_state_dict(stream)
+        monitors = batches.load(carried)
         if not args.ignore_data_skip:
             # As the trainer computes it: whole optimizer steps of the current epoch, in batches.
             accumulated = args.gradient_accumulation_steps
@@ -167,6 +208,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
             except TypeError:
                 steps_per_epoch = args.max_steps
             batches.will_throw_away(state.global_step % steps_per_epoch * accumulated)
+        return monitors
 
     def trained(self, loss: Any) -> None:
         """Note the loss of a batch, as the model gave it (``attach`` sees to it)."""
@@ -176,36 +218,48 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Count a batch whose gradients were accumulated."""
-        assert self._loader is not None
-        self._loader.acknowledge()
+        assert self._batches is not None
+        self._batches.acknowledge()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count a batch that ended in an optimizer step, and record the step."""
-        assert self._loader is not None
-        self._loader.acknowledge()
+        """Count a batch that ended in an optimizer step, record the step, and go back where that was agreed on.
+
+        Raises:
+            Restart: the run was rolled back; ``attach`` lets the trainer train again from where it went back to.
+        """
+        assert self._batches is not None
+        self._batches.acknowledge()
         losses, self._losses = self._losses, []
-        if self.record is not None:
-            # The trainer has divided each batch's loss by how many are accumulated.
-            self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+        if self.record is None:
+            return
+        # The trainer has divided each batch's loss by how many are accumulated.
+        back_to = self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+        if back_to is not None:
+            self._close()
+            raise Restart(back_to)
 
     def on_evaluate(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Keep the evaluation's time and figures apart from the training's."""
         if self.record is not None:
-            self.record.lap("evaluation")
             figures = {name: value for name, value in kwargs.get("metrics", {}).items() if isinstance(value, float)}
-            self.record.event("evaluation", name="eval", figures=figures)
+            self.record.evaluation("eval", figures)
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Note the checkpoint in the run's log."""
-        if self.record is not None:
-            self.record.checkpoint(f"checkpoint-{state.global_step}")
+        if self.record is not None and self._batches is not None:
+            path = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
+            self.record.checkpoint(path, metrics=self._batches.metrics)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Close the run's log."""
-        if self.record is not None:
-            self.record.close()
+        self._close()
+
+    def _close(self) -> None:
+        record, self.record = self.record, None
+        if record is not None:
+            record.close()
 
 
 def _plain(optimizer: Any) -> torch.optim.Optimizer:
@@ -215,46 +269,78 @@ def _plain(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def attach(trainer: Trainer, loader: StreamingShardLoader, *, folder: str | Path | None = None) -> HoldfastCallback:
+def attach(
+    trainer: Trainer,
+    loader: StreamingShardLoader,
+    *,
+    folder: str | Path | None = None,
+    metrics: Any = None,
+    on_finding: str | Mapping[str, str] = "log",
+    alerts: Sequence[Alert] = (),
+    rollback: RollbackOptions | None = None,
+) -> None:
     """Make a loader the trainer's source of training batches, with exact resume from the trainer's own checkpoints.
 
     Args:
         trainer: any ``transformers.Trainer`` before ``train()``.
         loader: one rank's batches; rank and world size are the trainer's own when left to ``torch.distributed``.
         folder: record the run there: every step, finding and checkpoint, for ``holdfast report`` and ``serve``.
+        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
+            on, and its state travels in the checkpoints.
+        on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
+        alerts: where alerts go.
+        rollback: how to roll back. The trainer trains again from the checkpoint before the onset.
 
-    Returns:
-        The callback that was added; its ``record`` has the findings.
+    Raises:
+        ConfigError: findings are to be acted on, and nothing is recorded.
     """
-    batches = TrainerBatches(loader)
+    batches = TrainerBatches(
+        loader, metrics=metrics, recording=recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
+    )
     vars(trainer)["get_train_dataloader"] = lambda: batches
     if trainer.args.ignore_data_skip:
         # It saves reading what was trained on, which costs nothing here, and loses the place in the epoch, which does:
         # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.
         logger.info("ignore_data_skip is turned off: resuming reads nothing twice")
         trainer.args.ignore_data_skip = False
-    callback = HoldfastCallback(None if folder is None else str(folder))
-    trainer.add_callback(callback)
-    make_step = trainer.training_step
+    trainer.add_callback(HoldfastCallback())
+    make_step, save, train = trainer.training_step, trainer._save_checkpoint, trainer.train
+
+    def callbacks() -> Iterator[HoldfastCallback]:
+        # After a restored callback state the trainer has another instance of it.
+        return (each for each in trainer.callback_handler.callbacks if isinstance(each, HoldfastCallback))
 
     def training_step(*arguments: Any, **options: Any) -> Any:
         loss = make_step(*arguments, **options)
-        # After a restored callback state the trainer has another instance of it.
-        for each in trainer.callback_handler.callbacks:
-            if isinstance(each, HoldfastCallback):
-                each.trained(loss)
+        for each in callbacks():
+            each.trained(loss)
         return loss
 
-    vars(trainer)["training_step"] = training_step
-    return callback
+    def save_checkpoint(*arguments: Any, **options: Any) -> Any:
+        for each in callbacks():
+            each.gather()
+        return save(*arguments, **options)
+
+    def train_on(resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
+        return train_again(lambda path: train(path, *arguments, **options), resume_from_checkpoint)
+
+    vars(trainer).update(training_step=training_step, _save_checkpoint=save_checkpoint, train=train_on)
 
 
 class HoldfastTrainerMixin:
-    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes ``loader=`` and ``folder=`` and attaches them."""
+    """``class MyTrainer(HoldfastTrainerMixin, Trainer)`` takes what ``attach`` takes and attaches it."""
 
     def __init__(
-        self, *args: Any, loader: StreamingShardLoader, folder: str | Path | None = None, **kwargs: Any
+        self,
+        *args: Any,
+        loader: StreamingShardLoader,
+        folder: str | Path | None = None,
+        metrics: Any = None,
+        on_finding: str | Mapping[str, str] = "log",
+        alerts: Sequence[Alert] = (),
+        rollback: RollbackOptions | None = None,
+        **kwargs: Any,
     ) -> None:
         super().__init__(*args, **kwargs)
         assert isinstance(self, Trainer)
-        attach(self, loader, folder=folder)
+        attach(self, loader, folder=folder, metrics=metrics, on_finding=on_finding, alerts=alerts, rollback=rollback)

@@ -23,7 +23,7 @@ from holdfast.run.ranks import Ranks
 from holdfast.run.recorder import Recorder
 from holdfast.run.snapshot import Components
 
-__all__ = ["REMEMBERED", "Attempt", "begin", "restore_checkpoint"]
+__all__ = ["REMEMBERED", "Attempt", "begin", "open_attempt", "restore_checkpoint"]
 
 REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert"))
 """Events that decide how a run continues."""
@@ -97,18 +97,40 @@ def begin(
         RunMismatchError: the folder belongs to another run, other data or another model.
         RunFolderError: the folder holds checkpoints, but none a run could continue from.
     """
+    attempt, down = open_attempt(folder, components, options, fresh=fresh, config=config)
+    try:
+        _restore(attempt, components, down)
+    except BaseException:
+        attempt.close()
+        raise
+    attempt.compaction.start(before=attempt.recorder.file)
+    return attempt
+
+
+def open_attempt(
+    folder: RunFolder, components: Components, options: RunOptions, *, fresh: bool, config: Mapping[str, Any]
+) -> tuple[Attempt, float]:
+    """Lock the folder, check whose it is and open the log, for whoever restores by itself. All ranks call it.
+
+    Returns:
+        The attempt, and for how many seconds the run was down before it.
+
+    Raises:
+        RunLockedError: another process is running here.
+        RunMismatchError: the folder belongs to another run, other data or another model.
+    """
     ranks = Ranks.joined()
     locks: list[FolderLock] = []
     ranks.first(lambda: locks.append(FolderLock(folder.lock)))
     try:
-        return _begin(folder, components, options, ranks, locks, fresh=fresh, config=config)
+        return _open(folder, components, options, ranks, locks, fresh=fresh, config=config)
     except BaseException:
         for lock in locks:
             lock.release()
         raise
 
 
-def _begin(
+def _open(
     folder: RunFolder,
     components: Components,
     options: RunOptions,
@@ -117,7 +139,7 @@ def _begin(
     *,
     fresh: bool,
     config: Mapping[str, Any],
-) -> Attempt:
+) -> tuple[Attempt, float]:
     identity = ranks.first(lambda: _identify(folder, components, fresh=fresh))
     histories = ranks.each(lambda: _outline(History.read(folder, rank=ranks.rank)))
     history = histories[ranks.rank]
@@ -140,6 +162,7 @@ def _begin(
             "environment": describe_environment(),
         }
     recorder = Recorder(folder, rank=ranks.rank, attempt=number, header=header, head=history.head)
+    stopwatch.lap("startup")
     attempt = Attempt(
         ranks=ranks,
         identity=identity,
@@ -153,14 +176,7 @@ def _begin(
         lock=locks[0] if locks else None,
         reached=max(each.reached for each in histories),
     )
-    try:
-        stopwatch.lap("startup")
-        _restore(attempt, components, down)
-    except BaseException:
-        recorder.close()
-        raise
-    attempt.compaction.start(before=recorder.file)
-    return attempt
+    return attempt, down
 
 
 def _identify(folder: RunFolder, components: Components, *, fresh: bool) -> Identity:

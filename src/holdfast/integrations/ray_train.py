@@ -1,0 +1,74 @@
+"""A stream in Ray Train: ``stream = prepare(loader)`` and ``report(…, checkpoint=checkpoint(stream, folder))``.
+
+``ray.train.report`` keeps whatever lies in a checkpoint's folder and hands it to the workers it starts again, be they
+as many as before or not. So the stream's state is one file there. Ray decides when workers are started again, and how
+many; which samples they train on does not depend on it.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import ray.train
+
+from holdfast.errors import StateError
+from holdfast.integrations.loop import TrainingStream
+from holdfast.stream import StreamingShardLoader
+
+__all__ = ["STATE_FILE", "checkpoint", "prepare"]
+
+STATE_FILE = "holdfast.json"
+"""The file with the stream's state in the folder of a Ray checkpoint."""
+
+
+def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
+    """Return the loader's batches, from where the newest Ray checkpoint stood. Call it in the training function.
+
+    Args:
+        loader: one worker's batches; leave rank and world size to ``torch.distributed``, which Ray has set up.
+        **options: ``folder`` (on storage all workers share), ``model``, ``optimizer``, ``metrics``, ``on_finding`` … of
+            ``TrainingStream``, to record the run; then call ``stream.step(loss)`` after every optimizer step.
+
+    Raises:
+        StateError: Ray resumes from a checkpoint that was saved without the stream.
+    """
+    stream = TrainingStream(loader, **options)
+    found = ray.train.get_checkpoint()
+    if found is None:
+        return stream
+    with found.as_directory() as folder:
+        try:
+            state = json.loads((Path(folder) / STATE_FILE).read_text(encoding="utf-8"))
+        except (OSError, ValueError) as error:
+            raise StateError(
+                "the Ray checkpoint holds no stream state, so this run would repeat data it has seen",
+                checkpoint=found.path,
+                hint="report checkpoints as checkpoint(stream, folder), or start a run of another name",
+            ) from error
+    stream.load_state_dict(state)
+    return stream
+
+
+def checkpoint(stream: TrainingStream, folder: str | Path) -> ray.train.Checkpoint | None:
+    """Put the stream's state beside what the program has saved in a folder, for ``ray.train.report``.
+
+    All workers call it.
+
+    Args:
+        stream: what ``prepare`` returned.
+        folder: this worker's folder with model and optimizer, in any format; workers other than the first may have
+            left it empty.
+
+    Returns:
+        The checkpoint to report; None where a worker has nothing to add.
+    """
+    state = stream.state_dict()
+    place = Path(folder)
+    if ray.train.get_context().get_world_rank() == 0:
+        temporary = place / f".{STATE_FILE}.tmp"
+        temporary.write_text(json.dumps(state), encoding="utf-8")
+        os.replace(temporary, place / STATE_FILE)
+    return ray.train.Checkpoint.from_directory(place) if any(place.iterdir()) else None
