@@ -334,3 +334,10 @@ class DebugReport:
             if verdict in verdicts:
                 return verdict
         return Verdict.UNKNOWN
+
+    def _repr_html_(self) -> str:
+        """Show the report's page in a notebook."""
+        from holdfast.page.from_report import render_report
+        from holdfast.page.notebook import framed
+
+        return framed(render_report(self))

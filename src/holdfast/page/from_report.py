@@ -5,11 +5,20 @@ from __future__ import annotations
 import math
 
 from holdfast.debug import DebugReport
-from holdfast.debug.reporting.words import clean, remarks
+from holdfast.debug.reporting.words import clean, next_command, remarks
 from holdfast.debug.types import Finding, RunReport, Signal, Verdict
 from holdfast.page.model import Cause, Chart, Flag, Line, Page
+from holdfast.page.render import render_pages
 
-__all__ = ["charts_of", "flag_of", "lead_of", "page_of_report", "pages_of_report"]
+__all__ = [
+    "MIN_SHOWN_CONFIDENCE",
+    "charts_of",
+    "flag_of",
+    "lead_of",
+    "page_of_report",
+    "pages_of_report",
+    "render_report",
+]
 
 LEADS = {
     Verdict.HEALTHY: "Nothing in this log points to a failure.",
@@ -32,6 +41,8 @@ LOGARITHMIC = frozenset(("grad_norm", "loss_scale"))
 MAX_LINES = 8
 """Lines in one chart; those of the whole model come before those of a layer or a replica."""
 MAX_CHARTS = 24
+MIN_SHOWN_CONFIDENCE = 0.005
+"""A cause that would be shown at 0% is not shown."""
 
 
 def page_of_report(report: DebugReport) -> Page:
@@ -42,6 +53,11 @@ def page_of_report(report: DebugReport) -> Page:
 def pages_of_report(report: DebugReport) -> list[Page]:
     """Return a page for every run of a report."""
     return [_page(run) for run in report.runs]
+
+
+def render_report(report: DebugReport) -> str:
+    """Return a report as one HTML file: the page of its run, or a table that leads to the page of each."""
+    return render_pages(pages_of_report(report), title=f"{len(report.runs)} runs")
 
 
 def _page(run: RunReport) -> Page:
@@ -55,6 +71,7 @@ def _page(run: RunReport) -> Page:
         flags=tuple(flag_of(finding) for finding in run.findings),
         notes=tuple(clean(note) for note in remarks(run)),
         config={clean(name): clean(value) for name, value in run.config.items()},
+        command=next_command(run, plots_shown=True) if run.verdict is Verdict.UNHEALTHY else "",
     )
 
 
@@ -115,6 +132,7 @@ def flag_of(finding: Finding) -> Flag:
                 tuple(map(clean, cause.evidence_against)),
             )
             for cause in finding.causes
+            if cause.confidence >= MIN_SHOWN_CONFIDENCE
         ),
         advice=detection.failure.advice,
     )

@@ -17,15 +17,21 @@ from holdfast.debug.ingestion.run_log import RunLog as ReadLog
 from holdfast.debug.reporting.words import clean, remarks
 from holdfast.debug.types import RunReport, Signal, Verdict
 from holdfast.page.from_report import charts_of, flag_of, lead_of
-from holdfast.page.model import Bucket, Cause, Chart, Event, Flag, HeatMap, Line, Page
+from holdfast.page.good_run import config_difference, last_good_run
+from holdfast.page.model import Bucket, Chart, Event, Flag, HeatMap, Line, Page
+from holdfast.page.run_flags import recorded_flag, with_investigations
+from holdfast.page.sources import is_of_source, source_charts, sources_of
 from holdfast.run import RunLog
 from holdfast.run.buckets import TIME_FIELDS
 from holdfast.run.columns import RunColumns
+from holdfast.run.investigations import read_investigations
 
 __all__ = ["RunFeed", "page_of_run"]
 
 LAYERS = {"grad_norm/": "Gradient norm by layer", "weight_norm/": "Weight norm by layer"}
 NOT_SERIES = frozenset(("at", *TIME_FIELDS.values())) - {"step_time", "data_time"}
+NOT_SHOWN = frozenset(("finding", "rolled_back", "stream", "metrics", "alert_sent"))
+"""Events that are not something that happened to the run at a step, or are shown elsewhere."""
 MAX_GIVEN_UP = 8
 """Branches that were given up and are still drawn, the newest first."""
 MAX_HEAT_COLUMNS = 400
@@ -60,6 +66,7 @@ class RunFeed:
         self._changes = 0
         self._report: RunReport | None = None
         self._looked_at = (-float("inf"), -1)
+        self._difference: tuple[str, tuple[tuple[str, str, str], ...]] | None = None
 
     @property
     def name(self) -> str:
@@ -105,9 +112,7 @@ class RunFeed:
 
     def _page(self, signals: tuple[Signal, ...], report: RunReport) -> Page:
         columns = self._columns
-        recorded = tuple(_flag(event) for event in columns.events if event["event"] == "finding")
-        seen = {flag.title for flag in recorded}
-        flags = (*recorded, *(flag for flag in map(flag_of, report.findings) if flag.title not in seen))
+        flags = self._flags(report)
         overcome = _rolled_back_to(columns)
         serious = overcome is None and any(flag.severity in ("warning", "critical") for flag in flags)
         steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
@@ -132,14 +137,39 @@ class RunFeed:
             events=tuple(_events(columns)),
             goodput=tuple(Bucket(name, seconds) for name, seconds in columns.goodput.seconds.items() if seconds),
             heat_maps=tuple(self._heat_maps()),
-            command=f"holdfast blame {self._name} --step {worst.onset:.0f}" if serious and worst else "",
+            command=worst.command if serious and worst else "",
             notes=tuple(clean(note) for note in remarks(report)),
             config={clean(name): clean(value) for name, value in self._config().items()},
+            changed=self._changed(),
+            compared_with=clean(self._difference[0]) if self._difference else "",
             environment={clean(name): clean(value) for name, value in environment.items()},
         )
 
+    def _flags(self, report: RunReport) -> tuple[Flag, ...]:
+        recorded = tuple(recorded_flag(event) for event in self._columns.events if event["event"] == "finding")
+        seen = {flag.title for flag in recorded}
+        flags = (*recorded, *(flag for flag in map(flag_of, report.findings) if flag.title not in seen))
+        investigations = read_investigations(self._log.folder.root)
+        return tuple(with_investigations(flag, investigations, self._name) for flag in flags)
+
+    def _changed(self) -> tuple[tuple[str, str, str], ...]:
+        """Return what differs from the last good run beside this one; looked up once."""
+        if self._difference is None:
+            good = last_good_run(self._log.folder.root)
+            self._difference = (good.name if good else "", config_difference(self._config(), good) if good else ())
+        return self._difference[1]
+
     def _charts(self, signals: tuple[Signal, ...]) -> tuple[Chart, ...]:
-        charts = charts_of(tuple(signal for signal in signals if not signal.name.startswith(tuple(LAYERS))))
+        names = sources_of(self._columns)
+        by_layer = tuple(LAYERS)
+        charts = charts_of(
+            tuple(
+                signal
+                for signal in signals
+                if not signal.name.startswith(by_layer) and is_of_source(signal.name, names) is None
+            )
+        )
+        charts = (*charts, *source_charts(self._columns, signals))
         given_up = [Line("given up", *branch, faded=True) for branch in self._columns.given_up[-MAX_GIVEN_UP:]]
         return tuple(
             replace(chart, lines=(*chart.lines, *given_up))
@@ -181,7 +211,7 @@ def _events(columns: RunColumns) -> Iterator[Event]:
     sizes = [header.get("world_size") for header in columns.headers]
     for record in columns.events:
         kind, step = record["event"], record.get("step")
-        if not isinstance(step, int) or kind in ("finding", "rolled_back"):
+        if not isinstance(step, int) or kind in NOT_SHOWN:
             continue
         attempt = record["attempt"]
         if kind == "start":
@@ -206,32 +236,3 @@ def _rolled_back_to(columns: RunColumns) -> int | None:
         elif record["event"] == "finding" and record.get("severity") in ("warning", "critical"):
             step = None
     return step
-
-
-def _flag(record: dict[str, Any]) -> Flag:
-    """Return a finding that the run's own monitor wrote down."""
-    number = {name: record.get(name) for name in ("onset", "certain_step", "last_step")}
-    steps = {name: float(value) if isinstance(value, (int, float)) else None for name, value in number.items()}
-    return Flag(
-        title=clean(record.get("title") or record.get("failure") or "finding"),
-        severity=str(record.get("severity", "info")),
-        onset=steps["onset"],
-        certain=steps["certain_step"],
-        last=steps["last_step"],
-        signal=clean(record.get("signal") or ""),
-        confidence=float(record.get("confidence") or 0.0),
-        evidence=tuple(clean(text) for text in record.get("evidence") or ()),
-        causes=tuple(_causes(record.get("causes") or ())),
-        advice=clean(record.get("advice") or ""),
-    )
-
-
-def _causes(records: Any) -> Iterator[Cause]:
-    for cause in records:
-        yield Cause(
-            clean(str(cause.get("cause", "")).replace("_", " ")),
-            float(cause.get("confidence") or 0.0),
-            clean(cause.get("remediation") or ""),
-            tuple(clean(text) for text in cause.get("evidence_for") or ()),
-            tuple(clean(text) for text in cause.get("evidence_against") or ()),
-        )

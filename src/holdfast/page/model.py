@@ -158,7 +158,8 @@ class Page:
         command: what to run next, to copy.
         notes: how this was read, and what is missing and why.
         config: the run's configuration.
-        changed: (name, here, in the other run) where the configuration differs from another run's.
+        changed: (name, here, there) where the configuration differs from the last good run's.
+        compared_with: the name of that run.
         environment: versions and hardware.
     """
 
@@ -175,6 +176,7 @@ class Page:
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
     changed: tuple[tuple[str, str, str], ...] = ()
+    compared_with: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
     def to_json(self, *, columns: int, first: float | None = None, last: float | None = None) -> dict[str, Any]:
@@ -193,6 +195,7 @@ class Page:
             "notes": list(self.notes),
             "config": {name: str(value) for name, value in self.config.items()},
             "changed": [list(row) for row in self.changed],
+            "comparedWith": self.compared_with,
             "environment": {name: str(value) for name, value in self.environment.items()},
         }
 

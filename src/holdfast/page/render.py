@@ -11,32 +11,56 @@ import base64
 import hashlib
 import html
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import cache
 from importlib.resources import files
 from typing import Any
 
 from holdfast.page.model import Page
 
-__all__ = ["MAX_BYTES", "render_page", "render_shell"]
+__all__ = ["MAX_BYTES", "render_page", "render_pages", "render_shell"]
 
 MAX_BYTES = 700_000
 """How much thinned data a mailed page holds at most; with the script and style it stays below a megabyte."""
 
 MIN_COLUMNS, MAX_COLUMNS = 300, 4000
+MIN_COLUMNS_OF_MANY = 60
+"""A run among hundreds in one file still shows its shape."""
+VERDICT_ORDER = {"unhealthy": 0, "unknown": 1, "healthy": 2}
 _BYTES_PER_COLUMN = 22  # two points of 8 bytes each, in base64
 
 
-def render_page(page: Page, *others: Page) -> str:
+def render_page(page: Page, *others: Page, max_bytes: int = MAX_BYTES) -> str:
     """Return the page as one self-contained HTML file.
 
     Args:
         page: the run to show.
         *others: runs to lay over it, for comparison.
+        max_bytes: how much thinned data it may hold.
     """
-    lines = sum(len(chart.lines) for each in (page, *others) for chart in each.charts) or 1
-    columns = min(MAX_COLUMNS, max(MIN_COLUMNS, MAX_BYTES // (lines * _BYTES_PER_COLUMN)))
-    return render_shell({"pages": [each.to_json(columns=columns) for each in (page, *others)]}, title=page.title)
+    pages = (page, *others)
+    columns = _columns(pages, max_bytes, MIN_COLUMNS)
+    return render_shell({"pages": [each.to_json(columns=columns) for each in pages]}, title=page.title)
+
+
+def render_pages(pages: Sequence[Page], *, title: str) -> str:
+    """Return several runs in one file: a table of them, worst first, that leads to the page of each.
+
+    Args:
+        pages: the runs; a single one is shown at once.
+        title: of the window, where there are several.
+    """
+    if len(pages) == 1:
+        return render_page(pages[0])
+    columns = _columns(pages, MAX_BYTES, MIN_COLUMNS_OF_MANY)
+    ordered = sorted(pages, key=lambda page: VERDICT_ORDER.get(page.verdict, len(VERDICT_ORDER)))
+    return render_shell({"choice": [each.to_json(columns=columns) for each in ordered]}, title=title)
+
+
+def _columns(pages: Sequence[Page], max_bytes: int, least: int) -> int:
+    """Return how many stretches each line is thinned to, for all of them to fit."""
+    lines = sum(len(chart.lines) for each in pages for chart in each.charts) or 1
+    return min(MAX_COLUMNS, max(least, max_bytes // (lines * _BYTES_PER_COLUMN)))
 
 
 def render_shell(data: Mapping[str, Any], *, title: str) -> str:

@@ -121,9 +121,18 @@ class _Handler(BaseHTTPRequestHandler):
         feeds = self.server.feeds
         name = query.get("run", next(iter(feeds)) if len(feeds) == 1 else "")
         if name in feeds:
-            data: dict[str, Any] = {"live": f"/data?run={quote(name, safe='')}", "home": "/"}
-            if query.get("compare") in feeds:
-                data["live"] += f"&compare={quote(query['compare'], safe='')}"
+            own = quote(name, safe="")
+            data: dict[str, Any] = {"live": f"/data?run={own}", "home": "/"}
+            compared = query.get("compare")
+            if compared in feeds:
+                data["live"] += f"&compare={quote(str(compared), safe='')}"
+            if len(feeds) > 1:
+                others = [
+                    [f"compare with {each}", f"/?run={own}&compare={quote(each, safe='')}", each == compared]
+                    for each in feeds
+                    if each != name
+                ]
+                data["others"] = [["compare with …", f"/?run={own}", compared not in feeds], *others]
             return self._send(HTTPStatus.OK, "text/html; charset=utf-8", render_shell(data, title=name).encode())
         runs = [_row(feed) for feed in feeds.values()]
         return self._send(

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from holdfast.errors import RunError
 from holdfast.run.blame import Blame, BlameOptions, blame
 from holdfast.run.cure import Cure
+from holdfast.run.investigations import keep_investigation
 from holdfast.run.proof import Proof, ProofOptions, prove
 from holdfast.run.replay import Replay, replay
 from holdfast.run.trials import Trials
@@ -43,7 +44,9 @@ def blame_step(run: Run, step: int, options: BlameOptions | None = None) -> Blam
     """Find the samples behind a step's excess."""
     options = options or BlameOptions()
     with _scene(run, step, options) as scene:
-        return blame(scene.trials, scene.window, scene.history, options)
+        found = blame(scene.trials, scene.window, scene.history, options)
+    keep_investigation(run.folder.root, "blame", step, found.to_json())
+    return found
 
 
 def prove_step(
@@ -58,7 +61,7 @@ def prove_step(
     looking = looking or BlameOptions()
     environment = run.log.header().get("environment") or {}
     with _scene(run, step, looking) as scene:
-        return prove(
+        found = prove(
             scene.trials,
             scene.window,
             scene.history,
@@ -67,6 +70,8 @@ def prove_step(
             suspects=samples,
             host=environment.get("host"),
         )
+    keep_investigation(run.folder.root, "proof", step, found.to_json())
+    return found
 
 
 @contextmanager

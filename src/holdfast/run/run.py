@@ -253,6 +253,12 @@ class Run:
         """
         return prove_step(self, step, samples=samples, options=options, looking=looking)
 
+    def _repr_html_(self) -> str | None:
+        """Show the run's page in a notebook; nothing but the name where nothing is recorded yet."""
+        from holdfast.page.notebook import framed_run
+
+        return framed_run(self.folder.root)
+
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> None:

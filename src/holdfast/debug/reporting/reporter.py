@@ -5,7 +5,6 @@ from __future__ import annotations
 from enum import Enum
 from pathlib import Path
 
-from holdfast.debug.reporting.html_report import render_html
 from holdfast.debug.reporting.json_report import render_json
 from holdfast.debug.reporting.junit import render_junit
 from holdfast.debug.reporting.markdown import render_markdown
@@ -14,6 +13,13 @@ from holdfast.debug.types import DebugReport
 from holdfast.errors import ConfigError
 
 __all__ = ["ReportFormat", "Reporter"]
+
+
+def render_html(report: DebugReport) -> str:
+    """The report as the page of its run, or of its runs: one file that asks no other host for anything."""
+    from holdfast.page.from_report import render_report
+
+    return render_report(report)
 
 
 class ReportFormat(str, Enum):

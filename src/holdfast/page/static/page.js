@@ -296,22 +296,49 @@
     const slot = document.getElementById("charts");
     if (slot) slot.replaceChildren(charts(current()));
   }
+  // Another run to lay over this one; the server knows its address.
+  function comparison() {
+    const box = make("select", { id: "compare", "aria-label": "Compare with another run",
+      onchange: () => { location.href = box.value; } });
+    for (const [name, href, chosen] of data.others) {
+      const option = make("option", { value: href }, name); if (chosen) option.selected = true; box.append(option);
+    }
+    return box;
+  }
   function show() {
     const page = current();
     const bar = make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"),
       data.live ? " · live" : ""), make("span", {},
-      data.live ? make("a", { href: data.home || "./" }, "all runs") : null, " ",
+      data.live && data.others ? make("a", { href: data.home || "./" }, "all runs") : null, " ",
+      data.others && data.others.length ? comparison() : null, " ",
       make("button", { onclick: () => zoom(null), id: "reset" }, "Whole run"), " ",
       make("button", { id: "theme", onclick: () => {
         theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); show(); } }, "Dark / light")));
     root.replaceChildren(bar, head(page), make("div", { id: "flags" }, flagList(page)),
       make("div", { id: "charts" }), ...[goodput(page), ...page.heatMaps.map(heatMap), events(page),
-        page.changed.length ? make("details", { open: "" }, make("summary", {}, "What differs from the other run"),
+        page.changed.length ? make("details", { open: "" }, make("summary", {}, `Configuration that differs from the last good run${page.comparedWith ? ` (${page.comparedWith})` : ""}`),
           make("div", { class: "scroll" }, table(["name", "here", "there"], page.changed))) : null,
         pairs("Configuration", page.config), pairs("Environment", page.environment),
         page.notes.length ? make("details", {}, make("summary", {}, "How this was read"),
           make("ul", {}, ...page.notes.map((note) => make("li", {}, note)))) : null].filter(Boolean));
     redraw();
+  }
+  // Several runs in one file: a table that leads to the page of each.
+  function choose() {
+    const back = () => { data.pages = null; state.open = null; state.range = null; choose(); };
+    const pick = (page) => { data.pages = [page]; shownPage = null; show(); scrollTo(0, 0);
+      root.querySelector("header.bar span:last-child").prepend(make("button", { id: "all", onclick: back }, "All runs"), " "); };
+    const words = { healthy: "healthy", unhealthy: "unhealthy", unknown: "cannot tell" };
+    const counts = Object.keys(words).map((name) => [data.choice.filter((page) => page.verdict === name).length, words[name]]);
+    root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
+      make("h2", {}, `${data.choice.length} runs`),
+      make("p", { class: "soft" }, counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(" · ")),
+      make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
+        ...["run", "verdict", "findings", ""].map((name) => make("th", {}, name)))),
+      make("tbody", {}, ...data.choice.map((page) => make("tr", {},
+        make("td", {}, make("button", { class: "link", onclick: () => pick(page) }, page.title)),
+        make("td", { class: `word ${page.verdict}` }, words[page.verdict] || page.verdict),
+        make("td", {}, String(page.flags.length)), make("td", {}, page.lead)))))));
   }
   function list() {
     root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
@@ -358,6 +385,7 @@
 
   theme(initialTheme());
   if (data.runs) list();
+  else if (data.choice) choose();
   else if (data.live) { refresh(true); setInterval(() => refresh(false), 1000); }
   else show();
 })();

@@ -1,0 +1,58 @@
+"""What blame and proof found, kept beside the run's log for the page: one JSON file per kind and step."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+__all__ = ["Investigation", "keep_investigation", "read_investigations"]
+
+FOLDER = "investigations"
+_NAME = re.compile(r"(blame|proof)-(\d{8,})\.json")
+
+
+@dataclass(frozen=True, slots=True)
+class Investigation:
+    """One question that was asked of a run, and its answer.
+
+    Attributes:
+        kind: ``blame`` or ``proof``.
+        step: the step in question.
+        result: what ``Blame.to_json`` or ``Proof.to_json`` gave.
+    """
+
+    kind: str
+    step: int
+    result: dict[str, Any]
+
+
+def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any]) -> None:
+    """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it."""
+    import torch.distributed as dist
+
+    if dist.is_available() and dist.is_initialized() and dist.get_rank():
+        return
+    place = folder / FOLDER
+    place.mkdir(parents=True, exist_ok=True)
+    path = place / f"{kind}-{step:08d}.json"
+    temporary = place / f".{path.name}.tmp"
+    temporary.write_text(json.dumps(result), encoding="utf-8")
+    os.replace(temporary, path)
+
+
+def read_investigations(folder: Path) -> list[Investigation]:
+    """Return every answer in a run's folder, by step; files that cannot be read are left out."""
+    found = []
+    for path in sorted((folder / FOLDER).glob("*.json")):
+        name = _NAME.fullmatch(path.name)
+        try:
+            result = json.loads(path.read_text(encoding="utf-8")) if name else None
+        except (OSError, ValueError):
+            continue
+        if name is not None and isinstance(result, dict):
+            found.append(Investigation(name[1], int(name[2]), result))
+    return sorted(found, key=lambda each: (each.step, each.kind))
