@@ -76,6 +76,7 @@ RUN_ALONE = [
     "migrate/hf_trainer.md",
     "migrate/dcp.md",
     "tutorial.md",
+    "packing.md",
 ]
 
 

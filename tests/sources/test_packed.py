@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from numpy.typing import NDArray
 from tests.sources.support import plain, ragged, through_pickle
 
-from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
 from holdfast.sources import ArraySource, ConcatSource, PackedSource, Ragged, concat
 from holdfast.sources.best_fit import best_fit
 from holdfast.testing import check_source
@@ -77,7 +79,78 @@ def test_every_token_is_in_exactly_one_pack(lengths: list[int], capacity: int, w
         for piece, start, stop in zip(pieces, bounds[:-1], bounds[1:], strict=False):
             assert stop - start == piece.stop - piece.start
             assert tokens[row, start] == 1_000 * piece.document + piece.start + 1
-            assert row in source.packs_of(piece.document)
+            assert row in source.samples_of(piece.document)
+
+
+@given(drawn_lengths, st.integers(1, 50), st.integers(1, 20), st.integers(1, 5))
+def test_every_epoch_has_every_token_once_in_as_many_packs_as_full_as_before(
+    lengths: list[int], capacity: int, window: int, epoch: int
+) -> None:
+    source = PackedSource(documents(lengths), length=capacity, window=window)
+    first, later = (source.read_at(np.arange(len(source)), np.full(len(source), number)) for number in (0, epoch))
+    for name in ("tokens", "document_ids"):
+        assert sorted(plain(first, name).ravel().tolist()) == sorted(plain(later, name).ravel().tolist())
+    filled = [(plain(batch, "document_ids") >= 0).sum(1).tolist() for batch in (first, later)]
+    assert sorted(filled[0]) == sorted(filled[1])
+    tokens, document = plain(later, "tokens"), plain(later, "document_ids")
+    assert np.array_equal(document[document >= 0], (tokens[document >= 0] - 1) // 1_000)
+    mixed = np.arange(len(source)) % 2 * epoch
+    together = source.read_at(np.arange(len(source)), mixed)
+    assert np.array_equal(plain(together, "tokens"), np.where(mixed[:, None] > 0, tokens, plain(first, "tokens")))
+    for row in range(len(source)):
+        found = source.pieces(row, epoch)
+        assert [piece.document for piece in found] == list(dict.fromkeys(d for d in document[row].tolist() if d >= 0))
+        assert all(row in source.samples_of(piece.document, epoch) for piece in found)
+
+
+def test_neighbours_differ_from_epoch_to_epoch_unless_told_not_to() -> None:
+    lengths = np.random.default_rng(5).integers(1, 40, 500).tolist()
+    source = PackedSource(documents(lengths), length=64, window=250)
+
+    def neighbours(epoch: int) -> set[tuple[int, ...]]:
+        return {tuple(sorted(p.document for p in source.pieces(row, epoch))) for row in range(len(source))}
+
+    assert len(neighbours(0) & neighbours(1)) < len(source) // 4
+    assert len(neighbours(1) & neighbours(2)) < len(source) // 4
+    fixed = PackedSource(documents(lengths), length=64, window=250, seed=None)
+    assert fixed.pieces(3, 0) == fixed.pieces(3, 7)
+
+
+@given(drawn_lengths, st.integers(1, 50), st.data())
+def test_masked_documents_leave_everything_else_in_its_place(lengths: list[int], capacity: int, data: Any) -> None:
+    masked = data.draw(st.sets(st.integers(0, len(lengths) - 1), max_size=5))
+    whole, without = (
+        PackedSource(documents(lengths), length=capacity, window=7, labels=True, masked=chosen)
+        for chosen in ((), masked)
+    )
+    assert whole.fingerprint() == without.fingerprint()
+    before, after = (source.read(np.arange(len(source))) for source in (whole, without))
+    gone = np.isin(plain(before, "document_ids"), list(masked))
+    for name, instead in (("tokens", 0), ("document_ids", -1), ("labels", -100)):
+        assert np.array_equal(plain(after, name), np.where(gone, instead, plain(before, name)))
+    assert np.array_equal(plain(after, "position_ids"), plain(before, "position_ids"))
+    assert np.array_equal(ragged(after, "cu_seqlens").values, ragged(before, "cu_seqlens").values)
+
+
+class Lengths(ArraySource):
+    """Documents whose lengths are known without reading them."""
+
+    shift = 0
+
+    def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
+        return ragged(self.read(np.arange(start, stop)), "tokens").row_lengths + self.shift
+
+
+def test_lengths_that_a_source_knows_are_not_read_and_must_hold() -> None:
+    lengths = np.random.default_rng(1).integers(0, 90, 300).tolist()
+    plain_source = documents(lengths)
+    known = Lengths({"tokens": plain_source.read(np.arange(300))["tokens"]})
+    packed, expected = (PackedSource(source, length=64, window=50) for source in (known, plain_source))
+    check_source(packed, same_as=expected)
+    assert packed.padding_share == expected.padding_share
+    known.shift = 1
+    with pytest.raises(SourceChangedError, match="another length"):
+        PackedSource(known, length=64, window=50).read(np.arange(3))
 
 
 @pytest.mark.parametrize("labels", [False, True])
@@ -140,3 +213,8 @@ def test_documents_of_several_sources_are_cut_as_one_and_keep_the_contract(tmp_p
     assert len(source) == 64 // 6
     check_source(source)
     assert plain(source.read(np.array([7])), "document_ids").tolist() == [[3, 3, 4, 4, 5, 5]]
+    assert source.pieces(7) == [(3, 28, 30), (4, 0, 2), (5, 0, 2)]
+    assert source.samples_of(3) == [2, 3, 4, 5, 6, 7]
+    assert source.samples_of(1) == []
+    with pytest.raises(ConfigError, match="given a length"):
+        ConcatSource(parts).pieces(0)

@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from holdfast.sources.base import ReadCounts as ReadCounts
     from holdfast.sources.base import Source as Source
     from holdfast.sources.base import check_indices as check_indices
+    from holdfast.sources.batched import BatchSource as BatchSource
+    from holdfast.sources.batched import padded_batch as padded_batch
     from holdfast.sources.concat import ConcatSource as ConcatSource
     from holdfast.sources.hf import HFSource as HFSource
     from holdfast.sources.hf_folder import HFFolderSource as HFFolderSource
@@ -39,6 +41,7 @@ _HOME = {
     "ArrayRecordSource": "array_record",
     "ArraySource": "arrays",
     "ArrowSource": "arrow_ipc",
+    "BatchSource": "batched",
     "Columns": "base",
     "ConcatSource": "concat",
     "HFFolderSource": "hf_folder",
@@ -59,6 +62,7 @@ _HOME = {
     "TarSource": "tar",
     "TokenFileSource": "tokens",
     "check_indices": "base",
+    "padded_batch": "batched",
 }
 
 __all__ = sorted(_HOME)

@@ -14,6 +14,8 @@ from heapq import heappop, heappush
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.order.keys import scramble
+
 __all__ = ["Packs", "best_fit"]
 
 Int64 = NDArray[np.int64]
@@ -32,44 +34,60 @@ class Packs:
         return len(self.offsets) - 1
 
 
-def best_fit(lengths: Int64, capacity: int) -> Packs:
-    """Pack documents of these lengths (those of length zero are in no pack) into packs of this capacity."""
+def best_fit(lengths: Int64, capacity: int, key: bytes | None = None) -> Packs:
+    """Pack documents of these lengths (those of length zero are in no pack) into packs of this capacity.
+
+    Args:
+        lengths: tokens of each document.
+        capacity: tokens of a pack.
+        key: which arrangement. Pieces of the same size are interchangeable, so each key deals them out in another way:
+            packs have other neighbours, and are as many and as full as before. None deals them out by number.
+    """
     whole = np.maximum(-(-lengths // capacity), 0)
     document = np.repeat(np.arange(len(lengths)), whole)
     start = (np.arange(len(document)) - np.repeat(np.cumsum(whole) - whole, whole)) * capacity
     stop = np.minimum(start + capacity, lengths[document])
-    pack = _place((stop - start).tolist(), capacity)
-    # Packs are numbered by the first document they hold, and so are the pieces inside.
-    first = np.full(max(pack, default=-1) + 1, len(document))
+    sizes = stop - start
+    if key is None:
+        by_size = np.argsort(-sizes, kind="stable")
+    else:
+        by_size = np.lexsort((scramble(np.arange(len(sizes), dtype=np.uint64), key), -sizes))
+    pack = np.empty(len(sizes), dtype=np.int64)
+    pack[by_size] = _place(sizes[by_size].tolist(), capacity)
+    # Packs are numbered by the first piece they hold, and so are the pieces inside.
+    first = np.full(int(pack.max(initial=-1)) + 1, len(document))
     np.minimum.at(first, pack, np.arange(len(document)))
-    number = np.argsort(np.argsort(first, kind="stable"), kind="stable")[pack] if len(document) else np.empty(0, int)
+    number = np.argsort(np.argsort(first, kind="stable"), kind="stable")[pack]
     by_pack = np.argsort(number, kind="stable")
     offsets = np.concatenate(([0], np.cumsum(np.bincount(number, minlength=len(first)))))
     return Packs(document[by_pack], start[by_pack], stop[by_pack], offsets.astype(np.int64))
 
 
 def _place(sizes: list[int], capacity: int) -> list[int]:
-    """Return the pack of each piece."""
-    pack = [0] * len(sizes)
+    """Return the pack of each piece; they come from the longest to the shortest."""
+    pack = []
     packs_with: dict[int, list[int]] = {}  # by the room they have left: heaps of pack numbers
     rooms: list[int] = []  # the rooms there are, sorted
     count = 0
-    for piece in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        size = sizes[piece]
+    for size in sizes:
         at = bisect_left(rooms, size)
         if at == len(rooms):
             chosen, room = count, capacity
             count += 1
         else:
             room = rooms[at]
-            chosen = heappop(packs_with[room])
-            if not packs_with[room]:
+            waiting = packs_with[room]
+            if len(waiting) == 1:
+                chosen = waiting[0]
                 del packs_with[room], rooms[at]
-        pack[piece] = chosen
+            else:
+                chosen = heappop(waiting)
+        pack.append(chosen)
         left = room - size
         if left:
-            if left not in packs_with:
-                packs_with[left] = []
+            if left in packs_with:
+                heappush(packs_with[left], chosen)
+            else:
+                packs_with[left] = [chosen]
                 insort(rooms, left)
-            heappush(packs_with[left], chosen)
     return pack

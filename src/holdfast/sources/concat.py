@@ -8,7 +8,7 @@ from collections.abc import Sequence
 
 from holdfast.errors import ConfigError, SourceError
 from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
-from holdfast.sources.document_windows import DocumentWindows
+from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.token_cuts import TokenCuts
 
@@ -51,6 +51,20 @@ class ConcatSource(Source):
         """Read from each source what belongs to it."""
         rows = check_indices(indices, len(self), source="ConcatSource")
         return read_by_part(rows, self._bounds, lambda number, local: self._sources[number].read(local))
+
+    def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
+        """Return which stretches of which documents a sample of ``length`` tokens is made of."""
+        return self._cuts().pieces(index, epoch)
+
+    def samples_of(self, document: int, epoch: int = 0) -> list[int]:
+        """Return the samples of ``length`` tokens that hold a document, or pieces of it."""
+        return self._cuts().samples_of(document, epoch)
+
+    def _cuts(self) -> TokenCuts:
+        (first, *_) = self._sources
+        if not isinstance(first, TokenCuts):
+            raise ConfigError("samples are made of documents only where ConcatSource is given a length")
+        return first
 
     def fingerprint(self, length: int | None = None) -> str:
         """Made of the fingerprints of the sources, so that appending one leaves the beginning recognisable."""

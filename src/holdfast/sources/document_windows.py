@@ -7,22 +7,54 @@ import os
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, SourceFormatError
-from holdfast.sources.base import Source
+from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
+from holdfast.sources.base import Indices, Source
 from holdfast.sources.ragged import Ragged
 
-__all__ = ["DocumentWindows"]
+__all__ = ["DocumentWindows", "HasRowLengths", "MadeOfDocuments", "Piece"]
+
+
+class Piece(NamedTuple):
+    """A stretch of a document inside a sample: its tokens start … stop-1."""
+
+    document: int
+    start: int
+    stop: int
+
+
+@runtime_checkable
+class HasRowLengths(Protocol):
+    """A source that knows how long its documents are without reading them."""
+
+    def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
+        """Return how many tokens each of the documents ``start`` … ``stop - 1`` has."""
+
+
+@runtime_checkable
+class MadeOfDocuments(Protocol):
+    """A source whose samples are made of pieces of documents."""
+
+    def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
+        """Return what a sample is made of in an epoch."""
+
+    def samples_of(self, document: int, epoch: int = 0) -> list[int]:
+        """Return the samples that hold a document, or pieces of it, in an epoch."""
+
+
+#: Counts of a window, by its number and the lengths of its documents.
+Counts = Callable[[int, NDArray[np.int64]], tuple[int, ...]]
 
 
 class DocumentWindows:
     """The documents of a source, some thousand at a time.
 
     Args:
-        source: the documents.
+        source: the documents. Where it has ``row_lengths``, documents are read only when a sample needs them.
         column: its column of tokens, of rows that differ in length.
         size: documents in a window.
     """
@@ -37,10 +69,21 @@ class DocumentWindows:
     def __len__(self) -> int:
         return -(-len(self.source) // self.size)
 
-    def read(self, number: int) -> Ragged:
-        """Return the documents of a window."""
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return the first document of a window, and the first of the next one."""
         first = number * self.size
-        columns = self.source.read(np.arange(first, min(first + self.size, len(self.source))))
+        return first, min(first + self.size, len(self.source))
+
+    def lengths(self, number: int) -> tuple[NDArray[np.int64], Ragged | None]:
+        """Return the lengths of a window's documents, and the documents where they had to be read for that."""
+        if isinstance(self.source, HasRowLengths):
+            return self.source.row_lengths(*self.bounds(number)), None
+        documents = self.documents(np.arange(*self.bounds(number)))
+        return documents.row_lengths, documents
+
+    def documents(self, indices: Indices) -> Ragged:
+        """Return the tokens of documents."""
+        columns = self.source.read(indices)
         documents = columns.get(self.column)
         if not isinstance(documents, Ragged) or documents.values.ndim != 1 or documents.dtype.kind not in "iu":
             raise SourceFormatError(
@@ -51,12 +94,13 @@ class DocumentWindows:
         return documents
 
     def count(
-        self, count: Callable[[Ragged], int], *, kind: str, folder: str | os.PathLike[str] | None
+        self, count: Counts, *, numbers: int, kind: str, folder: str | os.PathLike[str] | None
     ) -> NDArray[np.int64]:
-        """Count something in every window, in one pass over the source.
+        """Return some counts per window, a row each, in one pass over the source.
 
         Args:
-            count: what to count in a window's documents.
+            count: gives the counts of a window, by its number and the lengths of its documents.
+            numbers: how many it gives.
             kind: what is counted, with all that decides the result beside the documents.
             folder: where the counts are kept, so that the pass is made once; None to keep them nowhere.
         """
@@ -66,14 +110,30 @@ class DocumentWindows:
             kept = Path(folder) / f"windows-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
             try:
                 counts: NDArray[np.int64] = np.load(kept, allow_pickle=False)
-                if counts.shape == (len(self),) and counts.dtype == np.int64 and (counts >= 0).all():
+                if counts.shape == (numbers, len(self)) and counts.dtype == np.int64 and (counts >= 0).all():
                     return counts
             except (OSError, ValueError, EOFError):
                 pass  # not there, or torn: counted again
-        counts = np.array([count(self.read(number)) for number in range(len(self))], dtype=np.int64)
+        counts = np.empty((numbers, len(self)), dtype=np.int64)
+        for number in range(len(self)):
+            lengths, _ = self.lengths(number)
+            counts[:, number] = count(number, lengths)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".npy", delete=False) as aside:
                 np.save(aside, counts)
             os.replace(aside.name, kept)
         return counts
+
+    def check_length(self, documents: Ragged, expected: NDArray[np.int64], indices: Indices) -> Ragged:
+        """Return documents once they are as long as their source had said."""
+        wrong = np.flatnonzero(documents.row_lengths != expected)
+        if len(wrong):
+            raise SourceChangedError(
+                "a document has another length than when it was counted",
+                document=int(indices[wrong[0]]),
+                length=int(documents.row_lengths[wrong[0]]),
+                counted=int(expected[wrong[0]]),
+                hint="the data or its transform has changed, or the transform is not the same each time",
+            )
+        return documents

@@ -4,24 +4,29 @@ A packer that fills bins while it streams has an open bin to save and restore. H
 consecutive documents, each on its own (`holdfast.sources.best_fit`), so pack ``i`` is a pure function of the source:
 shuffling, mixing, resuming at another world size, skipping and ``when`` work as for any source, with no state. One pass
 over the lengths counts the packs per window; a read packs the windows it touches again.
+
+In each epoch a document has other neighbours: pieces of the same size change places, which leaves the number of packs
+and how full each is as they were.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, SourceError
+from holdfast.order.keys import derive_key
 from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
 from holdfast.sources.best_fit import Packs, best_fit
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows
+from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.file_source import LazySource
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import Ragged
@@ -31,27 +36,22 @@ __all__ = ["PackedSource", "Piece"]
 IGNORED_LABEL = -100  # what losses of torch leave out
 
 
-class Piece(NamedTuple):
-    """A stretch of a document inside a pack: its tokens start … stop-1."""
-
-    document: int
-    start: int
-    stop: int
-
-
 @dataclass(frozen=True, slots=True)
 class _Window:
-    documents: Ragged
+    lengths: NDArray[np.int64]
+    documents: Ragged | None  # where they had to be read for their lengths
     packs: Packs
 
     @property
     def nbytes(self) -> int:
-        return self.documents.nbytes + 4 * self.packs.document.nbytes
+        held = 0 if self.documents is None else self.documents.nbytes
+        return held + self.lengths.nbytes + 4 * self.packs.document.nbytes
 
 
 @dataclass(frozen=True, slots=True)
 class _Opened:
     bounds: NDArray[np.int64]  # packs before each window
+    tokens: int
     windows: DecodedCache[_Window]
 
 
@@ -70,6 +70,9 @@ class PackedSource(LazySource[_Opened]):
         padding: the token that fills a pack.
         labels: also give ``labels``: the tokens, with -100 for padding and for the first token of each piece, which its
             predecessor in the pack cannot foretell.
+        masked: documents whose tokens are left out without moving anything: padding stands in their place, -100 in the
+            labels and -1 in ``document_ids``.
+        seed: of the arrangements; without one the packs of every epoch are the same.
         cache_bytes: most memory for windows in use.
         index_dir: a folder in which the number of packs per window is kept, so that they are counted once.
     """
@@ -83,6 +86,8 @@ class PackedSource(LazySource[_Opened]):
         window: int = 4096,
         padding: int = 0,
         labels: bool = False,
+        masked: Iterable[int] = (),
+        seed: int | None = 0,
         cache_bytes: int = 256 * 2**20,
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
@@ -93,6 +98,9 @@ class PackedSource(LazySource[_Opened]):
         self._length = length
         self._padding = padding
         self._labels = labels
+        self._masked = np.unique(np.fromiter(masked, dtype=np.int64))
+        check_indices(self._masked, len(source), source="PackedSource")
+        self._seed = seed
         self._cache_bytes = cache_bytes
         self._index_dir = index_dir
 
@@ -100,32 +108,68 @@ class PackedSource(LazySource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def read(self, indices: Indices) -> Columns:
-        """Fill the packs at ``indices`` with their pieces."""
+        """Fill the packs at ``indices`` with their pieces, as they are in the first epoch."""
+        return self._read(indices, 0)
+
+    def read_at(self, indices: Indices, epochs: Indices) -> Columns:
+        """Fill the packs at ``indices``, each as it is in its epoch."""
+        if self._seed is None or not len(epochs) or (epochs == epochs[0]).all():
+            return self._read(indices, int(epochs[0]) if len(epochs) else 0)
+        found, places = np.unique(epochs, return_inverse=True)
+        order = np.argsort(places, kind="stable")
+        parts = [self._read(indices[places == number], epoch) for number, epoch in enumerate(found.tolist())]
+        back = np.argsort(order)
+        return {
+            name: Ragged.concat([part[name] for part in parts]).take(back)  # type: ignore[misc]
+            if isinstance(parts[0][name], Ragged)
+            else np.concatenate([part[name] for part in parts])[back]
+            for name in parts[0]
+        }
+
+    def _read(self, indices: Indices, epoch: int) -> Columns:
         opened = self._opened
         rows = check_indices(indices, len(self), source="PackedSource")
-        return read_by_part(rows, opened.bounds, partial(self._fill, opened))
+        return read_by_part(rows, opened.bounds, partial(self._fill, opened, epoch))
 
     def shards(self) -> Sequence[int] | None:
         """Packs of each window: ``shuffle="window"`` then needs few windows at a time."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
-    def pieces(self, index: int) -> list[Piece]:
-        """Return what the pack at this index is made of."""
+    @property
+    def padding_share(self) -> float:
+        """Which share of all packs is padding."""
+        opened = self._opened
+        return 1 - opened.tokens / (len(self) * self._length) if len(self) else 0.0
+
+    def fingerprint(self, length: int | None = None) -> str:
+        """Made of the documents' fingerprint and of how they are packed; masks do not count, as they move nothing."""
+        opened = self._opened
+        count = len(self) if length is None else length
+        if not 0 <= count <= len(self):
+            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        windows = int(np.searchsorted(opened.bounds, count, side="left"))
+        documents = min(windows * self._windows.size, len(self._windows.source))
+        inner = self._windows.source.fingerprint(documents)
+        about = (count, inner, self._windows.column, self._windows.size, self._length, self._padding, self._seed)
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
+    def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
+        """Return what the pack at this index is made of in an epoch."""
         opened = self._opened
         check_indices([index], len(self), source="PackedSource")
         number = int(np.searchsorted(opened.bounds, index, side="right")) - 1
-        packs = self._window_at(opened, number).packs
+        packs = self._window_at(opened, number, epoch).packs
         inside = slice(*packs.offsets[index - opened.bounds[number] :][:2])
         columns = (packs.document[inside] + number * self._windows.size, packs.start[inside], packs.stop[inside])
         return [Piece(*piece) for piece in zip(*(column.tolist() for column in columns), strict=True)]
 
-    def packs_of(self, document: int) -> list[int]:
-        """Return the packs that hold a document, or pieces of it; none if it is empty."""
+    def samples_of(self, document: int, epoch: int = 0) -> list[int]:
+        """Return the packs that hold a document, or pieces of it, in an epoch; none if it is empty."""
         opened = self._opened
         check_indices([document], len(self._windows.source), source="PackedSource")
         number, inside = divmod(document, self._windows.size)
-        packs = self._window_at(opened, number).packs
+        packs = self._window_at(opened, number, epoch).packs
         found = np.searchsorted(packs.offsets, np.flatnonzero(packs.document == inside), side="right") - 1
         return [int(pack) for pack in np.unique(found) + opened.bounds[number]]
 
@@ -144,8 +188,8 @@ class PackedSource(LazySource[_Opened]):
         super().close()
         self._windows.source.close()
 
-    def _fill(self, opened: _Opened, number: int, rows: Indices) -> Columns:
-        held = self._window_at(opened, number)
+    def _fill(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
+        held = self._window_at(opened, number, epoch)
         packs = held.packs
         counts = np.diff(packs.offsets)[rows]
         # The pieces of the packs asked for, pack by pack.
@@ -158,15 +202,20 @@ class PackedSource(LazySource[_Opened]):
         at = ends - sizes - (np.cumsum(filled) - filled)[row]  # where each piece begins in its pack
         position = np.arange(int(sizes.sum())) - np.repeat(ends - sizes, sizes)
         target = np.repeat(row * self._length + at, sizes) + position
-        origin = np.repeat(held.documents.offsets[packs.document[piece]] + packs.start[piece], sizes) + position
+        documents, inside_documents = self._documents(held, number, packs.document[piece])
+        origin = np.repeat(documents.offsets[inside_documents] + packs.start[piece], sizes) + position
 
         def spread(values: Any, fill: int, dtype: Any) -> NDArray[Any]:
             column = np.full(len(rows) * self._length, fill, dtype=dtype)
             column[target] = values
             return column.reshape(len(rows), self._length)
 
-        tokens = spread(held.documents.values[origin], self._padding, held.documents.dtype)
         document = np.repeat(packs.document[piece] + number * self._windows.size, sizes)
+        values = documents.values[origin]
+        if len(self._masked):
+            masked = np.isin(document, self._masked)
+            values[masked], document[masked] = self._padding, -1
+        tokens = spread(values, self._padding, documents.dtype)
         columns: Columns = {
             "tokens": tokens,
             "position_ids": spread(position, 0, np.int64),
@@ -174,9 +223,8 @@ class PackedSource(LazySource[_Opened]):
             "cu_seqlens": self._bounds(counts, at, filled),
         }
         if self._labels:
-            columns["labels"] = spread(
-                np.where(position == 0, IGNORED_LABEL, tokens.ravel()[target].astype(np.int64)), IGNORED_LABEL, np.int64
-            )
+            kept = np.where((position == 0) | (document < 0), IGNORED_LABEL, values.astype(np.int64))
+            columns["labels"] = spread(kept, IGNORED_LABEL, np.int64)
         return columns
 
     def _bounds(self, counts: Indices, at: Indices, filled: Indices) -> Ragged:
@@ -192,17 +240,31 @@ class PackedSource(LazySource[_Opened]):
         values[starts] = at
         return Ragged(values, offsets)
 
-    def _window_at(self, opened: _Opened, number: int) -> _Window:
-        return opened.windows.get(number, partial(self._make_window, number))
+    def _documents(self, held: _Window, number: int, wanted: Indices) -> tuple[Ragged, Indices]:
+        """Return tokens of documents, and where those at the places ``wanted`` of a window are among them."""
+        if held.documents is not None:
+            return held.documents, wanted
+        needed, where = np.unique(wanted, return_inverse=True)
+        indices = needed + number * self._windows.size
+        documents = self._windows.documents(indices)
+        return self._windows.check_length(documents, held.lengths[needed], indices), where
 
-    def _make_window(self, number: int) -> _Window:
-        documents = self._windows.read(number)
-        return _Window(documents, best_fit(documents.row_lengths, self._length))
+    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _Window:
+        epoch = 0 if self._seed is None else epoch
+        return opened.windows.get((number, epoch), partial(self._make_window, number, epoch))
+
+    def _make_window(self, number: int, epoch: int) -> _Window:
+        lengths, documents = self._windows.lengths(number)
+        # The first epoch is the plain arrangement, ties broken by number.
+        key = derive_key("packing", self._seed, epoch, number) if epoch and self._seed is not None else None
+        return _Window(lengths, documents, best_fit(lengths, self._length, key))
 
     def _open(self) -> _Opened:
-        counts = self._windows.count(
-            lambda documents: len(best_fit(documents.row_lengths, self._length)),
+        counts, tokens = self._windows.count(
+            lambda _, lengths: (len(best_fit(lengths, self._length)), int(lengths.sum())),
+            numbers=2,
             kind=f"packs {self._length}",
             folder=self._index_dir,
         )
-        return _Opened(bounds_of(counts), DecodedCache(self._cache_bytes, lambda window: window.nbytes))
+        windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
+        return _Opened(bounds_of(counts), int(tokens.sum()), windows)

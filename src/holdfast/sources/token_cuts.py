@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows
+from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.file_source import LazySource
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.ragged import Ragged
@@ -95,9 +96,35 @@ class TokenCuts(LazySource[_Opened]):
         super().close()
         self.source.close()
 
+    def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
+        """Return what the sample at this index is made of; it is the same in every epoch."""
+        (document,) = np.asarray(self.read(np.array([index]))["document_ids"])
+        starts = np.flatnonzero(np.diff(document, prepend=-1))
+        found = []
+        for start, stop in pairwise([*starts.tolist(), len(document)]):
+            first = self._tokens_before(int(document[start]))
+            begin = max(0, index * self._length - first) if start == 0 else 0
+            found.append(Piece(int(document[start]), begin, begin + stop - start))
+        return found
+
+    def samples_of(self, document: int, epoch: int = 0) -> list[int]:
+        """Return the samples that hold a document, or pieces of it; those at the end that are not read left out."""
+        check_indices([document], len(self.source), source="ConcatSource")
+        first = self._tokens_before(document)
+        size = int(self._windows.documents(np.array([document])).row_lengths[0])
+        last = (first + size - 1) // self._length
+        return list(range(first // self._length, min(last + 1, len(self)))) if size else []
+
+    def _tokens_before(self, document: int) -> int:
+        number, inside = divmod(document, self._windows.size)
+        opened = self._opened
+        return int(opened.bounds[number] + self._held(opened, number).offsets[inside])
+
     def _held(self, opened: _Opened, number: int) -> Ragged:
-        return opened.windows.get(number, lambda: self._windows.read(number))
+        return opened.windows.get(number, lambda: self._windows.documents(np.arange(*self._windows.bounds(number))))
 
     def _open(self) -> _Opened:
-        counts = self._windows.count(lambda documents: len(documents.values), kind="tokens", folder=self._index_dir)
+        (counts,) = self._windows.count(
+            lambda _, lengths: (int(lengths.sum()),), numbers=1, kind="tokens", folder=self._index_dir
+        )
         return _Opened(bounds_of(counts), DecodedCache(self._cache_bytes, lambda documents: documents.nbytes))

@@ -14,9 +14,10 @@ from typing import Any
 
 import torch
 
-from holdfast.errors import ConfigError, EmptyBatchError, StreamError
+from holdfast.errors import ConfigError, EmptyBatchError, OrderError, StreamError
 from holdfast.order import Adaptive, Order, Schedule, Skips
 from holdfast.order.weights import Weights
+from holdfast.sources import Source
 from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
 from holdfast.stream.config import StreamingConfig
@@ -26,7 +27,7 @@ from holdfast.stream.extent import count_full, count_samples, epoch_bounds, real
 from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.named_source import Collate
 from holdfast.stream.outstanding import Outstanding
-from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when
+from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.read_batches import memory_columns
 from holdfast.stream.reading import Reading, StepRanges, StepReader
@@ -452,8 +453,11 @@ class StreamingShardLoader:
     # --- looking back and forward ----------------------------------------------------------------------------------
 
     def samples_in(self, step: int, rank: int | None = None) -> list[SampleRef]:
-        """Return every (source, epoch, index, position) of a step, of all ranks or of one; past or future."""
-        return samples_in(self.schedule, step, rank)
+        """Return every (source, epoch, index, position) of a step, of all ranks or of one; past or future.
+
+        Samples that are made of documents (`holdfast.sources.PackedSource`) also say which stretches of which.
+        """
+        return with_pieces(samples_in(self.schedule, step, rank), self._sources_by_name())
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
         """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
@@ -467,16 +471,26 @@ class StreamingShardLoader:
         single = self.config.batch_size is None and self.schedule.batch_size(step, reader.rank) == 1
         return _unbatched(batch.make()) if single else batch.make()
 
-    def when(self, source: str, index: int, *, epochs: int | None = None) -> list[Seen]:
+    def _sources_by_name(self) -> dict[str, Source]:
+        return {named.name: named.source for named in self.dataset.sources}
+
+    def when(
+        self, source: str, index: int | None = None, *, document: int | None = None, epochs: int | None = None
+    ) -> list[Seen]:
         """Return when a sample was or will be read.
 
         Args:
             source: the source's name.
-            index: the sample's number in it.
+            index: the sample's number in it,
+            document: or the number of a document, of a source whose samples are made of them.
             epochs: how many epochs of the source to look at; by default those begun so far and the next.
         """
         if epochs is None:
             epochs = epochs_begun(self.schedule, source, self.step) + 1
+        if document is not None and index is None:
+            return when_document(self.schedule, source, self._sources_by_name()[source], document, epochs=epochs)
+        if index is None or document is not None:
+            raise OrderError("name either a sample or a document", source=source)
         return when(self.schedule, source, index, epochs=epochs)
 
     # --- changing what is to come ----------------------------------------------------------------------------------

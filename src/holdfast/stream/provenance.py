@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 import numpy as np
@@ -10,8 +11,10 @@ import numpy as np
 from holdfast.errors import OrderError
 from holdfast.order import Schedule
 from holdfast.order.numbers import Indices
+from holdfast.sources.base import Source
+from holdfast.sources.document_windows import MadeOfDocuments, Piece
 
-__all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when"]
+__all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when", "when_document", "with_pieces"]
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -24,6 +27,8 @@ class SampleRef:
     position: int
     rank: int
     slot: int
+    pieces: tuple[Piece, ...] = field(default=(), compare=False)
+    """The stretches of documents it is made of, where its source is made of documents."""
 
 
 class Seen(NamedTuple):
@@ -76,6 +81,30 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
     if not seen:
         cycle.ordinal_of(0, Indices(np.array([index])))  # raises the error that names the index and the length
     return seen
+
+
+def with_pieces(found: list[SampleRef], sources: Mapping[str, Source]) -> list[SampleRef]:
+    """Return the samples with the documents they are made of, where their source knows."""
+    return [
+        replace(one, pieces=tuple(source.pieces(one.index, one.epoch)))
+        if isinstance(source := sources.get(one.source), MadeOfDocuments)
+        else one
+        for one in found
+    ]
+
+
+def when_document(schedule: Schedule, name: str, source: Source, document: int, *, epochs: int) -> list[Seen]:
+    """Return when the samples that hold a document, or pieces of it, were or will be read."""
+    if not isinstance(source, MadeOfDocuments):
+        raise OrderError("the samples of the source are not made of documents", source=name)
+    seen = [
+        found
+        for epoch in range(epochs)
+        for index in source.samples_of(document, epoch)
+        for found in when(schedule, name, index, epochs=epoch + 1)
+        if found.epoch == epoch
+    ]
+    return sorted(seen, key=lambda found: found.position)
 
 
 def epochs_begun(schedule: Schedule, source: str, step: int) -> int:

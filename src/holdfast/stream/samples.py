@@ -9,7 +9,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import HoldfastError, SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.sources import Columns
+from holdfast.sources import Columns, Source
 from holdfast.stream.batch import Failed
 from holdfast.stream.collate import merge_columns, rows_of
 from holdfast.stream.config import OnError
@@ -23,11 +23,11 @@ Int64 = NDArray[np.int64]
 def read_columns(sources: Sequence[NamedSource], positions: Int64, located: Located) -> Columns:
     """Return the columns of the samples at the positions, those of all sources merged."""
     if len(sources) == 1:
-        return _columns(sources[0], located.index, positions)
+        return _columns(sources[0], located.index, located.epoch, positions)
     parts = []
     for number in np.unique(located.source).tolist():
         rows = np.flatnonzero(located.source == number)
-        columns = _columns(sources[number], located.index[rows], positions[rows])
+        columns = _columns(sources[number], located.index[rows], located.epoch[rows], positions[rows])
         parts.append((sources[number].name, rows, columns))
     return merge_columns(parts, len(positions))
 
@@ -41,7 +41,7 @@ def read_samples(
     for number in np.unique(located.source).tolist():
         source = sources[number]
         rows = np.flatnonzero(located.source == number)
-        stored = _rows(source, located.index[rows], positions[rows], on_error, failed)
+        stored = _rows(source, located.index[rows], located.epoch[rows], positions[rows], on_error, failed)
         for row, sample in zip(rows.tolist(), stored, strict=True):
             if sample is None:
                 continue
@@ -61,19 +61,26 @@ def sample_rng(*key: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
-def _columns(source: NamedSource, indices: Int64, positions: Int64) -> Columns:
+def _read(source: Source, indices: Int64, epochs: Int64) -> Columns:
+    """Read samples, of a source that differs from epoch to epoch as they are in theirs."""
+    read_at = getattr(source, "read_at", None)
+    columns: Columns = source.read(indices) if read_at is None else read_at(indices, epochs)
+    return columns
+
+
+def _columns(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64) -> Columns:
     try:
-        columns = source.source.read(indices)
+        columns = _read(source.source, indices, epochs)
         return columns if source.column_transform is None else source.column_transform(columns)
     except Exception as error:
-        raise _blame(source, indices, positions, error) from error
+        raise _blame(source, indices, epochs, positions, error) from error
 
 
-def _blame(source: NamedSource, indices: Int64, positions: Int64, error: Exception) -> HoldfastError:
+def _blame(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64, error: Exception) -> HoldfastError:
     """Find the one sample that fails, so that the error can name it."""
-    for index, position in zip(indices.tolist(), positions.tolist(), strict=True):
+    for number, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
         try:
-            columns = source.source.read(np.array([index], dtype=np.int64))
+            columns = _read(source.source, indices[number : number + 1], epochs[number : number + 1])
         except Exception as cause:
             found = SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
             found.__cause__ = cause
@@ -95,17 +102,18 @@ def _failure(cause: Exception, source: NamedSource, index: int, position: int) -
 
 
 def _rows(
-    source: NamedSource, indices: Int64, positions: Int64, on_error: OnError, failed: list[Failed]
+    source: NamedSource, indices: Int64, epochs: Int64, positions: Int64, on_error: OnError, failed: list[Failed]
 ) -> list[Sample | None]:
     try:
-        return [*rows_of(_columns(source, indices, positions), len(indices))]
+        return [*rows_of(_columns(source, indices, epochs, positions), len(indices))]
     except (SourceError, TransformError) as error:
         if on_error == "raise":
             raise
         if len(indices) == 1:
             failed.append(Failed(source.name, int(indices[0]), int(positions[0]), str(error)))
             return [None]
-    alone = [_rows(source, indices[i : i + 1], positions[i : i + 1], on_error, failed) for i in range(len(indices))]
+    one = [slice(i, i + 1) for i in range(len(indices))]
+    alone = [_rows(source, indices[i], epochs[i], positions[i], on_error, failed) for i in one]
     return [rows[0] for rows in alone]
 
 

@@ -1,0 +1,260 @@
+"""Batches by a budget of tokens, of samples of like length, made before the order sees them: a batch is a sample.
+
+Samples of a window of consecutive ones are sorted by length, or by the bucket of an aspect ratio, and cut into
+batches, each window on its own, so batch ``i`` is a pure function of the source. A stream over it delivers one batch
+per rank and step: every rank gets the same number of steps, whatever the lengths, and resumes exactly at any world size.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import ConfigError, SourceError
+from holdfast.order.keys import derive_key, scramble
+from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.decoded_cache import DecodedCache
+from holdfast.sources.document_windows import DocumentWindows, Piece
+from holdfast.sources.file_source import LazySource
+from holdfast.sources.parts import bounds_of
+from holdfast.sources.ragged import Ragged
+
+__all__ = ["BatchSource", "padded_batch"]
+
+INDEX, SHAPE = "__index__", "__shape__"
+
+
+@dataclass(frozen=True, slots=True)
+class _Window:
+    rows: NDArray[np.int64]  # samples of the window, batch by batch
+    offsets: NDArray[np.int64]  # where each batch begins among them
+    width: NDArray[np.int64]  # the longest sample of each batch
+
+    @property
+    def nbytes(self) -> int:
+        return self.rows.nbytes + self.offsets.nbytes + self.width.nbytes
+
+
+@dataclass(frozen=True, slots=True)
+class _Opened:
+    bounds: NDArray[np.int64]  # batches before each window
+    padding: float
+    windows: DecodedCache[_Window]
+
+
+class BatchSource(LazySource[_Opened]):
+    """Batches of another source's samples, of like length, within a budget of tokens.
+
+    Sample i is batch i: each column holds the rows of all its samples end to end; ``name.lengths`` says how long each
+    row of a ragged column is, ``__index__`` which samples they are, and ``__shape__`` how many there are and how long
+    the longest is. `padded_batch`, as the dataset's transform, makes rectangular arrays of it. Stream it with
+    ``batch_size=None``: a step is then a batch per rank.
+
+    Args:
+        source: the samples.
+        batch_tokens: most tokens of a batch once its samples are padded to the longest. A longer sample is a batch
+            alone.
+        column: the column of tokens whose lengths count.
+        max_samples: most samples of a batch, whatever their length.
+        window: how many consecutive samples are batched together; larger windows leave less padding.
+        bucket: gives the bucket of each length, or of each value of ``bucket_column``; batches never mix buckets.
+        bucket_column: a column of numbers, e.g. an aspect ratio, that ``bucket`` looks at instead of lengths.
+        seed: of the order of samples of the same length, which differs by epoch; None keeps one.
+        cache_bytes: most memory for windows in use.
+        index_dir: a folder in which the number of batches per window is kept, so that they are counted once.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        *,
+        batch_tokens: int,
+        column: str = "tokens",
+        max_samples: int | None = None,
+        window: int = 4096,
+        bucket: Callable[[NDArray[Any]], NDArray[np.integer[Any]]] | None = None,
+        bucket_column: str | None = None,
+        seed: int | None = 0,
+        cache_bytes: int = 64 * 2**20,
+        index_dir: str | os.PathLike[str] | None = None,
+    ) -> None:
+        super().__init__()
+        if batch_tokens < 1 or (max_samples is not None and max_samples < 1):
+            raise ConfigError("a batch holds at least one token", batch_tokens=batch_tokens, max_samples=max_samples)
+        if bucket_column is not None and bucket is None:
+            raise ConfigError("bucket_column needs bucket, which says the bucket of its values", column=bucket_column)
+        self._windows = DocumentWindows(source, column=column, size=window)
+        self._budget = batch_tokens
+        self._most = max_samples or window
+        self._bucket = bucket
+        self._bucket_column = bucket_column
+        self._seed = seed
+        self._cache_bytes = cache_bytes
+        self._index_dir = index_dir
+
+    def __len__(self) -> int:
+        return int(self._opened.bounds[-1])
+
+    def read(self, indices: Indices) -> Columns:
+        """Read the samples of the batches at ``indices``, as they are in the first epoch."""
+        return self.read_at(indices, np.zeros(len(indices), dtype=np.int64))
+
+    def read_at(self, indices: Indices, epochs: Indices) -> Columns:
+        """Read the samples of the batches at ``indices``, each as it is in its epoch."""
+        opened = self._opened
+        rows = check_indices(indices, len(self), source="BatchSource")
+        chosen = [self._samples(opened, row, epoch) for row, epoch in zip(rows.tolist(), epochs.tolist(), strict=True)]
+        samples = np.concatenate([*(samples for samples, _ in chosen), np.empty(0, dtype=np.int64)])
+        offsets = bounds_of([len(samples) for samples, _ in chosen])
+        columns: Columns = {INDEX: Ragged(samples, offsets)}
+        shapes = [[len(samples), width] for samples, width in chosen]
+        columns[SHAPE] = np.array(shapes, dtype=np.int64).reshape(len(rows), 2)
+        for name, column in self._windows.source.read(samples).items():
+            if isinstance(column, Ragged):
+                columns[name] = Ragged(column.values, column.offsets[offsets], column.encoding)
+                columns[f"{name}.lengths"] = Ragged(column.row_lengths, offsets)
+            else:
+                columns[name] = Ragged(column, offsets)
+        return columns
+
+    def shards(self) -> Sequence[int] | None:
+        """Batches of each window: ``shuffle="window"`` then needs few windows at a time."""
+        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        return lengths
+
+    @property
+    def padding_share(self) -> float:
+        """Which share of all batches is padding, once they are padded to their longest sample."""
+        return self._opened.padding
+
+    def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
+        """Return the samples of a batch in an epoch, each from its first token to its last."""
+        opened = self._opened
+        check_indices([index], len(self), source="BatchSource")
+        samples, _ = self._samples(opened, index, epoch)
+        lengths = self._windows.documents(samples).row_lengths
+        return [Piece(sample, 0, length) for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)]
+
+    def samples_of(self, document: int, epoch: int = 0) -> list[int]:
+        """Return the batch that holds a sample of the source in an epoch."""
+        opened = self._opened
+        check_indices([document], len(self._windows.source), source="BatchSource")
+        number, inside = divmod(document, self._windows.size)
+        window = self._window_at(opened, number, epoch)
+        place = int(np.flatnonzero(window.rows == inside)[0])
+        return [int(opened.bounds[number]) + int(np.searchsorted(window.offsets, place, side="right")) - 1]
+
+    def fingerprint(self, length: int | None = None) -> str:
+        """Made of the samples' fingerprint and of how they are batched."""
+        opened = self._opened
+        count = len(self) if length is None else length
+        if not 0 <= count <= len(self):
+            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        windows = int(np.searchsorted(opened.bounds, count, side="left"))
+        samples = min(windows * self._windows.size, len(self._windows.source))
+        about = (count, self._windows.source.fingerprint(samples), self._kind(), self._seed, self._windows.size)
+        return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
+
+    @property
+    def counters(self) -> ReadCounters:
+        """What the source of samples has read."""
+        return self._windows.source.counters
+
+    @property
+    def is_remote(self) -> bool:
+        """Whether the samples are."""
+        return self._windows.source.is_remote
+
+    def close(self) -> None:
+        """Close the source of samples."""
+        super().close()
+        self._windows.source.close()
+
+    def _samples(self, opened: _Opened, index: int, epoch: int) -> tuple[NDArray[np.int64], int]:
+        number = int(np.searchsorted(opened.bounds, index, side="right")) - 1
+        window, batch = self._window_at(opened, number, epoch), index - int(opened.bounds[number])
+        rows = window.rows[window.offsets[batch] : window.offsets[batch + 1]]
+        return rows + number * self._windows.size, int(window.width[batch])
+
+    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _Window:
+        epoch = 0 if self._seed is None else epoch
+        return opened.windows.get((number, epoch), partial(self._make_window, number, epoch))
+
+    def _make_window(self, number: int, epoch: int) -> _Window:
+        return self._batches(number, epoch, self._windows.lengths(number)[0])
+
+    def _batches(self, number: int, epoch: int, lengths: NDArray[np.int64]) -> _Window:
+        buckets = self._buckets(number, lengths)
+        tie = np.arange(len(lengths), dtype=np.uint64)
+        if epoch and self._seed is not None:
+            tie = scramble(tie, derive_key("batches", self._seed, epoch, number))
+        rows = np.lexsort((tie, lengths, buckets))
+        offsets = np.array(_cuts(lengths[rows].tolist(), buckets[rows].tolist(), self._budget, self._most))
+        return _Window(rows, offsets, lengths[rows][offsets[1:] - 1])
+
+    def _buckets(self, number: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+        if self._bucket is None:
+            return np.zeros(len(lengths), dtype=np.int64)
+        values: Any = lengths
+        if self._bucket_column is not None:
+            values = self._windows.source.read(np.arange(*self._windows.bounds(number))).get(self._bucket_column)
+        found = np.asarray(self._bucket(values))
+        if found.shape != lengths.shape or found.dtype.kind not in "iu":
+            raise ConfigError("bucket gives one whole number per sample", shape=found.shape, dtype=str(found.dtype))
+        return found.astype(np.int64)
+
+    def _kind(self) -> str:
+        return f"batches {self._budget} {self._most} {self._bucket_column} {getattr(self._bucket, '__qualname__', '')}"
+
+    def _open(self) -> _Opened:
+        # Buckets are a function that may change, and counts made with another would be wrong: none are kept then.
+        folder = None if self._bucket is not None else self._index_dir
+        counts, room, tokens = self._windows.count(self._count_window, numbers=3, kind=self._kind(), folder=folder)
+        windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
+        padding = 1 - float(tokens.sum()) / max(1.0, float(room.sum()))
+        return _Opened(bounds_of(counts), padding, windows)
+
+    def _count_window(self, number: int, lengths: NDArray[np.int64]) -> tuple[int, int, int]:
+        window = self._batches(number, 0, lengths)
+        room = int((np.diff(window.offsets) * window.width).sum())
+        return len(window.width), room, int(lengths.sum())
+
+
+def padded_batch(sample: Mapping[str, Any], *, fill: int = 0) -> dict[str, Any]:
+    """Return a batch as a `BatchSource` gives it with rectangular arrays: a ``transform`` of a stream over one.
+
+    Args:
+        sample: the batch, as one sample.
+        fill: the value of the cells after a row's end.
+    """
+    made: dict[str, Any] = {}
+    for name, values in sample.items():
+        if name.endswith(".lengths"):
+            continue
+        lengths = sample.get(f"{name}.lengths")
+        if lengths is None:
+            made[name] = values
+        else:
+            offsets = bounds_of(np.asarray(lengths, dtype=np.int64))
+            made[name] = Ragged(np.asarray(values), offsets).to_padded(fill)
+            made[f"{name}.lengths"] = lengths
+    return made
+
+
+def _cuts(lengths: list[int], buckets: list[int], budget: int, most: int) -> list[int]:
+    """Return where batches of sorted lengths begin, and where the last one ends."""
+    cuts, first = [0], 0
+    for place, (length, bucket) in enumerate(zip(lengths, buckets, strict=True)):
+        count = place - first + 1
+        if place > first and (count * length > budget or count > most or bucket != buckets[first]):
+            cuts.append(place)
+            first = place
+    cuts.append(len(lengths))
+    return cuts
