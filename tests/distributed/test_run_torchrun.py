@@ -95,8 +95,10 @@ def test_a_rank_whose_parameters_differ_is_named_and_all_stop(told: Told) -> Non
         assert found["rank"] == 1
 
 
-def test_layers_that_get_no_gradient_are_found(told: Told) -> None:
-    assert all("dead_layer" in failures(rank) for rank in told["frozen"])
+def test_a_layer_that_gets_no_gradient_any_more_is_named_from_where_it_stopped(told: Told) -> None:
+    for rank in told["frozen"]:
+        (found,) = [event for event in events(rank, "finding") if event["failure"] == "dead_layer"]
+        assert (found["layer"], found["onset"]) == ("second", 8)
 
 
 def test_a_stopped_rank_is_named_by_the_others_and_the_time_counts_as_stalled(told: Told) -> None:
@@ -136,6 +138,14 @@ def test_the_parameter_hash_does_not_depend_on_how_the_model_is_sharded(told: To
     sharded = [event["parameter_hash"] for event in events(told["sharded"][0], "checkpoint")]
     replicated = [event["parameter_hash"] for event in events(told["healthy"][0], "checkpoint")]
     assert sharded[0] == replicated[0]
+
+
+def test_the_gradient_norm_of_a_sharded_model_is_that_of_the_whole_gradient_on_every_rank(told: Told) -> None:
+    for key in ("norms", "layers"):
+        (sharded, *others), replicated = [rank[key] for rank in told["sharded"]], told["healthy"][0][key]
+        assert all(other == sharded for other in others)
+        expected = [norm and pytest.approx(norm, rel=1e-3) for norm in replicated[: len(sharded)]]
+        assert sharded == expected
 
 
 def test_sharded_and_replicated_runs_continue_with_one_rank_fewer(told: Told) -> None:

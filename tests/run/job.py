@@ -30,8 +30,12 @@ class Job:
     loader: StreamingShardLoader
 
     def step(self, batch: Any) -> torch.Tensor:
-        """Make one training step."""
-        loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
+        """Make one training step; samples that are masked take no part."""
+        valid = batch.get("__valid__", torch.ones(len(batch["x"]), dtype=torch.bool))
+        if valid.all():
+            loss = nn.functional.mse_loss(self.model(batch["x"]), batch["y"])
+        else:
+            loss = (self.model(batch["x"][valid]) - batch["y"][valid]).square().sum() / max(1, int(valid.sum()))
         self.optimizer.zero_grad()
         torch.autograd.backward(loss)
         self.optimizer.step()

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pytest
@@ -37,8 +37,11 @@ def rolled_back(folder: Path, *steps: int, **more: Any) -> Job:
     return job
 
 
-def test_after_a_rollback_the_run_is_bit_for_bit_one_that_never_saw_the_window(tmp_path: Path) -> None:
-    job = rolled_back(tmp_path / "run", BAD)
+@pytest.mark.parametrize("cure", ["window", "mask"])
+def test_after_a_rollback_the_run_is_bit_for_bit_one_that_never_saw_the_window(
+    tmp_path: Path, cure: Literal["window", "mask"]
+) -> None:
+    job = rolled_back(tmp_path / "run", BAD, rollback=RollbackOptions(cure=cure))
     log = RunLog(tmp_path / "run")
     (decision,) = log.events("rollback")
     assert (decision["to"], decision["suspects"], decision["finding"]["onset"]) == (30, [BAD, BAD + 1], BAD)
@@ -53,7 +56,8 @@ def test_after_a_rollback_the_run_is_bit_for_bit_one_that_never_saw_the_window(t
         path.unlink()
     with other.run(tmp_path / "other", steps=50, options=OPTIONS) as run:
         assert run.resume() == 30
-        other.loader.skip(steps=range(BAD, BAD + 1))
+        leave_out = other.loader.skip if cure == "window" else other.loader.mask
+        leave_out(steps=range(BAD, BAD + 1))
         train(other, run)
     assert job.hash == other.hash
     assert [r["loss_bits"] for r in log.steps()[30:]] == [r["loss_bits"] for r in RunLog(tmp_path / "other").steps()]

@@ -7,6 +7,7 @@ import os
 import random
 import signal
 import zipfile
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +20,7 @@ from holdfast.errors import ConfigError, RunError, RunFolderError, RunLockedErro
 from holdfast.metrics import AggregationType, Metric, MetricsAggregator
 from holdfast.run import Run, RunLog, RunOptions
 from holdfast.run.generators import generator_states
-from holdfast.run.step_record import number_from_bits
+from holdfast.run.step_line import number_from_bits
 
 
 def without_a_run(steps: int) -> tuple[list[float], int]:
@@ -181,6 +182,21 @@ def test_metrics_continue_with_the_run(tmp_path: Path) -> None:
                 metrics.update([Metric("numbers", "seen", len(batch["x"]), AggregationType.SUM)])
                 run.step(loss=job.step(batch))
     assert metrics.get_metrics()["numbers"]["seen"] == 48
+
+
+@pytest.mark.parametrize(("every", "expected"), [(None, [0, 5, 6]), (2, [0, 2, 4, 5, 6])])
+def test_the_figures_of_the_metrics_are_in_the_log_as_often_as_asked_for(
+    tmp_path: Path, every: int | None, expected: list[int]
+) -> None:
+    job, metrics = make_job(), MetricsAggregator()
+    options = replace(QUICK, metrics_every=every)
+    with job.run(tmp_path / "run", steps=6, metrics=metrics, options=options) as run:
+        for batch in run:
+            metrics.update([Metric("numbers", "seen", len(batch["x"]), AggregationType.SUM)])
+            run.step(loss=job.step(batch))
+    figures = RunLog(tmp_path / "run").events("metrics")
+    assert [event["step"] for event in figures] == expected
+    assert [event["figures"].get("numbers/seen", 0) for event in figures] == [4 * step for step in expected]
 
 
 def test_a_second_run_in_the_folder_is_refused_and_names_the_first(tmp_path: Path) -> None:

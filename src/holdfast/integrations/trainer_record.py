@@ -34,6 +34,7 @@ from holdfast.run.rollback import RollbackOptions
 from holdfast.run.run_log import Record
 from holdfast.run.snapshot import Components
 from holdfast.run.step_record import StepRecord
+from holdfast.run.step_writer import StepWriter
 
 __all__ = ["Recording", "TrainerRecord", "recording_of"]
 
@@ -137,6 +138,7 @@ class TrainerRecord:
         self._agreement = Agreement(ranks)
         self._waiting: StepRecord | None = None
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
+        self._writer = StepWriter(self._attempt, self._monitor)
         self._closed = False
         self.findings: list[dict[str, Any]] = []
         """What the monitor has found so far."""
@@ -173,9 +175,8 @@ class TrainerRecord:
         """
         attempt = self._attempt
         attempt.stopwatch.lap("step")
-        record = StepRecord(attempt.step, (attempt.batch, attempt.batch + batches), loss, None, metrics)
-        record.rate, record.sharded = self._gauge.rate, self._gauge.sharded
-        record.grad_norms, record.weight_norms, record.layers = self._gauge.take()
+        taken = (attempt.batch, attempt.batch + batches)
+        record = StepRecord(attempt.step, taken, loss, None, metrics, self._gauge.take())
         self._write_waiting()
         self._waiting = record
         self._batches_of.append((attempt.step, attempt.batch))
@@ -337,14 +338,7 @@ class TrainerRecord:
         record, self._waiting = self._waiting, None
         if record is None:
             return
-        attempt, fields = self._attempt, record.fields()
-        spent, at = attempt.stopwatch.take()
-        if record.step < attempt.reached:
-            fields["redone"] = True
-        attempt.reached = max(attempt.reached, record.step + 1)
-        fields = {**fields, **spent, "at": at}
-        attempt.recorder.write(fields)
-        found = self._monitor.update(fields)
+        found = self._writer.write(record)
         self.findings += found
         self._reactions.note(found)
 

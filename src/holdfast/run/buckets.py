@@ -29,6 +29,9 @@ TIME_FIELDS: Mapping[str, str] = {
 }
 """Bucket → the field of a record that holds its seconds since the record before."""
 
+STALLING = frozenset(("data", "step"))
+"""Buckets in which a lap that takes too long counts as a stall."""
+
 BUCKETS = ("startup", "data", "step", "evaluation", "save", "restore", "redone", "stalled", "paused", "down")
 """Every bucket. ``redone`` is what steps took that had been done before a restart or rollback."""
 
@@ -99,29 +102,30 @@ class Stopwatch:
         self._began = self._mark = began
         self._stall_after = stall_after
         self._spent: dict[str, float] = {}
-        self._usual = {"data": 0.0, "step": 0.0}
+        self._usual: dict[str, float] = {}  # what was spent before the last ``take`` that no stall lengthened
 
-    def lap(self, bucket: str) -> float:
-        """Count the time since the last lap in this bucket; returns the seconds."""
+    def lap(self, bucket: str) -> None:
+        """Count the time since the last lap in this bucket."""
         now = time.monotonic()
         seconds = now - self._mark
         self._mark = now
         spent = self._spent
-        usual = self._usual.get(bucket)
-        if usual is not None:
-            if seconds > self._stall_after:
-                spent["stalled"] = spent.get("stalled", 0.0) + seconds - usual
-                spent[bucket] = spent.get(bucket, 0.0) + usual
-                return seconds
-            self._usual[bucket] = seconds if usual == 0.0 else usual + 0.1 * (seconds - usual)
-        spent[bucket] = spent.get(bucket, 0.0) + seconds
-        return seconds
+        if seconds > self._stall_after and bucket in STALLING:
+            usual = min(seconds, self._usual.get(TIME_FIELDS[bucket], 0.0))
+            spent["stalled_time"] = spent.get("stalled_time", 0.0) + seconds - usual
+            seconds = usual
+        name = TIME_FIELDS[bucket]
+        if name in spent:
+            spent[name] += seconds
+        else:
+            spent[name] = seconds
 
     def take(self) -> tuple[dict[str, float], float]:
         """Return the laps since the last call by their field, and the attempt's age at the last lap."""
-        spent = {TIME_FIELDS[bucket]: round(seconds, 7) for bucket, seconds in self._spent.items()}
-        self._spent.clear()
-        return spent, round(self._mark - self._began, 6)
+        spent, self._spent = self._spent, {}
+        if "stalled_time" not in spent:
+            self._usual = spent
+        return spent, self._mark - self._began
 
     @property
     def mark(self) -> float:

@@ -8,17 +8,15 @@ missing file, or one cut short before another was begun, is noticed too.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
 from hashlib import blake2b
-from typing import Any
 
-__all__ = ["START", "Chain", "link", "split_line"]
+__all__ = ["START", "Chain", "encode", "link", "split_line"]
 
 START = "0" * 32
 """What a chain begins with."""
 
 _FIELD = b',"chain":"'
-_encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
+encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
 
 
 def link(previous: str, body: bytes) -> str:
@@ -50,11 +48,11 @@ class Chain:
         self.head = head
         self.lines = 0
 
-    def line(self, fields: Mapping[str, Any]) -> tuple[bytes, str]:
-        """Return the line of these fields and the digest after it; nothing is taken over until ``advance``."""
-        body = _encode(fields)[:-1].encode()
-        head = link(self.head, body)
-        return b'%b,"chain":"%b"}\n' % (body, head.encode()), head
+    def line(self, record: str) -> tuple[bytes, str]:
+        """Return the line of a record, given as JSON, and the digest after it; nothing changes until ``advance``."""
+        body = record[:-1]
+        head = link(self.head, body.encode())
+        return f'{body},"chain":"{head}"}}\n'.encode(), head
 
     def advance(self, head: str) -> None:
         """Take over the digest of a line that was written."""

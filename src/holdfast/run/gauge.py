@@ -9,14 +9,14 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
 
-from holdfast.run.parameters import local_tensor
+from holdfast.run.parameters import is_sharded, local_tensor
 
-__all__ = ["Deferred", "Gauge"]
+__all__ = ["Deferred", "Gauge", "Measured"]
 
 
 class Deferred:
@@ -50,6 +50,25 @@ class Deferred:
         return flat
 
 
+class Measured(NamedTuple):
+    """What hooks measured during a step.
+
+    Attributes:
+        norms: the norm of every parameter's gradient, over all ranks where it is sharded.
+        weights: the norm of every parameter; only where layers were asked for.
+        layers: the layer of each of them; only where layers were asked for.
+        rate: the learning rate.
+    """
+
+    norms: Deferred | None = None
+    weights: Deferred | None = None
+    layers: tuple[str, ...] = ()
+    rate: float | None = None
+
+
+NOTHING = Measured()
+
+
 class Gauge:
     """Hooks on the model and its optimizers.
 
@@ -77,8 +96,7 @@ class Gauge:
         self._layers: list[str] = []
         self._weights: list[torch.Tensor] = []
         self._stepped = False
-        self.rate: float | None = None
-        self.sharded = False
+        self._rate: float | None = None
         self.forward_ended = 0.0
         self.wants_layers: Callable[[], bool] = lambda: False
         if self._optimizers:
@@ -115,9 +133,9 @@ class Gauge:
     def _measure(self, optimizer: torch.optim.Optimizer) -> None:
         self._stepped = True
         groups = optimizer.param_groups
-        if self.rate is None and groups:
+        if self._rate is None and groups:
             rate = groups[0].get("lr")
-            self.rate = float(rate) if rate is not None else None
+            self._rate = float(rate) if rate is not None else None
         layers = self.wants_layers()
         if not self._grad_norm and not layers:
             return
@@ -127,28 +145,52 @@ class Gauge:
             for parameter in group["params"]:
                 gradient = parameter.grad
                 if gradient is not None and not gradient.is_sparse:
-                    self.sharded = self.sharded or hasattr(gradient, "to_local")
-                    grads.append(local_tensor(gradient))
+                    grads.append(gradient)
                     owners.append(parameter)
         if not grads:
             return
-        self._norms += torch._foreach_norm(grads)
+        self._norms += _norms(grads)
         if layers:
             self._layers += [self._names.get(id(parameter), "?") for parameter in owners]
-            self._weights += torch._foreach_norm([local_tensor(parameter) for parameter in owners])
+            self._weights += _norms(owners)
 
-    def take(self) -> tuple[Deferred | None, Deferred | None, list[str]]:
-        """Return what was measured since the last call: gradient norms, weight norms, and the layers they are of."""
-        norms, weights, layers = self._norms, self._weights, self._layers
+    def take(self) -> Measured:
+        """Return what was measured since the last call."""
+        if not self._stepped:
+            return NOTHING
+        made = Measured(_stacked(self._norms), _stacked(self._weights), tuple(self._layers), self._rate)
         self._norms, self._weights, self._layers = [], [], []
         self._stepped = False
-        self.rate = None
-        return _stacked(norms), _stacked(weights), layers
+        self._rate = None
+        return made
 
 
 def _has_closure(arguments: Any, options: Any) -> bool:
     # Torch's own profiling wrapper passes the optimizer itself first.
     return options.get("closure") is not None or any(callable(one) for one in arguments[-1:])
+
+
+def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    """Return the norm of every tensor: of the whole of it, where each rank holds a shard.
+
+    All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
+    mesh, queued behind the backward pass like its own collectives.
+    """
+    norms = list(torch._foreach_norm([local_tensor(tensor) for tensor in tensors]))
+    together: dict[Any, list[int]] = {}
+    for place, tensor in enumerate(tensors):
+        if is_sharded(tensor):
+            placed: Any = tensor
+            together.setdefault((placed.device_mesh, placed.placements), []).append(place)
+    for (mesh, placements), places in together.items():
+        from torch.distributed.tensor import DTensor, Partial, Replicate
+
+        squares = torch.stack([norms[place].double() for place in places]).square()
+        adding = [Replicate() if placement.is_replicate() else Partial() for placement in placements]
+        whole = DTensor.from_local(squares, mesh, adding, run_check=False).full_tensor().sqrt()
+        for place, norm in zip(places, whole.unbind(), strict=True):
+            norms[place] = norm
+    return norms
 
 
 def _stacked(norms: list[torch.Tensor]) -> Deferred | None:

@@ -22,6 +22,7 @@ from holdfast.run.rollback import RollbackOptions, roll_back
 from holdfast.run.saving import Saving
 from holdfast.run.snapshot import Components
 from holdfast.run.step_record import StepRecord
+from holdfast.run.step_writer import StepWriter
 from holdfast.run.watchdog import Watchdog
 
 __all__ = ["Loop"]
@@ -66,12 +67,19 @@ class Loop:
         self._reactions = reactions
         self._rollback = rollback
         self._waiting: deque[StepRecord] = deque()
+        self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
         self._first_batch = attempt.batch
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
+        self._metrics_every = options.metrics_every if components.metrics is not None else None
+        self._metrics_at = -1
         self._handed_out = 0.0
         self._jumped = False
         self._noted_schedule: Any = None  # the schedule the log knows; a jump of the loader makes another
+        # Alone, there is only something to decide where somebody has a wish.
+        self._always_agrees = (
+            attempt.ranks.world > 1 or options.time_limit is not None or options.save_minutes is not None
+        )
         self._agreement = Agreement(attempt.ranks)
         self._comparison = RankComparison(attempt.ranks.world)
         self._gauge = Gauge(
@@ -96,9 +104,9 @@ class Loop:
     def batches(self, steps: Callable[[], int | None]) -> Iterator[Any]:
         """Yield batches until the data ends, the steps are done, or the run ends for another reason."""
         attempt, watchdog = self.attempt, self._watchdog
-        lap, now = attempt.stopwatch.lap, attempt.stopwatch
+        lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         while True:
-            batches = iter(self._components.loader)
+            batches = iter(loader)
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
                 watchdog.mark("data", attempt.step)
@@ -108,7 +116,8 @@ class Loop:
                     lap("data")
                     break
                 lap("data")
-                self._note_stream()
+                if getattr(loader, "schedule", None) is not self._noted_schedule:
+                    self._note_stream()
                 attempt.batch += 1
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
                     self._first_batch = attempt.batch if self._pending is None else self._first_batch
@@ -129,21 +138,19 @@ class Loop:
 
     def _note_stream(self) -> None:
         """Write the stream's state where its schedule has changed, so that the log says which samples a batch held."""
-        schedule = getattr(self._components.loader, "schedule", None)
-        if schedule is not self._noted_schedule and self._components.has_order and self.attempt.ranks.is_first:
-            state = self._components.loader.state_dict()
+        loader = self._components.loader
+        if self._components.has_order and self.attempt.ranks.is_first:
+            state = loader.state_dict()
             self.attempt.note("stream", step=self.attempt.step, batch=self.attempt.batch, state=state)
-        self._noted_schedule = schedule
+        self._noted_schedule = loader.schedule
 
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         """Take what the program says of the step it has just done."""
-        attempt, gauge = self.attempt, self._gauge
+        attempt = self.attempt
         if self._pending is not None:
             raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
-        record = StepRecord(attempt.step, (self._first_batch, attempt.batch), loss, grad_norm, metrics)
-        record.rate, record.sharded = gauge.rate, gauge.sharded
-        record.grad_norms, record.weight_norms, record.layers = gauge.take()
-        self._pending = record
+        batches = (self._first_batch, attempt.batch)
+        self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
 
     @contextlib.contextmanager
     def apart(self, bucket: str) -> Iterator[None]:
@@ -167,29 +174,21 @@ class Loop:
 
     def _settle(self) -> None:
         """Close the step that is done: write it, watch it, agree with the other ranks, act."""
-        attempt = self.attempt
+        attempt, saving = self.attempt, self._saving
         self._close_step()
         self._write(everything=False)
-        if self._needs_agreement():
+        if self._always_agrees or self._preemption.received is not None or self._reactions.waiting:
             agreed = self._agreement.reach(self._wish())
             if agreed is not None:
                 self._act(agreed)
         if self.ended is None and not self._jumped:
-            if self._saving.is_due():
+            if saving.is_due():
                 self._save("interval")
-            self._saving.poll()
+            if saving.under_way is not None:
+                saving.poll()
+            if self._metrics_every and attempt.step % self._metrics_every == 0:
+                self._record_metrics()
         attempt.stopwatch.lap("step")
-
-    def _needs_agreement(self) -> bool:
-        """Whether anything may have to be decided: always among several ranks, alone only if there is a wish."""
-        options = self._options
-        return (
-            self.attempt.ranks.world > 1
-            or self._preemption.received is not None
-            or options.time_limit is not None
-            or options.save_minutes is not None
-            or self._reactions.wanted > Action.LOG
-        )
 
     def _wish(self) -> Wish:
         limit = self._options.time_limit
@@ -211,30 +210,25 @@ class Loop:
         self._first_batch = self.attempt.batch
 
     def _settle_last(self) -> bool:
-        """Hear the other ranks about the last step; returns whether the run goes back for it."""
+        """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
         self._write(everything=True)
         agreed = self._agreement.drain()
-        if agreed is None and self._reactions.wanted > Action.LOG and self.attempt.ranks.world == 1:
-            agreed = self._agreement.reach(Wish(action=self._reactions.wanted))
         if agreed is not None:
             self._act(agreed)
+        if not self._jumped:
+            if self._monitor is not None:
+                self._reactions.note(self._monitor.last_look())
+            agreed = self._agreement.reach(Wish(action=self._reactions.wanted)) or self._agreement.drain()
+            if agreed is not None and agreed.action > Action.LOG:
+                self._act(agreed)
         return self._jumped
 
     def _write(self, *, everything: bool) -> None:
         """Write the steps whose numbers are on the host, and let the monitor see them."""
-        attempt, waiting = self.attempt, self._waiting
+        waiting, write = self._waiting, self._writer.write
         while waiting and (everything or len(waiting) > MAX_BEHIND or waiting[0].is_ready):
-            record = waiting.popleft()
-            fields = record.fields()
-            spent, at = attempt.stopwatch.take()
-            fields.update(spent)
-            if record.step < attempt.reached:
-                fields["redone"] = True
-            else:
-                attempt.reached = record.step + 1
-            fields["at"] = at
-            attempt.recorder.write(fields)
-            if self._monitor is not None and (found := self._monitor.update(fields)):
+            found = write(waiting.popleft())
+            if found:
                 self._reactions.note(found)
 
     def _own_seconds(self) -> float:
@@ -276,7 +270,8 @@ class Loop:
 
     def _record_metrics(self) -> None:
         metrics = self._components.metrics
-        if metrics is not None:
+        if metrics is not None and self._metrics_at != self.attempt.step:
+            self._metrics_at = self.attempt.step
             figures = metrics.get_metrics_for_logging()
             plain = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
             self.attempt.event("metrics", step=self.attempt.step, figures=plain)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,17 +13,18 @@ import numpy as np
 from holdfast.debug.detectors import DistributedDesyncDetector, StragglerDetector
 from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.types import Detection, DetectionContext, Signal
-from holdfast.run.buckets import TIME_FIELDS
 from holdfast.run.findings import describe, key_of
 from holdfast.run.glance import Glance
 
 __all__ = ["Monitor", "RankComparison"]
 
-# Fields of a record that are no signal, or are watched elsewhere.
-_WATCHED_TIMES = ("step_time", "data_time")
-_IGNORED = frozenset(("step", "batches", "at", "redone", "loss_bits", "grad_norm_bits", *TIME_FIELDS.values())) - {
-    *_WATCHED_TIMES
-}
+
+MAX_LOOK_SHARE = 1e-3
+"""The share of a step's time that the detectors' looks may take on average …"""
+MIN_LOOK_SECONDS = 3e-6
+"""… but for steps so short that they would hardly ever be looked at."""
+BUDGET_EVERY = 32
+"""Steps after which the time of the looks is measured out again."""
 
 
 class Monitor:
@@ -37,20 +39,44 @@ class Monitor:
         self._debugger = debugger
         self._glance = Glance()
         self._reported: dict[tuple[str, str | None, int | None], int] = {}
+        self._most = debugger.options.budget_seconds
+        self._timed, self._timed_steps = 0.0, 0
+        self._last_step = 0
         self.rank = rank
 
-    def update(self, record: Mapping[str, Any]) -> list[dict[str, Any]]:
-        """Take one step's record; returns the findings that are new."""
-        if record.get("redone"):
-            values = {name: value for name, value in record.items() if name not in _IGNORED and name != "step_time"}
-        else:
-            values = {name: value for name, value in record.items() if name not in _IGNORED}
-        step = record["step"]
+    def update(
+        self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False
+    ) -> list[dict[str, Any]]:
+        """Take one step's numbers and times; returns the findings that are new.
+
+        A step that is redone is not timed: a restart warms up again.
+        """
+        values = {**numbers}
+        if "data_time" in times:
+            values["data_time"] = times["data_time"]
+        if not redone and "step_time" in times:
+            values["step_time"] = taken = times["step_time"]
+            self._timed += taken
+            self._timed_steps += 1
+            if self._timed_steps == BUDGET_EVERY:
+                self._measure_out()
+        self._last_step = step
         found = bool(self._debugger.update(step, values))
-        loss = values.get("loss")
+        loss = numbers.get("loss")
         if not found and (loss is None or not self._glance.wants_look(loss)):
             return []
         return self._look(step)
+
+    def _measure_out(self) -> None:
+        """Let the looks take their share of the time that steps take, and no more than the debugger allows."""
+        share = MAX_LOOK_SHARE * self._timed / self._timed_steps
+        budget = min(self._most, max(MIN_LOOK_SECONDS, share))
+        self._debugger.options = replace(self._debugger.options, budget_seconds=budget)
+        self._timed, self._timed_steps = 0.0, 0
+
+    def last_look(self) -> list[dict[str, Any]]:
+        """Look once more, after the last step; returns the findings that are new."""
+        return self._look(self._last_step)
 
     def _look(self, step: int) -> list[dict[str, Any]]:
         """Ask for everything that holds now, explained; returns what was not reported yet."""

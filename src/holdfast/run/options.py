@@ -22,7 +22,8 @@ class RunOptions:
         stats_every: steps between the norms of every layer's gradient and weights; None records none.
         grad_norm: record the norm of the gradient at every step where the program does not pass it.
         hash_parameters: record a hash of the parameters at every checkpoint, and compare the ranks'.
-        metrics_every: steps between the aggregator's figures in the log; None records them at checkpoints only.
+        metrics_every: steps between the aggregator's figures in the log; None records them at checkpoints only. On
+            several ranks this is a collective call.
         stall_after: seconds without progress after which a rank counts as stalled and its stacks are written.
         stall_timeout: seconds without progress after which the process ends, so that the launcher starts it again;
             None waits indefinitely.

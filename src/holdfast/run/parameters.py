@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["ParameterHash", "describe_model", "hash_parameters", "local_tensor", "parameters_of"]
+__all__ = ["ParameterHash", "describe_model", "hash_parameters", "is_sharded", "local_tensor", "parameters_of"]
 
 # Elements mixed at a time: eight bytes each twice over, so that no model makes the hash a matter of memory.
 CHUNK = 1 << 20
@@ -57,6 +57,12 @@ def local_tensor(value: torch.Tensor) -> torch.Tensor:
     return local().detach() if local is not None else value.detach()
 
 
+def is_sharded(value: torch.Tensor) -> bool:
+    """Whether each rank holds only a part of a tensor."""
+    placements: Any = getattr(value, "placements", None)
+    return placements is not None and not all(placement.is_replicate() for placement in placements)
+
+
 def hash_parameters(model: nn.Module) -> ParameterHash:
     """Hash every parameter and buffer of a model that lies on this rank."""
     whole = part = 0
@@ -72,9 +78,9 @@ def hash_parameters(model: nn.Module) -> ParameterHash:
 
 def _shard_offset(value: torch.Tensor) -> tuple[int, ...] | None:
     """Return where this rank's shard begins in the whole tensor; None for a tensor that is whole on every rank."""
-    placements: Any = getattr(value, "placements", None)
-    if placements is None or all(placement.is_replicate() for placement in placements):
+    if not is_sharded(value):
         return None
+    placements: Any = value.placements  # type: ignore[attr-defined]
     from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 
     _, offset = compute_local_shape_and_global_offset(value.shape, value.device_mesh, placements)  # type: ignore[attr-defined]

@@ -39,6 +39,11 @@ class Reactions:
         self._found: list[dict[str, Any]] = []
 
     @property
+    def waiting(self) -> bool:
+        """Whether any finding of this rank asks for more than the log."""
+        return bool(self._found)
+
+    @property
     def wanted(self) -> Action:
         """The most that this rank's new findings ask for."""
         if not self._found:

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import RunWriteError
-from holdfast.run.chain import START, Chain
+from holdfast.run.chain import START, Chain, encode
 from holdfast.run.layout import LogFile, RunFolder
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Recorder"]
@@ -73,8 +73,16 @@ class Recorder:
         Raises:
             RunWriteError: the disk is full or gone; nothing of the record is left in the file.
         """
+        self.write_encoded(encode(fields))
+
+    def write_encoded(self, record: str) -> None:
+        """Append one record that is JSON already.
+
+        Raises:
+            RunWriteError: the disk is full or gone; nothing of the record is left in the file.
+        """
         with self._lock:
-            self._append(fields)
+            self._append(record)
 
     def sync(self) -> None:
         """Flush everything written to the disk; begin a new part where this one has grown large."""
@@ -108,10 +116,10 @@ class Recorder:
             raise self._refused(error) from error
         self._size = 0
         about = {"holdfast": FORMAT, "version": FORMAT_VERSION, "attempt": self._attempt, "rank": self._rank}
-        self._append({**about, "part": self._part, "previous": self._chain.head, **self._header})
+        self._append(encode({**about, "part": self._part, "previous": self._chain.head, **self._header}))
 
-    def _append(self, fields: Mapping[str, Any]) -> None:
-        line, head = self._chain.line(fields)
+    def _append(self, record: str) -> None:
+        line, head = self._chain.line(record)
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:

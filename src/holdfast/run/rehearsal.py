@@ -146,9 +146,7 @@ class Rehearsal:
         made = self._train_step(batches[0] if self._accumulate == 1 and count == 1 else batches)
         fields = dict(made) if isinstance(made, Mapping) else {"loss": made}
         loss, norm = fields.pop("loss", None), fields.pop("grad_norm", None)
-        record = StepRecord(self.step, (self._batch - count, self._batch), loss, norm, fields)
-        record.rate, record.sharded = self._gauge.rate, self._gauge.sharded
-        record.grad_norms, record.weight_norms, record.layers = self._gauge.take()
+        record = StepRecord(self.step, (self._batch - count, self._batch), loss, norm, fields, self._gauge.take())
         self.step += 1
         return record.fields()
 

@@ -38,7 +38,7 @@ class Saving:
         self._attempt = attempt
         self._components = components
         self._options = options
-        self._under_way: tuple[int, str, float, dict[str, Any], PendingSave] | None = None
+        self.under_way: tuple[int, str, float, dict[str, Any], PendingSave] | None = None
         self._failed = 0
         self.seconds = 0.0
         """How long the last save took, from its beginning to its end on disk."""
@@ -72,7 +72,7 @@ class Saving:
             state = self._components.collect(attempt.ranks, position)
             if self._options.save_in_background and not wait:
                 pending = attempt.checkpoints.save_in_background(state, attempt.step)
-                self._under_way = (attempt.step, reason, began, about, pending)
+                self.under_way = (attempt.step, reason, began, about, pending)
                 attempt.stopwatch.lap("save")
                 return
             attempt.checkpoints.save(state, attempt.step)
@@ -83,15 +83,15 @@ class Saving:
 
     def poll(self) -> None:
         """Note a save that has ended in the meantime."""
-        if self._under_way is not None and self._under_way[-1].done():
+        if self.under_way is not None and self.under_way[-1].done():
             self.wait()
 
     def wait(self) -> None:
         """Wait for the save under way, if there is one."""
-        if self._under_way is None:
+        if self.under_way is None:
             return
-        step, reason, began, about, saving = self._under_way
-        self._under_way = None
+        step, reason, began, about, saving = self.under_way
+        self.under_way = None
         try:
             saving.result()
         except (CheckpointError, OSError) as error:
@@ -104,9 +104,7 @@ class Saving:
         self.seconds = time.monotonic() - began
         self._attempt.stopwatch.lap("save")
         name = checkpoint_name(step)
-        self._attempt.event(
-            "checkpoint", step=step, path=name, reason=reason, seconds=round(self.seconds, 6), verified=True, **about
-        )
+        self._attempt.event("checkpoint", step=step, path=name, reason=reason, seconds=round(self.seconds, 6), **about)
 
     def _describe(self) -> dict[str, Any]:
         if not self._options.hash_parameters:

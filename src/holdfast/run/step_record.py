@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import struct
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,26 +9,16 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.run.buckets import TIME_FIELDS
-from holdfast.run.gauge import Deferred, by_layer, total_norm
+from holdfast.run.gauge import Deferred, Measured, by_layer, total_norm
+from holdfast.run.step_line import BITS_OF, bits_of
 
-__all__ = ["RESERVED", "StepRecord", "bits_of", "number_from_bits"]
+__all__ = ["RESERVED", "StepRecord"]
 
 RESERVED = frozenset(
     ("step", "batches", "loss", "loss_bits", "grad_norm", "grad_norm_bits", "lr", "at", "chain", "redone", "event",
      "holdfast", "skipped", *TIME_FIELDS.values())
 )  # fmt: skip
 """Fields of a step's record that a program's own metrics cannot be called."""
-
-
-def bits_of(value: float) -> str:
-    """Return the exact bits of a number, as 16 hexadecimal digits."""
-    return struct.pack(">d", value).hex()
-
-
-def number_from_bits(bits: str) -> float:
-    """Return the number that ``bits_of`` was given."""
-    (value,) = struct.unpack(">d", bytes.fromhex(bits))
-    return float(value)
 
 
 class StepRecord:
@@ -41,17 +30,25 @@ class StepRecord:
         loss: its loss, where there is one.
         grad_norm: the norm of its gradient, as the program measured it.
         metrics: the program's own numbers.
+        measured: what hooks measured during the step.
     """
 
-    __slots__ = ("_deferred", "_numbers", "batches", "grad_norms", "layers", "rate", "sharded", "step", "weight_norms")
+    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "step")
 
     def __init__(
-        self, step: int, batches: tuple[int, int], loss: Any, grad_norm: Any, metrics: Mapping[str, Any]
+        self,
+        step: int,
+        batches: tuple[int, int],
+        loss: Any,
+        grad_norm: Any,
+        metrics: Mapping[str, Any],
+        measured: Measured,
     ) -> None:
         self.step = step
         self.batches = batches
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] = {}
+        self._measured = measured
         if loss is not None:
             self._add("loss", loss)
         if grad_norm is not None:
@@ -60,18 +57,13 @@ class StepRecord:
             if name in RESERVED:
                 raise ConfigError("this name is taken in the run log", metric=name, hint="choose another name")
             self._add(name, value)
-        self.grad_norms: Deferred | None = None
-        self.weight_norms: Deferred | None = None
-        self.layers: list[str] = []
-        self.rate: float | None = None
-        self.sharded = False
 
     def _add(self, name: str, value: Any) -> None:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
-            if value.device.type == "cpu" and not hasattr(value, "to_local"):
-                self._numbers[name] = value.item()
+            if value.is_cpu and not hasattr(value, "to_local"):
+                self._numbers[name] = float(value.item())
             else:
                 self._deferred[name] = Deferred(value)
             return
@@ -85,30 +77,32 @@ class StepRecord:
         """Whether writing it waits for nothing."""
         if self._deferred and not all(value.is_ready for value in self._deferred.values()):
             return False
-        return self.grad_norms is None or self.grad_norms.is_ready
+        norms = self._measured.norms
+        return norms is None or norms.is_ready
+
+    def numbers(self) -> dict[str, float]:
+        """Return every number of the step by name; waits for those that are not on the host yet."""
+        given, measured = self._numbers, self._measured
+        for name, deferred in self._deferred.items():
+            given[name] = deferred.numbers()[0]
+        numbers: dict[str, float] = {}
+        if "loss" in given:
+            numbers["loss"] = given["loss"]
+        norms: list[float] = []
+        if measured.norms is not None:
+            norms = measured.norms.numbers()
+            numbers["grad_norm"] = total_norm(norms)
+        if measured.rate is not None:
+            numbers["lr"] = measured.rate
+        numbers.update(given)
+        if measured.layers:
+            numbers.update((f"grad_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, norms).items())
+            weights = measured.weights.numbers() if measured.weights is not None else []
+            numbers.update((f"weight_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, weights).items())
+        return numbers
 
     def fields(self) -> dict[str, Any]:
         """Return the record's fields, but for its times."""
-        numbers = self._numbers
-        for name, deferred in self._deferred.items():
-            numbers[name] = deferred.numbers()[0]
-        fields: dict[str, Any] = {"step": self.step, "batches": list(self.batches)}
-        if "loss" in numbers:
-            loss = numbers.pop("loss")
-            fields["loss"] = loss
-            fields["loss_bits"] = bits_of(loss)
-        norms = self.grad_norms.numbers() if self.grad_norms is not None else []
-        if "grad_norm" not in numbers and norms:
-            numbers["grad_norm"] = total_norm(norms)
-        if "grad_norm" in numbers:
-            norm = numbers.pop("grad_norm")
-            fields["grad_norm_shard" if self.sharded else "grad_norm"] = norm
-            fields["grad_norm_bits"] = bits_of(norm)
-        if self.rate is not None:
-            fields["lr"] = self.rate
-        fields.update(numbers)
-        if self.layers:
-            fields.update((f"grad_norm/{layer}", norm) for layer, norm in by_layer(self.layers, norms).items())
-            weights = self.weight_norms.numbers() if self.weight_norms is not None else []
-            fields.update((f"weight_norm/{layer}", norm) for layer, norm in by_layer(self.layers, weights).items())
-        return fields
+        numbers = self.numbers()
+        bits = {f"{name}_bits": bits_of(numbers[name]) for name in BITS_OF if name in numbers}
+        return {"step": self.step, "batches": list(self.batches), **numbers, **bits}

@@ -148,8 +148,7 @@ class Trials:
             loss = record.get("loss")
             if loss is None:
                 raise ConfigError("the step function returns no loss", hint="return the loss from train_step")
-            norm = record.get("grad_norm", record.get("grad_norm_shard"))
-            measured.append(Measured(sample, float(loss), norm))
+            measured.append(Measured(sample, float(loss), record.get("grad_norm")))
         self.rewind()
         return measured
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -243,6 +245,18 @@ def test_layers_without_gradient_are_found_when_they_are_most_of_the_model() -> 
 
     assert norms(1) == [False]
     assert norms(5) == [True]
+
+
+def test_a_single_layer_that_had_a_gradient_and_has_none_any_more_is_found_from_where_it_stopped() -> None:
+    def norms(alive: int, points: int) -> list[Any]:
+        values = [np.where(np.arange(points) < (alive if n == 2 else points), 1.0 + n, 0.0) for n in range(6)]
+        layers = [signal(f"grad_norm/l{n}", v, kind="grad_norm", layer=f"l{n}") for n, v in enumerate(values)]
+        found = found_by(DeadLayerDetector(), *layers)
+        return [(each.layer, each.first_step) for each in found]
+
+    assert norms(7, 20) == [("l2", 7.0)]
+    assert norms(0, 20) == []  # frozen from the outset, as in any fine-tuning
+    assert norms(18, 20) == []  # two points without a gradient are too few
 
 
 @pytest.mark.parametrize(

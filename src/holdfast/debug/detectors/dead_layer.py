@@ -56,6 +56,8 @@ class DeadLayerDetector(BaseDetector):
     """Fewer points than this say nothing."""
     minimum_layers: int = 2
     """Fewer layers than this give no comparison."""
+    alive_points: int = 2
+    """A layer that had a gradient at this many points and then has none to the end died, whatever the others do."""
     first_share: int = 20
     """A layer that was alive for the first one in so many points, and for two, died later."""
     most: int = 4
@@ -121,18 +123,32 @@ class DeadLayerDetector(BaseDetector):
         return self._all_along(signal, claim, CLEAR, Deadness.COLLAPSED, {"spread": spread, "widest": widest})
 
     def _silent(self, layers: dict[str, Signal]) -> Detection | None:
-        """Most layers never get a gradient: frozen, cut off, or initialised to nothing."""
+        """Layers get no gradient: most of them, or any that had one before; frozen, cut off, or set to nothing."""
         usable = {layer: signal for layer, signal in layers.items() if len(signal.values) >= self.minimum_points}
+        since = {layer: _silent_since(signal) for layer, signal in usable.items()}
         silent = [layer for layer, signal in usable.items() if _is_silent(signal)]
-        enough = len(silent) >= max(self.minimum_layers, self.silent_share * len(usable))
-        if not enough or len(silent) == len(usable):
+        if len(silent) < max(self.minimum_layers, self.silent_share * len(usable)):
+            last = {layer: len(signal.values) - self.minimum_points for layer, signal in usable.items()}
+            silent = [layer for layer, first in since.items() if self.alive_points <= first <= last[layer]]
+        if not silent or len(silent) == len(usable):
             return None
-        claim = f"{len(silent)} of {len(usable)} layers have a gradient of exactly zero ({', '.join(silent[:4])}…)"
+        silent.sort(key=since.__getitem__)
+        more = "…" if len(silent) > self.most else ""
+        claim = f"{len(silent)} of {len(usable)} layers have a gradient of exactly zero "
+        claim += f"({', '.join(silent[: self.most])}{more})"
         numbers = {"silent": float(len(silent)), "layers": float(len(usable))}
-        return self._all_along(usable[silent[0]], claim, LIKELY, Deadness.SILENT, numbers)
+        first = since[silent[0]]
+        return self._all_along(usable[silent[0]], claim, LIKELY, Deadness.SILENT, numbers, first=first)
 
     def _all_along(
-        self, signal: Signal, claim: str, confidence: float, how: Deadness, numbers: dict[str, float]
+        self,
+        signal: Signal,
+        claim: str,
+        confidence: float,
+        how: Deadness,
+        numbers: dict[str, float],
+        *,
+        first: int = 0,
     ) -> Detection:
         return detection(
             self.failure,
@@ -140,10 +156,10 @@ class DeadLayerDetector(BaseDetector):
             claim,
             severity=Severity.WARNING if how is Deadness.SILENT else Severity.CRITICAL,
             confidence=confidence,
-            first=float(signal.steps[0]),
+            first=float(signal.steps[first]),
             last=float(signal.steps[-1]),
             numbers=numbers,
-            facts=DeadLayerFacts(how),
+            facts=DeadLayerFacts(how, died_later=first > 0),
         )
 
 
@@ -153,6 +169,13 @@ def _statistic(signal: Signal) -> Deadness | None:
     if any(word in text for word in ("zero", "dead", "sparsity")):
         return Deadness.ZERO
     return Deadness.SATURATED if "satur" in text else None
+
+
+def _silent_since(signal: Signal) -> int:
+    """Return the place from which on the values are exactly zero up to the end; 0 if they are not, or all are."""
+    alive = np.flatnonzero(signal.values != 0.0)
+    first = int(alive[-1]) + 1 if len(alive) else 0
+    return first if first < len(signal.values) else 0
 
 
 def _is_silent(signal: Signal) -> bool:

@@ -1,0 +1,41 @@
+"""A step's record goes into the log, and then to the monitor."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from holdfast.run.attempt import Attempt
+from holdfast.run.monitor import Monitor
+from holdfast.run.step_line import StepLines
+from holdfast.run.step_record import StepRecord
+
+__all__ = ["StepWriter"]
+
+
+class StepWriter:
+    """Writes the steps of one attempt.
+
+    Args:
+        attempt: whose log, and whose time.
+        monitor: watches this rank's series; None for nobody.
+    """
+
+    __slots__ = ("_attempt", "_lines", "_monitor")
+
+    def __init__(self, attempt: Attempt, monitor: Monitor | None) -> None:
+        self._attempt = attempt
+        self._monitor = monitor
+        self._lines = StepLines()
+
+    def write(self, record: StepRecord) -> Sequence[dict[str, Any]]:
+        """Write a step with the time spent since the record before it; returns the findings that are new."""
+        attempt, step = self._attempt, record.step
+        numbers = record.numbers()
+        times, at = attempt.stopwatch.take()
+        redone = step < attempt.reached
+        if not redone:
+            attempt.reached = step + 1
+        line = self._lines.encode(step, record.batches, numbers, times, at=at, redone=redone)
+        attempt.recorder.write_encoded(line)
+        return () if self._monitor is None else self._monitor.update(step, numbers, times, redone)
