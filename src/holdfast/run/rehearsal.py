@@ -47,11 +47,18 @@ class Held:
             name: {field: value.clone() for field, value in fields.items()} for name, fields in tensors.items()
         }
         self._rest = copy.deepcopy(rest)
-        stateful = {**components.parts, "loader": components.loader}
+        stateful = {**components.parts}
         if components.metrics is not None:
             stateful["metrics"] = components.metrics
         self._states = {name: (part, copy.deepcopy(part.state_dict())) for name, part in stateful.items()}
         self._generators = generator_states()
+        self._loader = copy.deepcopy(components.loader.state_dict())
+        self._loader_place = self._place_of_loader()
+
+    def _place_of_loader(self) -> tuple[Any, int] | None:
+        """Return what shows that a loader has not moved; None for one that cannot tell."""
+        loader = self._components.loader
+        return (loader.schedule, loader.step) if self._components.has_order else None
 
     def put_back(self) -> None:
         """Put everything back as it was, as often as needed."""
@@ -70,6 +77,10 @@ class Held:
         restore_optimizer(self._components.optimizers, parameter_names(model), tensors, rest)
         for part, state in self._states.values():
             part.load_state_dict(copy.deepcopy(state))
+        place = self._place_of_loader()  # the steps of a rehearsal ask for their batches by number
+        if place is None or place[0] is not self._loader_place[0] or place[1] != self._loader_place[1]:  # type: ignore[index]
+            self._components.loader.load_state_dict(copy.deepcopy(self._loader))
+            self._loader_place = self._place_of_loader()
         restore_generators(self._generators)
 
 

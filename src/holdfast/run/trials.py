@@ -140,9 +140,11 @@ class Trials:
     def measure(self, samples: Iterable[Sample]) -> list[Measured]:
         """Measure samples one by one: a batch of one each, always from the state before the window."""
         measured = []
+        number, batch = -1, {}
         for sample in samples:
             self.rewind()
-            batch = self.rehearsal.components.loader.batch_at(sample.batch)
+            if sample.batch != number:
+                number, batch = sample.batch, self.rehearsal.components.loader.batch_at(sample.batch)
             record = self.rehearsal.take_step(batch=_without(batch, [sample.row]))
             self.samples_measured += 1
             loss = record.get("loss")
