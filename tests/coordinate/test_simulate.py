@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
@@ -16,6 +14,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.cli.main import run
 from holdfast.coordinate import StreamCoordinator
 from holdfast.coordinate.health import HealthBoard
 from holdfast.coordinate.presence import Presence
@@ -167,10 +166,10 @@ def test_a_simulated_heartbeat_makes_the_operations_of_a_real_one(world: int) ->
 
 @settings(max_examples=20)
 @given(
-    st.integers(3, 150),
+    st.integers(3, 80),  # beyond the number of workers that each one watches
     st.integers(0, 10**6),
     st.floats(0.1, 0.5),
-    st.lists(st.tuples(st.floats(0, 60), st.integers(0, 149)), min_size=1, max_size=3),
+    st.lists(st.tuples(st.floats(0, 20), st.integers(0, 79)), min_size=1, max_size=3),
 )
 def test_a_takeover_takes_one_ttl_one_heartbeat_and_the_rest_of_a_busy_standbys_chunk_at_most(
     ranks: int, seed: int, fraction: float, deaths: list[tuple[float, int]]
@@ -195,7 +194,7 @@ def test_a_takeover_takes_no_longer_at_sixteen_times_the_size() -> None:
 
 
 def test_operations_a_rank_do_not_grow_with_the_number_of_ranks() -> None:
-    few, many = (simulate_leases(Scenario(ranks=ranks, stragglers=0.0)) for ranks in (32, 512))
+    few, many = (simulate_leases(Scenario(ranks=ranks, stragglers=0.0)) for ranks in (32, 256))
     assert many.operations_per_rank_and_second <= 1.5 * few.operations_per_rank_and_second
 
 
@@ -205,20 +204,22 @@ def test_scenarios_that_make_no_sense_are_refused(options: dict[str, float]) -> 
         Scenario(**options)  # type: ignore[arg-type]
 
 
-def holdfast(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-c", "from holdfast.cli.main import run; run()", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as caught:
+        run(["simulate", *arguments])
+    assert isinstance(caught.value.code, int)
+    return caught.value.code, *capsys.readouterr()
 
 
-def test_the_command_prints_json_and_writes_a_plot(tmp_path: Path) -> None:
+def test_the_command_prints_json_and_writes_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "cost.svg"
-    done = holdfast("simulate", "--ranks", "64", "--json", "--output", str(plot))
-    assert done.returncode == 0, done.stderr
-    result = json.loads(done.stdout)
+    code, output, errors = command(capsys, "--ranks", "64", "--json", "--output", str(plot))
+    assert code == 0, errors
+    result = json.loads(output)
     assert result["leases"]["committed"] == result["leases"]["chunks"] == 256
     assert len(ElementTree.fromstring(plot.read_text()).findall("{*}polyline")) == 4
 
 
-def test_the_command_refuses_a_bad_size_without_a_traceback() -> None:
-    done = holdfast("simulate", "--ranks", "0")
-    assert (done.returncode, "Traceback" in done.stderr) == (2, False)
+def test_the_command_refuses_a_bad_size_in_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = command(capsys, "--ranks", "0")
+    assert (code, errors.count("\n")) == (2, 1)

@@ -7,33 +7,48 @@ import os
 import pty
 import re
 import signal
+import socket
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import torch.distributed as dist
-from tests.faults.coordinate_runs import Host
-from tests.faults.coordinate_worker import Job, connect
+from tests.faults.coordinate_runs import Host, start, wait_for
+from tests.faults.coordinate_worker import Job, connect, run_on_terminal
 
 from holdfast.cli.main import run
 from holdfast.coordinate import StreamCoordinator
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset
 
 COMMAND = [sys.executable, "-c", "from holdfast.cli.main import run; run()", "watch"]
 ENVIRONMENT = {**os.environ, "RES_OPTIONS": "attempts:0", "TERM": "xterm", "COLUMNS": "100"}
 
 
 class Terminal:
-    """A command on a terminal of its own, whose screen can be waited for."""
+    """A command on a terminal of its own, whose screen can be waited for; by default forked, with torch loaded."""
 
-    def __init__(self, *arguments: str) -> None:
+    def __init__(self, *arguments: str, fresh: bool = False) -> None:
         self._ours, theirs = pty.openpty()
-        self.process = subprocess.Popen(
-            [*COMMAND, *arguments], stdin=theirs, stdout=theirs, stderr=theirs, env=ENVIRONMENT, start_new_session=True
-        )
-        os.close(theirs)
+        self._process: Any
+        if fresh:
+            streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+            self._process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, start_new_session=True, **streams)
+        else:
+            self._process = start(run_on_terminal, os.ttyname(theirs), ["watch", *arguments])
+            self._theirs = theirs  # open until the other process has opened it, too
+        self._fresh = fresh
+        if fresh:
+            os.close(theirs)
         self.text = ""
+
+    @property
+    def pid(self) -> int:
+        return int(self._process.pid)
 
     def read(self) -> bool:
         """Add what is written next; say whether there is more to come."""
@@ -42,6 +57,9 @@ class Terminal:
         except OSError:  # the other end is closed
             return False
         self.text += re.sub(r"\x1b\[[0-9;?]*[a-zA-Z]", "", piece.decode())
+        if not self._fresh and self._theirs >= 0:
+            os.close(self._theirs)
+            self._theirs = -1
         return bool(piece)
 
     def wait_for(self, text: str, times: int = 1) -> None:
@@ -51,7 +69,11 @@ class Terminal:
     def end(self) -> int:
         while self.read():
             pass
-        return self.process.wait(30)
+        if self._fresh:
+            return int(self._process.wait(30))
+        (code,) = wait_for([self._process])
+        assert code is not None
+        return code
 
 
 @pytest.fixture
@@ -83,7 +105,7 @@ def test_the_live_table_is_drawn_again_and_again_and_ends_after_so_many_looks(jo
 def test_a_store_that_goes_away_under_the_live_table_ends_it_with_one_line_and_exit_code_2(
     job: Job, host: Host
 ) -> None:
-    terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05")
+    terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05", fresh=True)
     terminal.wait_for("2 active", times=2)
     host.process.kill()
     assert terminal.end() == 2, terminal.text
@@ -95,7 +117,7 @@ def test_a_store_that_goes_away_under_the_live_table_ends_it_with_one_line_and_e
 def test_ctrl_c_ends_the_live_table(job: Job) -> None:
     terminal = Terminal(f"127.0.0.1:{job.port}", "--interval", "0.05")
     terminal.wait_for("2 active", times=2)
-    terminal.process.send_signal(signal.SIGINT)
+    os.kill(terminal.pid, signal.SIGINT)
     assert terminal.end() == 130, terminal.text
     assert "Traceback" not in terminal.text
 
@@ -117,6 +139,46 @@ def test_json_is_one_look_by_whatever_store(job: Job, tmp_path: Path, capsys: py
         assert code == 0
         rows = json.loads(output)["workers"]
         assert [(row["rank"], row["status"]) for row in rows] == [(rank, "active") for rank in ranks]
+
+
+def test_a_look_tells_times_hosts_progress_time_left_takeovers_and_dead_letters(
+    host: Host, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    job = Job(str(tmp_path), host.port, 2)
+    data = StreamDataset(ArraySource({"value": np.arange(40)}), name="data", seed=1)
+    options: dict[str, Any] = {"name": "captions", "batch_size": 4, "chunk_size": 4}
+    times = {"heartbeat": 0.1, "ttl": 0.5}
+    silent = StreamCoordinator(connect(job), 2, **times)  # holds a lease, and falls silent
+    silent.register_worker(1)
+    next(held := iter(silent.lease(data, **options)))
+    silent._stop.set()
+    with StreamCoordinator(connect(job), 2, **times) as coordinator:
+        coordinator.register_worker(0)
+        reader = coordinator.lease(data, max_attempts=2, backoff=0.0, **options)
+        for chunk in reader:
+            if chunk.chunk == 7:
+                chunk.fail("poison")
+            elif chunk.chunk == 9 and not reader.dead_letters():
+                chunk.fail("not before the other is given up")
+            elif chunk.chunk == 9 and reader.chunks_taken_over > 1:
+                break
+            else:
+                chunk.commit()
+        code, output, _ = watch(capsys, f"127.0.0.1:{job.port}", "--json")
+        shown = watch(capsys, f"127.0.0.1:{job.port}")[1]
+    held.close()  # type: ignore[attr-defined]
+    told = json.loads(output)
+    assert (code, told["ttl"], told["heartbeat"], told["certain"]) == (0, 0.5, 0.1, True)
+    assert [(worker["rank"], worker["status"]) for worker in told["workers"]] == [(0, "active"), (1, "failed")]
+    assert {worker["host"] for worker in told["workers"]} == {socket.gethostname()}
+    (line,) = told["jobs"]
+    assert (line["name"], line["generation"], line["chunks"]) == ("captions", 1, 10)
+    assert (line["dead"], line["taken_over"] >= 1, line["ended"]) == (1, True, 9)
+    assert 0 < line["seconds_left"] < 600
+    assert "ttl 0.5 s, heartbeat 0.1 s" in shown
+    assert "job captions" in shown
+    assert "9 of 10 chunks" in shown.replace("\n", " ")
+    assert "1 dead letters" in shown.replace("\n", " ")
 
 
 def test_a_pipe_gets_one_table(job: Job, capsys: pytest.CaptureFixture[str]) -> None:

@@ -41,8 +41,7 @@ def problems(folder: Path, keys: RawKeys, *, chunks: int, chunk_size: int, may_f
         keys: the store's raw keys.
         chunks: how many chunks the job has.
         chunk_size: positions per chunk.
-        may_forget: whether the store was emptied, perhaps after the last worker had finished: then only what it still
-            knows of the job is compared.
+        may_forget: whether the store was emptied after the last worker had finished: it then knows nothing.
     """
     wrong: list[str] = []
     parts: dict[int, list[Path]] = {}

@@ -13,9 +13,9 @@ from tests.faults.coordinate_worker import Job, host_store, lease_and_commit
 
 DEADLINE = 120.0
 
-# Children are forked from one process that has torch loaded already: starting a worker takes milliseconds.
+# Children are forked from one process that has all they need loaded already: starting a worker takes milliseconds.
 context: Any = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.faults.coordinate_worker"])
+context.set_forkserver_preload(["tests.faults.coordinate_worker", "redis", "etcd3gw.client", "fsspec"])
 
 # Starting a process also asks after all others, and an exit code can be read only once: schedules that run side by side
 # take turns.

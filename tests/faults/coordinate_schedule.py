@@ -52,7 +52,7 @@ class Plan:
     faults: tuple[Fault, ...]
     replication: int = 1
     ttl: float = 1.0
-    chunks: int = 40
+    chunks: int = 28
     chunk_size: int = 8
     seconds_per_sample: float = 0.002
 
@@ -88,7 +88,7 @@ class Fleet:
         self.generator = random.Random(plan.folder)
         self.workers: list[Any] = []
         self.paused: dict[int, float] = {}
-        self.server_kills = 0
+        self.lives_at_last_loss = 0
         self.tell_address()
 
     def tell_address(self) -> None:
@@ -106,14 +106,13 @@ class Fleet:
                 self.inflict(fault.kind)
             self.tend(lambda: not self.workers)
             self.result.generations = len(list((self.folder / "job").glob("generation-*")))
-            inflicted = self.result.inflicted
-            emptied = inflicted["lose everything"] or (self.plan.kind == "tcp" and self.server_kills)
             self.result.problems += problems(
                 self.folder,
                 self.server.raw(),
                 chunks=self.plan.chunks,
                 chunk_size=self.plan.chunk_size,
-                may_forget=bool(emptied),
+                # Nobody began after the store was emptied: the last worker had finished before.
+                may_forget=self.result.lives == self.lives_at_last_loss,
             )
             if not list(self.folder.glob("results-*.json")):
                 self.result.problems.append("no worker listed the results")
@@ -142,7 +141,7 @@ class Fleet:
                 self.workers.remove(worker)
                 if worker.exitcode != 0:  # 0: the job is finished
                     self.start_worker()
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     def wake(self, *, all_of_them: bool = False) -> None:
         for pid, at in list(self.paused.items()):
@@ -167,9 +166,10 @@ class Fleet:
                 worker.kill()
         if kind in ("kill both", "lose everything", "kill the store"):
             self.server.kill()
-            self.server_kills += 1
             if kind == "lose everything":
                 self.server.forget()
+            if kind == "lose everything" or self.plan.kind == "tcp":
+                self.lives_at_last_loss = self.result.lives
             self.server.start()
             self.tell_address()
         self.result.inflicted[kind] += 1

@@ -7,6 +7,7 @@ import json
 import logging
 import os
 import signal
+import sys
 import time
 from dataclasses import dataclass
 from datetime import timedelta
@@ -144,6 +145,20 @@ def work_in_a_fleet(plan: dict[str, Any]) -> None:
     except (CoordinationError, ConnectionError) as error:
         (folder / f"ended-{os.getpid()}.txt").write_text(repr(error))
         os._exit(LOST)
+
+
+def run_on_terminal(terminal: str, arguments: list[str]) -> None:
+    """Run the command line on a terminal, as a shell would, with torch loaded already."""
+    os.setsid()
+    handle = os.open(terminal, os.O_RDWR)
+    for number in range(3):
+        os.dup2(handle, number)
+    sys.stdin, sys.stdout, sys.stderr = open(0), open(1, "w"), open(2, "w")  # noqa: SIM115 (for the process's life)
+    os.environ.update({"TERM": "xterm", "COLUMNS": "100"})
+    without_name_lookups()
+    from holdfast.cli.main import run
+
+    run(arguments)
 
 
 def commit_after_a_pause(job: Job, rank: int, how: str, channel: Connection) -> None:
