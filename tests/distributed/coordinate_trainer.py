@@ -1,4 +1,4 @@
-"""Run by torchrun: a synchronous training loop, or a leased job, in which a rank may kill itself in the first life."""
+"""Run by torchrun: a synchronous training loop, then a leased job, in which ranks kill themselves as planned."""
 
 from __future__ import annotations
 
@@ -7,8 +7,9 @@ import os
 import signal
 import sys
 import time
-from datetime import timedelta
+from functools import partial
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -29,16 +30,13 @@ def dataset() -> StreamDataset:
     return StreamDataset(ArraySource({"value": np.arange(SAMPLES)}), name="data", seed=5)
 
 
-def dies_here(plan: dict[str, Any], rank: int, at: int) -> None:
-    if os.environ["TORCHELASTIC_RESTART_COUNT"] == "0" and plan.get("kill") == [rank, at]:
+def dies_here(plan: dict[str, Any], what: str, rank: int, at: int) -> None:
+    if plan.get("kills", {}).get(what) == [int(os.environ["TORCHELASTIC_RESTART_COUNT"]), rank, at]:
         os.kill(os.getpid(), signal.SIGKILL)
 
 
-def train(plan: dict[str, Any], coordinator: StreamCoordinator, store: Any) -> None:
+def train(plan: dict[str, Any], coordinator: StreamCoordinator) -> None:
     rank, world = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
-    # Each life of the group has keys of its own, so that gloo does not call at the dead one's doors.
-    life = dist.PrefixStore(os.environ["TORCHELASTIC_RESTART_COUNT"], store)  # type: ignore[attr-defined]
-    dist.init_process_group("gloo", store=life, rank=rank, world_size=world, timeout=timedelta(seconds=60))
     folder = Path(plan["folder"])
     config = StreamingConfig(
         batch_size=GLOBAL_BATCH // world,
@@ -50,13 +48,13 @@ def train(plan: dict[str, Any], coordinator: StreamCoordinator, store: Any) -> N
     )
     loader = StreamingShardLoader(dataset(), config).with_coordinator(coordinator)
     begun = loader.step
-    for batch in loader:
+    for batch in loader if begun != plan["stop_at"] else ():
         values = batch["value"][batch["__valid__"]] if "__valid__" in batch else batch["value"]
         with coordinator.working(len(values)):
             time.sleep(len(values) * (0.012 if rank == world - 1 else 0.003))  # the last rank is four times slower
         entry = {"values": values.tolist(), "share": loader.share, "rank": rank, "world": world}
         (folder / f"step-{loader.step - 1:04d}-{rank}.json").write_text(json.dumps(entry))
-        dies_here(plan, rank, loader.step)
+        dies_here(plan, "train", rank, loader.step)
         dist.all_reduce(torch.ones(1))
         if rank == 0:
             loader.save()
@@ -64,21 +62,20 @@ def train(plan: dict[str, Any], coordinator: StreamCoordinator, store: Any) -> N
         if loader.step == plan["stop_at"]:
             break
     segments = [segment.to_json() for segment in loader.schedule.segments]
-    about = {"begun": begun, "segments": segments, "restarts": os.environ["TORCHELASTIC_RESTART_COUNT"]}
-    (folder / f"end-{plan['name']}-{rank}.json").write_text(json.dumps(about))
-    dist.destroy_process_group()
+    about = {"begun": begun, "segments": segments}
+    life = os.environ["TORCHELASTIC_RESTART_COUNT"]
+    (folder / f"end-{plan['name']}-{life}-{rank}.json").write_text(json.dumps(about))
 
 
 def lease(plan: dict[str, Any], coordinator: StreamCoordinator) -> None:
     rank, life = int(os.environ["RANK"]), os.environ["TORCHELASTIC_RESTART_COUNT"]
-    coordinator.register_worker(rank)
     reader = coordinator.lease(dataset(), batch_size=4, chunk_size=8)
     mine = 0
     with (Path(plan["folder"]) / f"leased-{rank}-{life}.jsonl").open("a", buffering=1) as file:
         for chunk in reader:
             time.sleep(0.02)  # the work
             mine += 1
-            dies_here(plan, rank, mine)
+            dies_here(plan, "lease", rank, mine)
             try:
                 chunk.commit(json.dumps([rank, life, chunk.token]))
             except StaleLeaseError:
@@ -90,15 +87,15 @@ def lease(plan: dict[str, Any], coordinator: StreamCoordinator) -> None:
 
 def main() -> None:
     plan = json.loads(Path(sys.argv[1]).read_text())
-    # torchrun's agent holds this store, so it outlives the workers it restarts.
-    address, port = os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
-    store = dist.TCPStore(address, port, is_master=False, timeout=timedelta(seconds=60))  # type: ignore[attr-defined]
-    world = int(os.environ["WORLD_SIZE"])
-    with StreamCoordinator(store, world, heartbeat=0.05, ttl=1.0, balance_interval=4) as coordinator:
-        if plan["mode"] == "train":
-            train(plan, coordinator, store)
-        else:
+    # The documentation's own lines, with times that suit a test.
+    quick = partial(StreamCoordinator, heartbeat=0.05, ttl=1.0, balance_interval=4)
+    names: dict[str, Any] = {"dist": dist, "os": os, "hfast": SimpleNamespace(StreamCoordinator=quick)}
+    exec(plan["set_up"], names)
+    with names["coord"] as coordinator:
+        train(plan, coordinator)
+        if "lease" in plan["kills"]:
             lease(plan, coordinator)
+    dist.destroy_process_group()
 
 
 if __name__ == "__main__":

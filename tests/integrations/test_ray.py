@@ -38,7 +38,7 @@ def cluster() -> Iterator[Any]:
     os.environ["RAY_raylet_start_wait_time_s"] = "180"  # noqa: SIM112 (Ray's own spelling; busy machines start slowly)
     options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
-    cluster.add_node(**options)
+    cluster.doomed = cluster.add_node(**options)  # type: ignore[attr-defined]
     paths = {"PYTHONPATH": os.pathsep.join(["src", os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": paths})
     yield cluster
@@ -46,12 +46,12 @@ def cluster() -> Iterator[Any]:
     cluster.shutdown()  # type: ignore[no-untyped-call]
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[Server]:
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     reason = why_not("redis")
     if reason is not None:
         pytest.skip(reason)
-    server = Server("redis", tmp_path / "server")
+    server = Server("redis", tmp_path_factory.mktemp("redis") / "server")
     yield server
     server.kill()
 
@@ -68,7 +68,6 @@ def test_a_datasource_gives_every_sample_once_in_the_datasets_order(cluster: Any
 def test_a_killed_node_costs_a_leased_map_nothing_but_time(cluster: Any, server: Server, tmp_path: Path) -> None:
     import threading
 
-    doomed = cluster.add_node(num_cpus=2, object_store_memory=80 << 20)
     seen = tmp_path / "seen"
     seen.mkdir()
 
@@ -80,7 +79,7 @@ def test_a_killed_node_costs_a_leased_map_nothing_but_time(cluster: Any, server:
     def kill_the_node() -> None:
         while len(list(seen.iterdir())) < 6:
             time.sleep(0.02)
-        cluster.remove_node(doomed, allow_graceful=False)
+        cluster.remove_node(cluster.doomed, allow_graceful=False)
 
     killer = threading.Thread(target=kill_the_node)
     killer.start()
@@ -88,7 +87,7 @@ def test_a_killed_node_costs_a_leased_map_nothing_but_time(cluster: Any, server:
         dataset(),
         work,
         store=server.address,
-        workers=3,
+        workers=2,
         actor_options={"num_cpus": 1, "scheduling_strategy": "SPREAD"},
         ttl=3.0,
         heartbeat=0.5,
