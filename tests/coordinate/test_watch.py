@@ -37,7 +37,7 @@ class Terminal:
         self._ours, theirs = pty.openpty()
         self._process: Any
         if fresh:
-            streams = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
+            streams: dict[str, Any] = {"stdin": theirs, "stdout": theirs, "stderr": theirs}
             self._process = subprocess.Popen([*COMMAND, *arguments], env=ENVIRONMENT, start_new_session=True, **streams)
         else:
             self._process = start(run_on_terminal, os.ttyname(theirs), ["watch", *arguments])

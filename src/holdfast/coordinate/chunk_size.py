@@ -12,7 +12,7 @@ __all__ = ["MAX_CHUNKS", "MAX_CHUNK_BYTES", "default_chunk_size", "sample_bytes"
 
 # A worker holds up to four chunks at a time: the one in hand, the next, and two it stands by for.
 MAX_CHUNK_BYTES = 32 << 20
-# Records that a store keeps for a job; each takes some 150 bytes.
+# Records that a store keeps for a job; each takes some 200 bytes.
 MAX_CHUNKS = 1_000_000
 # Batches per chunk: a commit is then worth its cost, and little work is lost with a worker.
 MAX_BATCHES = 64
