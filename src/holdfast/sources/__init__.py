@@ -36,6 +36,7 @@ if TYPE_CHECKING:
     from holdfast.sources.tar import TarSource as TarSource
     from holdfast.sources.tfrecord import TFRecordSource as TFRecordSource
     from holdfast.sources.tokens import TokenFileSource as TokenFileSource
+    from holdfast.sources.transformed import TransformedSource as TransformedSource
 
 _HOME = {
     "ArrayRecordSource": "array_record",
@@ -61,6 +62,7 @@ _HOME = {
     "TFRecordSource": "tfrecord",
     "TarSource": "tar",
     "TokenFileSource": "tokens",
+    "TransformedSource": "transformed",
     "check_indices": "base",
     "padded_batch": "batched",
 }

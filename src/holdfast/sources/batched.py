@@ -2,7 +2,8 @@
 
 Samples of a window of consecutive ones are sorted by length, or by the bucket of an aspect ratio, and cut into
 batches, each window on its own, so batch ``i`` is a pure function of the source. A stream over it delivers one batch
-per rank and step: every rank gets the same number of steps, whatever the lengths, and resumes exactly at any world size.
+per rank and step: every rank gets the same number of steps, whatever the lengths, and resumes exactly at any world
+size.
 """
 
 from __future__ import annotations
