@@ -51,8 +51,8 @@ def register(app: typer.Typer) -> None:
         what `holdfast debug --calibration FILE --thresholds FILE` takes.
         """
         from holdfast.debug.attribution.calibration import Calibration
-        from holdfast.debug.attribution.refit import refit
         from holdfast.debug.fitted import Fitted, load_calibration, load_thresholds
+        from holdfast.debug.refit import refit
         from holdfast.errors import ConfigError
 
         if labels is None and (feedback is None or against is not None):
@@ -99,12 +99,14 @@ def _by_source(
     """How far the fitted confidences are off, for each source the labels name."""
     from holdfast.debug.attribution import AttributionEngine, expected_calibration_error
     from holdfast.debug.attribution.labelled import score_runs
-    from holdfast.debug.detectors import default_detectors
+    from holdfast.debug.tuning import Tuning
 
+    tuned = Tuning.of(thresholds)
+    engine = AttributionEngine(calibration=tables, rule=tuned.attribution)
     found: dict[str, dict[str, float]] = {}
     for source in sorted({run.label.source for run in runs if run.label.source}):
         own = [run for run in runs if run.label.source == source]
-        score = score_runs(own, default_detectors(thresholds), AttributionEngine(calibration=tables))
+        score = score_runs(own, tuned.detectors, engine)
         found[source] = {
             name: expected_calibration_error([sure for sure, _ in claims], [hit for _, hit in claims])
             for name, claims in (("findings", score.claims), ("causes", score.cause_claims))
@@ -115,7 +117,7 @@ def _by_source(
 def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
     """The tables, refitted where there are claims enough, and how far confidences were off before and after."""
     from holdfast.debug.attribution.calibration import expected_calibration_error, fit_table
-    from holdfast.debug.attribution.refit import FEWEST_CLAIMS
+    from holdfast.debug.refit import FEWEST_CLAIMS
 
     tables = base
     raw, right = [claim for claim, _ in claims], [hit for _, hit in claims]
@@ -163,9 +165,10 @@ def _read_runs(labels: Path) -> list[LabelledRun]:
 def _score(runs: list[LabelledRun], thresholds: dict[str, dict[str, float]]) -> Score:
     from holdfast.debug.attribution import AttributionEngine
     from holdfast.debug.attribution.labelled import score_runs
-    from holdfast.debug.detectors import default_detectors
+    from holdfast.debug.tuning import Tuning
 
-    return score_runs(runs, default_detectors(thresholds), AttributionEngine())
+    tuned = Tuning.of(thresholds)
+    return score_runs(runs, tuned.detectors, AttributionEngine(rule=tuned.attribution))
 
 
 def _read_feedback(path: Path) -> list[dict[str, Any]]:

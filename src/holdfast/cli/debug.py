@@ -100,13 +100,12 @@ def exit_code(report: DebugReport, fail_on: str) -> int:
 
 
 def _read(debugger: MLSystemsDebugger, paths: list[str], compare: str | None) -> DebugReport:
-    from holdfast.debug.compare import compare_runs
     from holdfast.debug.types import DebugReport
 
     runs = tuple(debugger.diagnose(log) for log in read_logs(debugger, paths))
     if compare is not None:
         healthy = debugger.diagnose(read_logs(debugger, [compare])[0])
-        runs = tuple(compare_runs(run, healthy) for run in runs)
+        runs = tuple(debugger.compare(run, healthy) for run in runs)
     return DebugReport(runs)
 
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 import numpy as np
 
 from holdfast.debug.types import Evidence, Finding, RunReport, Severity, Signal
-from holdfast.debug.verdict import LOSS_LIKE, judge
+from holdfast.debug.verdict import LOSS_LIKE, VerdictRule
 
 __all__ = ["compare_runs"]
 
@@ -22,8 +22,8 @@ _NOISES = 6.0
 _FEWEST = 8
 
 
-def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
-    """The report on ``run``, read in the light of ``healthy``."""
+def compare_runs(run: RunReport, healthy: RunReport, *, rule: VerdictRule | None = None) -> RunReport:
+    """The report on ``run``, read in the light of ``healthy``; ``rule`` says what *healthy* takes."""
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(
         _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding
@@ -41,7 +41,7 @@ def compare_runs(run: RunReport, healthy: RunReport) -> RunReport:
             notes.append(
                 f"{signal.name} leaves the healthy run at step {step:g} and ends at {ratio:.3g} times its value"
             )
-    verdict, reason = judge(findings, run.signals, run.coverage)
+    verdict, reason = (rule or VerdictRule()).judge(findings, run.signals, run.coverage)
     return replace(run, findings=_sorted(findings), verdict=verdict, reason=reason, notes=(*run.notes, *notes))
 
 

@@ -15,7 +15,6 @@ from holdfast.debug.attribution import AttributionEngine
 from holdfast.debug.attribution.calibration import Calibration
 from holdfast.debug.base import BaseDetector, BaseIngestor, BaseSignalExtractor
 from holdfast.debug.compare import compare_runs
-from holdfast.debug.detectors import default_detectors
 from holdfast.debug.fitted import load_calibration, load_thresholds
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_ingestor import LogIngestor
@@ -23,6 +22,7 @@ from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.plugins import load_plugins
 from holdfast.debug.routing import Router
+from holdfast.debug.tuning import ATTRIBUTION, VERDICT, Tuning
 from holdfast.debug.types import (
     DebugReport,
     DetectionContext,
@@ -34,7 +34,6 @@ from holdfast.debug.types import (
     Signal,
     Verdict,
 )
-from holdfast.debug.verdict import judge
 from holdfast.errors import ConfigError, UnreadableLogError
 
 __all__ = ["MLSystemsDebugger"]
@@ -52,8 +51,8 @@ class MLSystemsDebugger:
         workers: threads over which the detectors of a run are spread.
         plugins: whether installed plug-ins (entry points of the group ``holdfast.debug``) are used.
         calibration: tables fitted on your own runs: a file of ``holdfast calibrate``, or the tables themselves.
-        thresholds: other thresholds of the default detectors: a file of ``holdfast calibrate``, or detector → option →
-            value.
+        thresholds: other thresholds: a file of ``holdfast calibrate``, or detector, ``attribution`` or ``verdict`` →
+            option → value.
 
     Raises:
         ConfigError: a file is refused, an option does not exist, or two arguments contradict each other.
@@ -80,8 +79,13 @@ class MLSystemsDebugger:
         self._metrics = MetricIngestor(limits=self._limits)
         self._ingestors: list[BaseIngestor] = []
         self._extractors: list[BaseSignalExtractor] = []
-        self._detectors = _detectors(detectors, thresholds)
-        self._engine = _engine(attribution, calibration)
+        chosen = load_thresholds(Path(thresholds)) if isinstance(thresholds, (str, Path)) else dict(thresholds or {})
+        self._tuning = Tuning.of(chosen)
+        own = _detectors(detectors, chosen)
+        self._detectors = list(self._tuning.detectors) if own is None else own
+        self._engine = _engine(attribution, calibration, chosen) or AttributionEngine(
+            method=str(attribution), calibration=_tables(calibration), rule=self._tuning.attribution
+        )
         self._workers = workers or min(8, os.cpu_count() or 1)
         self._notes: list[str] = []
         self._router: Router | None = None
@@ -138,8 +142,12 @@ class MLSystemsDebugger:
         runs = tuple(self.diagnose(log) for log in self.read(source))
         if compare is not None:
             healthy = self.diagnose(self.read(compare)[0])
-            runs = tuple(compare_runs(run, healthy) for run in runs)
+            runs = tuple(self.compare(run, healthy) for run in runs)
         return DebugReport(runs)
+
+    def compare(self, run: RunReport, healthy: RunReport) -> RunReport:
+        """The report on ``run``, read in the light of one on a run that went well."""
+        return compare_runs(run, healthy, rule=self._tuning.verdict)
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
         """Only read the source: every run in it, before any detector looks. ``progress`` is told the bytes read."""
@@ -183,7 +191,7 @@ class MLSystemsDebugger:
         )
         results, failed = self._detect(log.signals, context)
         findings = self._engine.explain(results, log.signals, context)
-        verdict, reason = judge(findings, log.signals, log.coverage)
+        verdict, reason = self._tuning.verdict.judge(findings, log.signals, log.coverage)
         if failed and verdict is Verdict.HEALTHY:
             verdict, reason = Verdict.UNKNOWN, Reason(ReasonCode.DETECTOR_FAILED, "a detector failed")
         notes = (*failed, *log.notes, *self._notes)
@@ -212,25 +220,31 @@ class MLSystemsDebugger:
 
 
 def _detectors(
-    detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]] | str | Path | None
-) -> list[BaseDetector]:
-    if isinstance(thresholds, (str, Path)):
-        thresholds = load_thresholds(Path(thresholds))
-    if detectors is None:
-        return list(default_detectors(thresholds))
-    if thresholds:
+    detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]]
+) -> list[BaseDetector] | None:
+    """The caller's own detectors, if any."""
+    if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT}:
         raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
-    return list(detectors)
+    return None if detectors is None else list(detectors)
 
 
-def _engine(attribution: str | AttributionEngine, calibration: Calibration | str | Path | None) -> AttributionEngine:
-    if isinstance(calibration, (str, Path)):
-        calibration = load_calibration(Path(calibration))
+def _engine(
+    attribution: str | AttributionEngine,
+    calibration: Calibration | str | Path | None,
+    thresholds: Mapping[str, Mapping[str, float]],
+) -> AttributionEngine | None:
+    """The caller's own engine, if any."""
     if not isinstance(attribution, AttributionEngine):
-        return AttributionEngine(method=attribution, calibration=calibration)
+        return None
     if calibration is not None:
         raise ConfigError("an engine of your own has its own calibration", hint="pass an engine or a calibration")
+    if ATTRIBUTION in thresholds:
+        raise ConfigError("an engine of your own has its own thresholds", hint="pass an engine or thresholds")
     return attribution
+
+
+def _tables(calibration: Calibration | str | Path | None) -> Calibration | None:
+    return load_calibration(Path(calibration)) if isinstance(calibration, (str, Path)) else calibration
 
 
 def _run(detector: BaseDetector, signals: tuple[Signal, ...], context: DetectionContext) -> DetectionResult | str:

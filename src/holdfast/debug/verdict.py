@@ -7,91 +7,111 @@ look like training, up to the last of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.debug.detectors.steps.select import rises
 from holdfast.debug.types import Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
 
-__all__ = ["LOSS_LIKE", "judge"]
+__all__ = ["LOSS_LIKE", "VerdictRule"]
 
 LOSS_LIKE = frozenset(("loss", "eval_loss", "perplexity", "metric", "reward"))
-MIN_POINTS = 8
-"""Points from which a series speaks for itself: below, ups and downs of single points decide."""
-MIN_POINTS_IMPROVING = 3
-"""Points from which a series speaks that only gets better: three epochs, each better than the one before."""
-MIN_READ_SHARE = 0.5
-"""Of the lines that look like training, the share that must have been read."""
-MIN_UNREAD_LINES = 5
-"""Unread lines that look like training below this number may be summaries."""
-MAX_UNREAD_TAIL = 0.2
-"""The share of the lines that look like training that may stand unread at the end of the file."""
-MIN_WIN_SHARE = 0.6
-"""Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
-MAX_WORSE_SHARE = 0.1
-"""A series may end this share of its span worse than it began: the last few points are noise."""
 
 
-def judge(
-    findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
-) -> tuple[Verdict, Reason | None]:
-    """Return the verdict, and the reason where nothing can be told."""
-    if any(finding.detection.severity is not Severity.INFO for finding in findings):
-        return Verdict.UNHEALTHY, None
-    reason = _missing(signals) or (None if coverage is None else _unread(coverage)) or _unproven(signals)
-    return (Verdict.HEALTHY, None) if reason is None else (Verdict.UNKNOWN, reason)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class VerdictRule:
+    """What *healthy* takes."""
 
+    minimum_points: int = 8
+    """Points from which a series speaks for itself: below, ups and downs of single points decide."""
+    minimum_points_improving: int = 6
+    """Points from which a series speaks that only gets better: what falls for three rows may do anything after."""
+    minimum_read: float = 0.5
+    """Of the lines that look like training, the share that must have been read."""
+    unread_lines: int = 5
+    """Unread lines that look like training below this number may be summaries."""
+    unread_tail: float = 0.2
+    """The share of the lines that look like training that may stand unread at the end of the file."""
+    worse: float = 0.1
+    """A series may end this share of its span worse than it began: the last few points are noise."""
 
-def _missing(signals: Sequence[Signal]) -> Reason | None:
-    """Return what is missing before anything can be said."""
-    like = [signal for signal in signals if signal.kind in LOSS_LIKE]
-    if not like:
-        kinds = {signal.kind for signal in signals}
-        what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
-        what = "; the collectives show nothing wrong" if "collective" in kinds else what
-        return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
-    losses = [signal for signal in like if signal.kind == "loss"] or like
-    empty = [signal for signal in losses if "not_collected" in signal.metadata]
-    if len(empty) == len(losses):
-        why = empty[0].metadata["not_collected"]
-        return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
-    points = max((int(np.isfinite(signal.values).sum()) for signal in _usable(signals)), default=0)
-    if points < MIN_POINTS_IMPROVING:
-        return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
-    return None
+    def judge(
+        self, findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
+    ) -> tuple[Verdict, Reason | None]:
+        """Return the verdict, and the reason where nothing can be told."""
+        if any(finding.detection.severity is not Severity.INFO for finding in findings):
+            return Verdict.UNHEALTHY, None
+        unread = None if coverage is None else self._unread(coverage)
+        reason = self._missing(signals) or unread or self._unproven(signals)
+        return (Verdict.HEALTHY, None) if reason is None else (Verdict.UNKNOWN, reason)
 
-
-def _unread(coverage: Coverage) -> Reason | None:
-    """Return the reason where the reading covers too little of the text."""
-    unread = coverage.training_lines - coverage.read_lines
-    if unread < MIN_UNREAD_LINES:
+    def _missing(self, signals: Sequence[Signal]) -> Reason | None:
+        """Return what is missing before anything can be said."""
+        like = [signal for signal in signals if signal.kind in LOSS_LIKE]
+        if not like:
+            kinds = {signal.kind for signal in signals}
+            what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
+            what = "; the collectives show nothing wrong" if "collective" in kinds else what
+            return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
+        losses = [signal for signal in like if signal.kind == "loss"] or like
+        empty = [signal for signal in losses if "not_collected" in signal.metadata]
+        if len(empty) == len(losses):
+            why = empty[0].metadata["not_collected"]
+            return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
+        points = max((_count(signal) for signal in _usable(signals)), default=0)
+        if points < self.minimum_points_improving:
+            return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
         return None
-    if coverage.share < MIN_READ_SHARE:
-        text = f"{coverage.read_lines:,} of {coverage.training_lines:,} lines that look like training were read"
-        return Reason(ReasonCode.SMALL_PART_READ, text)
-    if coverage.unread_at_end > max(MIN_UNREAD_LINES, MAX_UNREAD_TAIL * coverage.training_lines):
-        text = f"the last {coverage.unread_at_end:,} lines that look like training were not read"
-        return Reason(ReasonCode.END_NOT_READ, text)
-    return None
 
-
-def _unproven(signals: Sequence[Signal]) -> Reason | None:
-    """Return the reason where no series shows that the run learned, or at least did not get worse."""
-    usable = [signal for signal in _usable(signals) if int(np.isfinite(signal.values).sum()) >= MIN_POINTS_IMPROVING]
-    long = [signal for signal in usable if int(np.isfinite(signal.values).sum()) >= MIN_POINTS]
-    if not long:
-        if any(_improves(signal) for signal in usable):
+    def _unread(self, coverage: Coverage) -> Reason | None:
+        """Return the reason where the reading covers too little of the text."""
+        unread = coverage.training_lines - coverage.read_lines
+        if unread < self.unread_lines:
             return None
-        points = max(int(np.isfinite(signal.values).sum()) for signal in usable)
-        return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points, and they do not only improve")
-    rewards = [signal for signal in long if signal.kind == "reward"]
-    if rewards and not any(_rises(signal) for signal in rewards):
-        # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
-        names = ", ".join(signal.name for signal in rewards[:3])
-        return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")
-    if all(_ends_worse(signal) for signal in long):
-        names = ", ".join(signal.name for signal in long[:3])
-        return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
-    return None
+        if coverage.share < self.minimum_read:
+            text = f"{coverage.read_lines:,} of {coverage.training_lines:,} lines that look like training were read"
+            return Reason(ReasonCode.SMALL_PART_READ, text)
+        if coverage.unread_at_end > max(self.unread_lines, self.unread_tail * coverage.training_lines):
+            text = f"the last {coverage.unread_at_end:,} lines that look like training were not read"
+            return Reason(ReasonCode.END_NOT_READ, text)
+        return None
+
+    def _unproven(self, signals: Sequence[Signal]) -> Reason | None:
+        """Return the reason where no series shows that the run learned, or at least did not get worse."""
+        usable = [signal for signal in _usable(signals) if _count(signal) >= self.minimum_points_improving]
+        long = [signal for signal in usable if _count(signal) >= self.minimum_points]
+        if not long:
+            if any(self._improves(signal) for signal in usable):
+                return None
+            points = max(_count(signal) for signal in usable)
+            text = f"the longest loss has {points} points, and they do not only improve"
+            return Reason(ReasonCode.TOO_FEW_POINTS, text)
+        rewards = [signal for signal in long if signal.kind == "reward"]
+        if rewards and not any(rises(signal) for signal in rewards):
+            # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
+            names = ", ".join(signal.name for signal in rewards[:3])
+            return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")
+        if all(self._ends_worse(signal) for signal in long):
+            names = ", ".join(signal.name for signal in long[:3])
+            return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
+        return None
+
+    def _improves(self, signal: Signal) -> bool:
+        """Whether a short series gets better: its end below its beginning, and no point far above it."""
+        values = _badness(signal)
+        fall = float(values[0] - values[-1])
+        return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall
+
+    def _ends_worse(self, signal: Signal) -> bool:
+        values = _badness(signal)
+        width = max(1, len(values) // 10)
+        first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
+        return last - first > self.worse * float(np.ptp(values))
+
+
+def _count(signal: Signal) -> int:
+    return int(np.isfinite(signal.values).sum())
 
 
 def _usable(signals: Sequence[Signal]) -> list[Signal]:
@@ -103,26 +123,3 @@ def _badness(signal: Signal) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
     values = signal.values[np.isfinite(signal.values)]
     better_up = signal.metadata.get("higher_is_better") or signal.kind == "reward"
     return -values if better_up else values
-
-
-def _improves(signal: Signal) -> bool:
-    """Whether a short series gets better: its end below its beginning, and no point far above it."""
-    values = _badness(signal)
-    fall = float(values[0] - values[-1])
-    return fall > 0.0 and float(values.max() - values[0]) <= MAX_WORSE_SHARE * fall
-
-
-def _rises(signal: Signal) -> bool:
-    """Whether late rewards beat early ones clearly more often than chance."""
-    values = signal.values[np.isfinite(signal.values)]
-    width = max(MIN_POINTS_IMPROVING, len(values) // 5)
-    early, late = np.sort(values[:width]), values[-width:]
-    wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
-    return float(wins.mean()) / (2.0 * len(early)) >= MIN_WIN_SHARE
-
-
-def _ends_worse(signal: Signal) -> bool:
-    values = _badness(signal)
-    width = max(1, len(values) // 10)
-    first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
-    return last - first > MAX_WORSE_SHARE * float(np.ptp(values))

@@ -13,8 +13,8 @@ from tests.debug.detectors.series import falling_loss, signal
 
 from holdfast.debug.attribution import AttributionEngine, Calibration, expected_calibration_error, fit_table
 from holdfast.debug.attribution.labelled import Label, LabelledRun, load_labels, score_runs
-from holdfast.debug.attribution.refit import refit
 from holdfast.debug.detectors import default_detectors
+from holdfast.debug.refit import refit
 from holdfast.debug.types import DetectionContext
 from holdfast.errors import ConfigError, DebugError
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from holdfast.debug.attribution.observations import OBSERVATIONS, SO, Observer, 
 from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
 from holdfast.debug.attribution.rules import CauseRule, load_rules
-from holdfast.debug.attribution.story import tell_stories
+from holdfast.debug.attribution.story import StoryRule, tell_stories
 from holdfast.debug.types import (
     AttributionHypothesis,
     Detection,
@@ -23,17 +23,27 @@ from holdfast.debug.types import (
 )
 from holdfast.errors import ConfigError
 
-__all__ = ["AttributionEngine"]
+__all__ = ["AttributionEngine", "AttributionRule"]
 
 METHODS = ("rules", "learned")
-RELATED = 0.7
-"""Log-odds a cause loses where it explains only a failure beside the one that names the story."""
-UNWITNESSED = 0.5
-"""The weight of a conclusion from the loss alone: with every witness logged it is 1."""
-FEW_POINTS = 0.5
-"""What witnesses count for in a log of few points."""
-LEAST_SHOWN = 0.005
-"""A cause below this would be shown as 0%: it is left out."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AttributionRule:
+    """Every number that decides how causes are ranked, besides the weights of the rules themselves."""
+
+    related: float = 0.7
+    """Log-odds a cause loses where it explains only a failure beside the one that names the story."""
+    unwitnessed: float = 0.5
+    """The weight of a conclusion from the loss alone: with every witness logged it is 1."""
+    few_points: float = 0.5
+    """What witnesses count for in a log of few points."""
+    least_shown: float = 0.005
+    """A cause below this would be shown as 0%: it is left out."""
+    story: StoryRule = field(default_factory=StoryRule)
+    """Which detections belong together."""
+    observer: Observer = field(default_factory=Observer)
+    """When something speaks for or against a cause."""
 
 
 class AttributionEngine:
@@ -44,7 +54,7 @@ class AttributionEngine:
         rules: other rules than the shipped ones.
         calibration: another calibration than the shipped one.
         ranker: another learned ranker than the shipped one.
-        observer: looks a run over for what speaks for and against causes; with other thresholds than the default.
+        rule: other thresholds than the default ones.
         most: how many causes to give for a finding.
 
     Raises:
@@ -58,7 +68,7 @@ class AttributionEngine:
         rules: Sequence[CauseRule] | None = None,
         calibration: Calibration | None = None,
         ranker: LearnedRanker | None = None,
-        observer: Observer | None = None,
+        rule: AttributionRule | None = None,
         most: int = 5,
     ) -> None:
         if method not in METHODS:
@@ -67,7 +77,7 @@ class AttributionEngine:
         self.rules = tuple(rules) if rules is not None else load_rules()
         self.calibration = calibration if calibration is not None else Calibration.load()
         self.ranker = (ranker or LearnedRanker.load()) if method == "learned" else ranker
-        self.observer = observer or Observer()
+        self.rule = rule or AttributionRule()
         self.most = most
 
     def attribute(
@@ -82,8 +92,8 @@ class AttributionEngine:
         """
         if not detections:
             return []
-        seen = self.observer.observe(Scene(tuple(detections), tuple(signals), context))
-        known = witnesses(signals) * (FEW_POINTS if seen["few_points"] >= SO else 1.0)
+        seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context))
+        known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= SO else 1.0)
         shares = self.raw_shares(detections, seen, known=known)
         by_cause = {rule.cause: rule for rule in self.rules}
         ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
@@ -92,7 +102,7 @@ class AttributionEngine:
         for cause, share in ranked:
             # Calibrated one by one, shares could add up to more than one; each takes from what is left.
             confidence = min(self.calibration.cause(share, method=self.method), left)
-            if confidence < LEAST_SHOWN and found:
+            if confidence < self.rule.least_shown and found:
                 break
             left -= confidence
             found.append(_hypothesis(by_cause[cause], confidence, seen))
@@ -111,7 +121,8 @@ class AttributionEngine:
         for rule in self.rules:
             # A story is explained by its leading failure; related ones may add, never take away.
             own = [score for failure in failures[:1] if (score := rule.score(failure, seen)) is not None]
-            others = [score - RELATED for failure in failures[1:] if (score := rule.score(failure, seen)) is not None]
+            beside = (rule.score(failure, seen) for failure in failures[1:])
+            others = [score - self.rule.related for score in beside if score is not None]
             if own or others:
                 scores[rule.cause] = max(own + others)
         if self.method == "learned" and self.ranker is not None:
@@ -121,7 +132,8 @@ class AttributionEngine:
             if total > 0:
                 return {cause: share / total for cause, share in possible.items()}
         names = list(scores)
-        weight = UNWITNESSED + (1.0 - UNWITNESSED) * known
+        least = self.rule.unwitnessed
+        weight = least + (1.0 - least) * known
         values = np.exp(weight * (np.asarray([scores[name] for name in names]) - max(scores.values(), default=0.0)))
         return dict(zip(names, (values / values.sum()).tolist(), strict=True)) if names else {}
 
@@ -131,7 +143,7 @@ class AttributionEngine:
         """Turn what the detectors saw into findings, worst first, each with its causes."""
         detections = [detection for result in results for detection in result.detections]
         findings: list[Finding] = []
-        for story in tell_stories(detections, signals):
+        for story in tell_stories(detections, signals, rule=self.rule.story):
             leader = replace(story[0], confidence=self.calibration.finding(story[0].confidence))
             causes = tuple(self.attribute(story, signals, context))
             findings.append(Finding(detection=leader, causes=causes, related=story[1:]))

@@ -20,7 +20,17 @@ from holdfast.debug.detectors.registry import known_failures
 from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Finding, Signal
 from holdfast.errors import ConfigError, DebugError
 
-__all__ = ["Label", "LabelledRun", "Score", "Tally", "cost_of", "load_labels", "look", "score_runs"]
+__all__ = [
+    "Label",
+    "LabelledRun",
+    "Score",
+    "Tally",
+    "cause_cost_of",
+    "cost_of",
+    "load_labels",
+    "look",
+    "score_runs",
+]
 
 FALSE_ALARM = 3.0
 """How many missed failures a false alarm weighs: people stop reading a tool that cries wolf."""
@@ -135,6 +145,20 @@ def look(detector: BaseDetector, run: LabelledRun) -> DetectionResult:
     kinds = detector.get_required_signals()
     own = [signal for signal in run.signals if (signal.kind or "other") in kinds]
     return detector.detect(own, run.context) if own or not kinds else DetectionResult(detector.name)
+
+
+def cause_cost_of(
+    runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]], engine: AttributionEngine
+) -> float:
+    """The share of the known causes that do not come first, of the runs in which something was seen."""
+    told = wrong = 0
+    for run, results in zip(runs, looks, strict=True):
+        if run.label.cause is None:
+            continue
+        findings = engine.explain(list(results.values()), run.signals, run.context)
+        told += bool(findings)
+        wrong += bool(findings) and _first_cause(findings) != run.label.cause
+    return wrong / max(told, 1)
 
 
 def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]]) -> float:

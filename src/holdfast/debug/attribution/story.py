@@ -8,7 +8,7 @@ of their own (a slow rank, skewed data), and failures of a user's own, are stori
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -18,7 +18,7 @@ from holdfast.debug.detectors.spike import SpikeFacts
 from holdfast.debug.detectors.steps.select import training_losses
 from holdfast.debug.types import Detection, Failure, Severity, Signal
 
-__all__ = ["tell_stories"]
+__all__ = ["StoryRule", "tell_stories"]
 
 DYNAMICS = frozenset(
     (
@@ -36,18 +36,27 @@ DYNAMICS = frozenset(
 RUINED = DYNAMICS - {Failure.SPIKE}
 """Of these a run can be critically ill; a held-out loss that rises then says nothing of its own."""
 SEVERITIES = {Severity.CRITICAL: 0, Severity.WARNING: 1, Severity.INFO: 2}
-APART = 0.25
-"""Two troubles this share of the run apart, the first of them over, are two stories."""
-CAME_BACK = 0.5
-"""A jump is over when this share of it is gone."""
 BLOWN_UP = frozenset((GrowthShape.STUCK, GrowthShape.GREW, GrowthShape.EARLY, GrowthShape.ABSURD))
 """Ways in which the loss itself is far too large: they name what follows, even a layer that died in it."""
 
 
-def tell_stories(detections: Sequence[Detection], signals: Sequence[Signal]) -> list[tuple[Detection, ...]]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoryRule:
+    """Which detections belong together."""
+
+    apart: float = 0.25
+    """Two troubles this share of the run apart, the first of them over, are two stories."""
+    came_back: float = 0.5
+    """A jump is over when this share of it is gone."""
+
+
+def tell_stories(
+    detections: Sequence[Detection], signals: Sequence[Signal], *, rule: StoryRule | None = None
+) -> list[tuple[Detection, ...]]:
     """Group detections into stories, the naming one first in each; worst story first."""
+    rule = rule or StoryRule()
     dynamics = [seen for seen in detections if seen.failure in DYNAMICS]
-    stories = [_named(group) for group in _connected(dynamics, signals)]
+    stories = [_named(group, rule) for group in _connected(dynamics, signals, rule)]
     stories += [(seen,) for seen in detections if seen.failure not in DYNAMICS]
     stories = [story for story in stories if not _told_already(story[0], stories)]
     return sorted(stories, key=lambda story: (SEVERITIES[story[0].severity], _effect(story[0]), -story[0].confidence))
@@ -58,7 +67,7 @@ def _effect(leader: Detection) -> int:
     return 0 if leader.failure == Failure.LOSS_SCALE_COLLAPSE else 1
 
 
-def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[list[Detection]]:
+def _connected(detections: list[Detection], signals: Sequence[Signal], rule: StoryRule) -> list[list[Detection]]:
     """Detections whose stretches touch or nearly touch; replicas of one run count as one."""
     steps = [signal.steps for signal in training_losses(signals, games=True) if len(signal.steps)]
     length = max(float(s[-1]) for s in steps) - min(float(s[0]) for s in steps) if steps else np.inf
@@ -66,7 +75,7 @@ def _connected(detections: list[Detection], signals: Sequence[Signal]) -> list[l
     reach = -np.inf
     for seen in sorted(detections, key=_begin):
         last = seen.last_step if seen.last_step is not None else np.inf
-        if groups and _begin(seen) <= reach + APART * length:
+        if groups and _begin(seen) <= reach + rule.apart * length:
             groups[-1].append(seen)
             reach = max(reach, last)
         else:
@@ -79,12 +88,12 @@ def _begin(seen: Detection) -> float:
     return seen.first_step if seen.first_step is not None else -np.inf
 
 
-def _named(group: list[Detection]) -> tuple[Detection, ...]:
+def _named(group: list[Detection], rule: StoryRule) -> tuple[Detection, ...]:
     """Put the detection that names the story first; but for a jump that came back, the story is as bad as its worst."""
     leader = min(group, key=_rank)
     if leader.failure == Failure.EXPLOSION and not _blew_up(leader):
         # Gradients that burst with a loss that came back are part of the jump a person sees.
-        jumps = [seen for seen in group if _came_back(seen)]
+        jumps = [seen for seen in group if _came_back(seen, rule)]
         worse = any(seen.failure in (Failure.NAN, Failure.INF, Failure.DIVERGENCE) for seen in group)
         leader = jumps[0] if jumps and not worse else leader
     elif leader.failure == Failure.EXPLOSION:
@@ -115,9 +124,9 @@ def _was_dead(seen: Detection) -> bool:
     return isinstance(seen.facts, DeadLayerFacts) and seen.facts.outputs_dead and not seen.facts.died_later
 
 
-def _came_back(seen: Detection) -> bool:
+def _came_back(seen: Detection, rule: StoryRule) -> bool:
     jump = seen.facts if isinstance(seen.facts, SpikeFacts) else None
-    return jump is not None and jump.period is None and jump.recovered > CAME_BACK and not jump.at_end
+    return jump is not None and jump.period is None and jump.recovered > rule.came_back and not jump.at_end
 
 
 def _told_already(leader: Detection, stories: Sequence[tuple[Detection, ...]]) -> bool:

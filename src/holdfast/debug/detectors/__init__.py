@@ -12,11 +12,12 @@ from holdfast.debug.detectors.loss_scale import LossScaleCollapseDetector
 from holdfast.debug.detectors.non_finite import InfDetectionDetector, NaNDetectionDetector
 from holdfast.debug.detectors.overfitting import OverfittingDetector
 from holdfast.debug.detectors.plateau import LossPlateauDetector
-from holdfast.debug.detectors.registry import default_detectors, detector_types, known_failures, thresholds_of
+from holdfast.debug.detectors.registry import default_detectors, detector_types, known_failures
 from holdfast.debug.detectors.skew import TrainingServingSkewDetector
 from holdfast.debug.detectors.spike import LossSpikeDetector
 from holdfast.debug.detectors.timing import DataStarvationDetector, StragglerDetector
 from holdfast.debug.detectors.vanishing import GradientVanishingDetector
+from holdfast.debug.thresholds import thresholds_of
 
 __all__ = [
     "CrashDetector",

@@ -14,10 +14,12 @@ from holdfast.debug.detectors.steps.baseline import Shape, shape_of
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import (
+    began,
     evaluation_losses,
     level_of_parts,
     of_kind,
     reward_holds,
+    reward_rises,
     training_losses,
 )
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
@@ -78,6 +80,8 @@ class DivergentTrainingDetector(BaseDetector):
     """How large a rise in one of several parts of a loss must be beside their sum."""
     metric_lost: float = 0.6
     """The share of its gain that a metric must give up where there is no loss to ask."""
+    agent_rise: float = 10.0
+    """How many times its best the loss of an agent must end at where its reward stands still: it has no fixed scale."""
     metric_points: int = 12
     """Points of a metric for that."""
 
@@ -92,12 +96,14 @@ class DivergentTrainingDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss; at held-out losses alone where there is none, and at metrics after that."""
-        if reward_holds(signals):
+        if reward_rises(signals):
             return DetectionResult(self.name)
         losses, rates = training_losses(signals), of_kind(signals, "lr")
         found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
         found = [seen for seen in found if self._matters(seen, signals)]
-        if not found:
+        if reward_holds(signals):
+            found = [seen for seen in found if self._is_runaway(seen)]
+        if not found and not reward_holds(signals):
             held_out = (self._of_held_out(signal, losses) for signal in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None][:1]
         if not found and not losses and not evaluation_losses(signals):
@@ -124,6 +130,8 @@ class DivergentTrainingDetector(BaseDetector):
         direction = signal.metadata.get("higher_is_better")
         if direction is None or len(signal.values) < self.metric_points or signal.layer is not None:
             return None
+        if not began(signal.steps):
+            return None  # What was gained before the excerpt is not known.
         turned = replace(signal, values=-signal.values) if direction else signal
         rise = self.rise.lasting(turned)
         if rise is None or self.rise.is_coming_back(rise) or not self.metric_lost <= rise.lost < np.inf:
@@ -142,6 +150,11 @@ class DivergentTrainingDetector(BaseDetector):
         numbers = seen.evidence[0].numbers
         beside = level_of_parts(signals, seen.first_step or 0.0)
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
+
+    def _is_runaway(self, seen: Detection) -> bool:
+        """Whether a loss grew by more than an agent's does that merely learns nothing."""
+        numbers = seen.evidence[0].numbers
+        return 0 < self.agent_rise * numbers["before"] <= numbers["after"]
 
     def _risen(self, signal: Signal, rise: Rise) -> Detection:
         claim = (

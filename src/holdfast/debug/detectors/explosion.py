@@ -18,6 +18,7 @@ from holdfast.debug.detectors.steps.select import (
     is_objective_change,
     of_kind,
     reward_holds,
+    reward_rises,
     total_gradient_norms,
     training_losses,
 )
@@ -67,12 +68,23 @@ class GradientExplosionDetector(BaseDetector):
     def get_required_signals(self) -> frozenset[str]:
         """Gradient norms of the whole model and of layers, losses; activations and weights at the first steps."""
         return frozenset(
-            ("grad_norm", "loss", "eval_loss", "activation", "weight_gain", "metric", "lr", "reward", "loss_scale")
+            (
+                "grad_norm",
+                "loss",
+                "eval_loss",
+                "value_loss",
+                "activation",
+                "weight_gain",
+                "metric",
+                "lr",
+                "reward",
+                "loss_scale",
+            )
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness, then at the first forward pass."""
-        agent = reward_holds(signals)
+        agent = reward_rises(signals)
         losses = training_losses(signals)
         classifier = is_classifier(losses, signals, wild_rate=self.wild_rate)
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
@@ -84,7 +96,10 @@ class GradientExplosionDetector(BaseDetector):
         if not found:
             held_out = (self._held_out(loss, losses) for loss in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None][:1]
-        witness = LossWitness(None, False, True) if agent else self.norm.witness(signals)
+        if not found and not agent:
+            values = (self.loss.find(loss, agent=False, classifier=False) for loss in of_kind(signals, "value_loss"))
+            found = [self._told(growth) for growth in values if growth is not None and growth.shape is GrowthShape.GREW]
+        witness = LossWitness(None, False, True) if reward_holds(signals) else self.norm.witness(signals)
         layer = self._grown_layer(signals)
         for signal in total_gradient_norms(signals):
             climbing = self.norm.climbing(signal) if context.live else None

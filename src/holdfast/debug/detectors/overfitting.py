@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import noise_of
 from holdfast.debug.detectors.steps.evidence import detection, graded
-from holdfast.debug.detectors.steps.select import evaluation_losses, training_losses
+from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind, sum_of_parts, training_losses
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["OverfittingDetector"]
@@ -40,6 +40,9 @@ class OverfittingDetector(BaseDetector):
     """The training loss at the turn is taken from this share of the time after the turn before it …"""
     near_after: float = 0.1
     """… to this share after it."""
+    still_better: float = 0.1
+    """A held-out metric that gained this share of its range after the turn, and ends within it of its best, says that
+    the model goes on getting better: it only grows too sure."""
 
     @property
     def name(self) -> str:
@@ -47,14 +50,29 @@ class OverfittingDetector(BaseDetector):
         return "overfitting"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Training and held-out losses."""
-        return frozenset(("loss", "eval_loss"))
+        """Training and held-out losses, and metrics."""
+        return frozenset(("loss", "eval_loss", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare each held-out loss with the training loss over the same steps."""
         training = training_losses(signals)
-        found = [seen for signal in evaluation_losses(signals) if (seen := self._turned(signal, training)) is not None]
+        held_out = sum_of_parts(evaluation_losses(signals))
+        found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
+        metrics = [signal for signal in of_kind(signals, "metric") if "train" not in signal.name.lower()]
+        found = [seen for seen in found if not any(self._goes_on(metric, seen) for metric in metrics)]
         return DetectionResult(self.name, tuple(found[:1]))
+
+    def _goes_on(self, metric: Signal, seen: Detection) -> bool:
+        """Whether a held-out metric went on getting better after the held-out loss turned."""
+        direction = metric.metadata.get("higher_is_better")
+        good = np.isfinite(metric.values)
+        values, steps = metric.values[good], metric.steps[good]
+        before, after = values[steps <= (seen.first_step or 0.0)], values[steps > (seen.first_step or 0.0)]
+        if direction is None or metric.layer is not None or not len(before) or len(after) < self.minimum_evaluations:
+            return False
+        sign = 1.0 if direction else -1.0
+        reach, end = self.still_better * float(np.ptp(values)), sign * _end_of(after)
+        return end > float(np.max(sign * before)) + reach and end >= float(np.max(sign * values)) - reach
 
     def _turned(self, signal: Signal, training: Sequence[Signal]) -> Detection | None:
         good = np.isfinite(signal.values)

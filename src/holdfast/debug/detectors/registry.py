@@ -7,16 +7,15 @@ from __future__ import annotations
 
 import importlib
 import pkgutil
-from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from collections.abc import Mapping
 from functools import cache
-from typing import Any
 
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.thresholds import with_thresholds
 from holdfast.debug.types import Failure
 from holdfast.errors import ConfigError
 
-__all__ = ["default_detectors", "detector_types", "known_failures", "thresholds_of", "whole_name"]
+__all__ = ["default_detectors", "detector_types", "known_failures"]
 
 
 @cache
@@ -56,48 +55,4 @@ def default_detectors(thresholds: Mapping[str, Mapping[str, float]] | None = Non
     unknown = sorted(set(chosen) - set(types))
     if unknown:
         raise ConfigError("unknown detector in the thresholds", detector=unknown[0], hint=f"one of {', '.join(types)}")
-    return tuple(_built(kind(), chosen.get(name, {})) for name, kind in types.items())
-
-
-def thresholds_of(detector: BaseDetector) -> dict[str, Any]:
-    """The thresholds a detector runs with, by name; those of a rule as ``rule.threshold``."""
-    return dict(_flattened(detector, ""))
-
-
-def _flattened(rule: Any, prefix: str) -> Iterator[tuple[str, Any]]:
-    nested = []
-    for field in fields(rule):
-        value = getattr(rule, field.name)
-        if is_dataclass(value):
-            nested.append((f"{prefix}{field.name}.", value))
-        else:
-            yield f"{prefix}{field.name}", value
-    for name, value in nested:
-        yield from _flattened(value, name)
-
-
-def whole_name(detector: BaseDetector, option: str) -> str:
-    """The name of a threshold with its rule, from that name or from the bare one.
-
-    Raises:
-        ConfigError: the detector has no such threshold.
-    """
-    known = thresholds_of(detector)
-    found = option if option in known else next((own for own in known if own.rpartition(".")[2] == option), None)
-    if found is None:
-        hint = f"one of {', '.join(sorted(known)) or 'none'}"
-        raise ConfigError("unknown threshold", detector=detector.name, option=option, hint=hint)
-    return found
-
-
-def _built(detector: BaseDetector, options: Mapping[str, float]) -> BaseDetector:
-    known = thresholds_of(detector) if options else {}
-    for option, value in options.items():
-        path = whole_name(detector, option)
-        detector = _with(detector, path.split("."), int(value) if isinstance(known[path], int) else float(value))
-    return detector
-
-
-def _with(rule: Any, path: list[str], value: float) -> Any:
-    inner = value if len(path) == 1 else _with(getattr(rule, path[0]), path[1:], value)
-    return replace(rule, **{path[0]: inner})
+    return tuple(with_thresholds(kind(), chosen.get(name, {}), owner=name) for name, kind in types.items())

@@ -66,9 +66,11 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 )  # fmt: skip
 CRASH_HINT = re.compile(
     r"rror|Traceback|emory|xit|illed|File \"|abort|Abort|NCCL|nccl|imed out|ollective|dumped|CANCELLED|TIME LIMIT"
-    r"|SIG|xception|nterrupt|CUDA|CUBLAS|CUDNN|RESOURCE_EXHAUSTED|OOM|bad_alloc|fault"
+    r"|SIG|Arguments|xception|nterrupt|CUDA|CUBLAS|CUDNN|RESOURCE_EXHAUSTED|OOM|bad_alloc|fault"
 )
 """Cheap to look for: a line without any of these words says nothing about a crash."""
+_LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
+_LOGGING_ERROR_END = re.compile(r"^Arguments: ")
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
 # Said of what goes on: a warning that names an error, a handler that caught one.
 _HARMLESS = re.compile(
@@ -85,10 +87,13 @@ class CrashScanner:
     _events: list[dict[str, Any]] = field(default_factory=list)
     _open: dict[str, Any] | None = None
     _frame: tuple[int, str] | None = None
+    _logging: bool = False
 
     def feed(self, number: int, line: str) -> None:
         """Look at one line that is not training."""
         if not CRASH_HINT.search(line):
+            return
+        if self._inside_logging_error(line):
             return
         text = line.strip()[:MAX_QUOTED_CHARACTERS]
         if _TRACEBACK.match(line):
@@ -105,6 +110,15 @@ class CrashScanner:
         kind = next((kind for kind, pattern in _ALONE if pattern.search(line)), None)
         if kind is not None and (kind == "exit_code" or not _HARMLESS.search(line)):
             self._add(kind, number, text)
+
+    def _inside_logging_error(self, line: str) -> bool:
+        """Whether a line belongs to what ``logging`` prints of a message it could not format, and goes on after."""
+        if _LOGGING_ERROR.search(line):
+            self._logging = True
+        elif self._logging and _LOGGING_ERROR_END.match(line):
+            self._logging = False
+            return True
+        return self._logging
 
     def _error(self, number: int, message: str) -> None:
         """Take the last line of a traceback, or of an error without one, as a syntax error is."""

@@ -1,6 +1,6 @@
 """Which format a file has: every format looks at a sample of it and says how sure it is; the surest reads it.
 
-A format that turns out wrong on reading gives way to the next surest.
+A format that turns out wrong, or that reads little of what looks like training, gives way to the next surest.
 """
 
 from __future__ import annotations
@@ -23,6 +23,8 @@ from holdfast.errors import UnreadableLogError
 __all__ = ["default_formats", "rank_formats", "read_file"]
 
 _LEAST = 0.15
+MIN_READ_SHARE = 0.5
+"""A format that reads less of the lines that look like training gives way to one that reads more."""
 
 
 def default_formats(limits: Limits | None = None) -> list[LogFormat]:
@@ -68,10 +70,15 @@ def read_file(
     if file.size == 0:
         raise file.unreadable("is empty")
     refusals: list[UnreadableLogError] = []
+    best: RunLog | None = None
     for _, form in rank_formats(file, known)[:4]:
         log = _attempt(form, file, refusals)
-        if log is not None:
-            return _done(log, file)
+        if log is not None and (best is None or _share(log) > _share(best)):
+            best = log
+        if best is not None and _share(best) >= MIN_READ_SHARE:
+            break
+    if best is not None:
+        return _done(best, file)
     crashed = read_crash(file) if file.is_text else None
     if crashed is not None:
         return _done(crashed, file)
@@ -79,6 +86,11 @@ def read_file(
         raise refusals[0]
     what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
     raise file.unreadable(what)
+
+
+def _share(log: RunLog) -> float:
+    """The share that was read of the lines that look like training; a reading that does not count lines read all."""
+    return 1.0 if log.coverage is None else log.coverage.share
 
 
 class _Progress:

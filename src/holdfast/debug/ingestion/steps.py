@@ -104,8 +104,8 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
     stride = _interval(steps) or 1.0
     if epoch_grows and epochs is not None:
         if pass_length and float(steps.max()) <= pass_length:
-            return StepAxis(np.maximum.accumulate(steps + (epochs - epochs[0]) * pass_length))
-        return StepAxis(_count_on(steps, drops))
+            return StepAxis(np.maximum.accumulate(steps + (epochs - min(epochs[0], 1.0)) * pass_length))
+        return StepAxis(_count_on(steps, drops) + _before_first(steps, epochs, drops))
     if near_start and len(drops) * 2 <= len(steps) + 1 and not np.all(late <= stride):
         note = f"the step counter starts again {len(drops)} times; the passes are counted on"
         return StepAxis(_count_on(steps, drops), notes=(note,))
@@ -119,6 +119,12 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
         return StepAxis(steps, order, tuple(events), (note,))
     note = "the printed counter goes back and forth; rows are counted instead"
     return StepAxis(np.arange(len(steps), dtype=np.float64), notes=(note,))
+
+
+def _before_first(steps: Floats, epochs: Floats, drops: NDArray[np.int64]) -> float:
+    """The steps of the epochs before the first one printed: a log that resumes at epoch 145 does not begin at 0."""
+    skipped = float(epochs[0]) - 1.0
+    return skipped * float(np.median(steps[drops - 1])) if skipped > 0 else 0.0
 
 
 def _with_others(axis: StepAxis, raw: Floats, own: NDArray[np.int64]) -> StepAxis:

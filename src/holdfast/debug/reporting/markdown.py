@@ -5,6 +5,7 @@ from __future__ import annotations
 import html
 import re
 
+from holdfast.debug.reporting.summary import HEADS, summarise
 from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
@@ -22,16 +23,18 @@ def _safe(text: object) -> str:
 
 
 def render_markdown(report: DebugReport) -> str:
-    """Every run with its findings as a list, and a table of runs where there are several."""
+    """The run with its findings as a list; of several, a table of verdicts first, and then those that are ill."""
     parts = ["# Training run diagnosis"]
-    if len(report.runs) > 1:
-        rows = ["| run | format | verdict | findings |", "| --- | --- | --- | --- |"]
-        for run in report.runs:
-            failures = ", ".join(finding.detection.failure.name for finding in run.findings) or "–"
-            verdict = f"{_MARKS[run.verdict]} {VERDICTS[run.verdict]}"
-            rows.append(f"| {_safe(run.path)} | {_safe(run.format)} | {verdict} | {failures} |")
+    summary = summarise(report)
+    parts += [summary.headline] if summary.headline else []
+    if summary.rows:
+        rows = [f"| {' | '.join(HEADS)} |", f"| {' | '.join('---' for _ in HEADS)} |"]
+        for row in summary.rows:
+            verdict = f"{_MARKS[row.run.verdict]} {row.verdict}"
+            rows.append(f"| {_safe(row.path)} | {_safe(row.format)} | {verdict} | {_safe(row.finding)} |")
         parts.append("\n".join(rows))
-    parts += [_run(run) for run in report.runs]
+    parts += [summary.left_out] if summary.left_out else []
+    parts += [_run(run) for run in summary.told]
     return "\n\n".join(parts) + "\n"
 
 

@@ -8,6 +8,7 @@ from rich.panel import Panel
 from rich.table import Table
 from rich.text import Text
 
+from holdfast.debug.reporting.summary import HEADS, summarise
 from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport, Severity, Verdict
 
@@ -18,18 +19,22 @@ _LEVELS = {Severity.CRITICAL: "bold red", Severity.WARNING: "yellow", Severity.I
 
 
 def print_report(report: DebugReport, console: Console | None = None) -> None:
-    """Print every run; a table of verdicts first where there are several."""
+    """Print the run; of several, a table of verdicts first, and then those that are ill."""
     console = console or Console()
-    if len(report.runs) > 1:
+    summary = summarise(report)
+    if summary.headline:
+        console.print(Text(summary.headline, style="bold"))
+    if summary.rows:
         table = Table(show_edge=False, header_style="dim")
-        for head in ("run", "format", "verdict", "findings"):
+        for head in HEADS:
             table.add_column(head, overflow="fold")
-        for run in report.runs:
-            failures = ", ".join(finding.detection.failure.name for finding in run.findings) or "–"
-            verdict = Text(VERDICTS[run.verdict], style=_TONES[run.verdict])
-            table.add_row(Text(clean(run.path)), Text(clean(run.format)), verdict, failures)
+        for row in summary.rows:
+            verdict = Text(row.verdict, style=_TONES[row.run.verdict])
+            table.add_row(Text(row.path), Text(row.format), verdict, Text(row.finding))
         console.print(table)
-    for run in report.runs:
+    if summary.left_out:
+        console.print(Text(summary.left_out, style="dim"))
+    for run in summary.told:
         console.print(_run(run))
 
 

@@ -4,17 +4,32 @@ from __future__ import annotations
 
 import textwrap
 
+from holdfast.debug.reporting.summary import HEADS, Summary, summarise
 from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
 from holdfast.debug.types import DebugReport, Finding, RunReport
 
 __all__ = ["render_text"]
 
 _WIDTH = 110
+_MAX_CELL = 70
 
 
 def render_text(report: DebugReport) -> str:
-    """Every run, its findings worst first, with evidence and what to do."""
-    return "\n\n".join(_run(run) for run in report.runs) + "\n"
+    """The run, its findings worst first, with evidence and what to do; of several, a table and those that are ill."""
+    summary = summarise(report)
+    parts = [_table(summary)] if summary.rows or summary.headline else []
+    parts += [_run(run) for run in summary.told]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(summary: Summary) -> str:
+    cells = [HEADS, *((row.path, row.format, row.verdict, row.finding) for row in summary.rows)]
+    widths = [min(max(len(line[column]) for line in cells), _MAX_CELL) for column in range(len(HEADS) - 1)]
+    lines = [summary.headline, ""] if summary.rows else [summary.headline]
+    for line in cells if summary.rows else ():
+        fixed = (text.ljust(width) for text, width in zip(line, widths, strict=False))
+        lines.append("  ".join(("", *fixed, line[-1])).rstrip())
+    return "\n".join([*lines, *(("", summary.left_out) if summary.left_out else ())])
 
 
 def _run(run: RunReport) -> str:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from holdfast.debug.detectors.steps.baseline import Array
 from holdfast.debug.detectors.steps.select import all_zero, finite_median, layered, of_kind, total_gradient_norms
 from holdfast.debug.types import Signal
 
@@ -38,6 +39,8 @@ class Chance:
 
     loss: float
     guess: str
+    grew: bool = False
+    """Whether the accuracy is well above what it was at first all the same."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +58,8 @@ class DoubtRule:
     """Class counts for which guessing is told from learning by an accuracy; beyond, one in k is next to nothing."""
     chance_margin: float = 0.14
     """How far above one in k an accuracy may lie: always answering the commonest class is guessing too."""
+    chance_growth: float = 2.0
+    """An accuracy that became so many times what it was at first grew."""
     silent_share: float = 0.5
     """The share of layers without any gradient above which the model cannot learn."""
     minimum_points: int = 5
@@ -83,8 +88,13 @@ class DoubtRule:
                 known = np.isfinite(end) and 0 < end < np.log(self.most_classes)
                 count = round(float(np.exp(end))) if known else 0
                 if count >= 2 and late <= 1.0 / count + self.chance_margin:
-                    return Chance(float(np.log(count)), f"an even guess among {count} classes (accuracy {late:.0%})")
+                    guess = f"an even guess among {count} classes (accuracy {late:.0%})"
+                    return Chance(float(np.log(count)), guess, self._grew(values))
         return None
+
+    def _grew(self, accuracies: Array) -> bool:
+        third = max(2, len(accuracies) // 3)
+        return float(np.median(accuracies[-third:])) > self.chance_growth * float(np.median(accuracies[:third]))
 
     def small_rates(self, signals: Sequence[Signal]) -> Doubt | None:
         """Learning rates so small that their sum over the run moves nothing."""

@@ -9,7 +9,7 @@ from enum import Enum
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, shape_of
+from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, running_median, shape_of
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, STRONG
 from holdfast.debug.detectors.steps.onset import onset_of
 from holdfast.debug.detectors.steps.select import of_kind, training_losses
@@ -208,7 +208,9 @@ def _onset_in_logs(shape: Shape, certain: int) -> int:
         return certain
     logs = np.log(shape.values)
     noise = max(shape.factor_noise(), float(np.finfo(np.float32).eps))
-    return onset_of(logs, certain=certain, level=float(np.log(np.median(before[-3:]))), noise=noise)
+    # The lowest level it held: one that grows slowly is far above its beginning long before that is certain.
+    lowest = float(running_median(before, 1).min())
+    return onset_of(logs, certain=certain, level=float(np.log(lowest)), noise=noise)
 
 
 def _growth(

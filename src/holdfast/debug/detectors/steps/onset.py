@@ -54,7 +54,7 @@ def left_noise(values: Array, *, certain: int, level: float, noise: float) -> in
 def bend_of(values: Array, *, left: int, certain: int) -> int:
     """Return the bend of the two joined lines that fit the points around a rise best."""
     lead = max(MINIMUM_LEAD, round(LEAD * (certain - left + 1)))
-    begin = max(0, left - lead)
+    begin = max(0, left - lead, _last_fall(values, left=left, certain=certain))
     stretch = values[begin : certain + 1]
     if len(stretch) < MINIMUM_LEAD or certain - left < 2:
         return left
@@ -63,6 +63,14 @@ def bend_of(values: Array, *, left: int, certain: int) -> int:
     places = np.arange(len(means), dtype=np.float64)
     errors = [_error_of_bend(places, means, bend) for bend in range(1, len(means) - 1)]
     return begin + len(stretch) % width + (int(np.argmin(errors)) + 2) * width - 1 - (width - 1) // 2
+
+
+def _last_fall(values: Array, *, left: int, certain: int) -> int:
+    """Return the point from which on a series was below half of the rise: what fell before it has another bend."""
+    before = running_median(values[:left], SMOOTH_REACH) if left else values[:0]
+    lowest = float(before.min()) if left else 0.0
+    high = np.flatnonzero(before > lowest + (values[certain] - lowest) / 2)
+    return int(high[-1]) + 1 if len(high) else 0
 
 
 def _error_of_bend(places: Array, values: Array, bend: int) -> float:

@@ -16,6 +16,8 @@ LONGEST = 4096
 LONGEST_REPEATED = 1024
 """The last points that are compared with themselves one pass earlier: that costs the square of their number."""
 NEARLY_ONE = 0.999999
+FRESH = 0.7
+"""Where fewer points than this share differ from the one before, they are the same ones printed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +71,7 @@ class PeriodRule:
 
     def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
         """The period and the swing of a series, or None; those that follow a cyclic learning rate do not count."""
-        values, steps = signal.values[-LONGEST:], signal.steps[-LONGEST:]
+        values, steps = _drawn_once(signal, LONGEST)
         if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
             return None
         least = self.minimum_swing if least is None else least
@@ -100,7 +102,7 @@ class PeriodRule:
 
     def repeated_order(self, signal: Signal) -> float | None:
         """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""
-        values, steps = signal.values[-LONGEST_REPEATED:], signal.steps[-LONGEST_REPEATED:]
+        values, steps = _drawn_once(signal, LONGEST_REPEATED)
         if len(values) < 2 * self.minimum_overlap or not np.isfinite(values).all():
             return None
         lag = self._repeated_lag(values)
@@ -161,6 +163,14 @@ class PeriodRule:
         lag = int(np.argmax(window)) + 2
         dips = correlation[1:lag].min() < self.dip * correlation[lag]
         return (lag, float(window[lag - 2])) if dips else (None, 0.0)
+
+
+def _drawn_once(signal: Signal, most: int) -> tuple[Array, Array]:
+    """The last values and steps, without repeats where many are: a progress bar is drawn several times per point."""
+    values, steps = signal.values[-most:], signal.steps[-most:]
+    fresh = np.ones(len(values), dtype=bool)
+    fresh[1:] = values[1:] != values[:-1]
+    return (values[fresh], steps[fresh]) if np.mean(fresh) < FRESH else (values, steps)
 
 
 def _similarity(values: Array, lag: int) -> float:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,7 +30,10 @@ __all__ = [
     "of_kind",
     "per_replica",
     "reward_holds",
+    "reward_rises",
+    "rises",
     "serving",
+    "sum_of_parts",
     "total_gradient_norms",
     "training_losses",
 ]
@@ -46,6 +50,9 @@ _GAME = re.compile(
 _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
 SHORTER_TOTAL = 4
 """A total with fewer than one in so many of the longest one's points (per epoch beside per step) is left out."""
+_HELD_OUT = re.compile(
+    r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
+)
 BEGINNING = 0.2
 """A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
 EDGE = 0.02
@@ -60,6 +67,18 @@ SUM_TOLERANCE = 0.02
 """… to within this share: logs round."""
 REWARD_TOLERANCE = 0.1
 """A reward that ends within this share of where it began did not fall."""
+REWARD_FIFTHS = 5
+"""Early and late rewards are those of the first and the last fifth."""
+MIN_WIN_SHARE = 0.6
+"""Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
+REWARD_BLOCKS = 20
+"""Blocks over which the slow ups and downs of rewards are seen …"""
+REWARD_BLOCK_POINTS = 8
+"""… of at least so many points each …"""
+MIN_REWARD_BLOCKS = 5
+"""… and at least so many blocks."""
+REWARD_WANDERING = 2.0
+"""How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 _TOTAL = re.compile(
     r"^(?:.*[/:. ])?(?:train(?:ing)?[_ /-]?)?(?:lm[_ ]|total[_ ]|mean[_ ]|avg[_ ]|batch[_ ])?(?:loss|trl|train)"
     r"(?:[_ /-]?(?:train(?:ing)?|step|epoch|total|mean|avg))?$",
@@ -99,22 +118,41 @@ def _totals(losses: Sequence[Signal]) -> list[Signal]:
     if named or len(parts) < FEWEST_PARTS:
         return named
     ranked = sorted(parts.values(), key=lambda signal: -finite_median(np.abs(signal.values)))
-    total = next((candidate.name for candidate in ranked if _holds_the_sum(candidate, ranked)), None)
+    total = next((one.name for one in ranked if _holds_the_sum(one, ranked) or _is_a_sum(one, ranked)), None)
     return [signal for signal in losses if signal.name == total]
 
 
 def _holds_the_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
     """Whether a loss is at least the sum of all those that are logged beside it."""
+    own, others = _beside(candidate, parts)
+    if len(others) + 1 < FEWEST_PARTS:
+        return False
+    return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - SUM_TOLERANCE))) >= SUM_SHARE
+
+
+def _is_a_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
+    """Whether a loss is just the sum of those beside it that do not exceed it: what does is logged, not minimised."""
+    own, others = _beside(candidate, parts)
+    if len(others) < FEWEST_PARTS:
+        return False
+    inside = np.stack(others)
+    inside = np.where(inside <= own, inside, 0.0)
+    gap = np.abs(own - np.sum(inside, axis=0))
+    enough = np.count_nonzero(inside, axis=0) >= FEWEST_PARTS - 1
+    return float(np.mean(enough & (gap <= SUM_TOLERANCE * np.abs(own)))) >= SUM_SHARE
+
+
+def _beside(candidate: Signal, parts: Sequence[Signal]) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+    """A loss and those logged beside it, at the steps they share; nothing where these are too few."""
     least = max(MINIMUM_SHARED, len(candidate.steps) // 2)
     beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
     shared = candidate.steps
     for part in beside:
         shared = np.intersect1d(shared, part.steps)
-    if len(beside) < FEWEST_PARTS or len(shared) < MINIMUM_SHARED:
-        return False
+    if len(shared) < MINIMUM_SHARED:
+        return np.zeros(0), []
     at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
-    rest = np.sum([values for name, values in at.items() if name != candidate.name], axis=0)
-    return float(np.mean(at[candidate.name] >= rest * (1.0 - SUM_TOLERANCE))) >= SUM_SHARE
+    return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
 
 
 def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
@@ -154,6 +192,21 @@ def level_of_parts(signals: Sequence[Signal], step: float) -> float:
         return 0.0
     values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
     return float(np.nansum(np.abs(values)))
+
+
+def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
+    """Losses of which none is a total, logged at the same steps, as their sum; any others as they are."""
+    parts = [signal for signal in losses if len(signal.values)]
+    alike = all(np.array_equal(part.steps, parts[0].steps) for part in parts)
+    if len(parts) < 2 or not alike or _named_totals(parts) or len({part.name for part in parts}) < len(parts):
+        return list(losses)
+    name = " + ".join(part.name for part in parts)
+    return [replace(parts[0], name=name, values=np.sum([part.values for part in parts], axis=0))]
+
+
+def _named_totals(losses: Sequence[Signal]) -> list[Signal]:
+    """The losses that are totals by name, with the words that say they are held out left out."""
+    return [signal for signal in losses if _TOTAL.match(_HELD_OUT.sub("", signal.name))]
 
 
 def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
@@ -202,6 +255,29 @@ def reward_holds(signals: Sequence[Signal]) -> bool:
             before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
             return after >= before - REWARD_TOLERANCE * abs(before)
     return False
+
+
+def reward_rises(signals: Sequence[Signal]) -> bool:
+    """Whether a reward was logged that is clearly higher at the end than at the beginning."""
+    return any(rises(signal) for signal in of_kind(signals, "reward") if len(signal.values) >= 3)
+
+
+def rises(signal: Signal) -> bool:
+    """Whether late values beat early ones clearly more often than chance, and by more than they wander."""
+    values = signal.values[np.isfinite(signal.values)]
+    width = max(1, min(len(values) // 2, max(3, len(values) // REWARD_FIFTHS)))
+    early, late = np.sort(values[:width]), values[-width:]
+    if not len(early):
+        return False
+    wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
+    if float(wins.mean()) / (2.0 * len(early)) < MIN_WIN_SHARE:
+        return False
+    blocks = min(REWARD_BLOCKS, len(values) // REWARD_BLOCK_POINTS)
+    if blocks < MIN_REWARD_BLOCKS:
+        return True
+    levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
+    gain = float(np.median(late) - np.median(early))
+    return gain >= REWARD_WANDERING * float(np.median(np.abs(np.diff(levels))))
 
 
 def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:

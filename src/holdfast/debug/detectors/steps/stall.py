@@ -64,13 +64,20 @@ class StallRule:
     minimum_points: int = 8
     """Fewer points than this say nothing."""
     minimum_span: float = 100.0
-    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs."""
+    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or is the
+    same to the last digit."""
     most_improvement: float = 0.025
     """A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck."""
     first_drop: float = 0.04
     """A first drop of so much and nothing ever after is the bias of the last layer finding its place."""
     first_drop_flat: float = 0.08
     """The same where a held-out loss is flat too."""
+    at_once_points: int = 2
+    """The very first points of a long run: where all of them lie …"""
+    at_once_fall: float = 0.15
+    """… this share above the level of its first tenth …"""
+    at_once_noises: float = 4.0
+    """… and so many noises, it learnt at once."""
     flat_share: float = 0.015
     """Four fifths of a log within this share of each other show no progress."""
     doubted_decline: float = 0.04
@@ -78,7 +85,9 @@ class StallRule:
     chance_decline: float = 0.08
     """How far from the loss of guessing a run may end whose accuracy is that of guessing."""
     chance_head: float = 1.2
-    """How many times that loss it may begin at: from far above it only passes there."""
+    """How many times that loss it may begin at: from far above it only passes there …"""
+    chance_stays: float = 0.03
+    """… unless its second half lies within this share of it, and nothing else got better."""
     loudest: float = 0.15
     """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
     risen: float = 1.5
@@ -103,8 +112,8 @@ class StallRule:
         """The loss of a run that never learnt; None when it did, or when that cannot be told."""
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = training_losses(signals) or evaluation_losses(signals)
-        learns = self._anything_improved(signals, candidates) and chance is None
-        if learns and (doubt is None or not doubt.certain):
+        improved = self._anything_improved(signals, candidates)
+        if improved and chance is None and (doubt is None or not doubt.certain):
             return None
         span = self.minimum_span if minimum_span is None else minimum_span
         flat = any(self._is_flat(signal) for signal in evaluation_losses(signals))
@@ -112,9 +121,10 @@ class StallRule:
             shape = shape_of(signal)
             if shape is None or not self._can_stall(signal, shape):
                 continue
-            stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt)
+            stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
             covered = float(shape.steps[-1] - shape.steps[0])
-            if stall is not None and (covered >= span or (stall.guess is not None and span <= self.minimum_span)):
+            sure = stall is not None and (stall.guess is not None or float(np.ptp(shape.values)) == 0.0)
+            if stall is not None and (covered >= span or (sure and span <= self.minimum_span)):
                 return stall
         return None
 
@@ -123,11 +133,11 @@ class StallRule:
         return counts and bool(np.isfinite(signal.values[-1])) and float(np.max(shape.values)) > 0.0
 
     def _find(
-        self, signal: Signal, shape: Shape, *, flat: bool, chance: Chance | None, doubt: Doubt | None
+        self, signal: Signal, shape: Shape, *, flat: bool, chance: Chance | None, doubt: Doubt | None, improved: bool
     ) -> Stall | None:
         stall = self._from_the_start(signal, shape, held_out_flat=flat) or self._pinned(signal, shape)
         if stall is None and chance is not None:
-            stall = self._at_chance(signal, shape, chance)
+            stall = self._at_chance(signal, shape, chance, improved=improved)
         if stall is None and doubt is not None:
             stall = self._not_falling(signal, shape, doubt)
         return stall
@@ -142,12 +152,20 @@ class StallRule:
         error = noise * MEDIAN_ERROR * float(np.sqrt(2.0 / max(1.0, shape.count / FIFTHS))) / head
         if guess is None and not held_out_flat and noise > self.loudest * head:
             return None
+        if guess is None and self._learnt_at_once(shape, head, noise):
+            return None
         stuck = self._is_stuck(shape, improvement, error, head, held_out_flat=held_out_flat)
         if not (stuck or (guess is not None and improvement <= self.guess_improvement)):
             return None
         if shape.end > self.risen * head or not began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
+
+    def _learnt_at_once(self, shape: Shape, head: float, noise: float) -> bool:
+        """Whether a long run learnt within its first moments, which the level of its first tenth hides."""
+        first = shape.values[: self.at_once_points]
+        long = shape.count >= TENTH * TENTH * self.at_once_points
+        return long and float(first.min()) > head * (1.0 + self.at_once_fall) + self.at_once_noises * noise
 
     def _is_stuck(self, shape: Shape, improvement: float, error: float, head: float, *, held_out_flat: bool) -> bool:
         decline, decline_error = _decline(shape)
@@ -168,14 +186,20 @@ class StallRule:
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
 
-    def _at_chance(self, signal: Signal, shape: Shape, chance: Chance) -> Stall | None:
+    def _at_chance(self, signal: Signal, shape: Shape, chance: Chance, *, improved: bool) -> Stall | None:
         """A loss about where guessing puts it to the end, with an accuracy that says the same."""
         head = _head(shape)
         near = abs(shape.end - chance.loss) <= self.chance_decline * chance.loss
         low = _held_low(shape.level) >= (1.0 - self.chance_decline) * chance.loss
-        if not near or not low or head > self.chance_head * chance.loss or not began(shape.steps):
+        stays = not improved and not chance.grew and self._stays_at(shape, chance.loss)
+        fell_to_it = head > self.chance_head * chance.loss and not stays
+        if not near or not low or fell_to_it or not began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
+
+    def _stays_at(self, shape: Shape, loss: float) -> bool:
+        half = shape.level[len(shape.level) // 2 :]
+        return float(np.median(np.abs(half - loss))) <= self.chance_stays * loss
 
     def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
         """A loss that fell and then froze exactly where a constant answer stands."""

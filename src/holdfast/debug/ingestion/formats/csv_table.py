@@ -33,6 +33,12 @@ _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
 MAX_PAIR_SHARE = 0.34
 """The share of a header's names that may hold a colon and a number."""
+MIN_FITTING_SHARE = 0.6
+"""The share of the rows that must have the header's cells."""
+WIDE = 5
+"""From so many columns on a row does not fit its header by chance …"""
+MIN_FITTING_SHARE_WIDE = 0.4
+"""… and every other row may be something else: some programs write two tables into one file."""
 _WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
@@ -64,10 +70,12 @@ class CsvFormat(LogFormat):
         numeric = [
             number_of(cell) is not None or cell.lower() in PLACEHOLDERS for row in cells for cell in row[: len(header)]
         ]
-        if same < 0.6 or not numeric or sum(numeric) < 0.3 * len(numeric):
+        if same < (MIN_FITTING_SHARE if len(header) < WIDE else MIN_FITTING_SHARE_WIDE):
+            return 0.0
+        if not numeric or sum(numeric) < 0.3 * len(numeric):
             return 0.0
         words = {plain(name) for name in header}
-        if delimiter == _SPACES and not words & {*STEP_NAMES, *EPOCH_NAMES}:
+        if delimiter == _SPACES and len(header) > 1 and not words & {*STEP_NAMES, *EPOCH_NAMES}:
             return 0.0
         known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
         if file.name.lower().endswith((".csv", ".tsv", ".csv.gz")):
@@ -206,8 +214,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
             pairs.mean() > MAX_PAIR_SHARE
             or (numbers | pairs).mean() > 0.5
             or len(names) > _MOST_COLUMNS
-            or len(names) < 2
             or not any(names)
+            or (len(names) < 2 and meaning_of(names[0]).kind is None)
         ):
             return None
         return names, delimiter, skip

@@ -1,8 +1,9 @@
 """Refits thresholds and confidences on labelled runs, without letting them wander far.
 
 Thresholds are searched one at a time over a few multiples of their present value; a change must lower the cost on the
-labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again. Confidences are
-refitted after that, through a calibration table.
+labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again. Those of
+attribution follow, where enough runs have a known cause; those of the verdict are reached by hand only, because labels
+say nothing of *cannot tell*. Confidences are refitted after that, through a calibration table.
 """
 
 from __future__ import annotations
@@ -11,9 +12,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from holdfast.debug.attribution.calibration import Calibration, fit_table
-from holdfast.debug.attribution.engine import AttributionEngine
-from holdfast.debug.attribution.labelled import LabelledRun, Score, cost_of, look, score_runs
-from holdfast.debug.detectors.registry import default_detectors, detector_types, thresholds_of, whole_name
+from holdfast.debug.attribution.engine import AttributionEngine, AttributionRule
+from holdfast.debug.attribution.labelled import LabelledRun, Score, cause_cost_of, cost_of, look, score_runs
+from holdfast.debug.detectors.registry import detector_types
+from holdfast.debug.thresholds import thresholds_of, with_thresholds
+from holdfast.debug.tuning import ATTRIBUTION, Tuning, whole_names
 from holdfast.debug.types import DetectionResult
 
 __all__ = ["Refit", "refit"]
@@ -47,18 +50,14 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
         start: thresholds to begin from, the defaults otherwise.
         search: whether to look for better thresholds, or only to calibrate.
     """
-    engine = AttributionEngine(calibration=Calibration())
-    types = detector_types()
-    chosen = {
-        name: {whole_name(types[name](), option): value for option, value in options.items()}
-        for name, options in (start or {}).items()
-    }
-    before = best = score_runs(runs, default_detectors(chosen), engine)
-    if search and before.cost > 0:
-        looks: Looks = [{detector.name: look(detector, run) for detector in default_detectors(chosen)} for run in runs]
+    chosen = whole_names(start or {})
+    before = best = _score(runs, chosen)
+    if search and (before.cost > 0 or before.cause_top1 < 1):
+        looks: Looks = [{one.name: look(one, run) for one in Tuning.of(chosen).detectors} for run in runs]
         for name in _troubled(before):
             chosen, looks = _search(runs, name, chosen, looks)
-        best = score_runs(runs, default_detectors(chosen), engine)
+        chosen = _search_causes(runs, chosen, looks)
+        best = _score(runs, chosen)
     calibration = Calibration.load()
     if len(best.claims) >= FEWEST_CLAIMS:
         calibration = replace(calibration, findings=_table(best.claims))
@@ -76,12 +75,42 @@ def _search(
         present = chosen.get(name, {}).get(option, value)
         for multiple in MULTIPLES:
             trial = {**chosen, name: {**chosen.get(name, {}), option: _scaled(present, multiple)}}
-            (detector,) = (one for one in default_detectors({name: trial[name]}) if one.name == name)
+            detector = with_thresholds(detector_types()[name](), trial[name], owner=name)
             seen: Looks = [{**others, name: look(detector, run)} for run, others in zip(runs, looks, strict=True)]
             found = cost_of(runs, seen)
             if found < cost - LEAST_GAIN:
                 cost, chosen, looks = found, trial, seen
     return chosen, looks
+
+
+def _search_causes(
+    runs: Sequence[LabelledRun], chosen: dict[str, dict[str, float]], looks: Looks
+) -> dict[str, dict[str, float]]:
+    """Try every threshold of attribution on the runs whose cause is known; what the detectors saw stays as it is."""
+    known = [(run, seen) for run, seen in zip(runs, looks, strict=True) if run.label.cause is not None]
+    if len(known) < FEWEST_CLAIMS:
+        return chosen
+    told, seen = [run for run, _ in known], [looks for _, looks in known]
+    cost = cause_cost_of(told, seen, _engine(chosen))
+    for option, value in thresholds_of(AttributionRule()).items():
+        if cost == 0:
+            break
+        present = chosen.get(ATTRIBUTION, {}).get(option, value)
+        for multiple in MULTIPLES:
+            own = {**chosen.get(ATTRIBUTION, {}), option: _scaled(present, multiple)}
+            trial = {**chosen, ATTRIBUTION: own}
+            found = cause_cost_of(told, seen, _engine(trial))
+            if found < cost - LEAST_GAIN:
+                cost, chosen = found, trial
+    return chosen
+
+
+def _engine(thresholds: Thresholds) -> AttributionEngine:
+    return AttributionEngine(calibration=Calibration(), rule=Tuning.of(thresholds).attribution)
+
+
+def _score(runs: Sequence[LabelledRun], thresholds: Thresholds) -> Score:
+    return score_runs(runs, Tuning.of(thresholds).detectors, _engine(thresholds))
 
 
 def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], ...]:
