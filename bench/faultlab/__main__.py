@@ -17,7 +17,13 @@ def main() -> None:
     parser.add_argument("--per-cause", type=int, default=5, help="how many runs a cause gets in each half, at least")
     parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
     parser.add_argument("--half", choices=("tune", "report"), default=None)
-    parser.add_argument("--foreign", type=Path, default=None, help="the folder of bench/foreign_labels.jsonl's logs")
+    parser.add_argument(
+        "--foreign",
+        type=Path,
+        action="append",
+        default=[],
+        help="a folder of bench/foreign_labels.jsonl's logs; repeat",
+    )
     parser.add_argument("--json", action="store_true")
     arguments = parser.parse_args()
     folder = arguments.runs_dir or default_folder(arguments.draw)
@@ -36,11 +42,9 @@ def main() -> None:
         print(f"{label_again(folder, draw=arguments.draw)} labels changed")
         return
     if arguments.command == "fit":
-        from bench.faultlab.fit import CALIBRATION_DRAWS, TUNING_DRAWS, fit
+        from bench.faultlab.fit import fit, tuning_folders
 
-        tuning = [default_folder(draw) for draw in TUNING_DRAWS]
-        calibration = [default_folder(draw) for draw in CALIBRATION_DRAWS]
-        print(fit(tuning, calibration, foreign=arguments.foreign))
+        print(fit(tuning_folders(), foreign=arguments.foreign))
         return
     from bench.faultlab.score import main as score
 

@@ -2,7 +2,8 @@
 
 The confidences of findings and causes come from tuning halves and from public logs nobody made for this project; on the
 lab alone findings are right so often that the table would promise too much elsewhere. The ranker's come from predicting
-each model family with weights fitted on the other.
+each model family with weights fitted on the other. Everything it reads is made by ``python -m bench.faultlab generate``
+with the arguments of :data:`TUNING`; what is missing is said before anything is fitted.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from bench.faultlab.foreign import foreign_runs
+from bench.faultlab.generate import default_folder
 from bench.faultlab.score import Case, load_cases
 
 from holdfast.debug.attribution import AttributionEngine, Calibration, fit_table, observe, tell_stories
@@ -22,23 +24,35 @@ from holdfast.debug.attribution.labelled import LabelledRun, score_runs
 from holdfast.debug.attribution.ranker import feature_names, features_of
 from holdfast.debug.detectors import default_detectors
 
-__all__ = ["CALIBRATION_DRAWS", "TUNING_DRAWS", "fit"]
+__all__ = ["TUNING", "fit", "tuning_folders"]
 
 SHIPPED = Path("src/holdfast/debug/attribution")
-# The tuning halves of these draws; their reporting halves are never looked at, but for the published one's.
-TUNING_DRAWS = (0, 1, 2)
-CALIBRATION_DRAWS = (0, 1, 4)
+TUNING = {0: 220, 1: 120, 4: 220}
+"""Draws whose tuning halves are read, and their runs: ``--draw 0``, ``--draw 1 --half tune --limit 60``, ``--draw 4 --half
+tune``. Their reporting halves are never looked at, but for the published one's."""
 
 
-def fit(
-    folders: Sequence[Path], calibration: Sequence[Path], *, foreign: Path | None = None, target: Path = SHIPPED
-) -> dict[str, float]:
+def tuning_folders() -> list[Path]:
+    """Where the tuning halves are cached.
+
+    Raises:
+        SystemExit: a draw is not generated, or not whole.
+    """
+    for draw, runs in TUNING.items():
+        found = len(list(default_folder(draw).glob("tune-*/label.json")))
+        if found < runs:
+            limit = f" --limit {runs // 2}" if draw == 1 else ""
+            command = f"python -m bench.faultlab generate --draw {draw} --half tune{limit}"
+            raise SystemExit(f"draw {draw} has {found} of {runs} tuning runs: run `{command}` first")
+    return [default_folder(draw) for draw in TUNING]
+
+
+def fit(folders: Sequence[Path], *, foreign: Sequence[Path] = (), target: Path = SHIPPED) -> dict[str, float]:
     """Write ``calibration.json`` and ``ranker.json``; returns a few figures about the fit.
 
     Args:
-        folders: runs to fit the ranker on.
-        calibration: other runs, to fit the confidences on.
-        foreign: the folder with the public logs of ``bench/foreign_labels.jsonl``, to fit the confidences on too.
+        folders: runs to fit on.
+        foreign: folders with the public logs of ``bench/foreign_labels.jsonl``, to fit the confidences on too.
         target: where to write.
     """
     cases = [case for folder in folders for case in load_cases(folder, "tune")]
@@ -52,11 +66,10 @@ def fit(
     (target / "ranker.json").write_text(json.dumps(ranker) + "\n")
 
     learned = fit_table(*_cross_family(matrix[faulty], truth[faulty], family[faulty]))
-    unseen = [case for folder in calibration for case in load_cases(folder, "tune")]
-    runs = [] if foreign is None else foreign_runs(foreign)
-    tables = replace(_calibrated(unseen, runs), learned=learned)
+    runs = foreign_runs(foreign)
+    tables = replace(_calibrated(cases, runs), learned=learned)
     (target / "calibration.json").write_text(json.dumps(tables.as_json()) + "\n")
-    return {"stories": float(len(stories)), "calibration_runs": float(len(unseen)), "foreign": float(len(runs))}
+    return {"runs": float(len(cases)), "stories": float(len(stories)), "foreign_runs": float(len(runs))}
 
 
 def _calibrated(cases: Sequence[Case], foreign: Sequence[LabelledRun]) -> Calibration:

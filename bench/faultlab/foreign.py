@@ -1,11 +1,12 @@
 """Public logs nobody made for this project: what is known of them, and how the debugger does on them.
 
-``bench/foreign_labels.jsonl`` holds their paths below a folder of your own and what a person saw in each; the logs
-themselves are not part of the project.
+``bench/foreign_labels.jsonl`` holds their paths below folders of your own (owner+repository/file for those that were
+drawn at random) and what a person saw in each; the logs themselves are not part of the project.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from holdfast.debug import MLSystemsDebugger
@@ -13,27 +14,32 @@ from holdfast.debug.attribution import AttributionEngine, expected_calibration_e
 from holdfast.debug.attribution.labelled import LabelledRun, load_labels, score_runs
 from holdfast.debug.detectors import default_detectors
 from holdfast.debug.types import DetectionContext
+from holdfast.errors import UnreadableLogError
 
 __all__ = ["foreign_figures", "foreign_runs"]
 
 LABELS = Path(__file__).resolve().parent.parent / "foreign_labels.jsonl"
 
 
-def foreign_runs(folder: Path) -> list[LabelledRun]:
-    """Every run of the labelled logs that are in the folder."""
+def foreign_runs(folders: Sequence[Path]) -> list[LabelledRun]:
+    """Every run of the labelled logs that are in one of the folders."""
     debugger = MLSystemsDebugger(plugins=False)
     runs: list[LabelledRun] = []
     for label in load_labels(LABELS):
-        path = folder / label.path.relative_to(LABELS.parent)
-        logs = debugger.read(str(path)) if path.exists() else []
+        own = label.path.relative_to(LABELS.parent)
+        path = next((folder / own for folder in folders if (folder / own).exists()), None)
+        try:
+            logs = [] if path is None else debugger.read(str(path))
+        except UnreadableLogError:
+            logs = []  # How many files are not read is another figure.
         contexts = [DetectionContext(config=log.config, events=log.events) for log in logs]
         runs += [LabelledRun(label, log.signals, context) for log, context in zip(logs, contexts, strict=True)]
     return runs
 
 
-def foreign_figures(folder: Path) -> dict[str, float]:
+def foreign_figures(folders: Sequence[Path]) -> dict[str, float]:
     """Failures named, false alarms and calibration on the labelled logs, run by run."""
-    score = score_runs(foreign_runs(folder), default_detectors(), AttributionEngine())
+    score = score_runs(foreign_runs(folders), default_detectors(), AttributionEngine())
     found, causes = score.claims, score.cause_claims
     return {
         "foreign_runs": float(score.runs),

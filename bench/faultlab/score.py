@@ -207,10 +207,10 @@ def _recorded_loss(run: Path) -> list[float]:
     return list(series["loss"]["values"]) if "loss" in series else []
 
 
-def main(folder: Path, *, half: str, as_json: bool, foreign: Path | None = None) -> None:
-    """Print how the debugger does on one half, and on public logs where their folder is given."""
+def main(folder: Path, *, half: str, as_json: bool, foreign: Sequence[Path] = ()) -> None:
+    """Print how the debugger does on one half, and on public logs where their folders are given."""
     figures = lab_figures(folder, half, show=not as_json)
-    if foreign is not None:
+    if foreign:
         from bench.faultlab.foreign import foreign_figures
 
         figures |= foreign_figures(foreign)

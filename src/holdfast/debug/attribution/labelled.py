@@ -17,7 +17,7 @@ from holdfast.debug.attribution.engine import AttributionEngine
 from holdfast.debug.attribution.story import tell_stories
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.registry import known_failures
-from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Finding, Signal
+from holdfast.debug.types import DetectionContext, DetectionResult, Failure, Finding, Severity, Signal
 from holdfast.errors import ConfigError, DebugError
 
 __all__ = [
@@ -167,7 +167,8 @@ def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionR
     faulty = sum(run.label.failure is not None for run in runs)
     for run, results in zip(runs, looks, strict=True):
         seen = [detection for result in results.values() for detection in result.detections]
-        names = {story[0].failure.name for story in tell_stories(seen, run.signals)}
+        stories = tell_stories(seen, run.signals)
+        names = {story[0].failure.name for story in stories if story[0].severity is not Severity.INFO}
         missed += run.label.failure is not None and not names & run.label.names
         alarms += run.label.failure is None and bool(names)
     return missed / max(faulty, 1) + FALSE_ALARM * alarms / max(len(runs) - faulty, 1)
@@ -181,7 +182,8 @@ def score_runs(runs: Sequence[LabelledRun], detectors: Sequence[BaseDetector], e
     cause_claims: list[tuple[float, bool]] = []
     for run in runs:
         results = [look(detector, run) for detector in detectors]
-        findings = engine.explain(results, run.signals, run.context)
+        told = engine.explain(results, run.signals, run.context)
+        findings = tuple(finding for finding in told if finding.detection.severity is not Severity.INFO)
         names = run.label.names
         _count(tallies, results, names)
         hit = any(finding.detection.failure.name in names for finding in findings)
@@ -217,8 +219,8 @@ def _count(tallies: dict[str, Tally], results: Sequence[DetectionResult], names:
     found = {detection.failure.name for result in results for detection in result.detections}
     for result in results:
         tally = tallies[result.detector]
-        if result.detected:
-            own = {detection.failure.name for detection in result.detections}
+        own = {seen.failure.name for seen in result.detections if seen.severity is not Severity.INFO}
+        if own:
             tally.true_positives += bool(own & names)
             tally.false_positives += not own & names
     if names and not found & names:

@@ -1,0 +1,129 @@
+"""Classes of error met on public logs: each as a made-up run that has it, beside one that nearly has it."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.debug.detectors.series import falling_loss, found_by, signal
+
+from holdfast.debug import MLSystemsDebugger, Verdict
+from holdfast.debug.detectors import (
+    DivergentTrainingDetector,
+    GradientExplosionDetector,
+    LossPlateauDetector,
+    LossSpikeDetector,
+    OverfittingDetector,
+)
+from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.select import rises, sum_of_parts, training_losses
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+RNG = np.random.default_rng(7)
+
+
+def noisy(values: np.ndarray, share: float = 0.02, seed: int = 3) -> np.ndarray:
+    return np.asarray(values * (1 + share * np.random.default_rng(seed).standard_normal(len(values))))
+
+
+@pytest.mark.parametrize(("weight", "alarms"), [(0.0, 0), (1.0, 1)])
+def test_a_part_beyond_the_total_is_logged_and_not_minimised(weight: float, alarms: int) -> None:
+    origin, cluster = falling_loss(80, start=95, end=37, noise=0.1), falling_loss(80, start=18, end=2, noise=0.01)
+    side = np.concatenate((np.geomspace(200, 0.1, 30), np.geomspace(0.1, 700, 50)))
+    total = origin + cluster + np.where(side < origin, side, weight * side)
+    named = {"avg_loss_tgt": total, "origin_loss_tgt": origin, "cluster_loss_tgt": cluster, "trans_loss_tgt": side}
+    signals = [signal(name, values, kind="loss") for name, values in named.items()]
+    assert len(found_by(DivergentTrainingDetector(), *signals)) >= alarms
+    assert [one.name for one in training_losses(signals)] == ["avg_loss_tgt"]
+
+
+def test_a_metric_of_an_excerpt_gave_nothing_away_that_is_known() -> None:
+    values = np.concatenate((np.linspace(0.77, 1.0, 15), np.full(15, 1.0), np.full(90, 0.84)))
+    values = values + 0.003 * RNG.standard_normal(len(values))
+    metric = {"kind": "metric", "metadata": {"higher_is_better": True}}
+    whole = signal("Train-Acc", values, **metric)
+    excerpt = signal("Train-Acc", values, steps=np.arange(len(values)) + 50_000.0, **metric)
+    assert len(found_by(DivergentTrainingDetector(), whole)) == 1
+    assert found_by(DivergentTrainingDetector(), excerpt) == ()
+
+
+@pytest.mark.parametrize(("accuracy", "alarms"), [(0.94, 0), (0.60, 1)])
+def test_a_held_out_loss_that_rises_while_the_metric_improves_is_no_overfitting(accuracy: float, alarms: int) -> None:
+    held_out = np.concatenate((np.linspace(0.5, 0.23, 6), np.linspace(0.25, 0.40, 12)))
+    scores = np.concatenate((np.linspace(0.60, 0.85, 6), np.linspace(0.86, accuracy, 12)))
+    signals = [
+        signal("loss", falling_loss(180, start=0.6, end=0.02, noise=0.002)),
+        signal("eval_loss", held_out, steps=np.arange(18) * 10.0),
+        signal("eval_accuracy", scores, kind="metric", steps=np.arange(18) * 10.0, metadata={"higher_is_better": True}),
+    ]
+    assert len(found_by(OverfittingDetector(), *signals)) == alarms
+
+
+def test_one_part_of_a_held_out_loss_may_rise_where_their_sum_falls() -> None:
+    box, objects = np.linspace(0.116, 0.063, 50), np.linspace(0.027, 0.056, 50)
+    parts = [signal("val/box_loss", box, kind="eval_loss"), signal("val/obj_loss", objects, kind="eval_loss")]
+    training = signal("train/box_loss", np.linspace(0.08, 0.04, 50), kind="loss")
+    assert found_by(OverfittingDetector(), training, *parts) == ()
+    assert len(found_by(OverfittingDetector(), training, parts[1])) == 1
+    total = signal("val/loss", box + objects, kind="eval_loss")
+    assert [one.name for one in sum_of_parts([*parts, total])] == ["val/box_loss", "val/obj_loss", "val/loss"]
+
+
+@pytest.mark.parametrize(("end", "kind"), [(33_000.0, "loss"), (1e15, "value_loss")])
+def test_an_agents_loss_that_runs_away_while_its_reward_stands_still_is_found(end: float, kind: str) -> None:
+    grown = signal("loss", noisy(np.geomspace(300, end, 600), 0.1), kind=kind)
+    flat = signal("return", -90 + 8 * RNG.standard_normal(600), kind="reward")
+    better = signal("return", np.linspace(-90, 200, 600) + 8 * RNG.standard_normal(600), kind="reward")
+    assert DEBUGGER.debug([grown, flat]).verdict is Verdict.UNHEALTHY
+    if end < 1e6:
+        assert DEBUGGER.debug([grown, better]).verdict is Verdict.HEALTHY
+
+
+def test_a_reward_that_wanders_is_no_progress() -> None:
+    wandering = -6400 + 350 * np.sin(np.arange(3600) / 120) + 60 * RNG.standard_normal(3600)
+    wandering[-700:] += 150
+    assert not rises(signal("reward", wandering))
+    assert rises(signal("reward", np.linspace(-6400, -5000, 3600) + 200 * RNG.standard_normal(3600)))
+    saturated = np.concatenate((np.linspace(20, 190, 60), 190 + 8 * RNG.standard_normal(400)))
+    assert rises(signal("reward", saturated))
+
+
+def test_a_bar_that_is_drawn_twice_per_batch_repeats_no_order() -> None:
+    values = falling_loss(840, start=0.4, end=0.08, noise=0.02, seed=2)
+    twice = signal("loss", np.repeat(values, 2), steps=np.repeat(np.arange(840.0), 2))
+    assert found_by(LossSpikeDetector(), twice) == ()
+
+
+def test_a_fall_to_guessing_that_stays_there_is_a_plateau() -> None:
+    loss = np.concatenate((np.linspace(4.7, 2.1, 6), 2.08 + 0.01 * RNG.standard_normal(24)))
+    chance = {"kind": "metric", "metadata": {"higher_is_better": True}}
+    stuck = signal("val_acc", 0.125 + 0.03 * RNG.standard_normal(30), **chance)
+    (found,) = found_by(LossPlateauDetector(), signal("loss", loss), stuck)
+    assert "8 classes" in found.evidence[0].claim
+    assert (
+        found_by(LossPlateauDetector(), signal("loss", loss), signal("acc", np.linspace(0.05, 0.25, 30), **chance))
+        == ()
+    )
+
+
+def test_a_long_run_that_learnt_within_its_first_moments_is_no_plateau() -> None:
+    loss = noisy(np.full(4000, 0.097), 0.02)
+    assert len(found_by(LossPlateauDetector(), signal("loss", loss))) == 1
+    loss[:3] = (0.30, 0.22, 0.15)
+    assert found_by(LossPlateauDetector(), signal("loss", loss)) == ()
+
+
+def test_a_loss_that_is_the_same_to_the_last_digit_is_stuck_however_short_the_log() -> None:
+    assert len(found_by(LossPlateauDetector(), signal("loss", np.full(22, 2.0)))) == 1
+    assert found_by(LossPlateauDetector(), signal("loss", 2.0 + 0.01 * RNG.standard_normal(22))) == ()
+
+
+def test_a_rise_after_a_steep_fall_is_dated_where_it_began() -> None:
+    values = np.concatenate((np.geomspace(3000, 0.1, 25), np.full(15, 0.1), 0.1 + np.linspace(0, 700, 60)))
+    assert 38 <= onset_of(values, certain=70, level=0.1, noise=0.01) <= 42
+
+
+def test_a_loss_that_grows_slowly_is_dated_from_its_lowest_level() -> None:
+    loss = noisy(np.concatenate((np.full(500, 280.0), np.geomspace(280, 1e5, 1500))), 0.05)
+    (found,) = found_by(GradientExplosionDetector(), signal("loss", loss))
+    assert found.first_step is not None
+    assert 480 <= found.first_step <= 620

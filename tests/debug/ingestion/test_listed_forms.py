@@ -1,0 +1,188 @@
+"""Forms of tables and of free text that public logs have and that were once misread: one test per form."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, RunReport, Verdict
+from holdfast.debug.types import ReasonCode, Signal
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
+
+
+def run_of(folder: Path, name: str, content: str | bytes) -> RunReport:
+    path = folder / name
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    (run,) = DEBUGGER.debug(path).runs
+    return run
+
+
+def series(run: RunReport, name: str) -> Signal:
+    return {signal.name: signal for signal in run.signals}[name]
+
+
+def table(header: str, row: str = "{n},{loss}") -> str:
+    return header + "\n" + "".join(row.format(n=n, loss=loss) + "\n" for n, loss in enumerate(LOSSES))
+
+
+# Tables.
+
+
+def test_a_header_with_a_colon_names_a_column(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "results.csv", table("epoch,train/loss,metrics/mAP_0.5:0.95", "{n},{loss},0.{n:02d}"))
+    assert series(run, "metrics/mAP_0.5:0.95").values[10] == 0.10
+    assert series(run, "train/loss").values.tolist() == LOSSES
+
+
+def test_cells_that_are_all_quoted_are_numbers(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "wandb_export.csv", table('"Step","run - loss"', '"{n}","{loss}"'))
+    assert [signal.values.tolist() for signal in run.signals if signal.kind == "loss"] == [LOSSES]
+
+
+def test_a_separator_at_the_end_of_every_row_makes_no_column(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "log.csv", table("step,loss,", "{n},{loss},"))
+    assert series(run, "loss").values.tolist() == LOSSES
+
+
+@pytest.mark.parametrize("name", ["log.csv", "train.log"])
+def test_nul_bytes_before_the_first_line_hide_nothing(tmp_path: Path, name: str) -> None:
+    text = table("step,loss") if name == "log.csv" else table("start", "step: {n} loss: {loss}")
+    run = run_of(tmp_path, name, b"\0" * 4096 + text.encode())
+    assert series(run, "loss").values.tolist() == LOSSES
+
+
+@pytest.mark.parametrize(
+    "document",
+    [
+        {"epochs": list(range(24)), "metrics": {"loss": LOSSES, "val_loss": LOSSES}},
+        {"history": {"train": {"loss": LOSSES}, "epochs": list(range(24))}},
+    ],
+)
+def test_a_nested_history_is_read(tmp_path: Path, document: dict[str, object]) -> None:
+    run = run_of(tmp_path, "history.json", json.dumps(document))
+    assert LOSSES in [signal.values.tolist() for signal in run.signals if signal.kind == "loss"]
+
+
+def test_rows_of_an_array_under_a_header_row_are_a_table(tmp_path: Path) -> None:
+    rows = [["epoch", "loss"], *([n, loss] for n, loss in enumerate(LOSSES))]
+    run = run_of(tmp_path, "log.json", json.dumps(rows))
+    assert series(run, "loss").values.tolist() == LOSSES
+
+
+def test_an_array_after_a_line_of_text_is_read(tmp_path: Path) -> None:
+    rows = [{"epoch": n, "loss": loss} for n, loss in enumerate(LOSSES)]
+    run = run_of(tmp_path, "log.json", "training history:\n" + json.dumps(rows))
+    assert series(run, "loss").values.tolist() == LOSSES
+
+
+def test_a_table_of_one_column_with_a_known_name_is_read(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "rewards.csv", "Reward\n" + "".join(f"{n / 10}\n" for n in range(24)))
+    assert series(run, "Reward").values.tolist() == [n / 10 for n in range(24)]
+
+
+def test_two_tables_whose_rows_alternate_in_one_file_do_not_hide_the_one_with_the_header(tmp_path: Path) -> None:
+    head = "loss,vf_loss,KL,Entropy,AverageReturn,Timesteps"
+    rows = "".join(f"{loss},{loss},0.01,1.2,{n},{n}\n[0.4 0.6],[0.1 0.9]\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, "progress.csv", f"{head}\n{rows}")
+    assert series(run, "AverageReturn").values.tolist() == list(range(24))
+
+
+# Free text.
+
+
+def test_a_unit_before_the_next_name_does_not_hide_its_nan(tmp_path: Path) -> None:
+    lines = [f"Step {n}  {2178 + n} samples/sec   Loss {'nan' if n > 12 else loss}" for n, loss in enumerate(LOSSES)]
+    run = run_of(tmp_path, "train.log", "\n".join(lines))
+    assert np.isnan(series(run, "Loss").values).sum() == 11
+    assert run.findings[0].detection.failure.name == "nan"
+
+
+def test_settings_are_no_series(tmp_path: Path) -> None:
+    settings = "val_loss_every: 4000\nsave_every: 5000\nwarmup_loss_scale: 65536\n"
+    run = run_of(tmp_path, "train.log", settings + "".join(f"step:{n} loss:{x}\n" for n, x in enumerate(LOSSES)))
+    assert run.verdict is Verdict.HEALTHY
+    assert not [signal.name for signal in run.signals if "every" in signal.name]
+
+
+def test_words_of_the_models_own_answers_are_no_metrics(tmp_path: Path) -> None:
+    answer = "The accuracy: 3 out of 4 people agree, score: 900 points, and the total loss: 77 million.\n"
+    lines = [f"step {n} | loss {x}\n" + (answer if n % 8 == 7 else "") for n, x in enumerate(LOSSES)]
+    run = run_of(tmp_path, "train.log", "".join(lines))
+    assert run.verdict is Verdict.HEALTHY
+    assert series(run, "loss").values.tolist() == LOSSES
+
+
+def test_chatter_before_training_does_not_spoil_the_rest(tmp_path: Path) -> None:
+    chatter = "".join(f"Loading shard {n}: took {n / 7:.2f} s, total: {n * 3}\n" for n in range(40))
+    lines = [f"step {n:5d} | loss: {x:.4f} | norm: 0.5 | tok/sec: 123.4\n" for n, x in enumerate(LOSSES * 10)]
+    run = run_of(tmp_path, "train.log", chatter + "".join(lines))
+    assert len(series(run, "loss").values) == 240
+    assert run.coverage is not None
+    assert run.coverage.share > 0.9
+
+
+def test_a_score_told_in_a_sentence_is_read(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "train.log", "".join(f"Score at iteration {n} is {x}\n" for n, x in enumerate(LOSSES)))
+    (only,) = [signal for signal in run.signals if "core" in signal.name]
+    assert (only.values.tolist(), only.steps.tolist()) == (LOSSES, list(map(float, range(24))))
+
+
+def test_the_losses_of_a_cyclegan_are_losses(tmp_path: Path) -> None:
+    row = "(epoch: 1, iters: {n}00, time: 0.2, data: 0.1) D_A: 0.3 G_A: 0.5 cycle_A: {x} idt_A: 0.2 D_B: 0.3 G_B: 0.4\n"
+    run = run_of(tmp_path, "loss_log.txt", "".join(row.format(n=n + 1, x=x) for n, x in enumerate(LOSSES)))
+    assert series(run, "cycle_A").kind == "loss"
+    assert series(run, "cycle_A").values.tolist() == LOSSES
+
+
+def test_a_batch_counter_beside_the_epoch_is_the_step(tmp_path: Path) -> None:
+    lines = [f"Epoch {n // 8 + 1} [{n % 8 + 1}/8] loss: {x}\n" for n, x in enumerate(LOSSES)]
+    steps = series(run_of(tmp_path, "train.log", "".join(lines)), "loss").steps
+    assert len(set(steps.tolist())) == 24
+
+
+def test_a_log_that_resumes_at_a_later_epoch_does_not_begin_at_the_first_step(tmp_path: Path) -> None:
+    lines = [f"Epoch[{145 + n // 8}] Batch [{20 * (n % 8 + 1)}] loss={x}\n" for n, x in enumerate(LOSSES)]
+    steps = series(run_of(tmp_path, "train.log", "".join(lines)), "loss").steps
+    assert float(steps[0]) > 0.9 * float(steps[-1])
+
+
+def test_a_format_that_reads_few_of_the_training_lines_gives_way(tmp_path: Path) -> None:
+    engine = (
+        "[2025-04-09 02:39:37,607] [INFO] [logging.py:96:log_dist] [Rank 0] step=10, skipped=0, lr=[1e-05], mom=[0.9]"
+    )
+    lines = [f"Epoch 0, Loss: {x}, Positive Score: 0.1, Negative Score: 0.2\n" for x in LOSSES]
+    run = run_of(tmp_path, "output.log", engine + "\n" + "".join(lines) + engine.replace("step=10", "step=20") + "\n")
+    assert series(run, "Loss").values.tolist() == LOSSES
+
+
+# What is missing, and what only seems to be there.
+
+
+def test_a_loss_that_later_rows_of_another_kind_do_not_have_is_not_lost(tmp_path: Path) -> None:
+    training = [{"step": n, "loss": x, "lr": 0.1} for n, x in enumerate(LOSSES)]
+    inference = [{"step": 24 + n, "images_per_second": 90.0 + n} for n in range(24)]
+    rows = "".join(json.dumps(row) + "\n" for row in (*training, *inference))
+    assert run_of(tmp_path, "log.jsonl", rows).findings == ()
+
+
+@pytest.mark.parametrize("points", [3, 4, 5])
+def test_a_handful_of_falling_points_is_not_enough_for_healthy(tmp_path: Path, points: int) -> None:
+    run = run_of(tmp_path, "log.csv", "epoch,loss\n" + "".join(f"{n},{2.0 - n / 10}\n" for n in range(points)))
+    assert (run.verdict, run.reason and run.reason.code) == (Verdict.UNKNOWN, ReasonCode.TOO_FEW_POINTS)
+
+
+def test_what_logging_prints_of_a_message_it_cannot_format_is_no_crash(tmp_path: Path) -> None:
+    error = (
+        "--- Logging error ---\nTraceback (most recent call last):\n"
+        '  File "/usr/lib/python3.11/logging/__init__.py", line 1110, in emit\n    msg = self.format(record)\n'
+        "TypeError: not all arguments converted during string formatting\nCall stack:\n"
+        "  File \"test.py\", line 110, in <module>\nMessage: 'be quick'\nArguments: (<class 'UserWarning'>,)\n"
+    )
+    lines = "".join(f"step: {n} loss: {x}\n" for n, x in enumerate(LOSSES))
+    assert run_of(tmp_path, "train.log", lines + error).verdict is Verdict.HEALTHY
+    assert run_of(tmp_path, "died.log", lines + error + error.split("\n", 1)[1]).verdict is Verdict.UNHEALTHY
