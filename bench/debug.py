@@ -163,6 +163,58 @@ def peak_growth(small: Path, large: Path) -> float:
     return float(after - before)
 
 
+TEXT_LINE = "step %7d | loss: %.6f | grad_norm: %.4f | lr: %.3e | tok/s: %9.1f | dt: %6.2f ms\n"
+_READ_TEXT = """
+import json, re, sys, time
+from pathlib import Path
+from holdfast.debug import MLSystemsDebugger
+told = []
+debugger = MLSystemsDebugger(plugins=False)
+wall, work = time.perf_counter(), time.process_time()
+(log,) = debugger.read(sys.argv[1], progress=told.append)
+read = time.process_time() - work
+verdict = debugger.diagnose(log).verdict.value
+status = Path("/proc/self/status").read_text()
+print(json.dumps({
+    "points": len(log.signals[0].values), "verdict": verdict, "bytes_told": sum(told), "times_told": len(told),
+    "wall": time.perf_counter() - wall, "read": read, "work": time.process_time() - work,
+    "peak": int(re.search(r"VmHWM:\\s+(\\d+)", status)[1]) * 1024,
+}))
+"""
+
+
+def plain_text(megabytes: int) -> dict[str, float]:
+    """A long log of plain text lines: how fast it is read and judged, the memory it takes, the progress it tells."""
+    generator = np.random.default_rng(0)
+    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as name:
+        path, step, written = Path(name) / "train.log", 0, 0
+        with path.open("w") as stream:
+            while written < megabytes * 1_000_000:
+                noise = generator.standard_normal((20_000, 2))
+                lines = [
+                    TEXT_LINE % (step + n, 2.0 + 8.0 / (1 + (step + n) / 1e4) + 0.05 * a, 1 + 0.1 * b, 3e-4, 1e5, 12.5)
+                    for n, (a, b) in enumerate(noise.tolist())
+                ]
+                written += stream.write("".join(lines))
+                step += len(lines)
+        command = [sys.executable, "-c", _READ_TEXT, str(path)]
+        done = subprocess.run(command, capture_output=True, text=True, check=True, timeout=800)
+        size = path.stat().st_size
+    found = json.loads(done.stdout)
+    assert found["verdict"] == "healthy"
+    assert found["points"] == step, "every line is read"
+    assert found["bytes_told"] == size, "the progress bar reaches the end"
+    return {
+        "text_megabytes": size / 1e6,
+        "text_steps": float(step),
+        "text_megabytes_per_second": size / 1e6 / found["wall"],
+        "text_megabytes_per_cpu_second": size / 1e6 / found["work"],
+        "text_read_megabytes_per_cpu_second": size / 1e6 / found["read"],
+        "text_peak_megabytes": found["peak"] / 1e6,
+        "text_progress_steps": float(found["times_told"]),
+    }
+
+
 def watching(folder: Path, signals: list[Signal]) -> dict[str, float]:
     """What a look at a growing log costs after a long run: seconds of CPU, and bytes read of those that were new."""
     rows = 30_000
@@ -265,6 +317,7 @@ def main() -> None:
         held = float(sum(signal.values.nbytes for signal in part))
         figures[f"peak_bytes_per_input_byte_{size}_steps"] = peak_bytes(lambda part=part: detect(part)) / held  # type: ignore[misc]
     figures |= from_files(signals, steps, rounds)
+    figures |= plain_text(20 if options.quick else 500)
     costs = [online_seconds(2_000 if options.quick else 20_000) for _ in range(rounds)]
     figures["online_microseconds_per_step"] = 1e6 * sorted(wall for wall, _ in costs)[len(costs) // 2]
     figures["online_cpu_microseconds_per_step"] = 1e6 * sorted(work for _, work in costs)[len(costs) // 2]

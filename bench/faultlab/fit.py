@@ -28,8 +28,8 @@ __all__ = ["TUNING", "fit", "tuning_folders"]
 
 SHIPPED = Path("src/holdfast/debug/attribution")
 TUNING = {0: 220, 1: 120, 4: 220}
-"""Draws whose tuning halves are read, and their runs: ``--draw 0``, ``--draw 1 --half tune --limit 60``, ``--draw 4 --half
-tune``. Their reporting halves are never looked at, but for the published one's."""
+"""Draws whose tuning halves are read, and their runs: ``--draw 0``, ``--draw 1 --half tune --limit 60``, and ``--draw 4
+--half tune``. Their reporting halves are never looked at, but for the published one's."""
 
 
 def tuning_folders() -> list[Path]:

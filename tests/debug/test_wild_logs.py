@@ -41,10 +41,7 @@ def _report(path: Path) -> DebugReport | None:
 # Judged again from the raw lines, with the reason.
 ARGUED = {
     "120L010916+epilepsy/wandb_run-20250601_000146-z84gkg4p_files/output.log": "ends in a traceback: TypeError",
-    "BZX667+Hyper_CDR/root/training.log": "24 runs; in the sixth trans_loss_tgt rises from 0.09 to 717 and stays",
 }
-# Alarms that are known to be false; the test fails as soon as one is no longer raised, so that it leaves this list.
-OPEN = {"BingzheWu+ssd-sign/root/train.log": "the accuracy of the batches of one epoch, 1.0, is taken for the level"}
 
 
 def test_every_failure_is_found(wild: Path, reports: dict[str, DebugReport | None]) -> None:
@@ -60,8 +57,7 @@ def test_every_healthy_log_is_read_and_none_raises_an_alarm(wild: Path, reports:
         report = reports[name]
         if label in ("healthy", "readable") and name not in ARGUED:
             assert report is not None, name
-            raised = report.verdict is Verdict.UNHEALTHY
-            assert raised == (name in OPEN), (name, [run.findings for run in report.runs])
+            assert report.verdict is not Verdict.UNHEALTHY, (name, [run.findings for run in report.runs])
             assert all(run.coverage is None or run.coverage.share > 0.9 for run in report.runs), name
 
 

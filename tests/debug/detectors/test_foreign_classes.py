@@ -28,7 +28,7 @@ def noisy(values: np.ndarray, share: float = 0.02, seed: int = 3) -> np.ndarray:
 @pytest.mark.parametrize(("weight", "alarms"), [(0.0, 0), (1.0, 1)])
 def test_a_part_beyond_the_total_is_logged_and_not_minimised(weight: float, alarms: int) -> None:
     origin, cluster = falling_loss(80, start=95, end=37, noise=0.1), falling_loss(80, start=18, end=2, noise=0.01)
-    side = np.concatenate((np.geomspace(200, 0.1, 30), np.geomspace(0.1, 700, 50)))
+    side = np.concatenate((np.geomspace(200, 0.1, 30), np.geomspace(0.1, 700, 15), np.full(35, 700.0)))
     total = origin + cluster + np.where(side < origin, side, weight * side)
     named = {"avg_loss_tgt": total, "origin_loss_tgt": origin, "cluster_loss_tgt": cluster, "trans_loss_tgt": side}
     signals = [signal(name, values, kind="loss") for name, values in named.items()]

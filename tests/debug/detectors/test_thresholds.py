@@ -10,15 +10,29 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 from tests.debug.detectors.series import falling_loss, signal
 
 from holdfast.debug import MLSystemsDebugger
-from holdfast.debug.attribution.observations import Observer
+from holdfast.debug.attribution import AttributionEngine
+from holdfast.debug.attribution.engine import AttributionRule
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors import default_detectors, detector_types, known_failures, thresholds_of
 from holdfast.debug.detectors import steps as steps_package
-from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Evidence, Failure, Severity, Signal
+from holdfast.debug.tuning import Tuning
+from holdfast.debug.types import (
+    Detection,
+    DetectionContext,
+    DetectionResult,
+    Evidence,
+    Failure,
+    Severity,
+    Signal,
+    Verdict,
+)
+from holdfast.debug.verdict import VerdictRule
+from holdfast.errors import ConfigError
 
 EVERY = default_detectors()
 # Halves, thirds, quarters and fifths of a series, percent, and what arithmetic needs; everything else is a threshold.
@@ -43,7 +57,7 @@ def documented_fields(kind: type) -> set[str]:
     return documented
 
 
-@pytest.mark.parametrize("owner", [*EVERY, Observer()], ids=lambda owner: type(owner).__name__)
+@pytest.mark.parametrize("owner", [*EVERY, AttributionRule(), VerdictRule()], ids=lambda owner: type(owner).__name__)
 def test_every_threshold_says_what_it_is(owner: Any) -> None:
     for rule in rules_of(owner):
         undocumented = {field.name for field in fields(rule) if not is_dataclass(getattr(rule, field.name))}
@@ -118,3 +132,39 @@ def test_a_detector_of_the_users_own_names_its_own_failure_in_every_report() -> 
     report = debugger.debug([signal("loss", falling_loss(200))])
     for form in ("text", "json", "markdown", "html", "junit"):
         assert "oredom" in Reporter().render(report, form) or "Nothing happens" in Reporter().render(report, form)
+
+
+TUNING = Tuning()
+
+
+@pytest.mark.parametrize("name", TUNING.rules)
+def test_every_threshold_of_everything_that_decides_can_be_changed_by_name(name: str) -> None:
+    for option, value in thresholds_of(TUNING.rules[name]).items():
+        changed = Tuning.of({name: {option: value * 2 + 1}})
+        assert changed.thresholds()[name][option] == value * 2 + 1
+        rest = {key: number for key, number in changed.thresholds()[name].items() if key != option}
+        assert rest == {key: number for key, number in TUNING.thresholds()[name].items() if key != option}
+
+
+def test_thresholds_of_attribution_decide_which_cause_comes_first() -> None:
+    loss = np.concatenate((falling_loss(150), 8.0 + 0.05 * np.random.default_rng(0).standard_normal(150)))
+    signals = [signal("loss", loss), signal("lr", np.full(300, 0.02))]
+    usual = MLSystemsDebugger(plugins=False).debug(signals)
+    large = MLSystemsDebugger(plugins=False, thresholds={"attribution": {"observer.rate.large": -4.0}}).debug(signals)
+    rates = [
+        next(cause.confidence for cause in report.runs[0].findings[0].causes if cause.cause == "learning_rate_too_high")
+        for report in (usual, large)
+    ]
+    assert rates[1] > rates[0]
+
+
+def test_thresholds_of_the_verdict_decide_what_healthy_takes() -> None:
+    rows = [{"step": n, "loss": 3.0 / (n + 1)} for n in range(12)]
+    assert MLSystemsDebugger(plugins=False).debug(rows).verdict is Verdict.HEALTHY
+    strict = MLSystemsDebugger(plugins=False, thresholds={"verdict": {"minimum_points_improving": 20}})
+    assert strict.debug(rows).verdict is Verdict.UNKNOWN
+
+
+def test_an_engine_of_ones_own_takes_no_thresholds_of_attribution() -> None:
+    with pytest.raises(ConfigError, match="its own thresholds"):
+        MLSystemsDebugger(attribution=AttributionEngine(), thresholds={"attribution": {"related": 0.1}}, plugins=False)

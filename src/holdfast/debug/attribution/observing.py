@@ -54,7 +54,8 @@ def finite(values: Array) -> Array:
 def middle(values: Array) -> float:
     """The median of the finite values, 0 where there is none."""
     numbers = finite(values)
-    return float(np.median(numbers)) if len(numbers) else 0.0
+    # Halved: the mean of the two in the middle must not overflow.
+    return 2.0 * float(np.median(numbers / 2.0)) if len(numbers) else 0.0
 
 
 def steps_of(losses: Sequence[Signal]) -> Array:
