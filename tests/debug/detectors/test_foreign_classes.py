@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from tests.debug.detectors.series import falling_loss, found_by, signal
@@ -16,6 +18,7 @@ from holdfast.debug.detectors import (
 )
 from holdfast.debug.detectors.steps.onset import onset_of
 from holdfast.debug.detectors.steps.select import rises, sum_of_parts, training_losses
+from holdfast.debug.types import Signal
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 RNG = np.random.default_rng(7)
@@ -23,6 +26,10 @@ RNG = np.random.default_rng(7)
 
 def noisy(values: np.ndarray, share: float = 0.02, seed: int = 3) -> np.ndarray:
     return np.asarray(values * (1 + share * np.random.default_rng(seed).standard_normal(len(values))))
+
+
+def accuracy(name: str, values: np.ndarray) -> Signal:
+    return signal(name, values, kind="metric", metadata={"higher_is_better": True})
 
 
 @pytest.mark.parametrize(("weight", "alarms"), [(0.0, 0), (1.0, 1)])
@@ -39,17 +46,16 @@ def test_a_part_beyond_the_total_is_logged_and_not_minimised(weight: float, alar
 def test_a_metric_of_an_excerpt_gave_nothing_away_that_is_known() -> None:
     values = np.concatenate((np.linspace(0.77, 1.0, 15), np.full(15, 1.0), np.full(90, 0.84)))
     values = values + 0.003 * RNG.standard_normal(len(values))
-    metric = {"kind": "metric", "metadata": {"higher_is_better": True}}
-    whole = signal("Train-Acc", values, **metric)
-    excerpt = signal("Train-Acc", values, steps=np.arange(len(values)) + 50_000.0, **metric)
+    whole = accuracy("Train-Acc", values)
+    excerpt = replace(whole, steps=whole.steps + 50_000.0)
     assert len(found_by(DivergentTrainingDetector(), whole)) == 1
     assert found_by(DivergentTrainingDetector(), excerpt) == ()
 
 
-@pytest.mark.parametrize(("accuracy", "alarms"), [(0.94, 0), (0.60, 1)])
-def test_a_held_out_loss_that_rises_while_the_metric_improves_is_no_overfitting(accuracy: float, alarms: int) -> None:
-    held_out = np.concatenate((np.linspace(0.5, 0.23, 6), np.linspace(0.25, 0.40, 12)))
-    scores = np.concatenate((np.linspace(0.60, 0.85, 6), np.linspace(0.86, accuracy, 12)))
+@pytest.mark.parametrize(("ends_at", "alarms"), [(0.94, 0), (0.60, 1)])
+def test_a_held_out_loss_that_rises_while_the_metric_improves_is_no_overfitting(ends_at: float, alarms: int) -> None:
+    held_out = np.concatenate((np.linspace(0.5, 0.23, 6), np.linspace(0.25, 0.32, 12)))
+    scores = np.concatenate((np.linspace(0.60, 0.85, 6), np.linspace(0.86, ends_at, 12)))
     signals = [
         signal("loss", falling_loss(180, start=0.6, end=0.02, noise=0.002)),
         signal("eval_loss", held_out, steps=np.arange(18) * 10.0),
@@ -95,14 +101,10 @@ def test_a_bar_that_is_drawn_twice_per_batch_repeats_no_order() -> None:
 
 def test_a_fall_to_guessing_that_stays_there_is_a_plateau() -> None:
     loss = np.concatenate((np.linspace(4.7, 2.1, 6), 2.08 + 0.01 * RNG.standard_normal(24)))
-    chance = {"kind": "metric", "metadata": {"higher_is_better": True}}
-    stuck = signal("val_acc", 0.125 + 0.03 * RNG.standard_normal(30), **chance)
+    stuck = accuracy("val_acc", 0.125 + 0.03 * RNG.standard_normal(30))
     (found,) = found_by(LossPlateauDetector(), signal("loss", loss), stuck)
     assert "8 classes" in found.evidence[0].claim
-    assert (
-        found_by(LossPlateauDetector(), signal("loss", loss), signal("acc", np.linspace(0.05, 0.25, 30), **chance))
-        == ()
-    )
+    assert found_by(LossPlateauDetector(), signal("loss", loss), accuracy("acc", np.linspace(0.05, 0.25, 30))) == ()
 
 
 def test_a_long_run_that_learnt_within_its_first_moments_is_no_plateau() -> None:

@@ -42,7 +42,7 @@ class OverfittingDetector(BaseDetector):
     """… to this share after it."""
     still_better: float = 0.1
     """A held-out metric that gained this share of its range after the turn, and ends within it of its best, says that
-    the model goes on getting better: it only grows too sure."""
+    the model goes on getting better: it only grows too sure. A loss that rises by ``critical_rise`` is believed."""
 
     @property
     def name(self) -> str:
@@ -59,8 +59,14 @@ class OverfittingDetector(BaseDetector):
         held_out = sum_of_parts(evaluation_losses(signals))
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
         metrics = [signal for signal in of_kind(signals, "metric") if "train" not in signal.name.lower()]
-        found = [seen for seen in found if not any(self._goes_on(metric, seen) for metric in metrics)]
+        found = [seen for seen in found if not self._only_too_sure(metrics, seen)]
         return DetectionResult(self.name, tuple(found[:1]))
+
+    def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
+        """Whether the held-out loss rises moderately while a held-out metric goes on improving."""
+        if seen.severity is Severity.CRITICAL:
+            return False
+        return any(self._goes_on(metric, seen) for metric in metrics)
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
         """Whether a held-out metric went on getting better after the held-out loss turned."""
