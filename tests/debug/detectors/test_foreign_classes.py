@@ -43,6 +43,12 @@ def test_a_part_beyond_the_total_is_logged_and_not_minimised(weight: float, alar
     assert [one.name for one in training_losses(signals)] == ["avg_loss_tgt"]
 
 
+@pytest.mark.parametrize("count", [1, 5, 8, 9])
+def test_losses_in_parts_of_any_length_have_a_total_or_none(count: int) -> None:
+    parts = [signal(f"train/{name}_loss", np.linspace(2, 1, count), kind="loss") for name in ("box", "obj", "cls")]
+    assert len(training_losses(parts)) == 3
+
+
 def test_a_metric_of_an_excerpt_gave_nothing_away_that_is_known() -> None:
     values = np.concatenate((np.linspace(0.77, 1.0, 15), np.full(15, 1.0), np.full(90, 0.84)))
     values = values + 0.003 * RNG.standard_normal(len(values))

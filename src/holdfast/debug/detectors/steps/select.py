@@ -149,7 +149,7 @@ def _beside(candidate: Signal, parts: Sequence[Signal]) -> tuple[NDArray[np.floa
     shared = candidate.steps
     for part in beside:
         shared = np.intersect1d(shared, part.steps)
-    if len(shared) < MINIMUM_SHARED:
+    if len(shared) < MINIMUM_SHARED or candidate not in beside:
         return np.zeros(0), []
     at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
     return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
