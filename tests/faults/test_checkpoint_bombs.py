@@ -79,13 +79,9 @@ def _refused(data: bytes) -> bool:
     return False
 
 
-@pytest.mark.parametrize("kind", [kind for kind in BOMBS if kind != "a memo index of two billion"])
+@pytest.mark.parametrize("kind", BOMBS)
 def test_a_bomb_in_an_object_is_refused(kind: str) -> None:
     assert _refused(BOMBS[kind])
-
-
-def test_a_large_memo_index_costs_no_memory() -> None:
-    assert build_object(read_pickle(BOMBS["a memo index of two billion"]), lambda _: None) is None
 
 
 def test_a_bomb_inside_real_metadata_neither_hangs_nor_ends_the_process(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ and the number of containers is bounded.
 from __future__ import annotations
 
 import pickle
+import re
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable, Sequence
@@ -120,10 +121,48 @@ def read_pickle(data: bytes) -> Any:
 _UNHASHABLE = frozenset({list, dict, set, bytearray})
 _BINFLOAT = struct.Struct(">d")
 _BININT = struct.Struct("<i")
-_MEMOIZE, _NEWOBJ, _TUPLE1, _TUPLE2 = (op[0] for op in (pickle.MEMOIZE, pickle.NEWOBJ, pickle.TUPLE1, pickle.TUPLE2))
+_MEMOIZE, _NEWOBJ, _TUPLE1 = pickle.MEMOIZE[0], pickle.NEWOBJ[0], pickle.TUPLE1[0]
 _SHORT_BINUNICODE, _LONG_BINGET, _BINGET = pickle.SHORT_BINUNICODE[0], pickle.LONG_BINGET[0], pickle.BINGET[0]
 _BININT1, _BININT2, _MARK = pickle.BININT1[0], pickle.BININT2[0], pickle.MARK[0]
-_REDUCE, _EMPTY_TUPLE, _BINPUT = pickle.REDUCE[0], pickle.EMPTY_TUPLE[0], pickle.BINPUT[0]
+_REDUCE, _EMPTY_TUPLE = pickle.REDUCE[0], pickle.EMPTY_TUPLE[0]
+_SETITEMS, _BUILD = pickle.SETITEMS[0], pickle.BUILD[0]
+# Metadata is mostly made of one run of opcodes, which is done in one step: a new instance whose state is a dict of few
+# simple values: what the memo holds, integers, None, and calls with a tuple of one to three integers (``torch.Size``).
+_NEW = pickle.EMPTY_TUPLE + pickle.NEWOBJ + pickle.MEMOIZE + pickle.EMPTY_DICT + pickle.MEMOIZE + pickle.MARK
+_GET, _INTEGER = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
+_CALL = (
+    _GET + _INTEGER + rb"{1,3}[\x85-\x87]\x94\x85\x94R\x94"
+)  # TUPLE1 to 3, MEMOIZE, TUPLE1, MEMOIZE, REDUCE, MEMOIZE
+_SIMPLE = b"|".join((_CALL, _GET, _INTEGER, rb"\x8a\x05.....", pickle.NONE))
+_INSTANCE = re.compile(re.escape(_NEW) + rb"((?:" + _SIMPLE + rb"){1,8})ub", re.DOTALL)  # SETITEMS, BUILD
+_VALUES = re.compile(_SIMPLE, re.DOTALL)
+_MIN_CALL_BYTES = 10
+
+
+class _SimpleValues(dict[bytes, Any]):
+    """What simple values stand for; a place of the memo is written once, so this never changes."""
+
+    def __init__(self, memo: list[Any]) -> None:
+        super().__init__({pickle.NONE: None})
+        self._memo = memo
+
+    def __missing__(self, code: bytes) -> Any:
+        self[code] = value = self._call(code) if len(code) >= _MIN_CALL_BYTES else self._value(code)
+        return value
+
+    def _value(self, code: bytes) -> Any:
+        if code[0] in (_BINGET, _LONG_BINGET):
+            return self._memo[int.from_bytes(code[1:], "little")]
+        content = code[2:] if code[0] == pickle.LONG1[0] else code[1:]
+        return int.from_bytes(content, "little", signed=code[0] in (pickle.LONG1[0], pickle.BININT[0]))
+
+    def _call(self, code: bytes) -> tuple[Any, ...]:
+        """The integers, the arguments and the call: what goes into the memo."""
+        function, *numbers = (self._value(part) for part in _VALUES.findall(code[:-6]))
+        if len(numbers) != code[-6] - _TUPLE1 + 1:
+            raise DamagedPickleError("a call with other arguments than were made for it")
+        integers = tuple(numbers)
+        return integers, (integers,), Inert(function, (integers,), made=False)
 
 
 class _Machine:
@@ -134,7 +173,7 @@ class _Machine:
         self.position = 0
         self.stack: list[Any] = []
         self.marks: list[list[Any]] = []
-        self.memo: dict[int, Any] = {}
+        self.memo: list[Any] = []
         self.containers = 0
         self.scarce = 0
         self.protocol = 0
@@ -146,67 +185,77 @@ class _Machine:
         The frequent opcodes are inline, the others in a table: the metadata of 2,000 tensors on 64 ranks has nine
         million opcodes, and all ranks wait for this loop.
         """
-        data, memo, handlers, stack = self.data, self.memo, _HANDLERS, self.stack
+        data, memo, marks, handlers, stack = self.data, self.memo, self.marks, _HANDLERS, self.stack
         size = len(data)
-        from_bytes = int.from_bytes
+        from_bytes, instance, find_values = int.from_bytes, _INSTANCE.match, _VALUES.findall
+        simple = _SimpleValues(memo)
         position = containers = 0
         while position < size:
             opcode = data[position]
             position += 1
-            if opcode >= 0x80:
-                if opcode == _MEMOIZE:
-                    memo[len(memo)] = stack[-1]
-                    continue
-                if opcode == _NEWOBJ:
-                    arguments = stack.pop()
-                    stack[-1] = Inert(stack[-1], arguments, made=True)
-                    containers += 1
-                    continue
-                if opcode == _TUPLE1:
-                    stack[-1] = (stack[-1],)
-                    containers += 1
-                    continue
-                if opcode == _TUPLE2:
-                    second = stack.pop()
-                    stack[-1] = (stack[-1], second)
-                    containers += 1
-                    continue
-                if opcode == _SHORT_BINUNICODE:
-                    end = position + 1 + data[position]
-                    stack.append(data[position + 1 : end].decode("utf-8", "surrogatepass"))
-                    position = end
-                    continue
-            elif opcode == _LONG_BINGET:
-                stack.append(memo[from_bytes(data[position : position + 4], "little")])
-                position += 4
+            if opcode in (_LONG_BINGET, _BINGET):
+                if opcode == _BINGET:
+                    value = memo[data[position]]
+                    position += 1
+                else:
+                    value = memo[from_bytes(data[position : position + 4], "little")]
+                    position += 4
+                stack.append(value)
+                match = instance(data, position) if type(value) is Name else None
+                if match is not None:
+                    stack[-1] = made = Inert(value, (), made=True)
+                    memo += (made, state := {})
+                    content = []
+                    for code in find_values(match[1]):
+                        value = simple[code]
+                        if len(code) >= _MIN_CALL_BYTES:
+                            memo += value
+                            value = value[-1]
+                        content.append(value)
+                    self.set_items(state, content)
+                    made.state = state
+                    position = match.end()
+                    containers += len(content)
                 continue
-            elif opcode == _BINGET:
-                stack.append(memo[data[position]])
-                position += 1
+            if opcode == _MEMOIZE:
+                memo.append(stack[-1])
                 continue
-            elif opcode == _BININT1:
+            if opcode == _SHORT_BINUNICODE:
+                end = position + 1 + data[position]
+                stack.append(data[position + 1 : end].decode("utf-8", "surrogatepass"))
+                position = end
+                continue
+            if opcode == _BUILD:
+                state = stack.pop()
+                target = stack[-1]
+                if type(target) is not Inert or target.state is not None:
+                    raise DamagedPickleError(f"state set on a {type(target).__name__}, or twice")
+                target.state = state
+                continue
+            if opcode == _SETITEMS:
+                content = stack
+                stack = self.stack = marks.pop()
+                self.set_items(stack[-1], content)
+                continue
+            if opcode == _BININT1:
                 stack.append(data[position])
                 position += 1
                 continue
-            elif opcode == _BININT2:
+            if opcode == _BININT2:
                 stack.append(data[position] | data[position + 1] << 8)
                 position += 2
                 continue
-            elif opcode == _MARK:
-                self.marks.append(stack)
-                stack = self.stack = []
-                continue
-            elif opcode == _REDUCE:
+            if opcode in (_NEWOBJ, _REDUCE):
                 arguments = stack.pop()
-                stack[-1] = Inert(stack[-1], arguments, made=False)
+                stack[-1] = Inert(stack[-1], arguments, made=opcode == _NEWOBJ)
                 containers += 1
                 continue
-            elif opcode == _EMPTY_TUPLE:
+            if opcode == _EMPTY_TUPLE:
                 stack.append(())
                 continue
-            elif opcode == _BINPUT:
-                memo[data[position]] = stack[-1]
-                position += 1
+            if opcode == _MARK:
+                marks.append(stack)
+                stack = self.stack = []
                 continue
             handler = handlers.get(opcode)
             if handler is None:
@@ -266,13 +315,14 @@ class _Machine:
         if self.scarce > MAX_CHOSEN_HASHES:
             raise DamagedPickleError(f"it holds more than {MAX_CHOSEN_HASHES} keys or integers of chosen hash")
 
-    def set_items(self, target: Any, pairs: list[tuple[Any, Any]]) -> None:
-        """What SETITEM does."""
+    def set_items(self, target: Any, content: list[Any]) -> None:
+        """What SETITEMS does; keys and values follow each other."""
+        pairs = zip(content[::2], content[1::2], strict=True)
         if type(target) is dict:
             for key, value in pairs:
                 target[key if type(key) is str else self.key(key)] = value
         elif type(target) is Inert:
-            target.set(pairs)
+            target.set(list(pairs))
         else:
             raise DamagedPickleError(f"items set on a {type(target).__name__}")
 
@@ -314,8 +364,19 @@ def _push_long(width: int) -> Callable[[_Machine], None]:
     return push
 
 
-def _memo_put(machine: _Machine) -> None:
-    machine.memo[machine.number(4)] = machine.stack[-1]
+def _put(width: int) -> Callable[[_Machine], None]:
+    def put(machine: _Machine) -> None:
+        place = machine.number(width)
+        if place != len(machine.memo):  # no pickler leaves any out, or uses one twice
+            raise DamagedPickleError(f"place {place} of the memo where {len(machine.memo)} is next")
+        machine.memo.append(machine.stack[-1])
+
+    return put
+
+
+def _tuple2(machine: _Machine) -> None:
+    second, first = machine.stack.pop(), machine.stack.pop()
+    machine.push((first, second))
 
 
 def _tuple3(machine: _Machine) -> None:
@@ -323,26 +384,15 @@ def _tuple3(machine: _Machine) -> None:
     machine.push((first, second, third))
 
 
-def _pairs(values: list[Any]) -> list[tuple[Any, Any]]:
-    if len(values) % 2:
-        raise DamagedPickleError("a key without a value")
-    return list(zip(values[::2], values[1::2], strict=True))
-
-
 def _dict(machine: _Machine) -> None:
     content: dict[Any, Any] = {}
-    machine.set_items(content, _pairs(machine.since_mark()))
+    machine.set_items(content, machine.since_mark())
     machine.push(content)
 
 
 def _set_item(machine: _Machine) -> None:
     value, key = machine.stack.pop(), machine.stack.pop()
-    machine.set_items(machine.stack[-1], [(key, value)])
-
-
-def _set_items(machine: _Machine) -> None:
-    pairs = _pairs(machine.since_mark())
-    machine.set_items(machine.stack[-1], pairs)
+    machine.set_items(machine.stack[-1], [key, value])
 
 
 def _append(machine: _Machine) -> None:
@@ -391,14 +441,6 @@ def _make_with_keywords(machine: _Machine) -> None:
     machine.push(Inert(function, arguments, made=True))
 
 
-def _build(machine: _Machine) -> None:
-    state = machine.stack.pop()
-    target = machine.stack[-1]
-    if type(target) is not Inert or target.state is not None:
-        raise DamagedPickleError(f"state set on a {type(target).__name__}, or twice")
-    target.state = state
-
-
 _HANDLERS: dict[int, Callable[[_Machine], None]] = {
     opcode[0]: handler
     for opcode, handler in (
@@ -420,9 +462,12 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
         (pickle.BINBYTES, _push_bytes(4)),
         (pickle.BINBYTES8, _push_bytes(8)),
         (pickle.BYTEARRAY8, lambda machine: machine.stack.append(bytearray(machine.take(machine.number(8))))),
-        (pickle.LONG_BINPUT, _memo_put),
+        (pickle.BINPUT, _put(1)),
+        (pickle.LONG_BINPUT, _put(4)),
         (pickle.POP, lambda machine: machine.stack.pop() and None),
         (pickle.POP_MARK, lambda machine: machine.since_mark() and None),
+        (pickle.TUPLE1, lambda machine: machine.push((machine.stack.pop(),))),
+        (pickle.TUPLE2, _tuple2),
         (pickle.TUPLE3, _tuple3),
         (pickle.TUPLE, lambda machine: machine.push(tuple(machine.since_mark()))),
         (pickle.EMPTY_LIST, lambda machine: machine.push([])),
@@ -432,14 +477,12 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
         (pickle.EMPTY_DICT, lambda machine: machine.push({})),
         (pickle.DICT, _dict),
         (pickle.SETITEM, _set_item),
-        (pickle.SETITEMS, _set_items),
         (pickle.EMPTY_SET, lambda machine: machine.push(set())),
         (pickle.ADDITEMS, _add_items),
         (pickle.FROZENSET, lambda machine: machine.push(frozenset(map(machine.key, machine.since_mark())))),
         (pickle.GLOBAL, _global),
         (pickle.STACK_GLOBAL, _stack_global),
         (pickle.NEWOBJ_EX, _make_with_keywords),
-        (pickle.BUILD, _build),
         (pickle.BINPERSID, lambda machine: machine.push(Persistent(machine.stack.pop()))),
     )
 }

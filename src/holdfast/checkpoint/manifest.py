@@ -15,7 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -67,28 +67,29 @@ class Manifest:
         step: after how many steps it was saved.
         run_id: the run it belongs to, or ``None``.
         metadata: the digest of ``.metadata``.
-        records: every stored item.
+        records: a :class:`ManifestRecord`, or such a list, for every stored item. Not checked when it is read, which
+            would take longer than all else: :func:`bind` compares each with the metadata.
         digest: of all the above.
     """
 
     step: Count
     run_id: str | None
     metadata: str
-    records: list[ManifestRecord]
+    records: Any
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        """The manifest with its digest."""
-        return Manifest(
-            step=self.step, run_id=self.run_id, metadata=self.metadata, records=self.records, digest=self._sum()
-        )
+        """The manifest with its records in order, and with its digest."""
+        records = sorted(map(list, self.records), key=repr)
+        return replace(self, records=records, digest=self._sum(records))
 
     def is_intact(self) -> bool:
         """Whether the digest is that of the content."""
-        return self.digest == self._sum()
+        # The first releases sealed the records in order, and wrote them in another.
+        return self.digest == self._sum(self.records) or self.digest == self._sum(sorted(self.records, key=repr))
 
-    def _sum(self) -> str:
-        content = [self.step, self.run_id, self.metadata, sorted(map(list, self.records), key=repr)]
+    def _sum(self, records: list[Any]) -> str:
+        content = [self.step, self.run_id, self.metadata, records]
         return digest_of(json.dumps(content, separators=(",", ":")).encode())
 
     def to_bytes(self) -> bytes:
@@ -150,8 +151,8 @@ class Bound(NamedTuple):
             )
 
 
-BoundItems = dict[tuple[str, tuple[int, ...]], Bound]
-"""What each stored item must be, by the tensor's name and where the part starts."""
+BoundItems = dict[tuple[str, tuple[int, ...]], list[Any]]
+"""The record of each stored item, by the tensor's name and where the part starts."""
 
 
 def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = False) -> Manifest | None:
@@ -175,7 +176,7 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
     except (ValueError, RecursionError) as error:
         raise UnusableCheckpointError(f"the manifest is damaged: {error}", file=MANIFEST, hint=_HINT) from error
     manifest = _FORMAT.from_json(value)
-    if not manifest.is_intact():
+    if type(manifest.records) is not list or not manifest.is_intact():
         raise UnusableCheckpointError("the manifest differs from its digest", file=MANIFEST, hint=_HINT)
     return manifest
 
@@ -193,16 +194,16 @@ def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
     """
     if digest_of(content) != manifest.metadata:
         raise UnusableCheckpointError("the metadata differs from its digest in the manifest", file=MANIFEST, hint=_HINT)
-    bound: BoundItems = {}
-    places = {}
-    for record in manifest.records:
-        key = (record.tensor, tuple(record.part))
-        bound[key] = Bound(record.whole, record.digest)
-        places[key] = (record.file, record.offset, record.length)
-    stored = {
-        (index.fqn, tuple(index.offset or ())): (info.relative_path, info.offset, info.length)
-        for index, info in metadata.storage_data.items()
-    }
-    if places != stored or len(bound) != len(manifest.records):
+    records, stored = manifest.records, metadata.storage_data
+    try:
+        bound = {(record[0], tuple(record[1])): record for record in records}
+        same = len(bound) == len(records) == len(stored) and all(
+            len(record := bound[index.fqn, index.offset or ()]) == len(ManifestRecord._fields)
+            and record[2:5] == [info.relative_path, info.offset, info.length]
+            for index, info in stored.items()
+        )
+    except (LookupError, TypeError):
+        same = False
+    if not same:
         raise UnusableCheckpointError("the manifest lists other items than the metadata", file=MANIFEST, hint=_HINT)
     return bound

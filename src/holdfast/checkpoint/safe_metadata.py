@@ -9,7 +9,7 @@ place, and no two places share a byte.
 from __future__ import annotations
 
 import pickle
-from collections.abc import Callable
+from collections.abc import Iterable
 from pathlib import PurePosixPath
 from typing import Any
 
@@ -36,9 +36,11 @@ _HINT_UNSAFE = "do not load this checkpoint unless you made it yourself; if so, 
 _HINT_DAMAGED = "restore the file from a copy, or load an older checkpoint"
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor; torch's own limit."""
+MAX_NUMBER = 1 << 62
+"""Above every size, offset and length."""
 
 _DCP = "torch.distributed.checkpoint"
-_PROPERTIES = ("torch.distributed._shard.sharded_tensor.metadata", f"{_DCP}.metadata")
+_OLD = "torch.distributed._shard.sharded_tensor.metadata"
 _FIELDS = ("state_dict_metadata", "planner_data", "storage_data", "storage_meta", "version")
 
 
@@ -72,6 +74,8 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         ) from None
     except (MemoryError, KeyboardInterrupt, UnusableCheckpointError):
         raise
+    except KeyError as error:
+        raise UnusableCheckpointError(f"the metadata lacks {error}", file=file, hint=_HINT_DAMAGED) from error
     except Exception as error:  # a damaged pickle raises anything at all
         raise UnusableCheckpointError(f"the metadata is damaged: {error}", file=file, hint=_HINT_DAMAGED) from error
     return metadata
@@ -84,22 +88,21 @@ def _metadata(tree: Any) -> Metadata:
     if type(tree) is not Inert or not tree.made or type(tree.state) is not dict or tree.arguments:
         raise _refuse(tree)
     # The class may be a subclass of torch's (Megatron has one): only its fields are looked at.
-    state = _fields(tree, "state_dict_metadata", "storage_data")
-    made = _Made()
-    tensors = {_text(fqn): made(_STORED, entry) for fqn, entry in _pairs(state["state_dict_metadata"])}
+    state = tree.state
+    sizes = _Sizes()
     storage: dict[MetadataIndex, Any] = {}
     for key, value in _pairs(state["storage_data"]):
-        index = made(_INDEX, key)
+        index = _index(key, sizes)
         if index in storage:
             raise ValueError(f"{index.fqn} has two places")
-        storage[index] = made(_PLACE, value)
+        storage[index] = _place(value)
     meta = state.get("storage_meta")
     version = state.get("version")
     metadata = Metadata(
-        state_dict_metadata=tensors,
+        state_dict_metadata={_text(fqn): _stored(entry, sizes) for fqn, entry in _pairs(state["state_dict_metadata"])},
         planner_data=_plain(state.get("planner_data")),
         storage_data=storage,
-        storage_meta=None if meta is None else made(_META, meta),
+        storage_meta=None if meta is None else _storage_meta(meta),
     )
     if version is not None:
         metadata.version = _text(version)
@@ -133,95 +136,110 @@ def _refuse(value: Any) -> Exception:
     return ValueError(f"a {type(value).__name__} where it should describe something stored")
 
 
-class _Made:
-    """Makes each record once, however often it is shared."""
-
-    def __init__(self) -> None:
-        self._known: dict[int, Any] = {}
-
-    def __call__(self, makers: dict[Name, Callable[[_Made, Any], Any]], value: Any) -> Any:
-        known = self._known.get(id(value))
-        if known is not None:
-            return known
-        maker = makers.get(value.function) if type(value) is Inert and type(value.function) is Name else None
-        if maker is None or value.items or value.values or (value.made and value.arguments):
-            raise _refuse(value)
-        made = self._known[id(value)] = maker(self, value)
-        return made
-
-
-def _fields(value: Inert, *required: str) -> dict[str, Any]:
-    if type(value.state) is not dict or not value.state.keys() >= set(required):
-        raise ValueError(f"{value.function} without {', '.join(required)}")
+def _instance(value: Any, classes: frozenset[Name]) -> Any:
+    """The state of an instance of one of the classes."""
+    if (
+        type(value) is not Inert
+        or type(value.function) is not Name
+        or value.function not in classes
+        or not value.made
+        or value.arguments
+        or value.items
+        or value.values
+    ):
+        raise _refuse(value)
     return value.state
 
 
-def _tensor(made: _Made, value: Inert) -> TensorStorageMetadata:
-    fields = _fields(value, "properties", "size", "chunks")
-    if type(fields["chunks"]) is not list:
+def _call(value: Any, functions: frozenset[Name]) -> Any:
+    """The arguments of a call of one of the functions."""
+    if (
+        type(value) is not Inert
+        or type(value.function) is not Name
+        or value.function not in functions
+        or value.made
+        or value.state is not None
+        or value.items
+        or value.values
+    ):
+        raise _refuse(value)
+    return value.arguments
+
+
+class _Sizes:
+    """Makes every size once, however often it is shared: 2,000 tensors on 64 ranks have half a million."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, torch.Size] = {}
+
+    def __call__(self, value: Any) -> torch.Size:
+        known = self._known.get(id(value))
+        if known is not None:
+            return known
+        (numbers,) = _call(value, _SIZE)
+        if type(numbers) not in (tuple, list) or len(numbers) > MAX_DIMENSIONS or not _whole(numbers):
+            raise ValueError("a size that is not made of whole numbers")
+        made = self._known[id(value)] = torch.Size(numbers)
+        return made
+
+
+def _stored(value: Any, sizes: _Sizes) -> TensorStorageMetadata | BytesStorageMetadata:
+    if type(value) is Inert and value.function in _BYTES:
+        _instance(value, _BYTES)
+        return BytesStorageMetadata()
+    fields = _instance(value, _TENSOR)
+    chunks = fields["chunks"]
+    if type(chunks) is not list:
         raise ValueError("the parts of a tensor are not a list")
     return TensorStorageMetadata(
-        properties=made(_PROPERTIES_OF, fields["properties"]),
-        size=made(_SIZE, fields["size"]),
-        chunks=[made(_CHUNK, chunk) for chunk in fields["chunks"]],
+        properties=_properties(fields["properties"]),
+        size=sizes(fields["size"]),
+        chunks=[_chunk(chunk, sizes) for chunk in chunks],
     )
 
 
-def _properties(made: _Made, value: Inert) -> TensorProperties:
-    if type(value.state) is not tuple:
-        raise ValueError("the properties of a tensor are not a tuple")
-    dtype, layout, requires_grad, memory_format, pin_memory = value.state
+def _properties(value: Any) -> TensorProperties:
+    dtype, layout, requires_grad, memory_format, pin_memory = _instance(value, _PROPERTIES)
     kind = getattr(torch, dtype.name, None) if type(dtype) is Name and dtype.module == "torch" else None
     if not isinstance(kind, torch.dtype):
         raise _refuse(dtype)
     if type(requires_grad) is not bool or type(pin_memory) is not bool:
         raise ValueError("the properties of a tensor are not true or false")
+    (number,) = _call(memory_format, _MEMORY_FORMAT)
     return TensorProperties(
         dtype=kind,
-        layout=made(_LAYOUT, layout),
+        layout=_layout(layout),
         requires_grad=requires_grad,
-        memory_format=made(_MEMORY_FORMAT, memory_format),
+        memory_format=(torch.contiguous_format, torch.channels_last, torch.preserve_format)[range(3)[number]],
         pin_memory=pin_memory,
     )
 
 
-def _size(_: _Made, value: Inert) -> torch.Size:
-    (numbers,) = value.arguments
-    if type(numbers) not in (tuple, list) or not _whole(*numbers) or len(numbers) > MAX_DIMENSIONS:
-        raise ValueError("a size that is not made of whole numbers")
-    return torch.Size(numbers)
-
-
-def _layout(_: _Made, value: Inert) -> torch.layout:
-    (name,) = value.arguments
+def _layout(value: Any) -> torch.layout:
+    (name,) = _call(value, _LAYOUT)
     layout = getattr(torch, _text(name).removeprefix("torch."), None)
     if not isinstance(layout, torch.layout):
         raise ValueError(f"the layout {name!r}")
     return layout
 
 
-def _memory_format(_: _Made, value: Inert) -> torch.memory_format:
-    (number,) = value.arguments
-    return (torch.contiguous_format, torch.channels_last, torch.preserve_format)[range(3)[number]]
+def _chunk(value: Any, sizes: _Sizes) -> ChunkStorageMetadata:
+    fields = _instance(value, _CHUNK)
+    return ChunkStorageMetadata(offsets=sizes(fields["offsets"]), sizes=sizes(fields["sizes"]))
 
 
-def _chunk(made: _Made, value: Inert) -> ChunkStorageMetadata:
-    fields = _fields(value, "offsets", "sizes")
-    return ChunkStorageMetadata(offsets=made(_SIZE, fields["offsets"]), sizes=made(_SIZE, fields["sizes"]))
-
-
-def _index(made: _Made, value: Inert) -> MetadataIndex:
-    fields = _fields(value, "fqn")
+def _index(value: Any, sizes: _Sizes) -> MetadataIndex:
+    fields = _instance(value, _INDEX)
     offset, index = fields.get("offset"), fields.get("index")
-    if index is not None and not _whole(index):
+    if index is not None and not _whole((index,)):
         raise ValueError("the number of a part")
-    return MetadataIndex(_text(fields["fqn"]), None if offset is None else made(_SIZE, offset), index)
+    return MetadataIndex(_text(fields["fqn"]), None if offset is None else sizes(offset), index)
 
 
-def _place(_: _Made, value: Inert) -> Any:
-    fields = _fields(value, "relative_path", "offset", "length")
-    transforms = fields.get("transform_descriptors")
+def _place(value: Any) -> Any:
+    fields = _instance(value, _PLACE)
     place = dcp_filesystem._StorageInfo(_text(fields["relative_path"]), fields["offset"], fields["length"])
+    transforms = fields.get("transform_descriptors")
     if transforms is not None:
         if type(transforms) not in (list, tuple):
             raise ValueError("transforms that are not a list")
@@ -229,19 +247,15 @@ def _place(_: _Made, value: Inert) -> Any:
     return place
 
 
-def _storage_meta(made: _Made, value: Inert) -> StorageMeta:
-    fields = _fields(value)
+def _storage_meta(value: Any) -> StorageMeta:
+    fields = _instance(value, _META)
     path = fields.get("checkpoint_id")
     texts = {name: fields.get(name) for name in ("save_id", "load_id")}
     if any(text is not None and type(text) is not str for text in texts.values()):
         raise ValueError("an id that is not text")
     # The folder it was saved to may be a path of another machine: kept as a name only.
-    where = path if path is None or type(path) is str else made(_PATH, path)
+    where = path if path is None or type(path) is str else PurePosixPath(*map(_text, _call(path, _PATH)))
     return StorageMeta(checkpoint_id=where, modules=[_text(name) for name in fields.get("modules", [])], **texts)
-
-
-def _path(_: _Made, value: Inert) -> PurePosixPath:
-    return PurePosixPath(*map(_text, value.arguments))
 
 
 def _text(value: Any) -> str:
@@ -256,31 +270,29 @@ def _pairs(mapping: Any) -> Any:
     return mapping.items()
 
 
-def _whole(*numbers: Any) -> bool:
-    return all(type(number) is int and 0 <= number < 1 << 62 for number in numbers)
+def _whole(numbers: Iterable[Any]) -> bool:
+    return all(type(number) is int and 0 <= number < MAX_NUMBER for number in numbers)
 
 
-_Makers = dict[Name, Callable[[_Made, Any], Any]]
-_STORED: _Makers = {
-    Name(f"{_DCP}.metadata", "TensorStorageMetadata"): _tensor,
-    Name(f"{_DCP}.metadata", "BytesStorageMetadata"): lambda _, __: BytesStorageMetadata(),
-}
-_PROPERTIES_OF: _Makers = {Name(module, "TensorProperties"): _properties for module in _PROPERTIES}
-_CHUNK: _Makers = {Name(f"{_DCP}.metadata", "ChunkStorageMetadata"): _chunk}
-_SIZE: _Makers = {Name("torch", "Size"): _size}
-_LAYOUT: _Makers = {Name("torch.serialization", "_get_layout"): _layout}
-_MEMORY_FORMAT: _Makers = {
-    Name(_PROPERTIES[0], "MEM_FORMAT_ENCODING"): _memory_format,
-    Name(_PROPERTIES[1], "_MEM_FORMAT_ENCODING"): _memory_format,
-}
-_INDEX: _Makers = {Name(f"{_DCP}.metadata", "MetadataIndex"): _index}
-_PLACE: _Makers = {Name(f"{_DCP}.filesystem", "_StorageInfo"): _place}
-_META: _Makers = {Name(f"{_DCP}.metadata", "StorageMeta"): _storage_meta}
-_PATH: _Makers = {
-    Name(module, name): _path
+def _names(name: str, *modules: str) -> frozenset[Name]:
+    return frozenset(Name(module, name) for module in modules)
+
+
+_TENSOR = _names("TensorStorageMetadata", f"{_DCP}.metadata")
+_BYTES = _names("BytesStorageMetadata", f"{_DCP}.metadata")
+_PROPERTIES = _names("TensorProperties", _OLD, f"{_DCP}.metadata")
+_CHUNK = _names("ChunkStorageMetadata", f"{_DCP}.metadata")
+_SIZE = _names("Size", "torch")
+_LAYOUT = _names("_get_layout", "torch.serialization")
+_MEMORY_FORMAT = _names("MEM_FORMAT_ENCODING", _OLD) | _names("_MEM_FORMAT_ENCODING", f"{_DCP}.metadata")
+_INDEX = _names("MetadataIndex", f"{_DCP}.metadata")
+_PLACE = _names("_StorageInfo", f"{_DCP}.filesystem")
+_META = _names("StorageMeta", f"{_DCP}.metadata")
+_PATH = frozenset(
+    Name(module, name)
     for module in ("pathlib", "pathlib._local")
     for name in ("PosixPath", "PurePosixPath", "WindowsPath", "PureWindowsPath")
-}
+)
 
 
 # Whether it adds up.
@@ -297,17 +309,18 @@ def check_metadata(metadata: Any) -> None:
                 check_tiling(entry.size, [(chunk.offsets, chunk.sizes) for chunk in entry.chunks])
             except ValueError as error:
                 raise ValueError(f"the parts of {fqn} do not make it up: {error}") from None
-            parts[fqn] = {tuple(chunk.offsets) for chunk in entry.chunks}
+            parts[fqn] = {chunk.offsets for chunk in entry.chunks}
         elif isinstance(entry, BytesStorageMetadata):
             parts[fqn] = {()}
         else:
             raise ValueError(f"{fqn} is described by a {type(entry).__name__}")
     places: dict[str, list[tuple[int, int, str]]] = {}
     for index, info in metadata.storage_data.items():
-        if tuple(index.offset or ()) not in parts.get(index.fqn, ()):
+        part = index.offset or ()
+        if part not in parts.get(index.fqn, ()):
             raise ValueError(f"a place for a part of {index.fqn} that the metadata does not list, or lists once")
-        parts[index.fqn].remove(tuple(index.offset or ()))
-        if not _whole(info.offset, info.length) or type(info.relative_path) is not str:
+        parts[index.fqn].remove(part)
+        if not _whole((info.offset, info.length)) or type(info.relative_path) is not str:
             raise ValueError(f"the metadata does not say where {index.fqn} is stored")
         places.setdefault(info.relative_path, []).append((info.offset, info.length, index.fqn))
     for fqn, missing in parts.items():
