@@ -61,6 +61,12 @@ def main() -> None:
         checkpoint.save(state(mesh, 3), folder / "taken" / "step-3", step=3, keep=1)
     except CheckpointWriteError as error:
         found["error"] = type(error).__name__
+    found["disagreements"] = 0
+    for name, step in ((f"other-{rank}", 4), ("other", 4 + rank)):
+        try:
+            checkpoint.save(state(mesh, 4), folder / name, step=step)
+        except ConfigError:
+            found["disagreements"] += 1
     (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

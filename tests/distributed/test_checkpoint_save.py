@@ -21,6 +21,9 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
     assert [report["wants_group"] for report in found] == [True, True]
     assert [report["not_loaded"] for report in found] == [[], []]
     assert [report["error"] for report in found] == ["CheckpointWriteError"] * 2
+    assert [report["disagreements"] for report in found] == [2, 2]
+    assert not list(folder.glob("other*"))
+    assert not list(folder.glob(".other*"))
     assert sum(report["items"] for report in found) == 4
     report = verify_checkpoint(folder / "step-1", require_manifest=True)
     assert (report.verdict, report.verified) == ("sound", 4)

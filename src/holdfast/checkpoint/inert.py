@@ -204,7 +204,8 @@ class _Machine:
                 match = instance(data, position) if type(value) is Name else None
                 if match is not None:
                     stack[-1] = made = Inert(value, (), made=True)
-                    memo += (made, state := {})
+                    state: dict[Any, Any] = {}
+                    memo += (made, state)
                     content = []
                     for code in find_values(match[1]):
                         value = simple[code]

@@ -10,8 +10,9 @@ from pathlib import Path
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, read_manifest
 from holdfast.checkpoint.metadata_files import is_checkpoint
+from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.verify import VerifyReport, verify_checkpoint
-from holdfast.errors import CheckpointError, HoldfastError, UnusableCheckpointError
+from holdfast.errors import CheckpointError, ConfigError, HoldfastError, UnusableCheckpointError
 
 __all__ = ["VerifiedCheckpoint", "latest_verified"]
 
@@ -55,7 +56,12 @@ def latest_verified(
 
     Raises:
         UnusableCheckpointError: there are checkpoints, and none of them is sound; names each with its reason.
+        ConfigError: the folder is a URL.
     """
+    if is_url(folder):
+        raise ConfigError("latest_verified looks into local folders only", folder=os.fspath(folder))
+    if not_after is not None and type(not_after) is not int:
+        raise ConfigError("not_after must be a step", value=not_after)
     passed_over: list[tuple[Path, str]] = []
     for step, path in sorted(_candidates(Path(folder)), reverse=True):
         if not_after is not None and step > not_after:

@@ -8,7 +8,9 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
+from holdfast.checkpoint.files import FileLayer
 from holdfast.checkpoint.metadata_files import read_all_metadata
+from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.safetensors import RawTensor
 
 __all__ = ["CheckpointSummary", "TensorSummary", "summarise_checkpoint"]
@@ -46,19 +48,19 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
     """List what a checkpoint holds; reads its metadata, and no tensor.
 
     Args:
-        path: the checkpoint's folder.
+        path: the checkpoint's folder, or its URL.
         trusted: read metadata that names classes of its own.
 
     Raises:
         UnusableCheckpointError: this is no checkpoint, or its metadata is damaged.
         UnsafeCheckpointError: the metadata would run code.
     """
-    folder = Path(path)
+    folder, layer = locate(path)
     tensors: dict[str, TensorSummary] = {}
     objects: set[str] = set()
     names: set[str] = set()
     raw = False
-    for metadata, _ in read_all_metadata(folder, trusted=trusted):
+    for metadata, _ in read_all_metadata(folder, layer=layer, trusted=trusted):
         places: dict[str, set[str]] = {}
         for index, info in metadata.storage_data.items():
             places.setdefault(index.fqn, set()).add(info.relative_path)
@@ -78,16 +80,16 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
                 files=tuple(sorted(files)),
             )
     return CheckpointSummary(
-        path=str(folder),
+        path=os.fspath(path),
         layout="safetensors" if raw else "torch",
         tensors=tuple(tensors[name] for name in sorted(tensors)),
         objects=tuple(sorted(objects)),
-        files=tuple((name, _size(folder / name)) for name in sorted(names)),
+        files=tuple((name, _size(layer, folder / name)) for name in sorted(names)),
     )
 
 
-def _size(path: Path) -> int | None:
+def _size(layer: FileLayer, path: Path) -> int | None:
     try:
-        return path.stat().st_size
+        return layer.status_of(path).st_size
     except OSError:
         return None

@@ -1,0 +1,203 @@
+"""How a checkpoint appears under its name, whole, and how an older one goes.
+
+It is written into a folder of its own beside the final one, whose name starts with a dot, and takes the place of what
+stands there in one step. Only files of a checkpoint are ever removed: what else lies in a folder is the user's, and
+stays where it was, or moves into the checkpoint that takes the place of the old one. What a killed saver left is
+removed by the next one on that machine; a saver holds a lock on its folder, so one that runs is never disturbed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import fcntl
+import os
+import re
+import shutil
+import socket
+import uuid
+from pathlib import Path
+
+from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from holdfast.errors import CheckpointWriteError, HoldfastError
+
+__all__ = ["Staging", "check_replaceable", "prune", "sync_folder"]
+
+_OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
+_HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
+_AT_FDCWD = -100
+_RENAME_EXCHANGE = 2
+
+
+def check_replaceable(target: Path) -> None:
+    """Raise unless nothing stands at the target, or an empty folder, or a checkpoint."""
+    if not os.path.lexists(target):
+        return
+    if target.is_dir():
+        names = os.listdir(target)
+        if not names or any(map(_OURS.fullmatch, names)):
+            return
+    raise CheckpointWriteError(
+        "something that is not a checkpoint stands where this one should go",
+        path=str(target),
+        hint="nothing was written or removed: save under another name, such as checkpoints/step-00001000",
+    )
+
+
+class Staging:
+    """The hidden folder that one save writes into.
+
+    Args:
+        target: the final folder.
+    """
+
+    def __init__(self, target: Path) -> None:
+        self.target = target
+        self.folder = _hidden(target, "saving")
+        self._lock = -1
+
+    def make(self) -> None:
+        """Make the folder, and hold it until :meth:`close`; what dead savers left is removed."""
+        parent = self.target.parent
+        parent.mkdir(parents=True, exist_ok=True)
+        _clean(parent)
+        self.folder.mkdir()
+        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
+            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+    def publish(self) -> None:
+        """Put the folder in the target's place: in one step, or in two where the file system cannot exchange names."""
+        replaced: list[Path] = []
+        while not self._take_place(replaced):
+            check_replaceable(self.target)
+        sync_folder(self.target.parent)
+        for old in replaced:
+            _remove(old, keep_in=self.target)
+
+    def _take_place(self, replaced: list[Path]) -> bool:
+        try:
+            os.rename(self.folder, self.target)  # onto nothing, or an empty folder
+            return True
+        except OSError as error:
+            if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+                raise
+        old = _hidden(self.target, "replaced")
+        with contextlib.suppress(FileNotFoundError):  # another saver moved it first
+            exchanged = _exchange(self.folder, self.target)
+            os.rename(self.folder if exchanged else self.target, old)
+            replaced.append(old)
+            return exchanged
+        return False
+
+    def close(self) -> None:
+        """Let go of the folder, and remove it unless it was published."""
+        if self._lock >= 0:
+            shutil.rmtree(self.folder, ignore_errors=True)
+            os.close(self._lock)
+            self._lock = -1
+
+
+def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
+    """Remove the oldest checkpoints of the same run beyond ``keep``, the target included.
+
+    Only whole checkpoints count, and only those named like the target but for digits: a damaged one stays for somebody
+    to look at, and a copy under another name is the user's.
+    """
+    pattern = re.compile(r"\d+".join(map(re.escape, re.split(r"\d+", target.name))))
+    older = []
+    for entry in target.parent.iterdir():
+        if entry == target or entry.is_symlink() or not entry.is_dir() or not pattern.fullmatch(entry.name):
+            continue
+        with contextlib.suppress(HoldfastError, OSError):
+            other = read_manifest(entry, LocalFiles())
+            if other is not None and _same_run(other, manifest) and _is_complete(entry, other):
+                older.append((other.step, entry))
+    older.sort()
+    removed = [path for _, path in older[: max(0, len(older) + 1 - keep)]]
+    for path in removed:
+        hidden = _hidden(path, "removing")
+        os.rename(path, hidden)  # gone as a whole, however long removing takes
+        _remove(hidden, keep_in=path)
+    return removed
+
+
+def _same_run(other: Manifest, manifest: Manifest) -> bool:
+    return other.run_id == manifest.run_id and other.step < manifest.step
+
+
+def _is_complete(folder: Path, manifest: Manifest) -> bool:
+    """Whether every file is as long as the manifest says; cheaper than verifying."""
+    ends: dict[str, int] = {".metadata": 0}
+    for record in manifest.records:
+        ends[record[2]] = max(ends.get(record[2], 0), record[3] + record[4])
+    return all((folder / name).stat().st_size >= end for name, end in ends.items())
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _hidden(target: Path, kind: str) -> Path:
+    return target.with_name(f".{target.name}.{_host()}-{uuid.uuid4().hex[:12]}.{kind}")
+
+
+def _host() -> str:
+    return re.sub(r"[^\w-]", "_", socket.gethostname())
+
+
+def _exchange(one: Path, other: Path) -> bool:
+    """Exchange two names in one step; ``False`` where that is not possible."""
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is None:
+        return False
+    if rename(_AT_FDCWD, os.fsencode(one), _AT_FDCWD, os.fsencode(other), _RENAME_EXCHANGE) == 0:
+        return True
+    number = ctypes.get_errno()
+    if number in (errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP):
+        return False
+    raise OSError(number, os.strerror(number), str(other))
+
+
+def _remove(folder: Path, *, keep_in: Path) -> None:
+    """Remove the files of a checkpoint from a hidden folder; everything else goes to ``keep_in``."""
+    with contextlib.suppress(OSError):
+        for name in os.listdir(folder):
+            if _OURS.fullmatch(name) and not (folder / name).is_dir():
+                os.unlink(folder / name)
+        rest = os.listdir(folder)
+        if rest and not os.path.lexists(keep_in):
+            os.rename(folder, keep_in)
+            return
+        for name in rest:
+            if not os.path.lexists(keep_in / name):
+                os.rename(folder / name, keep_in / name)
+        os.rmdir(folder)
+
+
+def _clean(parent: Path) -> None:
+    """Remove what savers of this machine left that are not running any more."""
+    for name in os.listdir(parent):
+        match = _HIDDEN.fullmatch(name)
+        if match is None or match["host"] != _host():
+            continue
+        with contextlib.suppress(OSError):
+            lock = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                target = parent / match["name"]
+                if match["kind"] == "saving":
+                    shutil.rmtree(parent / name, ignore_errors=True)
+                elif match["kind"] == "replaced" and not os.path.lexists(target):
+                    os.rename(parent / name, target)  # killed before the new one had taken its place
+                else:
+                    _remove(parent / name, keep_in=target)
+            finally:
+                os.close(lock)

@@ -1,0 +1,204 @@
+"""What stands where a checkpoint is saved: nothing of the user's is ever lost, and savers do not disturb each other."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from holdfast import checkpoint
+from holdfast.checkpoint import latest_verified, publish, verify_checkpoint
+from holdfast.errors import CheckpointWriteError, ConfigError
+
+pytestmark = pytest.mark.filterwarnings("ignore")
+
+
+def state(value: float, size: int = 4) -> dict[str, Any]:
+    return {"w": torch.full((size,), float(value))}
+
+
+def loaded(path: Path, size: int = 4) -> float:
+    into = state(-1, size)
+    checkpoint.load(into, path)
+    return float(into["w"][0])
+
+
+def names(folder: Path) -> list[str]:
+    return sorted(os.listdir(folder))
+
+
+@pytest.mark.parametrize("path", ["", ".", "/", "memory://bucket/c", "results", "notes.txt", "results/plot.png"])
+def test_what_is_not_a_checkpoint_is_never_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "plot.png").write_text("a plot")
+    (tmp_path / "notes.txt").write_text("years of work")
+    with pytest.raises((ConfigError, CheckpointWriteError)):
+        checkpoint.save(state(1), path, step=1)
+    assert names(tmp_path) == ["notes.txt", "results"]
+    assert (tmp_path / "notes.txt").read_text() == "years of work"
+    assert (tmp_path / "results" / "plot.png").read_text() == "a plot"
+
+
+def test_an_empty_folder_is_a_place_to_save_to(tmp_path: Path) -> None:
+    (tmp_path / "c").mkdir()
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    assert loaded(tmp_path / "c") == 1
+
+
+def with_files_of_the_user(path: Path) -> None:
+    (path / "tokenizer.json").write_text("{}")
+    (path / "sub").mkdir()
+    (path / "sub" / "a").write_text("x")
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_files_of_the_user_move_into_the_checkpoint_that_replaces_theirs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, can_exchange: bool
+) -> None:
+    if not can_exchange:
+        monkeypatch.setattr(publish, "_exchange", lambda *_: False)
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    with_files_of_the_user(tmp_path / "c")
+    checkpoint.save(state(2), tmp_path / "c", step=2)
+    assert loaded(tmp_path / "c") == 2
+    assert (tmp_path / "c" / "sub" / "a").read_text() == "x"
+    assert names(tmp_path / "c") == [".metadata", "__0_0.distcp", "holdfast.json", "sub", "tokenizer.json"]
+    assert names(tmp_path) == ["c"]
+
+
+def test_files_of_the_user_stay_when_their_checkpoint_is_removed(tmp_path: Path) -> None:
+    checkpoint.save(state(1), tmp_path / "step-1", step=1)
+    with_files_of_the_user(tmp_path / "step-1")
+    report = checkpoint.save(state(2), tmp_path / "step-2", step=2, keep=1)
+    assert [path.name for path in report.removed] == ["step-1"]
+    assert names(tmp_path) == ["step-1", "step-2"]
+    assert names(tmp_path / "step-1") == ["sub", "tokenizer.json"]
+    found = latest_verified(tmp_path)
+    assert found is not None
+    assert (found.step, found.passed_over) == (2, ())
+
+
+def test_only_whole_checkpoints_of_the_same_run_and_naming_are_removed(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(state(step), tmp_path / f"step-{step}", step=step, run_id="a")
+    checkpoint.save(state(1), tmp_path / "step-01", step=1, run_id="b")
+    shutil.copytree(tmp_path / "step-1", tmp_path / "backup-of-step-1")
+    data = next((tmp_path / "step-2").glob("*.distcp"))
+    data.write_bytes(data.read_bytes()[:-10])
+    report = checkpoint.save(state(3), tmp_path / "step-3", step=3, run_id="a", keep=2)
+    assert report.removed == ()
+    report = checkpoint.save(state(4), tmp_path / "step-4", step=4, run_id="a", keep=2)
+    assert [path.name for path in report.removed] == ["step-1"]
+
+
+def test_a_link_stands_for_what_it_points_to(tmp_path: Path) -> None:
+    checkpoint.save(state(1), tmp_path / "real", step=1)
+    (tmp_path / "link").symlink_to(tmp_path / "real")
+    (tmp_path / "other disk").mkdir()
+    (tmp_path / "dangling").symlink_to(tmp_path / "other disk" / "c")
+    checkpoint.save(state(2), tmp_path / "link", step=2)
+    checkpoint.save(state(3), tmp_path / "dangling", step=3)
+    assert names(tmp_path) == ["dangling", "link", "other disk", "real"]
+    assert loaded(tmp_path / "real") == 2
+    assert loaded(tmp_path / "other disk" / "c") == 3
+
+
+def _save_some(path: str, first: int) -> None:
+    torch.set_num_threads(1)
+    for step in range(first, first + 10):
+        checkpoint.save(state(step, 20_000), path, step=step)
+
+
+def test_savers_of_one_name_do_not_disturb_each_other(tmp_path: Path) -> None:
+    """Each of them says that it saved, and what is there is whole and one of theirs."""
+    path = tmp_path / "c"
+    checkpoint.save(state(0, 20_000), path, step=0)
+    context = multiprocessing.get_context("fork")
+    savers = [context.Process(target=_save_some, args=(str(path), first)) for first in (100, 200)]
+    for saver in savers:
+        saver.start()
+    while any(saver.is_alive() for saver in savers):
+        assert path.is_dir()  # at every moment a checkpoint of that name is there
+    for saver in savers:
+        saver.join()
+    assert [saver.exitcode for saver in savers] == [0, 0]
+    assert verify_checkpoint(path, require_manifest=True).sound
+    assert loaded(path, 20_000) in (109, 209)
+    assert names(tmp_path) == ["c"]
+
+
+def test_two_background_saves_of_one_name_both_succeed(tmp_path: Path) -> None:
+    pending = [checkpoint.async_save(state(step, 200_000), tmp_path / "c", step=step) for step in (3, 4)]
+    assert sorted(one.result(60).step for one in pending) == [3, 4]
+    assert loaded(tmp_path / "c", 200_000) in (3, 4)
+    assert names(tmp_path) == ["c"]
+
+
+def test_what_a_killed_saver_left_is_removed_by_the_next_and_a_running_one_is_left_alone(tmp_path: Path) -> None:
+    running = publish.Staging(tmp_path / "running")
+    running.make()
+    dead = publish.Staging(tmp_path / "dead")
+    dead.make()
+    os.close(dead._lock)  # as when its process ends
+    (dead.folder / "__0_0.distcp").write_text("half")
+    checkpoint.save(state(1), tmp_path / "removed", step=1)
+    os.rename(tmp_path / "removed", publish._hidden(tmp_path / "removed", "removing"))
+    checkpoint.save(state(2), tmp_path / "lost", step=2)
+    os.rename(tmp_path / "lost", publish._hidden(tmp_path / "lost", "replaced"))
+    (tmp_path / ".mine").mkdir()
+    checkpoint.save(state(3), tmp_path / "c", step=3)
+    assert names(tmp_path) == [".mine", running.folder.name, "c", "lost"]
+    assert loaded(tmp_path / "lost") == 2
+    running.close()
+
+
+def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_of_the_new_one(tmp_path: Path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], check=False)
+    if mounted.returncode:
+        pytest.skip("mounting a small disk needs root")
+    try:
+        checkpoint.save(state(1, 60_000), disk / "step-1", step=1)
+        for size in (600_000, 205_000):
+            with pytest.raises(CheckpointWriteError, match="No space left"):
+                checkpoint.save(state(2, size), disk / "step-2", step=2, keep=1)
+            assert names(disk) == ["step-1"]
+        assert loaded(disk / "step-1", 60_000) == 1
+        checkpoint.save(state(2, 60_000), disk / "step-2", step=2, keep=1)
+        assert names(disk) == ["step-2"]
+    finally:
+        subprocess.run(["umount", str(disk)], check=True)
+
+
+def test_a_folder_behind_a_url_is_not_taken_for_an_empty_one() -> None:
+    with pytest.raises(ConfigError, match="local folders only"):
+        latest_verified("memory://bucket")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [{"thread_count": 0}, {"run_id": 5}, {"keep": True}, {"state_dict": [1]}],
+    ids=lambda one: next(iter(one)),
+)
+def test_options_of_the_wrong_kind_are_refused_before_anything_is_written(
+    tmp_path: Path, options: dict[str, Any]
+) -> None:
+    arguments: dict[str, Any] = {"state_dict": state(1), "step": 1, **options}
+    with pytest.raises(ConfigError):
+        checkpoint.save(path=tmp_path / "c", **arguments)
+    assert names(tmp_path) == []
+
+
+def test_what_cannot_be_pickled_is_not_blamed_on_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointWriteError) as caught:
+        checkpoint.save({"f": lambda: 1}, tmp_path / "c", step=1)
+    assert "make room" not in str(caught.value)
+    assert names(tmp_path) == []
