@@ -17,7 +17,7 @@ from tests.checkpoint.support import State, assert_same, blank, random_bits
 from holdfast import checkpoint
 from holdfast.checkpoint import verify_checkpoint
 from holdfast.checkpoint.remote import RemoteFiles
-from holdfast.errors import CheckpointError, CorruptRecordError, UnusableCheckpointError
+from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError, UnusableCheckpointError
 
 SAVED: State = {"model": {"large": random_bits(3_000_000, seed=1), "small": random_bits(30, 4, seed=2)}, "step": 7}
 
@@ -143,3 +143,23 @@ def test_a_checkpoint_in_s3_loads_and_verifies(folder: Path) -> None:
         assert verify_checkpoint("/", file_layer=layer).sound
     finally:
         server.stop()
+
+
+def test_a_store_that_does_not_answer_says_nothing_about_the_checkpoint() -> None:
+    pytest.importorskip("aiohttp")
+    with pytest.raises(CheckpointReadError, match="cannot be reached") as caught:
+        verify_checkpoint("http://127.0.0.1:9/x")
+    assert caught.value.where["folder"] == "http://127.0.0.1:9/x"
+
+
+def test_a_missing_file_behind_a_url_is_named(memory: str) -> None:
+    fsspec.filesystem("memory").rm("/bucket/c/__0_0.distcp")
+    with pytest.raises(CheckpointReadError) as caught:
+        checkpoint.load(blank(SAVED), memory)
+    assert caught.value.where["file"] == "__0_0.distcp"
+
+
+def test_an_absent_checkpoint_behind_a_url_is_named_by_its_url() -> None:
+    with pytest.raises(UnusableCheckpointError) as caught:
+        verify_checkpoint("memory://bucket/absent")
+    assert caught.value.where["folder"] == "memory://bucket/absent"

@@ -274,7 +274,10 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
         raise ValueError("an array whose bytes do not fit its shape")
     if not dtype.itemsize or not count:
         return np.empty(shape, dtype=dtype, order=order)  # type: ignore[call-overload,no-any-return]
-    return np.frombuffer(bytearray(content), dtype=dtype).reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+    flat = np.frombuffer(bytearray(content), dtype=dtype)
+    if dtype.kind == "U" and flat.view(np.dtype(np.uint32).newbyteorder(dtype.byteorder)).max() > sys.maxunicode:
+        raise ValueError("an array of text with something that is not a character")
+    return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
 
 
 def _numpy_scalar(arguments: tuple[Any, ...], state: Any) -> Any:

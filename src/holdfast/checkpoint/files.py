@@ -134,6 +134,9 @@ class CheckpointFile:
             status = layer.status(self._descriptor)
             if not stat.S_ISREG(status.st_mode):
                 raise UnsafeCheckpointError("the checkpoint names something that is not a regular file", file=relative)
+        except OSError as error:
+            layer.close(self._descriptor)
+            raise _read_error("cannot open a file of the checkpoint", relative, error) from error
         except BaseException:
             layer.close(self._descriptor)
             raise

@@ -7,6 +7,7 @@ it was torch's; behind it every module has its own again, those that were first 
 from __future__ import annotations
 
 import importlib
+import inspect
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -35,8 +36,9 @@ def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
     Yields:
         The class that stands in for torch's ``FileSystemReader``.
     """
-    if "path" in options:
-        raise ConfigError("the path is given by whoever makes the reader", option="path")
+    known = set(inspect.signature(ParallelFileSystemReader).parameters) - {"path"}
+    if unknown := sorted(options.keys() - known):
+        raise ConfigError(f"unknown options of the reader: {', '.join(unknown)}", known=sorted(known))
     for name in _DERIVING:
         with suppress(ImportError):  # of optional dependencies
             importlib.import_module(name)

@@ -52,6 +52,10 @@ _RUN_CODE = frozenset(
 )
 _PICKLE = "data.pkl"
 _BYTE_ORDER = "byteorder"
+_BYTE_ORDERS = (b"little", b"big")
+_VERSION = "version"
+MAX_FORMAT_VERSION = 10
+"""The newest archive version that torch reads."""
 _PAYLOADS = "data/"
 
 
@@ -60,9 +64,12 @@ class Expected(NamedTuple):
 
     shape: tuple[int, ...]
     dtype: torch.dtype
+    layout: torch.layout = torch.strided
 
-    def check(self, shape: tuple[int, ...], dtype: torch.dtype) -> None:
+    def check(self, shape: tuple[int, ...], dtype: torch.dtype, layout: torch.layout = torch.strided) -> None:
         """Raise unless the stored tensor is that."""
+        if layout != self.layout:
+            raise DamagedArchiveError(f"it holds a {layout} tensor where the metadata says {self.layout}")
         if shape != self.shape or dtype != self.dtype:
             raise DamagedArchiveError(
                 f"it holds {dtype} {list(shape)} where the metadata says {self.dtype} {list(self.shape)}"
@@ -124,6 +131,7 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
         for name, record in records.items()
         if not _is_payload(name)
     }
+    _check_format(small)
     pickle = small[_PICKLE]
     if pickle in known.recipes:
         recipe = known.recipes[pickle]
@@ -159,6 +167,14 @@ def _read_records(read_at: ReadAt, length: int, templates: Templates | None = No
     if _PICKLE not in records or any(name.lower() == "constants.pkl" for name in records):
         raise DamagedArchiveError("this is not the archive of a tensor or an object", 0, length)
     return records
+
+
+def _check_format(content: dict[str, bytes]) -> None:
+    version = content.get(_VERSION, b"").strip()
+    if not version.isdigit() or len(version) > 2 or not 1 <= int(version) <= MAX_FORMAT_VERSION:
+        raise DamagedArchiveError(f"the archive's version is missing or unknown: {version[:20]!r}")
+    if content.get(_BYTE_ORDER, _NATIVE) not in _BYTE_ORDERS:
+        raise DamagedArchiveError(f"unknown byte order {content[_BYTE_ORDER][:20]!r}")
 
 
 def _parse(pickle: bytes, record: Record) -> Any:
@@ -235,6 +251,7 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
     read_at = memory_reader(data)
     records = _read_records(read_at, len(data))
     content = {name: read_record(read_at, name, record, check=check) for name, record in records.items()}
+    _check_format(content)
     unchecked = NO_CHECKSUM if any(record.size and not record.crc for record in records.values()) else None
     tree = _parse(content[_PICKLE], records[_PICKLE])
     storages = _Storages(content)
@@ -255,7 +272,7 @@ def decode_tensor(
     if not isinstance(value, torch.Tensor):
         raise DamagedArchiveError(f"it holds a {type(value).__name__} where the metadata says tensor", 0, len(data))
     if expected is not None:
-        expected.check(tuple(value.shape), value.dtype)
+        expected.check(tuple(value.shape), value.dtype, value.layout)
     return value, unchecked
 
 

@@ -89,7 +89,7 @@ def describe_checkpoint(
             return Described(metadata, None)
         raise UnusableCheckpointError(
             "this is not a checkpoint: it has no metadata",
-            folder=str(folder),
+            folder=getattr(layer, "url", str(folder)),
             file=name,
             hint="point at the folder that torch.distributed.checkpoint.save wrote; "
             "a save that was cut off leaves no metadata behind",

@@ -91,11 +91,7 @@ class ExpectedChunks:
         """What is stored at an index."""
         if index.fqn not in self._chunks:
             entry = self._tensors.get(index.fqn)
-            stored = entry.chunks if isinstance(entry, TensorStorageMetadata) else []
-            self._chunks[index.fqn] = {
-                tuple(chunk.offsets): Expected(tuple(chunk.sizes), entry.properties.dtype)  # type: ignore[union-attr]
-                for chunk in stored
-            }
+            self._chunks[index.fqn] = _described(entry) if isinstance(entry, TensorStorageMetadata) else {}
         try:
             return self._chunks[index.fqn][tuple(index.offset or ())]
         except KeyError:
@@ -104,6 +100,11 @@ class ExpectedChunks:
                 tensor=index.fqn,
                 part=tuple(index.offset or ()),
             ) from None
+
+
+def _described(entry: TensorStorageMetadata) -> dict[tuple[int, ...], Expected]:
+    dtype, layout = entry.properties.dtype, entry.properties.layout
+    return {tuple(chunk.offsets): Expected(tuple(chunk.sizes), dtype, layout) for chunk in entry.chunks}
 
 
 def gather_chunks(

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from holdfast.checkpoint.files import FileLayer, LocalFiles
-from holdfast.errors import MissingDependencyError, UnusableCheckpointError
+from holdfast.errors import CheckpointReadError, MissingDependencyError, UnusableCheckpointError
 
 __all__ = ["RemoteFiles", "is_url", "locate"]
 
@@ -109,8 +109,27 @@ class RemoteFiles:
             self._open.pop(descriptor, None)
 
     def exists(self, path: Path) -> bool:
-        """Whether something is there."""
-        return bool(_retried(lambda: self._system.exists(self._place(path))))
+        """Whether something is there; a server that cannot be asked is an error, not an absence."""
+        try:
+            self._status(self._place(path))
+        except FileNotFoundError:
+            return False
+        except OSError as error:
+            raise CheckpointReadError(
+                f"the checkpoint's store cannot be reached: {error}",
+                folder=self.url,
+                file=path.name,
+                hint="nothing is known about the checkpoint itself: try again when the store answers",
+            ) from error
+        return True
+
+
+def _is_absence(error: Exception) -> bool:
+    """Whether a store says that a file is not there; fsspec's web client says so of every failure."""
+    if not isinstance(error, FileNotFoundError):
+        return False
+    cause = error.__cause__
+    return cause is None or isinstance(cause, FileNotFoundError) or getattr(cause, "status", None) in (404, 410)
 
 
 def _retried(call: Callable[[], Value]) -> Value:
@@ -119,11 +138,12 @@ def _retried(call: Callable[[], Value]) -> Value:
     for attempt in range(1, MAX_ATTEMPTS + 1):
         try:
             return call()
-        except FileNotFoundError:  # noqa: PERF203 — a request costs more than the block
-            raise
-        except Exception as error:  # each file system has errors of its own
+        except Exception as error:  # noqa: PERF203 — each file system has errors of its own; a request costs more
+            if _is_absence(error):
+                raise
             if attempt == MAX_ATTEMPTS:
-                raise error if isinstance(error, OSError) else OSError(f"{type(error).__name__}: {error}") from error
+                cause = error.__cause__ if isinstance(error, FileNotFoundError) and error.__cause__ else error
+                raise OSError(f"{type(cause).__name__}: {cause}") from error
             time.sleep(pause)
             pause *= 2
     raise AssertionError

@@ -8,6 +8,7 @@ as it was raised.
 from __future__ import annotations
 
 import os
+import re
 import warnings
 from typing import Any
 
@@ -18,9 +19,16 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadReport
-from holdfast.errors import CheckpointError, HoldfastError
+from holdfast.errors import CheckpointError, CheckpointMismatchError, HoldfastError
 
 __all__ = ["load"]
+
+
+# What torch's planner says where destination and checkpoint do not fit.
+_MISMATCHES = (
+    re.compile(r"Size mismatch between saved (?P<stored>.+) and current: (?P<wanted>.+) for (?P<tensor>.+)"),
+    re.compile(r"Missing key in checkpoint state_dict: (?P<tensor>.+)\."),
+)
 
 
 def load(
@@ -62,6 +70,15 @@ def load(
         if own is not None:
             raise own from failure
         rank, (cause, _) = next(iter(failure.failures.items()))
-        raise CheckpointError(f"the checkpoint cannot be loaded: {cause}", path=str(path), rank=rank) from failure
+        raise _own_error(str(cause), str(path), rank) from failure
     assert reader.report is not None
     return reader.report
+
+
+def _own_error(cause: str, path: str, rank: int) -> CheckpointError:
+    for pattern in _MISMATCHES:
+        if found := pattern.match(cause):
+            where = found.groupdict()
+            message = "the destination's shape is another" if "stored" in where else "the checkpoint has no such key"
+            return CheckpointMismatchError(message, path=path, rank=rank, **where)
+    return CheckpointError(f"the checkpoint cannot be loaded: {cause}", path=path, rank=rank)

@@ -42,12 +42,29 @@ _REBUILD = (
     "_rebuild_device_tensor_from_numpy",
     "_rebuild_device_tensor_from_cpu_tensor",
 )
+MAX_DIMENSIONS = 64
+"""As NumPy's: a tensor of thousands of dimensions cannot even be printed."""
+
+
+def _size(sizes: Any) -> torch.Size:
+    if len(sizes) > MAX_DIMENSIONS or not all(type(size) is int and abs(size) < 1 << 62 for size in sizes):
+        raise ValueError("a size that no tensor has")
+    return torch.Size(sizes)
+
+
+def _device(kind: Any, index: Any = None) -> torch.device:
+    # Torch keeps the index in a byte and lets larger ones wrap around.
+    if type(kind) is not str or not (index is None or (type(index) is int and 0 <= index < 128)):
+        raise ValueError("a device that no machine has")
+    return torch.device(kind) if index is None else torch.device(kind, index)
+
+
 _TORCH_FUNCTIONS: dict[Name, Callable[..., Any]] = {
     **{Name("torch._utils", name): getattr(torch._utils, name) for name in _REBUILD if hasattr(torch._utils, name)},
     Name("torch._tensor", "_rebuild_from_type_v2"): torch._tensor._rebuild_from_type_v2,
     Name("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    Name("torch", "Size"): torch.Size,
-    Name("torch", "device"): torch.device,
+    Name("torch", "Size"): _size,
+    Name("torch", "device"): _device,
 }
 
 
@@ -197,6 +214,8 @@ class _Builder:
             made = _user_object(self._user[str(name)], arguments, state, made=value.made)
         else:
             made = torch_enum(name, arguments, state)
+        if isinstance(made, torch.Tensor) and made.dim() > MAX_DIMENSIONS:
+            raise DamagedPickleError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
         for key, entry in value.items:
             made[check_key(self.make(key))] = self.make(entry)
         if value.values:

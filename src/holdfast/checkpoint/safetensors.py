@@ -28,6 +28,7 @@ from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 __all__ = ["RawTensor", "list_files", "read_metadata"]
 
 SUFFIX = ".safetensors"
+INDEX = "model.safetensors.index.json"
 _SHARDING = "DCP_SHARDING_INFO"
 # The format's own limit on the header.
 _MOST_HEADER_BYTES = 100_000_000
@@ -87,7 +88,30 @@ def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:
             _read_file(file, tensors, storage)
         finally:
             file.close()
+    _check_index(folder, layer, storage, trusted=trusted)
     return Metadata(state_dict_metadata=dict(tensors), storage_data=storage)
+
+
+def _check_index(folder: Path, layer: FileLayer, storage: dict[MetadataIndex, RawTensor], *, trusted: bool) -> None:
+    """Raise unless every tensor is in the file that the index names for it."""
+    if not layer.exists(folder / INDEX):
+        return
+    file = CheckpointFile(contained_path(folder, INDEX, follow_links_out=trusted), INDEX, layer)
+    try:
+        places = json.loads(bytes(file.read(0, min(file.size, _MOST_HEADER_BYTES))))["weight_map"]
+        named = {(str(tensor), str(name)) for tensor, name in places.items()}
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise UnusableCheckpointError(f"the index is damaged: {type(error).__name__}", file=INDEX) from error
+    finally:
+        file.close()
+    there = {(index.fqn, raw.relative_path) for index, raw in storage.items()}
+    for tensor, name in sorted(named - there):
+        raise UnusableCheckpointError(
+            "the index names a tensor that is not there",
+            tensor=tensor,
+            file=name,
+            hint="a file of the checkpoint is missing, or not of this checkpoint: copy the folder whole",
+        )
 
 
 def _read_file(
@@ -121,7 +145,7 @@ def _read_file(
             count = dtype.itemsize
             for size in shape:
                 count *= size
-            sound = all(type(number) is int and number >= 0 for number in (begin, stop, *shape, *offsets))
+            sound = all(type(number) is int and 0 <= number < 1 << 62 for number in (begin, stop, *shape, *offsets))
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise damaged(f"{type(error).__name__}: {error}", key) from error
         if not sound or len(offsets) != len(shape) or begin != end or stop - begin != count:

@@ -1,0 +1,127 @@
+"""Values and archives that torch itself would not load, or nobody could use: never *sound*, always a named error."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import save_file
+from tests.checkpoint.support import save
+
+from holdfast import checkpoint
+from holdfast.checkpoint.archive import DamagedArchiveError
+from holdfast.checkpoint.items import Expected, KnownItems, decode_item, decode_tensor, memory_reader, open_item
+from holdfast.errors import CheckpointMismatchError, ConfigError, UnusableCheckpointError
+
+
+def archive(value: Any, change: dict[str, bytes | None] | None = None) -> memoryview:
+    """Save a value as torch does, with some records replaced or left out."""
+    saved, buffer = io.BytesIO(), io.BytesIO()
+    torch.save(value, saved)
+    with zipfile.ZipFile(saved) as source, zipfile.ZipFile(buffer, "w") as target:
+        for entry in source.infolist():
+            name = entry.filename.partition("/")[2]
+            content = (change or {}).get(name, source.read(entry))
+            if content is not None:
+                target.writestr(zipfile.ZipInfo(entry.filename), content)
+    return memoryview(buffer.getvalue())
+
+
+@pytest.mark.parametrize("change", [{"byteorder": b"mid"}, {"version": None}, {"version": b"99"}, {"version": b"x"}])
+def test_an_archive_that_torch_refuses_is_damaged(change: dict[str, bytes | None]) -> None:
+    tensor = torch.arange(3.0)
+    assert decode_item(archive(tensor), check=True, tensor="w", file="f").value.equal(tensor)
+    data = archive(tensor, change)
+    with pytest.raises(DamagedArchiveError, match=r"version|byte order"):
+        decode_item(data, check=True, tensor="w", file="f")
+    with pytest.raises(DamagedArchiveError, match=r"version|byte order"):
+        open_item(memory_reader(data), len(data), KnownItems(), check=True)
+
+
+def test_a_sparse_tensor_where_the_metadata_says_dense_is_damage() -> None:
+    data = archive(torch.eye(3).to_sparse())
+    with pytest.raises(DamagedArchiveError, match="sparse_coo tensor where the metadata says"):
+        decode_tensor(data, Expected((3, 3), torch.float32), check=True, tensor="w", file="f")
+
+
+class Call:
+    """Pickled as a call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self.call = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize(
+    "value",
+    [
+        Call(torch.device, "cuda", 2000),
+        Call(torch.device, "cuda", -3),
+        Call(torch.Size, [10**30]),
+        Call(torch.Size, [1] * 5000),
+        torch.zeros([1] * 5000),
+    ],
+    ids=["device", "negative device", "size", "dimensions of a size", "dimensions of a tensor"],
+)
+def test_a_value_that_nobody_could_use_is_damage(value: Any) -> None:
+    with pytest.raises(DamagedArchiveError, match="pickle is damaged"):
+        decode_item(archive(value), check=True, tensor="w", file="f")
+
+
+def test_text_beyond_unicode_in_an_array_is_damage() -> None:
+    text = np.array(["a", "b"])
+    assert (decode_item(archive(text), check=True, tensor="w", file="f").value == text).all()
+    text.view(np.uint32)[1] = 0xFFFFFFFF
+    with pytest.raises(DamagedArchiveError, match="not a character"):
+        decode_item(archive(text), check=True, tensor="w", file="f")
+
+
+def test_what_does_not_fit_the_destination_is_a_mismatch_with_its_name(tmp_path: Path) -> None:
+    save({"w": torch.zeros(100, 10)}, tmp_path)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        checkpoint.load({"w": torch.zeros(3)}, tmp_path)
+    assert caught.value.where["tensor"] == "w"
+    with pytest.raises(CheckpointMismatchError, match="no such key") as caught:
+        checkpoint.load({"absent": torch.zeros(3)}, tmp_path)
+    assert caught.value.where["tensor"] == "absent"
+
+
+def test_an_unknown_option_of_installed_is_refused_at_once() -> None:
+    with pytest.raises(ConfigError, match="verifyy"), checkpoint.installed(verifyy=1):
+        pass
+
+
+def hf_folder(folder: Path, weight_map: Any) -> Path:
+    save_file({"a": torch.zeros(2)}, folder / "model-00001-of-00002.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
+    return folder
+
+
+@pytest.mark.parametrize(
+    "weight_map",
+    [
+        {"a": "model-00001-of-00002.safetensors", "b": "model-00002-of-00002.safetensors"},
+        {"a": "../evil.safetensors"},
+        {"c": "model-00001-of-00002.safetensors"},
+        5,
+        None,
+    ],
+)
+def test_an_index_that_names_what_is_not_there_is_refused(tmp_path: Path, weight_map: Any) -> None:
+    folder = hf_folder(tmp_path, weight_map)
+    for use in (checkpoint.verify_checkpoint, checkpoint.summarise_checkpoint):
+        with pytest.raises(UnusableCheckpointError, match="index"):
+            use(folder)
+
+
+def test_an_index_that_fits_is_accepted(tmp_path: Path) -> None:
+    folder = hf_folder(tmp_path, {"a": "model-00001-of-00002.safetensors"})
+    assert checkpoint.verify_checkpoint(folder).verdict == "incomplete"
