@@ -26,6 +26,7 @@ COMMANDS = (
     "demo",
     "verify",
     "inspect",
+    "convert",
     "samples",
     "when",
     "feedback",

@@ -37,6 +37,7 @@ def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: in
     if isinstance(kind, pa.BaseExtensionType):
         shape = getattr(kind, "shape", None)  # what datasets' Array2D … Array5D carry
         array, kind = array.storage, array.storage.type
+        shape = tuple(shape) if isinstance(shape, list) else shape  # Arrow's own fixed-shape tensors
         if isinstance(shape, tuple) and all(isinstance(size, int) for size in shape) and array.null_count == 0:
             return _fixed_shape(array, shape, name)
     if pa.types.is_dictionary(kind):
@@ -180,8 +181,10 @@ def _without_inner_nulls(array: Any, name: str, fill_null: Mapping[str, Any], st
 
 
 def _fixed_shape(array: Any, shape: tuple[int, ...], name: str) -> NDArray[Any]:
+    import pyarrow as pa
+
     flat = array
-    for _ in shape:
+    while pa.types.is_list(flat.type) or pa.types.is_fixed_size_list(flat.type) or pa.types.is_large_list(flat.type):
         flat = flat.flatten()
     if len(flat) != len(array) * int(np.prod(shape)) or flat.null_count:
         raise SourceFormatError("rows of a fixed-shape column differ in shape", column=name, shape=shape)

@@ -1,0 +1,94 @@
+"""`holdfast convert SRC DST`: write data that holdfast reads as Parquet or MDS."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+__all__ = ["register"]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the command line."""
+
+    @app.command()
+    def convert(
+        source: Annotated[
+            str, typer.Argument(help="Data: a file, folder, 'glob' or URL of any kind.", show_default=False)
+        ],
+        destination: Annotated[Path, typer.Argument(help="The folder to write to.", show_default=False)],
+        to: Annotated[str, typer.Option(help="parquet or mds.")] = "parquet",
+        samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples in a shard.")] = 65_536,
+        compression: Annotated[str, typer.Option(help="Of Parquet files: zstd, snappy, gzip or none.")] = "zstd",
+        workers: Annotated[int, typer.Option(min=1, help="Processes to convert with.")] = 2,
+        seq_len: Annotated[
+            int | None, typer.Option(help="Token files and chunks: tokens in a sequence.", show_default=False)
+        ] = None,
+        dtype: Annotated[str, typer.Option(help="Token files: how a token is stored.")] = "uint16",
+        header_bytes: Annotated[int, typer.Option(help="Token files: bytes before the first token.")] = 0,
+        split: Annotated[
+            str | None, typer.Option(help="Hugging Face folders: which split.", show_default=False)
+        ] = None,
+        as_json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
+    ) -> None:
+        """Write data of any kind as Parquet or MDS, in parallel.
+
+        A conversion that was stopped or killed continues where it was left: run the same command again.
+
+        Examples:
+            holdfast convert corpus_text_document.idx parquet/
+            holdfast convert 'shards/*.tar' mds/ --to mds --workers 8
+        """
+        from holdfast.sources.convert import convert as convert_data
+        from holdfast.sources.open_data import TokenLayout
+
+        layout = TokenLayout(length=seq_len, dtype=dtype, header_bytes=header_bytes, split=split)
+        with _bar(sys.stderr.isatty() and not as_json) as progress:
+            report = convert_data(
+                source,
+                destination,
+                to=to,  # type: ignore[arg-type]  # checked there, with an error that names what there is
+                samples_per_shard=samples_per_shard,
+                compression=None if compression == "none" else compression,
+                workers=workers,
+                layout=layout,
+                progress=progress,
+            )
+        if as_json:
+            typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
+            return
+        left = report.shards - report.written
+        typer.echo(
+            f"{report.samples:,} samples of {report.source} ({report.kind}) in {report.shards:,} shards, "
+            f"{report.bytes:,} bytes, in {report.destination}" + (f"; {left:,} were there already" if left else "")
+        )
+
+
+class _bar:  # noqa: N801  # used as a context manager, like a function
+    """A progress bar on a terminal, and none in a pipe."""
+
+    def __init__(self, shown: bool) -> None:
+        self._shown = shown
+
+    def __enter__(self) -> _bar:
+        if self._shown:
+            from rich.console import Console
+            from rich.progress import Progress
+
+            self._progress = Progress(console=Console(stderr=True), transient=True)
+            self._progress.start()
+            self._task = self._progress.add_task("shards", total=None)
+        return self
+
+    def __call__(self, done: int, total: int) -> None:
+        if self._shown:
+            self._progress.update(self._task, completed=done, total=total)
+
+    def __exit__(self, *_: object) -> None:
+        if self._shown:
+            self._progress.stop()
