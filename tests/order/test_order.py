@@ -197,7 +197,7 @@ GOLDEN_INDICES = {
     "window": [8628, 8613, 8061, 3298, 4751, 4200, 6161],
     "mixture": [611008952, 2759, 4882, 608119417, 22594, 439056650, 1516],
     "even mixture": [611008952, 182873913, 2759, 67007022, 553208346, 43670, 248746873],
-    "many even": [551, 21, 718, 882, 918, 633, 301],
+    "many even": [21, 370, 880, 255, 249, 51, 799],
     "hash": [957780, 742920, 263694, 694427, 464638, 714653, 604693],
     "keys": [306, 670, 761, 277, 943, 574, 761],
     "text keys": [0, 1, 2, 3, 2, 1, 0],
@@ -208,7 +208,7 @@ GOLDEN_INDICES = {
 GOLDEN_SOURCES = {
     "mixture": [0, 1, 1, 0, 0, 1, 0, 1, 0, 1, 0, 0, 2, 0, 0, 0, 0, 1, 1, 2, 0, 2, 2, 2],
     "even mixture": [0, 0, 1, 0, 1, 0, 0, 1, 0, 0, 0, 1, 0, 1, 2, 0, 2, 0, 2, 0, 1, 0, 2, 0],
-    "many even": [13, 16, 17, 14, 19, 18, 10, 8, 15, 12, 19, 17, 12, 17, 16, 18, 14, 19, 13, 5, 15, 8, 18, 19],
+    "many even": [16, 11, 14, 19, 12, 18, 13, 18, 17, 9, 16, 15, 17, 18, 13, 19, 12, 16, 15, 14, 11, 19, 17, 18],
 }
 
 
@@ -270,7 +270,8 @@ def test_other_weights_from_a_position_on_change_nothing_before_it(
     total = sum(chosen.values())
     for number, spec in enumerate(order.sources):
         expected = 4_000 * chosen[spec.name] / total
-        assert abs(np.count_nonzero(after == number) - expected) <= changed.max_deviation
+        # What the source was behind or ahead of the earlier weights is made up for.
+        assert abs(np.count_nonzero(after == number) - expected) <= order.max_deviation + changed.max_deviation
     again = Order.from_json(json.loads(json.dumps(changed.to_json())))
     assert again.fingerprint() == changed.fingerprint()
 

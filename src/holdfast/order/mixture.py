@@ -2,8 +2,8 @@
 
 The model: an ``Arrangement`` gives places to sources by weight. A source's samples keep their own order: its k-th place
 in the mixture holds its k-th sample. Weights may follow a schedule: from each given position on, other weights hold.
-Every stretch of the schedule is arranged from its own start and continues the counts of the one before, so what is
-planned for later never changes an earlier position.
+Every stretch of the schedule continues the counts of the one before, and makes up for what each source is behind or
+ahead of its weights there. What is planned for later never changes an earlier position.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from holdfast.order.blocks import BlockArrangement
 from holdfast.order.even import EvenArrangement
 from holdfast.order.keys import derive_key
 from holdfast.order.numbers import Int64, Ordinals, Positions
-from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, integer_weights
+from holdfast.order.weights import WHOLE, Weights, WeightSchedule, check_weight_schedule, integer_weights
+from holdfast.order.windows import WindowArrangement
 
 __all__ = ["ARRANGEMENTS", "ArrangementName", "Mixture"]
 
@@ -29,13 +30,20 @@ ArrangementName = Literal["even", "blocks"]
 ARRANGEMENTS: tuple[ArrangementName, ...] = get_args(ArrangementName)
 """How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 1 wrote."""
 
+NEGLIGIBLE = (
+    2.0**-20
+)  # samples that a source may be behind without being told from one that is not: weights are rounded
+
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
     start: int
     sources: tuple[int, ...]  # numbers of the sources with a positive weight: the columns of the arrangement
+    weights: tuple[int, ...]  # theirs, out of 2^62
     arrangement: Arrangement
+    max_deviation: float
     base: Int64  # how many samples of each source (of all sources) stand before `start`
+    owed: tuple[int, ...]  # how many each is behind its weights there, out of 2^62
 
     def counts(self, position: int) -> Int64:
         """Return how many samples of each source stand before the position."""
@@ -43,6 +51,14 @@ class _Stretch:
         for column, source in enumerate(self.sources):
             counts[source] += int(self.arrangement.count(column, np.array([position - self.start]))[0])
         return counts
+
+    def owed_at(self, position: int, counts: Int64) -> tuple[int, ...]:
+        """Return how many samples each source is behind its weights at the position, out of 2^62."""
+        rates = dict(zip(self.sources, self.weights, strict=True))
+        return tuple(
+            due + (position - self.start) * rates.get(source, 0) - int(counts[source] - self.base[source]) * WHOLE
+            for source, due in enumerate(self.owed)
+        )
 
 
 class Mixture:
@@ -73,16 +89,18 @@ class Mixture:
         self.name = name
         self.arrangement: ArrangementName = arrangement
         self.schedule = check_weight_schedule(weights, self.names)
+        arrange = _evenly if arrangement == "even" else _in_blocks
         self._stretches: list[_Stretch] = []
         base: Int64 = np.zeros(len(self.names), dtype=np.int64)
+        owed: tuple[int, ...] = (0,) * len(self.names)
         for number, (start, table) in enumerate(self.schedule):
             present = tuple(i for i, source in enumerate(self.names) if table[source] > 0)
             parts = tuple(integer_weights([table[self.names[i]] for i in present]))
-            key = derive_key("mixture", seed, name, number)
-            kind = EvenArrangement if arrangement == "even" or len(present) == 1 else BlockArrangement
             if self._stretches:
                 base = self._stretches[-1].counts(start)
-            self._stretches.append(_Stretch(start, present, kind(parts, key), base))
+                owed = self._stretches[-1].owed_at(start, base)
+            arranged, bound = arrange(parts, derive_key("mixture", seed, name, number), [owed[i] for i in present])
+            self._stretches.append(_Stretch(start, present, parts, arranged, bound, base, owed))
         self._starts = np.array([stretch.start for stretch in self._stretches], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -90,11 +108,12 @@ class Mixture:
 
     @property
     def max_deviation(self) -> float:
-        """How far, at most, a source may stand from its weight, counted from the start of a stretch of the schedule.
+        """How far, at most, a source may stand from its weights.
 
-        At every position with the even arrangement; at the end of every block with ``blocks``.
+        At every position with the even arrangement; with ``blocks`` at the end of every block, counted from the start
+        of a stretch of the schedule.
         """
-        return max(stretch.arrangement.max_deviation for stretch in self._stretches)
+        return max(stretch.max_deviation for stretch in self._stretches)
 
     def locate(self, positions: ArrayLike) -> tuple[NDArray[np.int32], Ordinals]:
         """Return the source (by number) and the ordinal of its sample at each position."""
@@ -146,3 +165,35 @@ class Mixture:
 
 def _rebuild(names: Any, schedule: Any, seed: int, name: str, arrangement: ArrangementName) -> Mixture:
     return Mixture(names, schedule, seed=seed, name=name, arrangement=arrangement)
+
+
+def _in_blocks(weights: tuple[int, ...], key: bytes, owed: Sequence[int]) -> tuple[Arrangement, float]:
+    arrangement = BlockArrangement(weights, key) if len(weights) > 1 else EvenArrangement(weights, key)
+    return arrangement, arrangement.max_deviation
+
+
+def _evenly(weights: tuple[int, ...], key: bytes, owed: Sequence[int]) -> tuple[Arrangement, float]:
+    """Return the arrangement for columns that are behind by so much, and how far they may then be at any place.
+
+    A tree of splits, which is fast, where it keeps one sample and there is nothing to make up for; else windows.
+    """
+    tree = EvenArrangement(weights, key)
+    behind = max(map(abs, owed)) / WHOLE
+    behind = behind if behind > NEGLIGIBLE else 0.0
+    if len(weights) == 1 or (not behind and tree.max_deviation <= 1) or not WindowArrangement.fits(weights):
+        return tree, tree.max_deviation + behind
+    paid = _payable(weights, owed)
+    left = max(abs(due - part) for due, part in zip(owed, paid, strict=True)) / WHOLE
+    return WindowArrangement(weights, key, paid), 1 + left
+
+
+def _payable(weights: tuple[int, ...], owed: Sequence[int]) -> list[int]:
+    """Return as much of what is owed as can be made up for: all of it, but for some cases of three columns or more."""
+    # What columns that are gone from the schedule owe, or are owed, is spread over the others by weight.
+    missing = sum(owed)
+    for sixteenths in range(16, 0, -1):
+        paid = [(due - missing * weight // WHOLE) * sixteenths // 16 for due, weight in zip(owed, weights, strict=True)]
+        paid[weights.index(max(weights))] -= sum(paid)
+        if WindowArrangement.can_pay(weights, paid):
+            return paid
+    return [0] * len(weights)
