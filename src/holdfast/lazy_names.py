@@ -35,7 +35,7 @@ def stub_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     listed = {name: home for home, name in re.findall(r"^from (\S+) import (\w+) as \w+$", stub, re.MULTILINE)}
     modules = frozenset(name for name, home in listed.items() if home == package)
     names = {name: home for name, home in listed.items() if name not in modules}
-    return *_loading(package, names, modules), sorted([*names, "__version__", "errors"])
+    return *_loading(package, names, modules), sorted(names)
 
 
 def _loading(package: str, homes: Mapping[str, str], modules: frozenset[str]) -> Loading:

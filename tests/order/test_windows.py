@@ -1,4 +1,4 @@
-"""Windows: where each sample of a column may stand, which are behind at a block's start, and what can be made up for."""
+"""Windows: where a sample of a column may stand, which are behind at the start of a block, what can be made up for."""
 
 from __future__ import annotations
 

@@ -121,7 +121,7 @@ def run(
     if state is not None:
         reader.load_state_dict(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stream.forward.base.this_process", lambda _: process)
+        patch.setattr("holdfast.stream.dataset.this_process", lambda _: process)
         found = ((reader._queue.parts[0].epoch, int(sample["id"])) for sample in islice(reader, count))
         seen = list(takewhile(lambda pair: pair[0] < before_epoch, found))
         return seen, json.loads(json.dumps(reader.state_dict()))

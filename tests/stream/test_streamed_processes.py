@@ -128,7 +128,7 @@ def as_process(process: Process, state: Mapping[str, Any] | None, count: int) ->
     """Read as one of several processes; return whose sample, its epoch and id, and the state."""
     mixed = mixture() if state is None else resumed(state)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("holdfast.stream.forward.base.this_process", lambda _: process)
+        patch.setattr("holdfast.stream.dataset.this_process", lambda _: process)
         seen = []
         for sample in islice(mixed, count):
             child: Any = mixed.streams["web"]

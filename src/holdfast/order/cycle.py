@@ -6,11 +6,13 @@ begun keep the length, and the order, they had.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import lru_cache
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key
@@ -19,7 +21,7 @@ from holdfast.order.numbers import Indices, Int64, Ordinals
 from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
-__all__ = ["Cycle"]
+__all__ = ["Cycle", "locate_each"]
 
 EPOCHS_KEPT = 8
 
@@ -115,6 +117,19 @@ class Cycle:
         if self.layout is not None:
             return self.layout.bind(self.shuffle, key)
         return self.shuffle.bind(self.epoch_length(epoch), key)
+
+
+def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Ordinals) -> tuple[Int64, Indices]:
+    """Return (epoch, index) of the ordinals, each of the cycle with its number."""
+    by_cycle = np.argsort(number.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
+    bounds = np.searchsorted(number[by_cycle], np.arange(len(cycles) + 1))
+    ordered = ordinals[by_cycle]
+    epoch, index = np.empty_like(ordered), np.empty_like(ordered)
+    for cycle, (start, stop) in zip(cycles, pairwise(bounds.tolist()), strict=True):
+        if start < stop:
+            rows = by_cycle[start:stop]
+            epoch[rows], index[rows] = cycle.locate(Ordinals(ordered[start:stop]))
+    return epoch, Indices(index)
 
 
 def _rebuild(

@@ -30,9 +30,7 @@ ArrangementName = Literal["even", "blocks"]
 ARRANGEMENTS: tuple[ArrangementName, ...] = get_args(ArrangementName)
 """How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 1 wrote."""
 
-NEGLIGIBLE = (
-    2.0**-20
-)  # samples that a source may be behind without being told from one that is not: weights are rounded
+NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are rounded
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,7 +17,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, MixtureError, OrderError
-from holdfast.order.cycle import Cycle
+from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
 from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
 from holdfast.order.partition import Partition, RoundRobin, parse_partition
@@ -164,16 +164,8 @@ class Order:
             epoch, index = self.cycles[0].locate(Ordinals(flat))  # of one source, a position is its ordinal
             return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), Indices(index.reshape(shape)))
         source, ordinal = self._mixture.locate(flat)
-        by_source = np.argsort(source.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
-        bounds = np.searchsorted(source[by_source], np.arange(len(self.cycles) + 1))
-        ordinals = ordinal[by_source]
-        epochs, indices = np.empty_like(ordinals), np.empty_like(ordinals)
-        for cycle, start, stop in zip(self.cycles, bounds[:-1], bounds[1:], strict=True):
-            if start < stop:
-                epochs[start:stop], indices[start:stop] = cycle.locate(Ordinals(ordinals[start:stop]))
-        epoch, unsorted = np.empty_like(ordinals), np.empty_like(ordinals)
-        epoch[by_source], unsorted[by_source] = epochs, indices
-        return Located(source.reshape(shape), epoch.reshape(shape), Indices(unsorted.reshape(shape)))
+        epoch, index = locate_each(self.cycles, source, ordinal)
+        return Located(source.reshape(shape), epoch.reshape(shape), Indices(index.reshape(shape)))
 
     def position_of(self, source: str, epoch: int, indices: ArrayLike) -> Positions:
         """Return the positions at which these samples of the source stand in its epoch; -1 where they never do."""

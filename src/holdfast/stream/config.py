@@ -17,6 +17,10 @@ __all__ = ["LastBatch", "OnError", "StreamingConfig"]
 
 LastBatch = Literal["pad", "short", "drop"]
 OnError = Literal["raise", "skip"]
+_AT_LEAST_ONE = (
+    *("batch_size", "epochs", "checkpoint_interval", "world_size"),
+    *("prefetch_buffer_size", "prefetch_threads", "keep_checkpoints"),
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,10 +71,10 @@ class StreamingConfig:
     dynamic_balancing: bool = False
 
     def __post_init__(self) -> None:
-        self._check_positive("batch_size", "epochs", "checkpoint_interval", "world_size")
-        for name in ("prefetch_buffer_size", "prefetch_threads", "keep_checkpoints"):
-            if getattr(self, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", **_where(name, getattr(self, name)))
+        for name in _AT_LEAST_ONE:
+            value = getattr(self, name)
+            if value is not None and value < 1:
+                raise ConfigError(f"{name} must be at least 1", **{name: value})
         if self.num_workers < 0:
             raise ConfigError("num_workers cannot be negative", num_workers=self.num_workers)
         if self.rank is not None and (self.rank < 0 or (self.world_size is not None and self.rank >= self.world_size)):
@@ -94,12 +98,6 @@ class StreamingConfig:
                 partition_strategy=type(self.partition_strategy).__name__,
                 hint="use Adaptive(base)",
             )
-
-    def _check_positive(self, *names: str) -> None:
-        for name in names:
-            value = getattr(self, name)
-            if value is not None and value < 1:
-                raise ConfigError(f"{name} must be at least 1", **_where(name, value))
 
     @classmethod
     def from_device_mesh(cls, mesh: DeviceMesh, dims: str | tuple[str, ...], **options: Any) -> StreamingConfig:
@@ -129,10 +127,6 @@ class StreamingConfig:
             rank, world = _torch_rank()
         last = self.last_batch or ("pad" if world > 1 else "short")
         return replace(self, rank=rank, world_size=world, last_batch=last)
-
-
-def _where(name: str, value: Any) -> dict[str, Any]:
-    return {name: value}
 
 
 def _torch_rank() -> tuple[int, int]:

@@ -16,7 +16,7 @@ from typing import Any, final
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConfigError, EmptyPartitionError
+from holdfast.errors import ConfigError
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
 from holdfast.order.mixture import ArrangementName
@@ -25,10 +25,18 @@ from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
 from holdfast.stream.dataset_state import DATASET_STATE, DatasetState, check_fingerprint
 from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
-from holdfast.stream.process import check_enough, check_ranks, this_process
+from holdfast.stream.process import Process, check_enough, check_ranks, everything_left_out, this_process
 from holdfast.stream.read_batches import Cut, Locates, read_batches
 
-__all__ = ["DatasetInfo", "OrderedDataset", "Sample", "StreamDataset", "TuneIterableDataset", "single"]
+__all__ = [
+    "DatasetInfo",
+    "DescribedDataset",
+    "OrderedDataset",
+    "Sample",
+    "StreamDataset",
+    "TuneIterableDataset",
+    "single",
+]
 
 # Samples read at a time when a dataset is iterated on its own.
 READ_AT_ONCE = 64
@@ -85,7 +93,40 @@ class TuneIterableDataset(IterableDataset[Sample]):
         check_ranks(rank, world_size)
 
 
-class OrderedDataset(TuneIterableDataset):
+class DescribedDataset(TuneIterableDataset):
+    """A dataset that is told what it is called, and splits itself over the processes that read it.
+
+    Args:
+        info: name, length, weight and children.
+    """
+
+    def __init__(self, info: DatasetInfo) -> None:
+        self._info = info
+        self._ranks: tuple[int, int] | None = None
+
+    @final
+    @property
+    def dataset_name(self) -> str:
+        """The name under which its samples and metrics are counted."""
+        return self._info.name
+
+    @final
+    @property
+    def info(self) -> DatasetInfo:
+        """Name, length, weight and children."""
+        return self._info
+
+    def read_as(self, *, rank: int, world_size: int) -> None:
+        """Be iterated as one of the data-parallel ranks."""
+        self._ranks = check_ranks(rank, world_size)
+
+    @final
+    def process(self) -> Process:
+        """Return which of the processes that read it this is."""
+        return this_process(self._ranks)
+
+
+class OrderedDataset(DescribedDataset):
     """A dataset whose order is computed: sources and the weights that mix them.
 
     Args:
@@ -107,28 +148,15 @@ class OrderedDataset(TuneIterableDataset):
         stop: StopPolicy,
         children: Mapping[str, OrderedDataset] | None = None,
     ) -> None:
+        super().__init__(info)
         self.sources = tuple(sources)
         self.weight_schedule = weights
         self.seed = seed
         self.stop = stop
         self.children = dict(children or {})
-        self._info = info
         self._position = 0
-        self._ranks: tuple[int, int] | None = None
         self._own = self.order()
         self._fingerprint = self._own.fingerprint()  # kept, as a state may be asked for every sample
-
-    @final
-    @property
-    def dataset_name(self) -> str:
-        """The name under which its samples and metrics are counted."""
-        return self._info.name
-
-    @final
-    @property
-    def info(self) -> DatasetInfo:
-        """Name, length, weight and children."""
-        return self._info
 
     @final
     def order(self, partition: Partition | None = None, *, arrangement: ArrangementName = "even") -> Order:
@@ -144,18 +172,13 @@ class OrderedDataset(TuneIterableDataset):
         )
 
     @final
-    def read_as(self, *, rank: int, world_size: int) -> None:
-        """Be iterated as one of the data-parallel ranks."""
-        self._ranks = check_ranks(rank, world_size)
-
-    @final
     def __iter__(self) -> Iterator[Sample]:
         """Yield samples from where the state stands: all of them, or this process's own under torch's workers.
 
         The processes take positions in turn. So a state of one process, taken when each has had as many samples as the
         others, fits all of them, and any other number of processes too.
         """
-        process = this_process(self._ranks)
+        process = self.process()
         samples = sum(len(source.source) for source in self.sources)
         check_enough(process, samples, what="samples", dataset=self.dataset_name)
         left_out = 0
@@ -175,14 +198,7 @@ class OrderedDataset(TuneIterableDataset):
                 if self._position != following:  # a state was loaded in between
                     break
             if left_out > samples:
-                raise EmptyPartitionError(
-                    "the transforms left out every sample of a whole pass",
-                    dataset=self.dataset_name,
-                    rank=process.number,
-                    world_size=process.total,
-                    samples=samples,
-                    hint="see why they return None",
-                )
+                raise everything_left_out(process, dataset=self.dataset_name, what="pass")
 
     @final
     def state_dict(self) -> dict[str, Any]:

@@ -18,8 +18,7 @@ from holdfast.order.order import StopPolicy
 from holdfast.sources import HFSource, JsonlSource, ParquetSource, Source
 from holdfast.stream.dataset import DatasetInfo, OrderedDataset
 from holdfast.stream.filtered import Filter, FilteredSource
-from holdfast.stream.named_source import NamedSource, Transform, named_copy
-from holdfast.stream.transform_stages import in_stages
+from holdfast.stream.named_source import NamedSource, Stages, Transform, named_copy
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -87,7 +86,7 @@ class HFIterableDataset(OrderedDataset):
         self.model_transform = model_transform
         self.output_transform = output_transform
         self.metric_transform = named_copy(metric_transform, name)
-        transform = in_stages((message_transform, model_transform, output_transform))
+        transform = Stages.of((message_transform, model_transform, output_transform))
         named = NamedSource(name, source, seed, shuffle, transform, None, self.metric_transform)
         super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 

@@ -1,9 +1,13 @@
-"""A source with all that belongs to it: its name, its shuffle and the functions its samples pass through."""
+"""A source with all that belongs to it: its name, its shuffle and the functions its samples pass through.
+
+A transform may have stages (message, then model, then output), so that each can be replaced alone: the first knows the
+data's columns, the second the tokenizer, the third what the loss wants. One that returns None leaves the sample out.
+"""
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -14,7 +18,7 @@ from holdfast.order import Shuffle, SourceSpec
 from holdfast.order.shuffle import parse_shuffle
 from holdfast.sources import Columns, Source
 
-__all__ = ["Collate", "HasSources", "NamedSource", "Sample", "Transform", "named_copy", "wants_rng"]
+__all__ = ["Collate", "HasSources", "NamedSource", "Sample", "Stages", "Transform", "named_copy", "wants_rng"]
 
 Sample = dict[str, Any]
 Transform = Callable[..., Sample | None]
@@ -78,9 +82,34 @@ def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform 
 
 def wants_rng(function: Any) -> bool:
     """Say whether a transform takes the sample's own random generator."""
-    if function is None:
-        return False
+    if isinstance(function, Stages):
+        return any(wants for _, wants in function.stages)
     try:
-        return "rng" in inspect.signature(function).parameters
+        return function is not None and "rng" in inspect.signature(function).parameters
     except (TypeError, ValueError):
         return False
+
+
+@dataclass(frozen=True, slots=True)
+class Stages:
+    """Transforms applied in turn, each with whether it takes the sample's own random generator."""
+
+    stages: tuple[tuple[Transform, bool], ...]
+
+    @classmethod
+    def of(cls, stages: Sequence[Transform | None]) -> Stages | None:
+        """Return one transform that applies the stages in turn; None where there is none."""
+        for stage in stages:
+            if stage is not None and not callable(stage):
+                raise ConfigError("a transform must be callable", transform=repr(stage))
+        present = tuple((stage, wants_rng(stage)) for stage in stages if stage is not None)
+        return cls(present) if present else None
+
+    def __call__(self, sample: Sample, *, rng: Any = None) -> Sample | None:
+        """Return the finished sample; None where a stage left it out."""
+        made: Sample | None = sample
+        for stage, wants in self.stages:
+            if made is None:
+                return None
+            made = stage(made, rng=rng) if wants else stage(made)
+        return made

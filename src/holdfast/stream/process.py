@@ -15,7 +15,7 @@ from torch.utils.data import get_worker_info
 from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
 from holdfast.versioned import Count
 
-__all__ = ["Process", "check_enough", "check_ranks", "check_same", "complete", "this_process"]
+__all__ = ["Process", "check_enough", "check_ranks", "check_same", "complete", "everything_left_out", "this_process"]
 
 
 class Process(NamedTuple):
@@ -58,6 +58,17 @@ def check_enough(process: Process, count: int, *, what: str, dataset: str) -> No
             **{what: count},
             hint=f"use fewer ranks or workers, or more {what}",
         )
+
+
+def everything_left_out(process: Process, *, dataset: str, what: str) -> EmptyPartitionError:
+    """Return the error of a process that got nothing out of a whole pass or epoch."""
+    return EmptyPartitionError(
+        f"the transforms or the filter left out every sample of a whole {what}",
+        dataset=dataset,
+        rank=process.number,
+        world_size=process.total,
+        hint="see why transforms return None, and filter_fn False",
+    )
 
 
 def check_same(saved: Process, process: Process, *, dataset: str) -> None:

@@ -12,7 +12,6 @@ from typing import Any, Literal, NamedTuple, final
 
 from holdfast.errors import (
     ConfigError,
-    EmptyPartitionError,
     HoldfastError,
     StateError,
     StateMismatchError,
@@ -24,10 +23,9 @@ from holdfast.stream.filtered import Filter
 from holdfast.stream.forward.base import ForwardDataset
 from holdfast.stream.forward.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
 from holdfast.stream.hf import load_hf_dataset
-from holdfast.stream.named_source import Transform, named_copy
-from holdfast.stream.process import Process, check_enough
+from holdfast.stream.named_source import Stages, Transform, named_copy, wants_rng
+from holdfast.stream.process import Process, check_enough, everything_left_out
 from holdfast.stream.samples import sample_rng
-from holdfast.stream.transform_stages import SeededStages, in_stages
 
 __all__ = ["HFStreamingDataset"]
 
@@ -84,7 +82,8 @@ class HFStreamingDataset(ForwardDataset):
         self.metric_transform = named_copy(metric_transform, name)
         self.filter_fn = filter_fn
         self._on_error = on_error
-        self._transform = in_stages((message_transform, model_transform, output_transform))
+        self._transform = Stages.of((message_transform, model_transform, output_transform))
+        self._seeded = wants_rng(self._transform)
         identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
         self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
@@ -148,13 +147,7 @@ class HFStreamingDataset(ForwardDataset):
             self._queue, self._at = self._now().assigned_to(process), None
             if not self._queue.parts:
                 if fruitless:
-                    raise EmptyPartitionError(
-                        "a whole epoch gave this process no sample",
-                        dataset=self.dataset_name,
-                        rank=process.number,
-                        world_size=process.total,
-                        hint="see what filter_fn and the transforms leave out",
-                    )
+                    raise everything_left_out(process, dataset=self.dataset_name, what="epoch")
                 self._queue = self._queue.filled()
                 fruitless = True
             jumps = self._jumps
@@ -222,7 +215,7 @@ class HFStreamingDataset(ForwardDataset):
                 return None
             if self._transform is None:
                 return row
-            if not isinstance(self._transform, SeededStages):
+            if not self._seeded:
                 return self._transform(row)
             seed = self._queue.identity.seed
             return self._transform(row, rng=sample_rng(seed, self.dataset_name, part.epoch, part.shard, number))

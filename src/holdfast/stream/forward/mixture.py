@@ -17,13 +17,10 @@ from typing import Any, NamedTuple, final
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import EmptyPartitionError, StateError, StreamError
-from holdfast.order import ARRANGEMENTS, Located, Order, SourceSpec
-from holdfast.order.cycle import Cycle
+from holdfast.errors import StateError, StateMismatchError, StreamError
+from holdfast.order import ARRANGEMENTS, Located, Order
+from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
-from holdfast.order.numbers import Indices
-from holdfast.order.permutation import MAX_LENGTH
-from holdfast.order.shuffle import NoShuffle
 from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
 from holdfast.stream.dataset import READ_AT_ONCE, OrderedDataset, Sample, TuneIterableDataset, single
 from holdfast.stream.dataset_state import DATASET_STATE, check_fingerprint
@@ -31,14 +28,13 @@ from holdfast.stream.forward.base import ForwardDataset
 from holdfast.stream.forward.position_queue import PositionQueue, Run
 from holdfast.stream.interleaved import check_children, mixture_info
 from holdfast.stream.named_source import NamedSource
-from holdfast.stream.process import Process
+from holdfast.stream.process import Process, everything_left_out
 from holdfast.versioned import Count, Format
 
 __all__ = ["MIXTURE_STATE", "ForwardMixture", "ForwardMixtureState"]
 
 Int64 = NDArray[np.int64]
 _ENDED = object()
-_OF_ORDER = "order:"  # marks fingerprints that version 1 took of an order with stand-ins for the forward children
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,7 +53,7 @@ class ForwardMixtureState:
 
 def _upgraded(old: dict[str, Any]) -> dict[str, Any]:
     kept = {name: value for name, value in old.items() if name != "share"}
-    return {**kept, "process": old["share"], "fingerprint": _OF_ORDER + old["fingerprint"]}
+    return {**kept, "process": old["share"], "fingerprint": ""}  # of what is not hashed any more
 
 
 MIXTURE_STATE = Format(
@@ -81,12 +77,8 @@ class _Stored(NamedTuple):
     def locate(self, positions: Int64) -> Located:
         """Return which source, epoch and index stand at each position, none of which is a forward child's."""
         number, ordinal = self.mixture.locate(positions)
-        epoch, index = np.empty_like(ordinal), np.empty_like(ordinal)
-        found = Located(np.searchsorted(self.numbers, number).astype(np.int32), epoch, Indices(index))
-        for place, cycle in enumerate(self.cycles):
-            rows = found.source == place
-            found.epoch[rows], found.index[rows] = cycle.locate(ordinal[rows])
-        return found
+        source = np.searchsorted(self.numbers, number).astype(np.int32)
+        return Located(source, *locate_each(self.cycles, source, ordinal))
 
 
 @final
@@ -199,14 +191,6 @@ class ForwardMixture(ForwardDataset):
         text = json.dumps([mixture, parts], sort_keys=True)
         return blake2b(text.encode(), digest_size=16, person=b"holdfast.forward").hexdigest()
 
-    def _identity_in_version_1(self) -> str:
-        stand_ins = [
-            part.spec() if isinstance(part, NamedSource) else SourceSpec(part.dataset_name, MAX_LENGTH, 0, NoShuffle())
-            for part in self.parts
-        ]
-        weights, seed, name = self.weight_schedule, self.seed, self.dataset_name
-        return _OF_ORDER + Order(stand_ins, weights=weights, seed=seed, name=name, arrangement="blocks").fingerprint()
-
     def _arrange(self, arrangement: ArrangementName) -> None:
         """Choose children as this or an earlier release does."""
         names = self._stored.mixture.names
@@ -224,16 +208,18 @@ class ForwardMixture(ForwardDataset):
     def _parsed(self, state: Mapping[str, Any]) -> tuple[PositionQueue, dict[str, Any]]:
         """Return the positions a state leaves and its forward children's states, or say what is wrong with it."""
         stored = MIXTURE_STATE.from_json(state)
-        known = {identity: name for name, identity in self._identities.items()}
-        known[self._identity_in_version_1()] = "blocks"
+        queue = PositionQueue(stored.process, stored.left, stored.position)
+        known = {identity: name for name, identity in self._identities.items()} | {"": "blocks"}
         if stored.fingerprint not in known:
             check_fingerprint(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
         self._arrange(known[stored.fingerprint])
-        queue = PositionQueue(stored.process, stored.left, stored.position)
         try:
-            return queue, _streams_in(stored.children, self.streams)
+            streams = _streams_in(stored.children, self.streams)
+            if not stored.fingerprint and not _same_places(stored.children, self._state(queue, streams)["children"]):
+                raise StateMismatchError("the state was made with other children or weights", dataset=self.dataset_name)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state of this mixture is damaged: {error!r}", dataset=self.dataset_name) from error
+        return queue, streams
 
     def _open(self) -> dict[int, Iterator[Sample]]:
         """Begin to read every forward child, which says at once where a process would get nothing of it."""
@@ -261,13 +247,7 @@ class ForwardMixture(ForwardDataset):
                 if self._jumps != jumps:
                     break
             if left_out > samples:
-                raise EmptyPartitionError(
-                    "the transforms left out every sample of a whole pass",
-                    dataset=self.dataset_name,
-                    rank=process.number,
-                    world_size=process.total,
-                    hint="see why they return None",
-                )
+                raise everything_left_out(process, dataset=self.dataset_name, what="pass")
 
     def _next_of(self, number: int, stream: Iterator[Sample]) -> Sample:
         sample: Any = next(stream, _ENDED)
@@ -320,3 +300,12 @@ def _streams_in(states: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
         else:
             found |= _streams_in(state["children"], names)
     return found
+
+
+def _same_places(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
+    """Say whether the children stand at the same places: all that tells a mixture whose state has no fingerprint."""
+    return saved.keys() == own.keys() and all(
+        saved[name].get("position") == state.get("position")
+        and _same_places(saved[name].get("children", {}), state.get("children", {}))
+        for name, state in own.items()
+    )
