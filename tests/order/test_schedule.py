@@ -81,7 +81,7 @@ def test_a_window_of_steps_holds_what_its_steps_hold(kind: str, data: st.DataObj
     later = [other.start_step for other in schedule.segments if other.start_step > first]
     stop = data.draw(st.integers(first + 1, min([end, *later])))
     for rank in range(segment.world_size):
-        positions, bounds = schedule.window(first, stop, rank)
+        positions, bounds = schedule.positions_in(first, stop, rank)
         assert len(bounds) == stop - first + 1
         for step in range(first, stop):
             mine = positions[bounds[step - first] : bounds[step - first + 1]]

@@ -77,7 +77,7 @@ def test_through_any_life_everything_but_what_was_skipped_is_read_exactly_once(k
 @given(data=st.data())
 def test_over_a_mixture_too(partition: Contiguous, data: st.DataObject) -> None:
     plain, lengths = _mixed(data)
-    order = Order(plain.sources, weights=dict(plain.schedule[0][1]), partition=partition)
+    order = Order(plain.sources, weights=dict(plain.weight_schedule[0][1]), partition=partition)
     epochs = data.draw(st.integers(1, 5))
     total = order.epoch_start(epochs)
     chain: list[Resize | Skip] = [Resize(0, data.draw(st.integers(1, 3)), data.draw(st.integers(3, 7)))]

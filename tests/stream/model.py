@@ -1,4 +1,4 @@
-"""A brute-force model of a job: positions are counted one by one, and nothing is computed that can be listed."""
+"""A brute-force model of a job: positions are listed and handed out one by one; nothing is in closed form."""
 
 from __future__ import annotations
 
@@ -8,26 +8,22 @@ from itertools import chain, pairwise
 
 import numpy as np
 
-from holdfast.order import Order
+from holdfast.order import Adaptive, Contiguous, HashBased, Order, Partition, RangeBased, RoundRobin, Stratified
+from holdfast.order.keys import derive_key, scramble
 
 __all__ = ["Model"]
 
 
 @dataclass
 class Model:
-    """What every rank must get at every step.
-
-    ``kind`` says how positions go to ranks: ``stream`` (in turn, over epoch ends), ``turns`` (in turn, epoch by epoch)
-    or ``runs`` (a run of neighbours for each rank, epoch by epoch).
-    """
+    """What every rank must get at every step: ``hands`` are the positions it has still to read of the epoch."""
 
     order: Order
-    kind: str
     epochs: int
     world: int = 1
     batch: int = 1
-    at: int = 0
     epoch: int = -1
+    at: int = 0
     hands: list[list[int]] = field(default_factory=list)
     skipped: list[Callable[[int], bool]] = field(default_factory=list)
     listed: tuple[Order | None, list[tuple[str, int]]] = (None, [])
@@ -40,39 +36,47 @@ class Model:
             self.listed = self.order, list(zip(sources, found.index.tolist(), strict=True))
         return self.listed[1][position]
 
-    def keeps(self, position: int) -> bool:
-        return not any(skips(position) for skips in self.skipped)
-
     def resize(self, world: int, batch: int) -> None:
-        """Go on with another topology, other skips or weights: what is left is assigned again, in its order."""
+        """Go on with another topology, other skips or weights: what is left is handed out again, in its order."""
         self.world, self.batch = world, batch
         left = sorted(chain(*self.hands))
-        if self.kind == "stream" and self.epoch >= 0:
+        if self.order.partition.continuous and self.epoch >= 0:  # other weights move samples that are skipped
             left = list(range(self.at, self.order.epoch_start(self.epochs)))
-        self._assign([position for position in left if self.keeps(position)])
-
-    def _assign(self, rest: list[int]) -> None:
-        if self.kind == "runs":
-            ends = [rank * len(rest) // self.world for rank in range(self.world + 1)]
-            self.hands = [rest[start:stop] for start, stop in pairwise(ends)]
-        else:
-            self.hands = [rest]
+        self._hand_out(left)
 
     def step(self) -> list[list[int]]:
         """Return every rank's positions at the next step."""
-        while not any(self.hands):
+        while not any(self.hands) and self.epoch + 1 < self.epochs:
             self.epoch += 1
-            if self.epoch >= self.epochs:
-                return [[] for _ in range(self.world)]
             start, stop = self.order.epoch_start(self.epoch), self.order.epoch_start(self.epoch + 1)
-            stop = self.order.epoch_start(self.epochs) if self.kind == "stream" else stop
-            self.epoch = self.epochs if self.kind == "stream" else self.epoch
-            self._assign([position for position in range(start, stop) if self.keeps(position)])
-        if self.kind == "runs":
-            taken = [hand[: self.batch] for hand in self.hands]
-            self.hands = [hand[self.batch :] for hand in self.hands]
-            return taken
-        taken = [self.hands[0][: self.world * self.batch][rank :: self.world] for rank in range(self.world)]
-        self.hands = [self.hands[0][self.world * self.batch :]]
+            if self.order.partition.continuous:
+                self.epoch, stop = self.epochs, self.order.epoch_start(self.epochs)
+            self._hand_out(list(range(start, stop)))
+        taken = [hand[: self.batch] for hand in self.hands] or [[] for _ in range(self.world)]
+        self.hands = [hand[self.batch :] for hand in self.hands]
         self.at = 1 + max(chain([self.at - 1], *taken))
         return taken
+
+    def _hand_out(self, left: list[int]) -> None:
+        left = [position for position in left if not any(skips(position) for skips in self.skipped)]
+        partition: Partition = self.order.partition
+        partition = partition.base if isinstance(partition, Adaptive) else partition
+        ends = [rank * len(left) // self.world for rank in range(self.world + 1)]
+        if isinstance(partition, HashBased):
+            bounds = [rank * partition.num_partitions // self.world for rank in range(self.world + 1)]
+            self.hands = [[p for p in left if start <= self._lane(p) < stop] for start, stop in pairwise(bounds)]
+        elif isinstance(partition, RangeBased) and self.world == len(partition.ranges):
+            self.hands = [[p for p in left if self._lane(p) == rank] for rank in range(self.world)]
+        elif isinstance(partition, (Contiguous, RangeBased)):
+            self.hands = [left[start:stop] for start, stop in pairwise(ends)]
+        else:
+            assert isinstance(partition, (RoundRobin, Stratified))
+            self.hands = [left[rank :: self.world] for rank in range(self.world)]
+        if isinstance(partition, Stratified):
+            key = derive_key("deal", self.order.sources[0].seed, self.order.name)
+            self.hands = [sorted(hand, key=lambda p: int(scramble(np.array([p], "u8"), key)[0])) for hand in self.hands]
+
+    def _lane(self, position: int) -> int:
+        assert self.order.layout is not None
+        place = position % self.order.epoch_length(0)
+        return sum(place >= stop for stop in self.order.layout.offsets[1:].tolist())

@@ -1,9 +1,8 @@
 """Random configurations beside a brute-force model: every batch, skip, mask and resize must come out the same.
 
-A configuration is drawn from a seed: a source or a mixture with a schedule of weights, a partition, what happens to
+A configuration is drawn from a seed: a source or a mixture with a schedule of weights, any partition, what happens to
 batches that are not full, one to five lives of one to four ranks with any batch size, and skips, masks and changed
-weights in between. In every life one rank iterates; all ranks are asked for past batches. Partitions that go by index
-are checked by what they promise instead: every sample of an epoch exactly once, each rank's in the stream's order.
+weights in between. In every life one rank iterates, in threads or worker processes; any rank is asked for past batches.
 """
 
 from __future__ import annotations
@@ -27,33 +26,43 @@ from holdfast.stream import (
 )
 
 CHUNK = 250
+WORKERS_EVERY = 100  # jobs in worker processes: starting those is most of what such a job costs
 
 
 def source(length: int) -> ArraySource:
     return ArraySource({"index": np.arange(length), "labels": np.arange(length)})
 
 
-def dataset_of(draw: random.Random) -> OrderedDataset:
+def partition_of(draw: random.Random, length: int) -> Partition:
+    """Return any partition; those that go by index for a source of this length."""
+    half, labels = draw.randint(1, length - 1), np.array([draw.randrange(3) for _ in range(length)])
+    partition: Partition = draw.choice(
+        [
+            RoundRobin(),
+            RoundRobin(align_epochs=True),
+            Contiguous(),
+            HashBased(draw.choice([4, 7]), draw.randrange(9)),
+            HashBased(4, key=labels),
+            RangeBased(((half, length), (0, half))),
+            Stratified(labels, 3),
+        ]
+    )
+    return Adaptive(partition) if draw.random() < 0.2 else partition
+
+
+def dataset_of(draw: random.Random) -> tuple[OrderedDataset, Partition]:
     lengths = [draw.randint(4, 40) for _ in range(draw.choice([1, 1, 2, 3]))]
     seed = draw.randrange(5)
     shuffle = draw.choice(["full", "none"])
+    partition = partition_of(draw, lengths[0])
     children = [
         StreamDataset(source(length), name=f"s{number}", seed=seed, shuffle=shuffle)
-        for number, length in enumerate(lengths)
+        for number, length in enumerate(lengths[: 1 if partition.by_index else 3])
     ]
     if len(children) == 1:
-        return children[0]
+        return children[0], partition
     weights = [{child.dataset_name: draw.randint(1, 5) for child in children} for _ in range(draw.randint(1, 3))]
-    return InterleavedDataset(children, [(17 * i, table) for i, table in enumerate(weights)], seed=seed)
-
-
-PARTITIONS: list[tuple[str, Partition]] = [
-    ("stream", RoundRobin()),
-    ("turns", RoundRobin(align_epochs=True)),
-    ("runs", Contiguous()),
-    ("stream", Adaptive(RoundRobin())),
-    ("runs", Adaptive(Contiguous())),
-]
+    return InterleavedDataset(children, [(17 * i, table) for i, table in enumerate(weights)], seed=seed), partition
 
 
 def told(batch: dict[str, Any]) -> list[tuple[int, bool, int]]:
@@ -68,11 +77,10 @@ class Job:
 
     def __init__(self, draw: random.Random, workers: int) -> None:
         self.draw, self.workers = draw, workers
-        self.dataset = dataset_of(draw)
-        kind, self.partition = draw.choice(PARTITIONS)
+        self.dataset, self.partition = dataset_of(draw)
         self.epochs = draw.randint(1, 3)
         self.last: Any = draw.choice(["pad", "short", "drop"])
-        self.model = Model(self.dataset.order(self.partition), kind, self.epochs)
+        self.model = Model(self.dataset.order(self.partition), self.epochs)
         self.masks: list[tuple[int, set[int], set[tuple[str, int]]]] = []
         self.past: list[tuple[int, list[list[int]]]] = []  # batch size and every rank's positions, step by step
         self.state: dict[str, Any] | None = None
@@ -176,7 +184,7 @@ class Job:
 
 def run(first: int, count: int) -> None:
     for seed in range(first, first + count):
-        job = Job(random.Random(seed), workers=2 if seed % 1000 == 500 else 0)
+        job = Job(random.Random(seed), workers=2 if seed % WORKERS_EVERY == 0 else 0)
         try:
             for _ in range(job.draw.choice([2, 2, 2, 3, 5])):
                 if not job.live():
@@ -198,45 +206,3 @@ def test_two_thousand_random_jobs_deliver_what_the_model_says(first: int) -> Non
 @pytest.mark.parametrize("first", range(10_000, 110_000, 10_000))
 def test_a_hundred_thousand_random_jobs_deliver_what_the_model_says(first: int) -> None:
     run(first, 10_000)
-
-
-@pytest.mark.parametrize("seed", range(60))
-def test_partitions_by_index_deliver_every_sample_once_and_each_ranks_in_order(seed: int) -> None:
-    draw = random.Random(seed)
-    length = draw.randint(24, 60)
-    half = length // 2
-    partition: Partition = draw.choice(
-        [HashBased(8, seed), RangeBased(((0, half), (half, length))), Stratified(np.arange(length) % 3, 3)]
-    )
-    dataset = StreamDataset(source(length), name="a", seed=seed)
-    state, step, seen = None, 0, []
-    for _ in range(draw.randint(1, 5)):
-        world, batch = (2 if isinstance(partition, RangeBased) else draw.randint(1, 3)), draw.randint(1, 5)
-        config = StreamingConfig(
-            rank=0, world_size=world, batch_size=batch, partition_strategy=partition, epochs=2, last_batch="pad"
-        )
-        loader = StreamingShardLoader(dataset, config)
-        if state is not None:
-            loader.load_state_dict(state)
-        total = loader.schedule.total_steps or 0
-        stop = min(total, step + draw.randint(0, 6))
-        ranks: list[list[int]] = [[] for _ in range(world)]
-        for at in range(step, stop):
-            for rank in range(world):
-                batch_again = loader.batch_at(at, rank)
-                positions = [ref.position for ref in loader.samples_in(at, rank)]
-                assert [i for i, valid, _ in told(batch_again) if valid] == [
-                    ref.index for ref in loader.samples_in(at, rank)
-                ]
-                ranks[rank] += positions
-        for positions in ranks:
-            if not isinstance(partition, Stratified):  # whose one order takes the classes in turn
-                assert positions == sorted(positions)
-            seen += positions
-        iterator = iter(loader)
-        for _ in range(stop - step):
-            next(iterator)
-        iterator.close()  # type: ignore[attr-defined]
-        state, step = loader.state_dict(), stop
-    rest = [ref.position for at in range(step, loader.schedule.total_steps or 0) for ref in loader.samples_in(at)]
-    assert sorted(seen + rest) == list(range(2 * length))

@@ -16,6 +16,7 @@ import pytest
 from holdfast.errors import ConfigError, SourceError, StateMismatchError, TransformError
 from holdfast.metrics import MetricsAggregator, StandardMetricTransform, collate_with_metrics
 from holdfast.sources import ArraySource
+from holdfast.sources.filtered import FilteredSource
 from holdfast.stream import (
     HFIterableDataset,
     InterleavedDataset,
@@ -23,7 +24,6 @@ from holdfast.stream import (
     StreamingConfig,
     StreamingShardLoader,
 )
-from holdfast.stream.filtered import FilteredSource
 from holdfast.testing import assert_exact_resume, check_source
 
 ROWS = [{"id": i, "text": "word " * (i % 4 + 1)} for i in range(40)]

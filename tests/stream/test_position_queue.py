@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.stream.forward.position_queue import PositionQueue, Run
+from holdfast.stream.forward.position_queue import PositionQueue, Stride
 from holdfast.stream.process import Process
 
 
@@ -18,14 +18,14 @@ def taken(queue: PositionQueue, count: int) -> tuple[list[int], PositionQueue]:
 
 
 @st.composite
-def runs(draw: st.DrawFn) -> tuple[Run, ...]:
+def runs(draw: st.DrawFn) -> tuple[Stride, ...]:
     """Runs that share no position: each in a thousand of its own."""
     drawn = draw(st.lists(st.tuples(st.integers(1, 9), st.integers(1, 40)), max_size=8))
-    return tuple(Run(1000 * number, step, length) for number, (step, length) in enumerate(drawn))
+    return tuple(Stride(1000 * number, step, length) for number, (step, length) in enumerate(drawn))
 
 
 @given(runs(), st.integers(1, 20))
-def test_what_was_left_behind_is_dealt_evenly_and_each_position_once(left: tuple[Run, ...], total: int) -> None:
+def test_what_was_left_behind_is_dealt_evenly_and_each_position_once(left: tuple[Stride, ...], total: int) -> None:
     queues = [PositionQueue(None, left, 10_000).assigned_to(Process(n, total), dataset="mix") for n in range(total)]
     parts = [taken(queue, sum(run.length for run in queue.left))[0] for queue in queues]
     everything = [run.first + run.step * place for run in left for place in range(run.length)]
@@ -35,7 +35,7 @@ def test_what_was_left_behind_is_dealt_evenly_and_each_position_once(left: tuple
 
 @given(runs(), st.lists(st.integers(0, 30), min_size=1, max_size=8))
 def test_what_was_taken_and_what_merged_states_leave_is_all_of_it_once(
-    left: tuple[Run, ...], counts: list[int]
+    left: tuple[Stride, ...], counts: list[int]
 ) -> None:
     total = len(counts)
     queues = [PositionQueue(None, left, 10_000).assigned_to(Process(n, total), dataset="mix") for n in range(total)]
@@ -49,7 +49,7 @@ def test_what_was_taken_and_what_merged_states_leave_is_all_of_it_once(
 
 
 @given(runs(), st.integers(1, 70))
-def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[Run, ...], count: int) -> None:
+def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[Stride, ...], count: int) -> None:
     queue = PositionQueue(None, left, 10_000).assigned_to(Process(1, 3), dataset="mix")
     upcoming = queue.upcoming(count)
     assert 0 < len(upcoming) <= count

@@ -89,13 +89,13 @@ def _show_checkpoint(asked: Asked) -> None:
 
 
 def _is_stream_state(asked: Asked) -> bool:
-    from holdfast.stream.inspect_state import is_state
+    from holdfast.cli.inspect_state import is_state
 
     return is_state(asked.path)
 
 
 def _show_stream_state(asked: Asked) -> None:
-    from holdfast.stream.inspect_state import describe_state
+    from holdfast.cli.inspect_state import describe_state
 
     told = describe_state(asked.path)
     if asked.as_json:

@@ -59,7 +59,7 @@ class Aligned(Walk):
         if epochs is not None and not self.total_steps():
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
 
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the rank's places of these steps as positions, epoch by epoch."""
         index = bisect_right(self._step, first) - 1
         size = self._sizes[index].of(rank)

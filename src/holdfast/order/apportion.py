@@ -19,6 +19,7 @@ from fractions import Fraction
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.order.numbers import Int64
 from holdfast.order.weights import WHOLE, WHOLE_BITS
 
 __all__ = ["Apportionment"]
@@ -27,7 +28,6 @@ MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 20
 LIGHT = 2  # expected places a block below which a source counts as light
 
-Int64 = NDArray[np.int64]
 _LOW = np.uint64((1 << 31) - 1)
 _HALF = np.uint64(1 << 61)
 

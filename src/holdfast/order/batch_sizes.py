@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
+from holdfast.order.numbers import Int64
 
 __all__ = ["BatchSizes"]
-
-Int64 = NDArray[np.int64]
 
 
 class BatchSizes:

@@ -41,7 +41,7 @@ class Continuous(Walk):
         if self._end is not None and not self._remaining(0):
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
 
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the rank's numbers of these steps as positions."""
         index = bisect_right(self._step, first) - 1
         sizes = self._sizes[index]

@@ -11,16 +11,13 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import OrderError
+from holdfast.order.numbers import Bool, Int64
 from holdfast.order.order import Located, Order
 from holdfast.order.skips import Skips
 
 __all__ = ["Mask", "check_masks", "masked"]
-
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, Literal, get_args
 
 import numpy as np
@@ -30,6 +31,7 @@ ArrangementName = Literal["even", "blocks"]
 ARRANGEMENTS: tuple[ArrangementName, ...] = get_args(ArrangementName)
 """How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 1 wrote."""
 
+ARRANGEMENTS_KEPT = 8  # a resumed or reweighted order computes its blocks from the start again otherwise
 NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are rounded
 
 
@@ -86,23 +88,23 @@ class Mixture:
         self.seed = seed
         self.name = name
         self.arrangement: ArrangementName = arrangement
-        self.schedule = check_weight_schedule(weights, self.names)
+        self.weight_schedule = check_weight_schedule(weights, self.names)
         arrange = _evenly if arrangement == "even" else _in_blocks
         self._stretches: list[_Stretch] = []
         base: Int64 = np.zeros(len(self.names), dtype=np.int64)
         owed: tuple[int, ...] = (0,) * len(self.names)
-        for number, (start, table) in enumerate(self.schedule):
+        for number, (start, table) in enumerate(self.weight_schedule):
             present = tuple(i for i, source in enumerate(self.names) if table[source] > 0)
             parts = tuple(integer_weights([table[self.names[i]] for i in present]))
             if self._stretches:
                 base = self._stretches[-1].counts(start)
                 owed = self._stretches[-1].owed_at(start, base)
-            arranged, bound = arrange(parts, derive_key("mixture", seed, name, number), [owed[i] for i in present])
+            arranged, bound = arrange(parts, derive_key("mixture", seed, name, number), tuple(owed[i] for i in present))
             self._stretches.append(_Stretch(start, present, parts, arranged, bound, base, owed))
         self._starts = np.array([stretch.start for stretch in self._stretches], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (self.names, self.schedule, self.seed, self.name, self.arrangement)
+        return _rebuild, (self.names, self.weight_schedule, self.seed, self.name, self.arrangement)
 
     @property
     def max_deviation(self) -> float:
@@ -165,12 +167,13 @@ def _rebuild(names: Any, schedule: Any, seed: int, name: str, arrangement: Arran
     return Mixture(names, schedule, seed=seed, name=name, arrangement=arrangement)
 
 
-def _in_blocks(weights: tuple[int, ...], key: bytes, owed: Sequence[int]) -> tuple[Arrangement, float]:
+def _in_blocks(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> tuple[Arrangement, float]:
     arrangement = BlockArrangement(weights, key) if len(weights) > 1 else EvenArrangement(weights, key)
     return arrangement, arrangement.max_deviation
 
 
-def _evenly(weights: tuple[int, ...], key: bytes, owed: Sequence[int]) -> tuple[Arrangement, float]:
+@lru_cache(maxsize=ARRANGEMENTS_KEPT)
+def _evenly(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> tuple[Arrangement, float]:
     """Return the arrangement for columns that are behind by so much, and how far they may then be at any place.
 
     A tree of splits, which is fast, where it keeps one sample and there is nothing to make up for; else windows.

@@ -10,9 +10,10 @@ from typing import Any, NewType
 
 import numpy as np
 
-__all__ = ["Indices", "Int64", "Ordinals", "Positions"]
+__all__ = ["Bool", "Indices", "Int64", "Ordinals", "Positions"]
 
 Int64 = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
+Bool = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
 
 Positions = NewType("Positions", Int64)
 """Places in the endless order of the whole stream."""

@@ -124,7 +124,7 @@ class Order:
             if len(names) > 1:
                 raise MixtureError("a mixture needs weights", sources=names)
             weights = {names[0]: 1.0}
-        self.schedule = check_weight_schedule(weights, names)
+        self.weight_schedule = check_weight_schedule(weights, names)
         self.layout = None
         if self.partition.by_index:
             if len(names) > 1:
@@ -143,7 +143,7 @@ class Order:
         )
         self._mixture = None
         if len(names) > 1:
-            self._mixture = Mixture(names, self.schedule, seed=seed, name=name, arrangement=arrangement)
+            self._mixture = Mixture(names, self.weight_schedule, seed=seed, name=name, arrangement=arrangement)
         self.length = self._find_length()
 
     def __repr__(self) -> str:
@@ -193,20 +193,24 @@ class Order:
         """Return the order with other weights from this position on; what stands before it does not change."""
         if self._mixture is None:
             raise MixtureError("a single source has no weights to change", source=self.sources[0].name)
-        earlier = [(start, table) for start, table in self.schedule if start < position]
+        earlier = [(start, table) for start, table in self.weight_schedule if start < position]
+        return self.altered(weights=[*earlier, (position, weights)])
+
+    def altered(self, *, weights: WeightSchedule, sources: Sequence[SourceSpec] | None = None) -> Order:
+        """Return this order with other weights, and perhaps other sources."""
         return Order(
-            self.sources,
-            weights=[*earlier, (position, weights)],
+            self.sources if sources is None else sources,
+            weights=weights,
             seed=self.seed,
             name=self.name,
             partition=self.partition,
             stop=self.stop,
-            arrangement=self._mixture.arrangement,
+            arrangement=self.arrangement or "even",
         )
 
     def endless_sources(self) -> tuple[int, ...]:
         """Return the sources, by number, that the stream goes on with for ever."""
-        last = self.schedule[-1][1]
+        last = self.weight_schedule[-1][1]
         return tuple(number for number, spec in enumerate(self.sources) if last[spec.name] > 0)
 
     def epoch_start(self, epoch: int) -> int:
@@ -248,7 +252,7 @@ class Order:
             return self.sources[0].length
         ends: list[int] = []
         for number, spec in enumerate(self.sources):
-            if not any(table[spec.name] > 0 for _, table in self.schedule):
+            if not any(table[spec.name] > 0 for _, table in self.weight_schedule):
                 continue
             last = int(self._mixture.position_of(number, [spec.length - 1])[0])
             if last >= 0:
@@ -264,7 +268,7 @@ class Order:
     def to_json(self) -> dict[str, Any]:
         """Return the whole order as plain JSON: no data, only names, lengths, seeds, weights and digests."""
         weights = []
-        for start, table in self.schedule:
+        for start, table in self.weight_schedule:
             present = [name for name, weight in table.items() if weight > 0]
             parts = integer_weights([table[name] for name in present])
             weights.append((start, dict(zip(present, parts, strict=True))))

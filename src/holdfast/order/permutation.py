@@ -20,14 +20,13 @@ from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key, scramble
+from holdfast.order.numbers import Int64
 
 __all__ = ["MAX_LENGTH", "Permutation"]
 
 MAX_LENGTH = 2**62
 TABLE_LIMIT = 1 << 16
 ROUNDS = 6  # even, so that the sides of the rectangle are back in place at the end
-
-Int64 = NDArray[np.int64]
 
 
 class Permutation:

@@ -115,9 +115,9 @@ class Schedule:
 
     def positions(self, step: int, rank: int) -> Int64:
         """Return the positions the rank reads at the step; fewer than its batch size at the end of an epoch."""
-        return self.window(step, step + 1, rank)[0]
+        return self.positions_in(step, step + 1, rank)[0]
 
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the positions the rank reads at steps first … stop-1, all of one segment, in one go.
 
         Returns:
@@ -129,7 +129,7 @@ class Schedule:
             raise ConfigError("rank must be between 0 and world_size-1", rank=rank, world_size=segment.world_size)
         if stop > first + 1 and self.segment_at(stop - 1) is not segment:
             raise OrderError("a window of steps must lie in one segment", first=first, stop=stop)
-        return self._walk.window(first, stop, rank)
+        return self._walk.positions_in(first, stop, rank)
 
     def segment_end(self, step: int) -> int | None:
         """Return the first step after the segment that holds the step; None if it is the last."""

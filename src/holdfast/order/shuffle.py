@@ -19,15 +19,14 @@ from itertools import groupby
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
+from holdfast.order.numbers import Int64
 from holdfast.order.permutation import Permutation
 
 __all__ = ["EpochOrder", "FullShuffle", "NoShuffle", "Shuffle", "WindowShuffle", "parse_shuffle"]
 
-Int64 = NDArray[np.int64]
 
 # Groups of shards whose permutation is kept at hand: neighbouring positions share a group.
 GROUPS_KEPT = 16

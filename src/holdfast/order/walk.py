@@ -24,7 +24,7 @@ class Walk(ABC):
     """One way through an order: how steps follow each other."""
 
     @abstractmethod
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the positions the rank reads at steps first … stop-1 end to end, and where each step begins."""
 
     @abstractmethod

@@ -32,7 +32,7 @@ from holdfast.order.weights import WHOLE
 
 __all__ = ["WindowArrangement"]
 
-MIN_BLOCK = 1 << 12
+MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 18
 FARTHEST = 1 << 62  # places beyond are out of reach
 BLOCKS_COUNTED = 1 << 10  # blocks whose counts are kept

@@ -7,7 +7,7 @@ the fastest way.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any, overload
@@ -214,6 +214,18 @@ def gather_across(
     bounds = zip(owner.tolist(), (starts * size).tolist(), (stops * size).tolist(), strict=True)
     joined = bytearray().join([raws[number][start:stop] for number, start, stop in bounds])
     return Ragged(np.frombuffer(joined, dtype=first.dtype), offsets, columns[0].encoding)
+
+
+def rows_of(columns: Mapping[str, Ragged | NDArray[Any]], count: int) -> list[dict[str, Any]]:
+    """Split columns into single samples: arrays and numbers as views, text as str."""
+    rows: list[dict[str, Any]] = [{} for _ in range(count)]
+    for name, column in columns.items():
+        values: Any = column
+        if isinstance(column, Ragged) and column.encoding is not None:
+            values = column.to_strings()
+        for i, row in enumerate(rows):
+            row[name] = values[i]
+    return rows
 
 
 def _offsets_of(lengths: NDArray[np.int64] | Sequence[int]) -> NDArray[np.int64]:

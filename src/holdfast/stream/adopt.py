@@ -8,7 +8,7 @@ their order; the next ones take the new samples in), and a source that was added
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -21,12 +21,8 @@ from holdfast.stream.state import CheckpointState
 __all__ = ["Adopted", "adopt"]
 
 
-@dataclass(frozen=True, slots=True)
-class Adopted:
-    """A schedule that continues from a state, and what had to be changed for it."""
-
-    schedule: Schedule
-    changes: tuple[str, ...] = ()
+Adopted = tuple[Schedule, tuple[str, ...]]
+"""A schedule that continues from a state, and what had to be changed for it."""
 
 
 def adopt(
@@ -41,8 +37,8 @@ def adopt(
         epochs: how many there are to be: a run may be given more than it began with.
         strict: False carries over sources that grew or were added.
     """
-    adopted = _adopted(state, order, sources, strict)
-    return replace(adopted, schedule=_ending(adopted.schedule, state, epochs))
+    schedule, changes = _adopted(state, order, sources, strict)
+    return _ending(schedule, state, epochs), changes
 
 
 def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source], strict: bool) -> Adopted:
@@ -52,7 +48,7 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
     if not differences:
-        return Adopted(_rebuilt(state, order))
+        return _rebuilt(state, order), ()
     fatal = [text for text, safe in differences if strict or not safe]
     if fatal:
         raise StateMismatchError(
@@ -98,7 +94,7 @@ def _differences(saved: Mapping[str, Any], order: Order) -> list[tuple[str, bool
             found.append((f"source {name!r} was added", partition.continuous and saved["stop"] == "cycle_forever"))
             continue
         old = before[name]
-        length = max([old["length"], *(size for _, size in old["growth"])])
+        length = _longest(old)
         for field in ("seed", "shuffle"):
             if old[field] != source[field]:
                 found.append((f"{field} of source {name!r} was {old[field]!r} and is {source[field]!r}", False))
@@ -112,6 +108,10 @@ def _differences(saved: Mapping[str, Any], order: Order) -> list[tuple[str, bool
     return found
 
 
+def _longest(source: Mapping[str, Any]) -> int:
+    return max(int(source["length"]), *(int(size) for _, size in source["growth"]), 0)
+
+
 def _ratios(order: Mapping[str, Any]) -> dict[str, float]:
     table = order["weights"][-1][1]
     total = sum(table.values())
@@ -119,9 +119,7 @@ def _ratios(order: Mapping[str, Any]) -> dict[str, float]:
 
 
 def _data_differences(state: CheckpointState, sources: Mapping[str, Source]) -> list[tuple[str, bool]]:
-    lengths = {
-        spec["name"]: max([spec["length"], *(size for _, size in spec["growth"])]) for spec in state.order["sources"]
-    }
+    lengths = {spec["name"]: _longest(spec) for spec in state.order["sources"]}
     found = []
     for name, fingerprint in state.sources.items():
         source = sources.get(name)
@@ -158,20 +156,12 @@ def _carried_over(state: CheckpointState, order: Order) -> Adopted:
         else:
             specs.append(replace(before, growth=(*before.growth, (first, spec.length))))
         changes.append(f"source {spec.name!r} grows from {longest} to {spec.length} samples at its epoch {first}")
-    weights = [(start, dict(table)) for start, table in old.schedule]
+    weights = [(start, dict(table)) for start, table in old.weight_schedule]
     if len(specs) > len(old.sources):
         if state.position == 0:
-            weights = [(0, dict(order.schedule[-1][1]))]
+            weights = [(0, dict(order.weight_schedule[-1][1]))]
         else:
             weights = [(start, table) for start, table in weights if start < state.position]
-            weights.append((state.position, dict(order.schedule[-1][1])))
-    grown = Order(
-        specs,
-        weights=weights,
-        seed=order.seed,
-        name=order.name,
-        partition=order.partition,
-        stop=order.stop,
-        arrangement=old.arrangement or order.arrangement or "even",
-    )
-    return Adopted(state.schedule_over(grown), tuple(changes))
+            weights.append((state.position, dict(order.weight_schedule[-1][1])))
+    grown = old.altered(weights=weights, sources=specs)
+    return state.schedule_over(grown), tuple(changes)

@@ -7,19 +7,16 @@ copied when they are asked for. ``make`` gives the dict of tensors that the trai
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from holdfast.order.numbers import Bool, Int64
 from holdfast.sources import Columns, ReadCounters
 from holdfast.stream.collate import mask_labels, slice_batch, to_tensors
 
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
-
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
 
 
 class Failed(NamedTuple):
@@ -29,13 +26,6 @@ class Failed(NamedTuple):
     index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
     position: int = -1
     error: str = ""
-
-
-class Content(Protocol):
-    """The samples of several batches."""
-
-    def cut(self, start: int, stop: int) -> dict[str, Any]:
-        """Return some rows as a batch."""
 
 
 class Batch(NamedTuple):
@@ -117,3 +107,7 @@ class MemoryRows(NamedTuple):
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch
+
+
+Content = ColumnSlices | Made | MemoryRows
+"""The samples of several batches; ``cut`` makes a batch of some rows."""

@@ -9,17 +9,14 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.metrics import MetricBatch, MetricColumn
 from holdfast.order import Located
-from holdfast.sources import Columns
-from holdfast.stream.collate import take_rows
+from holdfast.order.numbers import Bool
+from holdfast.sources import Columns, Ragged
 from holdfast.stream.named_source import NamedSource, Sample
 
 __all__ = ["add_sample_metrics", "column_metrics"]
-
-Bool = NDArray[np.bool_]
 
 
 def add_sample_metrics(
@@ -79,7 +76,8 @@ def column_metrics(
                 wanted &= valid[start:stop]
             rows = start + np.flatnonzero(wanted)
             if rows.size:
-                parts += transform.batch_metrics({name: take_rows(c, rows) for name, c in columns.items()}).columns
+                own = {name: c.take(rows) if isinstance(c, Ragged) else c[rows] for name, c in columns.items()}
+                parts += transform.batch_metrics(own).columns
                 parts += transform.dataset_metrics(num_epochs=int(located.epoch[rows].max())).columns
         made.append(MetricBatch(tuple(parts)))
     return made

@@ -1,11 +1,12 @@
-"""The loader's options, checked in one place before anything runs."""
+"""The loader's options, checked in one place before anything runs, and what it needs of a coordinator."""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, get_args
+from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from holdfast.errors import ConfigError
 from holdfast.order import Adaptive, Partition, RoundRobin
@@ -13,7 +14,7 @@ from holdfast.order import Adaptive, Partition, RoundRobin
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["LastBatch", "OnError", "StreamingConfig"]
+__all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig"]
 
 LastBatch = Literal["pad", "short", "drop"]
 OnError = Literal["raise", "skip"]
@@ -135,3 +136,18 @@ def _torch_rank() -> tuple[int, int]:
     if distributed is not None and distributed.is_available() and distributed.is_initialized():
         return distributed.get_rank(), distributed.get_world_size()
     return 0, 1
+
+
+class Coordinator(Protocol):
+    """Watches the ranks of a loader and decides about their shares; ``holdfast.coordinate`` has one."""
+
+    def register_worker(self, rank: int, indices: Sequence[int] = ()) -> None:
+        """Register a rank of this process."""
+
+    def shares_at(
+        self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None, threshold: float
+    ) -> tuple[float, ...] | None:
+        """Return the shares every rank adopts at this step; None for no change."""
+
+    def delivered(self, rank: int, *, step: int, samples: int, seconds: float, share: float) -> None:
+        """Count a batch that the training loop has worked on."""

@@ -16,25 +16,27 @@ from typing import Any, final
 import numpy as np
 from torch.utils.data import IterableDataset
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
 from holdfast.order.mixture import ArrangementName
 from holdfast.order.order import StopPolicy
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
-from holdfast.stream.dataset_state import DATASET_STATE, DatasetState, check_fingerprint
 from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
 from holdfast.stream.process import Process, check_enough, check_ranks, everything_left_out, this_process
 from holdfast.stream.read_batches import Cut, Locates, read_batches
+from holdfast.versioned import Count, Format
 
 __all__ = [
+    "DATASET_STATE",
     "DatasetInfo",
     "DescribedDataset",
     "OrderedDataset",
     "Sample",
     "StreamDataset",
     "TuneIterableDataset",
+    "mismatch",
     "single",
 ]
 
@@ -53,6 +55,31 @@ class DatasetInfo:
     length: int | None
     weight: float = 1.0
     children: tuple[DatasetInfo, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class DatasetState:
+    """Where a dataset stands that is iterated on its own.
+
+    Attributes:
+        position: positions of its order that lie behind.
+        epoch: the epoch at that point.
+        fingerprint: of the order.
+        children: the states of its children by name, nested as the children are.
+    """
+
+    position: Count
+    epoch: Count
+    fingerprint: str
+    children: dict[str, Any]
+
+
+DATASET_STATE = Format(
+    "dataset state",
+    DatasetState,
+    unmarked=1,
+    hint="a mixture inside another has no state of its own: load the state of the outermost one",
+)
 
 
 class TuneIterableDataset(IterableDataset[Sample]):
@@ -222,7 +249,7 @@ class OrderedDataset(DescribedDataset):
         state = DATASET_STATE.from_json(state_dict)
         orders = {order.fingerprint(): order for order in (self.order(arrangement=name) for name in ARRANGEMENTS)}
         if state.fingerprint not in orders:
-            check_fingerprint(state.fingerprint, state.children, self.state_dict(), dataset=self.dataset_name)
+            raise mismatch(state.fingerprint, state.children, self.state_dict(), dataset=self.dataset_name)
         self._own, self._fingerprint = orders[state.fingerprint], state.fingerprint
         self._position = state.position
 
@@ -296,3 +323,29 @@ def single(dataset: HasSources, order: Locates, positions: np.ndarray[Any, Any])
 
 def _only(samples: list[Sample]) -> Sample:
     return samples[0]
+
+
+def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> StateMismatchError:
+    """Return the error of a state that does not belong to the dataset whose own state is given."""
+    return StateMismatchError(
+        "the state was made with other sources, weights or seeds",
+        dataset=dataset,
+        fingerprint=own["fingerprint"],
+        expected=found,
+        children=_changes(children, own["children"]),
+    )
+
+
+def _changes(before: Any, now: Mapping[str, Any]) -> dict[str, str]:
+    """Say of each child whether it is gone, new, or another than the state knew."""
+    if not isinstance(before, Mapping):
+        return {}
+    found = {name: "gone" for name in before if name not in now}
+    found |= {name: "new" for name in now if name not in before}
+    for name in before.keys() & now.keys():
+        known = before[name] if isinstance(before[name], Mapping) else {}
+        if known.get("fingerprint") != now[name].get("fingerprint"):
+            found[name] = "other data, shuffle or seed"
+        inner = _changes(known.get("children"), now[name].get("children", {}))
+        found |= {f"{name}/{child}": text for child, text in inner.items()}
+    return found

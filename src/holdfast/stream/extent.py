@@ -39,7 +39,7 @@ def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_
     for start, short, end in _epochs(schedule, first, stop):
         count += (short - start) * schedule.batch_size(start, rank)
         if short < end and not only_full:
-            count += len(schedule.window(short, end, rank)[0])
+            count += len(schedule.positions_in(short, end, rank)[0])
     return count
 
 

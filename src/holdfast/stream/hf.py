@@ -8,6 +8,7 @@ costs nothing, and the state stays one position. The data must be random access;
 from __future__ import annotations
 
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
@@ -16,18 +17,16 @@ from holdfast.metrics import MetricTransform
 from holdfast.order import Shuffle
 from holdfast.order.order import StopPolicy
 from holdfast.sources import HFSource, JsonlSource, ParquetSource, Source
+from holdfast.sources.filtered import Filter, FilteredSource
 from holdfast.stream.dataset import DatasetInfo, OrderedDataset
-from holdfast.stream.filtered import Filter, FilteredSource
 from holdfast.stream.named_source import NamedSource, Stages, Transform, named_copy
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
-
     from typing_extensions import Self, Unpack
 
     from holdfast.sources.files import Paths
 
-__all__ = ["HFIterableDataset", "HFOptions", "load_hf_dataset"]
+__all__ = ["FileOptions", "HFIterableDataset", "HFOptions", "load_hf_dataset"]
 
 _JSON, _PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 
@@ -44,6 +43,13 @@ class HFOptions(TypedDict, total=False):
     filter_fn: Filter | None
     weight: float
     stop: StopPolicy
+
+
+class FileOptions(HFOptions, total=False):
+    """With them, for files: which columns are read, and what stands for their nulls."""
+
+    columns: list[str] | None
+    fill_null: Mapping[str, Any] | None
 
 
 class HFIterableDataset(OrderedDataset):
@@ -96,30 +102,20 @@ class HFIterableDataset(OrderedDataset):
         return cls(dataset, name=name, **options)
 
     @classmethod
-    def from_json(
-        cls,
-        paths: Paths,
-        *,
-        name: str,
-        columns: list[str] | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        **options: Unpack[HFOptions],
-    ) -> Self:
+    def from_json(cls, paths: Paths, *, name: str, **options: Unpack[FileOptions]) -> Self:
         """Read JSON-lines files: paths, globs, folders or URLs. They are indexed, not converted."""
-        return cls(JsonlSource(paths, columns=columns, fill_null=fill_null), name=name, **options)
+        return cls._from_files(JsonlSource, paths, name, options)
 
     @classmethod
-    def from_parquet(
-        cls,
-        paths: Paths,
-        *,
-        name: str,
-        columns: list[str] | None = None,
-        fill_null: Mapping[str, Any] | None = None,
-        **options: Unpack[HFOptions],
-    ) -> Self:
+    def from_parquet(cls, paths: Paths, *, name: str, **options: Unpack[FileOptions]) -> Self:
         """Read Parquet files: paths, globs, folders or URLs. ``shuffle="window"`` decodes each row group once."""
-        return cls(ParquetSource(paths, columns=columns, fill_null=fill_null), name=name, **options)
+        return cls._from_files(ParquetSource, paths, name, options)
+
+    @classmethod
+    def _from_files(cls, kind: Callable[..., Source], paths: Paths, name: str, options: FileOptions) -> Self:
+        columns, fill_null = options.pop("columns", None), options.pop("fill_null", None)
+        own: Any = options  # what is left of them
+        return cls(kind(paths, columns=columns, fill_null=fill_null), name=name, **own)
 
     @classmethod
     def from_folder(cls, folder: str | os.PathLike[str], *, name: str, **options: Unpack[HFOptions]) -> Self:

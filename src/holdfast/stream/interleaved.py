@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import final
 
 from holdfast.errors import MixtureError
@@ -72,16 +73,11 @@ class InterleavedDataset(OrderedDataset):
 
 
 def mixture_info(
-    name: str,
-    length: int | None,
-    weight: float,
-    datasets: Sequence[TuneIterableDataset],
-    weights: Weights,
+    name: str, length: int | None, weight: float, datasets: Sequence[TuneIterableDataset], weights: Weights
 ) -> DatasetInfo:
     """Describe a mixture with the weights it begins with."""
-    children = [dataset.info for dataset in datasets]
-    told = tuple(DatasetInfo(c.name, c.length, float(weights[c.name]), c.children) for c in children)
-    return DatasetInfo(name, length, weight, told)
+    told = (replace(dataset.info, weight=float(weights[dataset.dataset_name])) for dataset in datasets)
+    return DatasetInfo(name, length, weight, tuple(told))
 
 
 def check_children(

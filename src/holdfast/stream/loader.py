@@ -8,7 +8,9 @@ A jump (a state loaded, a skip, another topology) moves the cursor, and whatever
 from __future__ import annotations
 
 import time
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,13 +22,12 @@ from holdfast.order.weights import Weights
 from holdfast.sources import Source
 from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
-from holdfast.stream.config import StreamingConfig
-from holdfast.stream.coordination import Coordinator
+from holdfast.stream.collate import map_tensors
+from holdfast.stream.config import Coordinator, StreamingConfig
 from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.extent import count_full, count_samples, epoch_bounds, real_samples
 from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.named_source import Collate
-from holdfast.stream.outstanding import Outstanding
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.read_batches import memory_columns
@@ -78,11 +79,13 @@ class StreamingShardLoader:
         """What the last ``load_state_dict(strict=False)`` carried over."""
         self._generation = 0  # grows with every jump
         self._turn: object | None = None  # whose turn it is: iterators share the step, and only one reads ahead
-        self._ready: tuple[int, int, ReadAhead] | None = None  # what prefetch() began, at a generation and a step
+        self._ready: tuple[int, ReadAhead] | None = None  # what prefetch() began, and at which step
         self._tally = Tally()
         self._failed: list[Failed] = []
         self._saved_at = 0
-        self._outstanding: Outstanding | None = None  # None: a batch counts when it is handed over
+        # Where it stood after each batch that was not acknowledged yet; None: a batch counts when it is handed over.
+        self._outstanding: deque[int] | None = None
+        self._acknowledged = 0  # the step after the last batch that was
         self._coordinator: Coordinator | None = None
         self._fingerprints: dict[str, str] | None = None
 
@@ -179,7 +182,10 @@ class StreamingShardLoader:
             stop = _earliest(self.schedule.total_steps, end)
             if stop is not None and self.step >= stop:
                 return
-            ahead = self._take_ahead(stop)
+            if self._ready is not None and self._ready[0] == self.step:
+                ahead, self._ready = self._ready[1], None
+            else:
+                ahead = self._start_ahead(stop)
             restarted = ahead.restarted
             turn = self._turn = object()
             try:
@@ -203,10 +209,10 @@ class StreamingShardLoader:
                 raise _all_left_out(batch.step, batch.failed)
             made = tally.made(batch, reading)
             if config.device is not None:
-                made = {name: _moved(value, config.device) for name, value in made.items()}
+                made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
             self.step += 1
             if self._outstanding is not None:
-                self._outstanding.add(self.step)
+                self._outstanding.append(self.step)
             tally.count_delivered(batch, hit)
             hit = True  # the rest of the reading is here now
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
@@ -215,9 +221,11 @@ class StreamingShardLoader:
             yield made if config.batch_size is not None else _unbatched(made)
             seconds = time.perf_counter() - began
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
-            if config.checkpoint_interval is not None and self._is_save_due(config.checkpoint_interval):
-                self.save()
-                tally.stats.num_checkpoints += 1
+            if config.checkpoint_interval is not None and self.rank == 0:
+                since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
+                if since >= config.checkpoint_interval:
+                    self.save()
+                    tally.stats.num_checkpoints += 1
             if self._coordinator is not None:
                 self._coordinator.delivered(
                     self.rank, step=self.step, samples=batch.size, seconds=seconds, share=self.share
@@ -245,17 +253,13 @@ class StreamingShardLoader:
         self.close()
         return True
 
-    def _is_save_due(self, interval: int) -> bool:
-        since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
-        return since >= interval and self.rank == 0
-
     def require_acknowledgement(self) -> None:
         """Count a batch in the state only when ``acknowledge`` says that it was trained on.
 
         For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
         """
         if self._outstanding is None:
-            self._outstanding = Outstanding(self.step)
+            self._outstanding, self._acknowledged = deque(), self.step
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that the oldest batches handed over were trained on.
@@ -268,25 +272,29 @@ class StreamingShardLoader:
         """
         if self._outstanding is None:
             raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        self._outstanding.acknowledge(batches)
+        if not 0 <= batches <= len(self._outstanding):
+            raise StreamError(
+                "more batches were acknowledged than were handed over", batches=batches, outstanding=self.unacknowledged
+            )
+        for _ in range(batches):
+            self._acknowledged = self._outstanding.popleft()
 
     @property
     def unacknowledged(self) -> int:
         """How many batches were handed over and not acknowledged yet."""
-        return len(self._outstanding) if self._outstanding is not None else 0
+        return len(self._outstanding or ())
 
     def take_back(self) -> None:
         """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
-        if self._outstanding is not None and len(self._outstanding):
-            self._jump(self.schedule, self._outstanding.acknowledged)
+        if self._outstanding:
+            self._jump(self.schedule, self._acknowledged)
 
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
-        if self._ready is None or self._ready[:2] != (self._generation, self.step):
+        if self._ready is None or self._ready[0] != self.step:
             self.close()
-            stop = _earliest(self.schedule.total_steps, self._epoch_end())
-            self._ready = (self._generation, self.step, self._start_ahead(stop))
-        ahead = self._ready[2]
+            self._ready = (self.step, self._start_ahead(_earliest(self.schedule.total_steps, self._epoch_end())))
+        ahead = self._ready[1]
         if isinstance(ahead, ThreadReadAhead):
             each = self._steps_at_once() * self.schedule.batch_size(self.step, self.rank)
             ahead.wait_for(1 + -(-samples // each))
@@ -301,7 +309,7 @@ class StreamingShardLoader:
         self._generation += 1
         self._turn = None
         if self._ready is not None:
-            self._ready[2].close()
+            self._ready[1].close()
             self._ready = None
 
     def _beginning(self) -> Schedule:
@@ -319,7 +327,8 @@ class StreamingShardLoader:
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
         if step is not None and self._outstanding is not None:
-            self._outstanding = Outstanding(step)  # what is in the training loop's hands belongs to another place
+            # What is in the training loop's hands belongs to another place.
+            self._outstanding, self._acknowledged = deque(), step
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -348,15 +357,6 @@ class StreamingShardLoader:
         samples = min(READ_SAMPLES, self.config.prefetch_buffer_size)
         return max(1, samples // self.schedule.batch_size(self.step, self.rank))
 
-    def _take_ahead(self, stop: int | None) -> ReadAhead:
-        if self._ready is not None:
-            generation, step, ahead = self._ready
-            self._ready = None
-            if (generation, step) == (self._generation, self.step):
-                return ahead
-            ahead.close()
-        return self._start_ahead(stop)
-
     def _start_ahead(self, stop: int | None) -> ReadAhead:
         config, reader = self.config, self._reader(self.step)
         pin = config.pin_memory and torch.cuda.is_available()
@@ -367,7 +367,9 @@ class StreamingShardLoader:
             return ProcessReadAhead(
                 reader,
                 ranges,
-                samples_of=self._samples_of,
+                samples_of=lambda steps: [
+                    (ref.source, ref.index) for step in steps for ref in self.samples_in(step, self.rank)
+                ],
                 workers=config.num_workers,
                 ahead=max(ahead, 2 * config.num_workers),
                 pin_memory=pin,
@@ -378,9 +380,6 @@ class StreamingShardLoader:
         return ThreadReadAhead(
             reader, ranges, threads=config.prefetch_threads, ahead=ahead, at_once=at_once, pin_memory=pin
         )
-
-    def _samples_of(self, steps: range) -> list[tuple[str, int]]:
-        return [(ref.source, ref.index) for step in steps for ref in self.samples_in(step, self.rank)]
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -401,7 +400,7 @@ class StreamingShardLoader:
         """Return the stream state in its typed form."""
         if self._fingerprints is None:
             self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
-        step = self.step if self._outstanding is None else self._outstanding.acknowledged
+        step = self.step if self._outstanding is None else self._acknowledged
         position = self.schedule.delivered_before(step)
         return CheckpointState(
             step=step,
@@ -423,11 +422,11 @@ class StreamingShardLoader:
         self._follow_topology()
         sources = {named.name: named.source for named in self.dataset.sources}
         order = self.dataset.order(self.config.partition_strategy)
-        adopted = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
-        self._jump(adopted.schedule, checkpoint.step)
+        schedule, changes = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
+        self._jump(schedule, checkpoint.step)
         self._failed = [Failed(source, index) for source, index in checkpoint.samples_failed]
         self._saved_at = checkpoint.step
-        self.changes = adopted.changes
+        self.changes = changes
 
     def resume(self, path: str | Path | None = None, *, strict: bool = True) -> CheckpointState | None:
         """Continue from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""
@@ -565,11 +564,3 @@ def _unbatched(batch: dict[str, Any]) -> dict[str, Any]:
 
 def _earliest(*stops: int | None) -> int | None:
     return min((stop for stop in stops if stop is not None), default=None)
-
-
-def _moved(value: Any, device: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.to(device, non_blocking=True)
-    if isinstance(value, list) and value and isinstance(value[0], torch.Tensor):
-        return [item.to(device, non_blocking=True) for item in value]
-    return value

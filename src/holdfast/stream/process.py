@@ -88,6 +88,8 @@ def complete(processes: Sequence[Process | None]) -> list[Process]:
 
     A process that has read nothing does not know its number yet; it is one of those nobody else has.
     """
+    if not processes:
+        raise StateError("there is no state to merge")
     total = len(processes)
     known = [process for process in processes if process is not None]
     unknown = [Process(number, total) for number in range(total) if Process(number, total) not in known]

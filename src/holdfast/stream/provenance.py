@@ -74,10 +74,7 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
         if position < 0:
             break
         step, rank, slot = (int(column[0]) for column in schedule.assigned(np.array([position])))
-        if step < 0:
-            seen.append(Seen(epoch, None, None, None, position))
-        else:
-            seen.append(Seen(epoch, step, rank, slot, position))
+        seen.append(Seen(epoch, step, rank, slot, position) if step >= 0 else Seen(epoch, None, None, None, position))
     if not seen:
         cycle.ordinal_of(0, Indices(np.array([index])))  # raises the error that names the index and the length
     return seen

@@ -14,11 +14,12 @@ from contextlib import suppress
 from queue import Empty, SimpleQueue
 from threading import Thread, current_thread
 from time import perf_counter
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
-from holdfast.stream.batch import Batch, ColumnSlices, Content, Made
+from holdfast.stream.batch import ColumnSlices, Content, Made
+from holdfast.stream.collate import map_tensors
 from holdfast.stream.reading import Reading, StepRanges, StepReader
 
 __all__ = ["ReadAhead", "ThreadReadAhead"]
@@ -182,22 +183,8 @@ def _end_threads(asked: SimpleQueue[_Task | None], readers: list[Thread]) -> Non
 def _pinned(reading: Reading) -> Reading:
     """Put the tensors of a reading into page-locked memory, those that batches share once."""
     done: dict[int, Content] = {}
-    batches: list[Batch] = []
-    for batch in reading.batches:
-        content = batch.content
-        if content is not None and id(content) not in done:
-            if isinstance(content, ColumnSlices):
-                done[id(content)] = ColumnSlices({n: _pinned_value(column) for n, column in content.columns.items()})
-            elif isinstance(content, Made):
-                done[id(content)] = Made({n: _pinned_value(value) for n, value in content.batch.items()})
-        batches.append(batch if content is None else batch._replace(content=done.get(id(content), content)))
-    reading.batches = batches
+    for content in (batch.content for batch in reading.batches):
+        if isinstance(content, (ColumnSlices, Made)) and id(content) not in done:
+            done[id(content)] = type(content)(map_tensors(content[0], torch.Tensor.pin_memory))
+    reading.batches = [batch._replace(content=done.get(id(batch.content), batch.content)) for batch in reading.batches]
     return reading
-
-
-def _pinned_value(value: Any) -> Any:
-    if isinstance(value, torch.Tensor):
-        return value.pin_memory()
-    if type(value) in (list, tuple):
-        return type(value)(_pinned_value(item) for item in value)
-    return value

@@ -6,7 +6,7 @@ processes, ``batch_at``, leased chunks and a dataset that is iterated on its own
 
 One sample's way through it::
 
-    step ── schedule.window ──► position ── order.locate ──► (source, epoch, index)
+    step ── schedule.positions_in ──► position ── order.locate ──► (source, epoch, index)
          ── source.read ──► columns ── transform, collate ──► Batch ── make() ──► dict of tensors
 
 Where no sample passes through Python (no transform, no collate function), columns are read, merged and cut into views.
@@ -24,6 +24,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, Schedule
+from holdfast.order.numbers import Bool, Int64
 from holdfast.sources import check_indices
 from holdfast.stream.batch import Batch, ColumnSlices, Content, Failed, Made, MemoryRows
 from holdfast.stream.batch_metrics import add_sample_metrics, column_metrics
@@ -34,32 +35,12 @@ from holdfast.stream.samples import read_columns, read_samples
 
 __all__ = ["Cut", "Locates", "Plan", "memory_columns", "read_batches"]
 
-Int64 = NDArray[np.int64]
-Bool = NDArray[np.bool_]
-
 
 class Locates(Protocol):
     """Says what stands at positions: an ``Order``."""
 
     def locate(self, positions: Int64) -> Located:
         """Return the source, epoch and index that stand at each position."""
-
-
-class Plan(Protocol):
-    """Which positions a rank reads at each step: a ``Schedule``, or a ``Cut``."""
-
-    @property
-    def order(self) -> Locates:
-        """Return what stands at each position."""
-
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
-        """Return the positions of steps first … stop-1 end to end, and where each step begins."""
-
-    def next_change(self, step: int) -> int | None:
-        """Return the next step at which topology or masks change."""
-
-    def masked(self, step: int, positions: Int64, located: Located) -> Bool | None:
-        """Say which samples are masked at the step; None where no mask is in force."""
 
 
 class Cut(NamedTuple):
@@ -69,7 +50,7 @@ class Cut(NamedTuple):
     positions: Int64
     offsets: Int64
 
-    def window(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
         """Return the positions of some batches."""
         bounds = self.offsets[first : stop + 1]
         return self.positions[bounds[0] : bounds[-1]], bounds - bounds[0]
@@ -81,6 +62,10 @@ class Cut(NamedTuple):
     def masked(self, step: int, positions: Int64, located: Located) -> Bool | None:
         """Return None: nothing is masked."""
         return None
+
+
+Plan = Schedule | Cut
+"""Which positions a rank reads at each step."""
 
 
 def read_batches(
@@ -112,7 +97,7 @@ def read_batches(
         parts = (range(steps.start, change), range(change, steps.stop))
         options: dict[str, Any] = {"last_batch": last_batch, "on_error": on_error, "collate": collate, "lazy": lazy}
         return [batch for part in parts for batch in read_batches(dataset, schedule, part, rank, **options)]
-    positions, offsets = schedule.window(steps.start, steps.stop, rank)
+    positions, offsets = schedule.positions_in(steps.start, steps.stop, rank)
     valid = None
     if last_batch == "pad" and isinstance(schedule, Schedule) and schedule.may_run_short:
         positions, offsets, valid = _padded(schedule, steps, rank, positions, offsets)

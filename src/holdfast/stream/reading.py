@@ -20,10 +20,10 @@ from holdfast.stream.config import LastBatch, OnError
 from holdfast.stream.named_source import Collate, HasSources
 from holdfast.stream.read_batches import read_batches
 
-__all__ = ["Failure", "Read", "Reading", "StepRanges", "StepReader"]
+__all__ = ["Read", "ReadFailure", "Reading", "StepRanges", "StepReader"]
 
 
-class Failure(NamedTuple):
+class ReadFailure(NamedTuple):
     """The error that ended a reading early, and its traceback where it happened (perhaps another process)."""
 
     error: HoldfastError
@@ -40,7 +40,7 @@ class Reading:
     batches: list[Batch]
     seconds: float = 0.0
     counts: ReadCounts = field(default=ReadCounts(0, 0, 0))
-    failure: Failure | None = None
+    failure: ReadFailure | None = None
     lazy: bool = False
 
     def raise_failure(self) -> None:
@@ -145,7 +145,7 @@ class StepReader:
             told = StreamError(f"making a batch failed: {error!r}", step=steps[done], rank=self.rank)
             told.__cause__ = error
             error = told
-        return Reading(batches, failure=Failure(error, text))
+        return Reading(batches, failure=ReadFailure(error, text))
 
     def _counts(self) -> ReadCounts:
         # Each source once, though it may stand in a mixture under several names.

@@ -5,19 +5,18 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import HoldfastError, SourceError, TransformError
 from holdfast.order import Located, derive_key
+from holdfast.order.numbers import Int64
 from holdfast.sources import Columns, Source
+from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
-from holdfast.stream.collate import merge_columns, rows_of
+from holdfast.stream.collate import merge_columns
 from holdfast.stream.config import OnError
 from holdfast.stream.named_source import NamedSource, Sample
 
 __all__ = ["read_columns", "read_samples", "sample_rng"]
-
-Int64 = NDArray[np.int64]
 
 
 def read_columns(sources: Sequence[NamedSource], positions: Int64, located: Located) -> Columns:
@@ -82,9 +81,7 @@ def _blame(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64,
         try:
             columns = _read(source.source, indices[number : number + 1], epochs[number : number + 1])
         except Exception as cause:
-            found = SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
-            found.__cause__ = cause
-            return found
+            return SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
         try:
             if source.column_transform is not None:
                 source.column_transform(columns)
@@ -96,9 +93,7 @@ def _blame(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64,
 
 
 def _failure(cause: Exception, source: NamedSource, index: int, position: int) -> TransformError:
-    found = TransformError(f"the transform raised {cause!r}", source=source.name, index=index, position=position)
-    found.__cause__ = cause
-    return found
+    return TransformError(f"the transform raised {cause!r}", source=source.name, index=index, position=position)
 
 
 def _rows(
@@ -112,9 +107,8 @@ def _rows(
         if len(indices) == 1:
             failed.append(Failed(source.name, int(indices[0]), int(positions[0]), str(error)))
             return [None]
-    one = [slice(i, i + 1) for i in range(len(indices))]
-    alone = [_rows(source, indices[i], epochs[i], positions[i], on_error, failed) for i in one]
-    return [rows[0] for rows in alone]
+    one_by_one = (slice(i, i + 1) for i in range(len(indices)))
+    return [_rows(source, indices[row], epochs[row], positions[row], on_error, failed)[0] for row in one_by_one]
 
 
 def _transformed(source: NamedSource, sample: Sample, epoch: int, index: int) -> Sample | None:

@@ -13,7 +13,7 @@ import os
 import re
 from hashlib import blake2b
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 from holdfast.errors import StateFileError
 from holdfast.stream.state import CheckpointState
@@ -33,7 +33,8 @@ def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> 
     body = json.dumps(state.to_json(), separators=(",", ":"))
     text = json.dumps({"format": FORMAT, "digest": _digest(body), "state": body})
     newest = _newest(state.step, directory)
-    target = directory / newest.name
+    branch = f".{newest[0]}" if newest[0] else ""
+    target = directory / f"state-{state.step:012d}{branch}.json"
     temporary = directory / f".{target.name}.{os.getpid()}.tmp"
     with open(temporary, "w", encoding="utf-8") as file:
         file.write(text)
@@ -88,27 +89,20 @@ def _refused(path: Path, message: str) -> StateFileError:
     return StateFileError(message, file=str(path), previous=str(earlier[-1]) if earlier else None, hint=hint)
 
 
-class _Place(NamedTuple):
-    """Where a file stands among the others."""
-
-    branch: int
-    step: int
-
-    @property
-    def name(self) -> str:
-        return f"state-{self.step:012d}.{self.branch}.json" if self.branch else f"state-{self.step:012d}.json"
+Place = tuple[int, int]
+"""Where a file stands among the others: its branch, and its step."""
 
 
-def _place_of(path: Path) -> _Place | None:
+def _place_of(path: Path) -> Place | None:
     match = _NAME.fullmatch(path.name)
-    return None if match is None else _Place(int(match["branch"] or 0), int(match["step"]))
+    return None if match is None else (int(match["branch"] or 0), int(match["step"]))
 
 
-def _newest(step: int, directory: Path) -> _Place:
+def _newest(step: int, directory: Path) -> Place:
     """Return the place at which a state of this step is the newest of the folder."""
     files = state_files(directory)
-    last = _place_of(files[-1]) if files else None
-    return _Place(0 if last is None else last.branch + (last.step > step), step)
+    branch, last = (_place_of(files[-1]) if files else None) or (0, step)
+    return branch + (last > step), step
 
 
 def _digest(body: str) -> str:

@@ -12,7 +12,7 @@ import os
 import pickle
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from itertools import count
 from multiprocessing import connection
@@ -45,16 +45,6 @@ class _Readings(Dataset[Any]):
 
     def __getitem__(self, number: int) -> Packed:
         return pack(self._read(self._ranges.steps(number)))
-
-
-class _Numbers:
-    """Numbers from one on, indefinitely or to an end: what torch calls a sampler."""
-
-    def __init__(self, first: int, total: int | None) -> None:
-        self._first, self._total = first, total
-
-    def __iter__(self) -> Iterator[int]:
-        return count(self._first) if self._total is None else iter(range(self._first, self._total))
 
 
 def _end_with_parent(_worker: int, *, direct: bool) -> None:
@@ -123,10 +113,11 @@ class ProcessReadAhead(ReadAhead):
 
     def _start(self) -> None:
         method = self._context or multiprocessing.get_start_method()
+        total = self._ranges.total
         loader: DataLoader[Any] = DataLoader(
             _Readings(self._read, self._ranges),
             batch_size=None,
-            sampler=_Numbers(self._next, self._ranges.total),
+            sampler=count(self._next) if total is None else range(self._next, total),
             num_workers=self._workers,
             # After a death one range per worker at a time, so that the one that kills can be told from its neighbours.
             prefetch_factor=1 if self._restarted else self._prefetch,

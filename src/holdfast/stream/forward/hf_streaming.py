@@ -18,8 +18,8 @@ from holdfast.errors import (
     TransformError,
 )
 from holdfast.metrics import MetricTransform
+from holdfast.sources.filtered import Filter
 from holdfast.stream.dataset import DatasetInfo, Sample
-from holdfast.stream.filtered import Filter
 from holdfast.stream.forward.base import ForwardDataset
 from holdfast.stream.forward.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
 from holdfast.stream.hf import load_hf_dataset
@@ -166,7 +166,7 @@ class HFStreamingDataset(ForwardDataset):
         for window in self._windows(part):
             order = self._queue.identity.window_order(part.epoch, part.shard, window.part.window, len(window.rows))
             for given in range(window.part.given, len(order)):
-                sample = self._made_or_lost(window.rows[order[given]], window.part, order[given])
+                sample = self._made(window.rows[order[given]], window.part, order[given])
                 if sample is None:
                     continue
                 self._at, self._given = window.part, given + 1
@@ -199,29 +199,22 @@ class HFStreamingDataset(ForwardDataset):
                 hint="resume with the release of 'datasets' that made the state",
             ) from error
 
-    def _made_or_lost(self, row: Sample, part: ShardPart, place: int) -> Sample | None:
-        try:
-            return self._made(row, part, place)
-        except TransformError:
-            if self._on_error == "raise":
-                raise
-            self._lost += 1
-            return None
-
     def _made(self, row: Sample, part: ShardPart, place: int) -> Sample | None:
+        """Return the finished sample; None where it is left out, or fails and failures are skipped."""
         number = part.window * self._queue.identity.window + place
         try:
             if self.filter_fn is not None and not self.filter_fn(row):
                 return None
-            if self._transform is None:
-                return row
-            if not self._seeded:
-                return self._transform(row)
+            if self._transform is None or not self._seeded:
+                return row if self._transform is None else self._transform(row)
             seed = self._queue.identity.seed
             return self._transform(row, rng=sample_rng(seed, self.dataset_name, part.epoch, part.shard, number))
-        except HoldfastError:
-            raise
         except Exception as cause:
+            if self._on_error == "skip" and (isinstance(cause, TransformError) or not isinstance(cause, HoldfastError)):
+                self._lost += 1
+                return None
+            if isinstance(cause, HoldfastError):
+                raise
             raise TransformError(
                 f"the transform raised {cause!r}", source=self.dataset_name, shard=part.shard, index=number
             ) from cause

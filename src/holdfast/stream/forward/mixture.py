@@ -15,17 +15,24 @@ from hashlib import blake2b
 from typing import Any, NamedTuple, final
 
 import numpy as np
-from numpy.typing import NDArray
 
-from holdfast.errors import StateError, StateMismatchError, StreamError
+from holdfast.errors import StateError, StreamError
 from holdfast.order import ARRANGEMENTS, Located, Order
 from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
+from holdfast.order.numbers import Int64
 from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
-from holdfast.stream.dataset import READ_AT_ONCE, OrderedDataset, Sample, TuneIterableDataset, single
-from holdfast.stream.dataset_state import DATASET_STATE, check_fingerprint
+from holdfast.stream.dataset import (
+    DATASET_STATE,
+    READ_AT_ONCE,
+    OrderedDataset,
+    Sample,
+    TuneIterableDataset,
+    mismatch,
+    single,
+)
 from holdfast.stream.forward.base import ForwardDataset
-from holdfast.stream.forward.position_queue import PositionQueue, Run
+from holdfast.stream.forward.position_queue import PositionQueue, Stride
 from holdfast.stream.interleaved import check_children, mixture_info
 from holdfast.stream.named_source import NamedSource
 from holdfast.stream.process import Process, everything_left_out
@@ -33,7 +40,6 @@ from holdfast.versioned import Count, Format
 
 __all__ = ["MIXTURE_STATE", "ForwardMixture", "ForwardMixtureState"]
 
-Int64 = NDArray[np.int64]
 _ENDED = object()
 
 
@@ -45,7 +51,7 @@ class ForwardMixtureState:
     """
 
     process: Process | None
-    left: tuple[Run, ...]
+    left: tuple[Stride, ...]
     position: Count
     fingerprint: str
     children: dict[str, Any]
@@ -211,12 +217,12 @@ class ForwardMixture(ForwardDataset):
         queue = PositionQueue(stored.process, stored.left, stored.position)
         known = {identity: name for name, identity in self._identities.items()} | {"": "blocks"}
         if stored.fingerprint not in known:
-            check_fingerprint(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
+            raise mismatch(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
         self._arrange(known[stored.fingerprint])
         try:
             streams = _streams_in(stored.children, self.streams)
             if not stored.fingerprint and not _same_places(stored.children, self._state(queue, streams)["children"]):
-                raise StateMismatchError("the state was made with other children or weights", dataset=self.dataset_name)
+                raise mismatch("", stored.children, self.state_dict(), dataset=self.dataset_name)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"the state of this mixture is damaged: {error!r}", dataset=self.dataset_name) from error
         return queue, streams

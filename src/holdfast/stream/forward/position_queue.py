@@ -12,27 +12,25 @@ from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import numpy as np
-from numpy.typing import NDArray
 
 from holdfast.errors import StateError
+from holdfast.order.numbers import Int64
 from holdfast.stream.process import Process, check_same, complete
 from holdfast.versioned import Count
 
-__all__ = ["PositionQueue", "Run"]
-
-Int64 = NDArray[np.int64]
+__all__ = ["PositionQueue", "Stride"]
 
 
-class Run(NamedTuple):
+class Stride(NamedTuple):
     """Positions ``first``, ``first + step``, …: ``length`` of them."""
 
     first: Count
     step: Count
     length: Count
 
-    def every(self, total: int, start: int) -> Run:
+    def every(self, total: int, start: int) -> Stride:
         """Return every ``total``-th position of this run, from its ``start``-th on."""
-        return Run(self.first + start * self.step, self.step * total, -(-max(0, self.length - start) // total))
+        return Stride(self.first + start * self.step, self.step * total, -(-max(0, self.length - start) // total))
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +44,7 @@ class PositionQueue:
     """
 
     process: Process | None = None
-    left: tuple[Run, ...] = ()
+    left: tuple[Stride, ...] = ()
     position: Count = 0
 
     def assigned_to(self, process: Process, *, dataset: str) -> PositionQueue:
@@ -75,7 +73,7 @@ class PositionQueue:
             return self
         if self.left:
             (first, step, length), *others = self.left
-            rest = (Run(first + count * step, step, length - count),) if length > count else ()
+            rest = (Stride(first + count * step, step, length - count),) if length > count else ()
             return replace(self, left=(*rest, *others))
         assert self.process is not None
         return replace(self, position=self.position + count * self.process.total)
@@ -83,13 +81,11 @@ class PositionQueue:
     @staticmethod
     def merge(queues: Sequence[PositionQueue], *, dataset: str) -> PositionQueue:
         """Return what is left to all processes together, for any number of them."""
-        if not queues:
-            raise StateError("there is no state to merge", dataset=dataset)
+        processes = complete([queue.process for queue in queues])
         if all(queue == queues[0] and queue.process is None for queue in queues):
             return queues[0]  # nobody has read anything since
-        processes = complete([queue.process for queue in queues])
         latest = max(queue.position for queue in queues)
-        left: list[Run] = []
+        left: list[Stride] = []
         for queue, (number, total) in zip(queues, processes, strict=True):
             left += queue.assigned_to(Process(number, total), dataset=dataset).left
             behind, rest = divmod(latest - queue.position, total)
@@ -99,5 +95,5 @@ class PositionQueue:
                     dataset=dataset,
                     positions=[each.position for each in queues],
                 )
-            left.append(Run(queue.position + number, total, behind))
+            left.append(Stride(queue.position + number, total, behind))
         return PositionQueue(None, tuple(sorted(run for run in left if run.length)), latest)

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from holdfast.errors import StateError, StateMismatchError
+from holdfast.errors import StateMismatchError
 from holdfast.order import Permutation, derive_key
 from holdfast.stream.process import Process, check_same, complete
 from holdfast.versioned import Count, Format
@@ -104,8 +104,7 @@ class ShardQueue:
     @staticmethod
     def merge(queues: Sequence[ShardQueue]) -> ShardQueue:
         """Return what is left to all processes together, for any number of them."""
-        if not queues:
-            raise StateError("there is no state to merge")
+        processes = complete([queue.process for queue in queues])
         identity = queues[0].identity
         for queue in queues:
             if queue.identity != identity:
@@ -114,7 +113,6 @@ class ShardQueue:
                 )
         if all(queue == queues[0] and queue.process is None for queue in queues):
             return queues[0]  # nobody has read anything since
-        processes = complete([queue.process for queue in queues])
         queues = [queue.assigned_to(process) for queue, process in zip(queues, processes, strict=True)]
         latest = max(queue.next_epoch for queue in queues)
         left: list[ShardPart] = []

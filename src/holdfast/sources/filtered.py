@@ -14,9 +14,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, TransformError
-from holdfast.sources import Columns, Source
-from holdfast.sources.base import Indices, ReadCounters, check_indices
-from holdfast.stream.collate import rows_of
+from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.ragged import rows_of
 
 __all__ = ["Filter", "FilteredSource"]
 
