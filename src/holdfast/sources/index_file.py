@@ -12,7 +12,7 @@ import hashlib
 import json
 import os
 import tempfile
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -80,7 +80,7 @@ def _shared_indexes(
     """Every file's index by name, from the one they share; only files that are new or changed are looked through."""
     parent = os.path.commonpath({os.path.dirname(file.name) for file in files})
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
-    expected = {"kind": f"shared {kind}"}
+    expected = {"kind": f"joined {kind}"}
     now = {file.name[len(parent) :]: [*file.stamp(), _probe(file)] for file in files}
     parts: dict[str, tuple[Any, Index]] = {}
     for place in places:
@@ -94,25 +94,34 @@ def _shared_indexes(
         # Another source may be made of other files of the folder: theirs are kept while the files are there.
         others = {name: part for name, part in parts.items() if name not in now and os.path.exists(parent + name)}
         kept = others | {name: (state, known[name]) for name, state in now.items()}
-        arrays = {f"{i}/{name}": a for i, (_, part) in enumerate(kept.values()) for name, a in part.arrays.items()}
-        about = [[name, state, part.about] for name, (state, part) in kept.items()]
-        _kept(places, Index(arrays, {"files": about}), expected)
+        index = _joined(kept)
+        any(_save(place, index, expected) for place in places)
     return {file.name: known[name] for name, file in zip(now, files, strict=True)}
+
+
+def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:
+    """Return one index of many files: arrays of the same name end to end, as thousands of small ones take long."""
+    joined: dict[str, list[NDArray[Any]]] = {}
+    files = []
+    for file, (state, part) in parts.items():
+        files.append([file, state, part.about, {name: len(array) for name, array in part.arrays.items()}])
+        for name, array in part.arrays.items():
+            joined.setdefault(name, []).append(array)
+    return Index({name: np.concatenate(arrays) for name, arrays in joined.items()}, {"files": files})
 
 
 def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
     """What a shared index says of each file: in which state it was, and where its samples lie."""
-    arrays: dict[str, dict[str, NDArray[Any]]] = {}
-    for key, array in shared.arrays.items():
-        number, _, name = key.partition("/")
-        arrays.setdefault(number, {})[name] = array
+    at = dict.fromkeys(shared.arrays, 0)
     found: dict[str, tuple[Any, Index]] = {}
     try:
-        for place, (file, state, about) in enumerate(shared.about["files"]):
-            index = Index(arrays.get(str(place), {}), dict(about))
+        for file, state, about, lengths in shared.about["files"]:
+            arrays = {name: shared.arrays[name][at[name] : at[name] + length] for name, length in lengths.items()}
+            at |= {name: at[name] + length for name, length in lengths.items()}
+            index = Index(arrays, dict(about))
             if has_form(index):
                 found[str(file)] = state, index
-    except (ValueError, TypeError, KeyError):
+    except (ValueError, TypeError, KeyError, AttributeError):
         return {}
     return found
 

@@ -47,8 +47,6 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
         differences = [*_differences(state.order, order), *_data_differences(state, sources)]
     except (LookupError, TypeError, ValueError, AttributeError) as error:
         raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
-    if not differences:
-        return _rebuilt(state, order), ()
     fatal = [text for text, safe in differences if strict or not safe]
     if fatal:
         raise StateMismatchError(
@@ -57,7 +55,8 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
             hint="restore the data and options it was made with"
             + (", or pass strict=False for sources that only grew or were added" if strict else ""),
         )
-    return _carried_over(state, order)
+    schedule = state.rebuild(order.partition, {spec.name: spec.shuffle for spec in order.sources})
+    return _carried_over(state, order, schedule.planned_order) if differences else (schedule, ())
 
 
 def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> Schedule:
@@ -130,12 +129,7 @@ def _data_differences(state: CheckpointState, sources: Mapping[str, Source]) -> 
     return found
 
 
-def _rebuilt(state: CheckpointState, order: Order) -> Schedule:
-    return state.rebuild(order.partition, {spec.name: spec.shuffle for spec in order.sources})
-
-
-def _carried_over(state: CheckpointState, order: Order) -> Adopted:
-    old = _rebuilt(state, order).planned_order
+def _carried_over(state: CheckpointState, order: Order, old: Order) -> Adopted:
     changes: list[str] = []
     specs = []
     for spec in order.sources:

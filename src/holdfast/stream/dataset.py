@@ -59,19 +59,12 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class DatasetState:
-    """Where a dataset stands that is iterated on its own.
+    """Where a dataset stands that is iterated on its own."""
 
-    Attributes:
-        position: positions of its order that lie behind.
-        epoch: the epoch at that point.
-        fingerprint: of the order.
-        children: the states of its children by name, nested as the children are.
-    """
-
-    position: Count
-    epoch: Count
-    fingerprint: str
-    children: dict[str, Any]
+    position: Count  # positions of its order that lie behind
+    epoch: Count  # the epoch at that point
+    fingerprint: str  # of the order
+    children: dict[str, Any]  # their states by name, nested as they are
 
 
 DATASET_STATE = Format(

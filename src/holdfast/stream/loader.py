@@ -420,8 +420,7 @@ class StreamingShardLoader:
     def restore_from_checkpoint(self, checkpoint: CheckpointState, *, strict: bool = True) -> None:
         """Continue from a typed state."""
         self._follow_topology()
-        sources = {named.name: named.source for named in self.dataset.sources}
-        order = self.dataset.order(self.config.partition_strategy)
+        order, sources = self.dataset.order(self.config.partition_strategy), self._sources_by_name()
         schedule, changes = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
         self._jump(schedule, checkpoint.step)
         self._failed = [Failed(source, index) for source, index in checkpoint.samples_failed]

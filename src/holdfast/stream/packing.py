@@ -63,12 +63,6 @@ class _Packer(ForkingPickler):
         return number
 
 
-class _Unpacker(pickle.Unpickler):
-    def __init__(self, content: bytes, tensors: dict[int, torch.Tensor]) -> None:
-        super().__init__(io.BytesIO(content))
-        self.persistent_load = tensors.__getitem__  # type: ignore[method-assign]  # the fastest call there is
-
-
 def pack(reading: Reading) -> Packed:
     """Make ready for sending to another process."""
     file = io.BytesIO()
@@ -102,7 +96,9 @@ def unpack(packed: Packed) -> Reading:
         views = torch.unsafe_split_with_sizes(joined, [prod(shape) for shape in shapes])
         for number, shape, view in zip(numbers, shapes, views, strict=True):
             found[number] = view if len(shape) == 1 else view.view(shape)
-    reading: Reading = _Unpacker(content, found).load()
+    unpickler = pickle.Unpickler(io.BytesIO(content))  # noqa: S301  # from a process of our own
+    unpickler.persistent_load = found.__getitem__  # type: ignore[method-assign]  # the fastest call there is
+    reading: Reading = unpickler.load()
     return reading
 
 

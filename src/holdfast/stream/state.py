@@ -22,43 +22,25 @@ _DAMAGED = "it was changed after it was saved; take an earlier one"
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Where a stream stands.
+    """Where a stream stands."""
 
-    Attributes:
-        step: batches delivered so far; the next is this one.
-        epoch: the stream's epoch at that point.
-        position: positions of the stream that lie behind.
-        shuffle_seed: the stream's seed.
-        rank: who saved it.
-        world_size: the number of data-parallel ranks then.
-        timestamp: when, in seconds since 1970 (for people; nothing is computed from it).
-        order: the order's JSON form.
-        fingerprint: of the order.
-        segments: every stretch of the run with its topology, so that past steps stay addressable.
-        skips: what was left out, in the order it was decided.
-        epochs: how many epochs the stream has; None for no end.
-        masks: what was marked as invalid, each from a step on.
-        reweightings: weights of a mixture that were changed, each from a position on.
-        sources: a fingerprint of each source's data.
-        samples_failed: (source, index) of samples left out because they failed.
-    """
-
-    step: Count
-    epoch: Count
-    position: Count
-    shuffle_seed: int
-    rank: Count
-    world_size: Annotated[int, Between(1, 1 << 32)]
-    timestamp: float
-    order: Annotated[dict[str, Any], AS_TEXT]
-    fingerprint: str
-    segments: list[list[Any]]
-    skips: Annotated[list[dict[str, Any]], AS_TEXT]
-    epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None
+    step: Count  # batches delivered so far; the next is this one
+    epoch: Count  # the stream's epoch at that point
+    position: Count  # positions of the stream that lie behind
+    shuffle_seed: int  # the stream's seed
+    rank: Count  # who saved it
+    world_size: Annotated[int, Between(1, 1 << 32)]  # the number of data-parallel ranks then
+    timestamp: float  # in seconds since 1970, for people; nothing is computed from it
+    order: Annotated[dict[str, Any], AS_TEXT]  # the order's JSON form
+    fingerprint: str  # of the order
+    segments: list[list[Any]]  # every stretch of the run with its topology, so that past steps stay addressable
+    skips: Annotated[list[dict[str, Any]], AS_TEXT]  # what was left out, in the order it was decided
+    epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None  # how many the stream has; None for no end
+    # What was marked as invalid, each from a step on, and weights that were changed, each from a position on.
     masks: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
     reweightings: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
-    sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)
-    samples_failed: list[tuple[str, int]] = field(default_factory=list)
+    sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)  # a fingerprint of each source's data
+    samples_failed: list[tuple[str, int]] = field(default_factory=list)  # (source, index) of samples left out
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain JSON, always with the same keys: what grows with a run is inside lists or text."""

@@ -40,8 +40,6 @@ from holdfast.versioned import Count, Format
 
 __all__ = ["MIXTURE_STATE", "ForwardMixture", "ForwardMixtureState"]
 
-_ENDED = object()
-
 
 @dataclass(frozen=True, slots=True)
 class ForwardMixtureState:
@@ -256,16 +254,14 @@ class ForwardMixture(ForwardDataset):
                 raise everything_left_out(process, dataset=self.dataset_name, what="pass")
 
     def _next_of(self, number: int, stream: Iterator[Sample]) -> Sample:
-        sample: Any = next(stream, _ENDED)
-        if sample is _ENDED:
-            raise StreamError(
-                "a child of the mixture ended, and children must be endless",
-                dataset=_name(self.parts[number]),
-                mixture=self.dataset_name,
-                hint="begin it again where it ends",
-            )
-        found: Sample = sample
-        return found
+        for sample in stream:
+            return sample
+        raise StreamError(
+            "a child of the mixture ended, and children must be endless",
+            dataset=_name(self.parts[number]),
+            mixture=self.dataset_name,
+            hint="begin it again where it ends",
+        )
 
 
 Part = NamedSource | TuneIterableDataset
