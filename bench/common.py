@@ -7,13 +7,15 @@ import json
 import platform
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def arguments(description: str) -> argparse.Namespace:
-    """Parse ``--quick`` and ``--json``."""
+def arguments(description: str, *, parts: Sequence[str] = ()) -> argparse.Namespace:
+    """Parse ``--quick`` and ``--json``, and the names of parts to which the benchmark can be limited."""
     parser = argparse.ArgumentParser(description=description)
+    if parts:
+        parser.add_argument("parts", nargs="*", default=list(parts), help=f"any of {', '.join(parts)}; default: all")
     parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     return parser.parse_args()

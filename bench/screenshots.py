@@ -18,49 +18,67 @@ import holdfast as hfast
 from holdfast.page import page_of_run, render_page
 
 IMAGES = Path(__file__).resolve().parent.parent / "docs" / "images"
-SAMPLES, WIDTH, BATCH, STEPS, POISONED_STEP = 6400, 16, 16, 400, 261
+SAMPLES, WIDTH, BATCH, STEPS, SPOILT_STEP, SPOILT = 6400, 16, 16, 400, 261, 3
+SOURCES = {"crawl": 0.7, "books": 0.3}
 VIEWS = {"light": (1200, 1180), "dark": (1200, 1180), "phone": (390, 844)}
 
 
-def make_data(seed: int = 0) -> dict[str, np.ndarray]:
-    """Return a regression task from two sources' worth of rows; the rows of one batch are spoilt."""
+def make_data(seed: int = 0) -> dict[str, dict[str, np.ndarray]]:
+    """Return a regression task from two sources."""
     rng = np.random.default_rng(seed)
-    x = rng.normal(size=(SAMPLES, WIDTH)).astype(np.float32)
-    y = np.tanh(x @ rng.normal(size=(WIDTH, 1))).astype(np.float32) + 0.05 * rng.normal(size=(SAMPLES, 1)).astype("f4")
-    return {"x": x, "y": y}
+    true = rng.normal(size=(WIDTH, 1))
+    data = {}
+    for number, name in enumerate(SOURCES):
+        x = rng.normal(size=(SAMPLES, WIDTH)).astype(np.float32)
+        noise = 0.05 * rng.normal(size=(SAMPLES, 1)).astype("f4")
+        y = np.tanh(x @ true).astype(np.float32) + noise
+        data[name] = {"x": x, "y": y, "source": np.full(SAMPLES, number)}
+    return data
 
 
-def make_loader(data: dict[str, np.ndarray]) -> hfast.StreamingShardLoader:
+def make_loader(data: dict[str, dict[str, np.ndarray]]) -> hfast.StreamingShardLoader:
     """Return the stream over the data."""
-    dataset = hfast.StreamDataset(hfast.ArraySource(data), name="crawl", seed=7)
+    parts = [hfast.StreamDataset(hfast.ArraySource(columns), name=name, seed=7) for name, columns in data.items()]
+    dataset = hfast.InterleavedDataset(parts, weights=SOURCES, seed=7, name="mix")
     return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=BATCH))
 
 
-def train(folder: Path, data: dict[str, np.ndarray], steps: int) -> None:
+def train(folder: Path, data: dict[str, dict[str, np.ndarray]], steps: int, *, rate: float = 3e-3) -> None:
     """Train the run up to a step, resuming where it stands."""
     torch.manual_seed(0)
     model = torch.nn.Sequential(
         torch.nn.Linear(WIDTH, 64), torch.nn.Tanh(), torch.nn.Linear(64, 64), torch.nn.Tanh(), torch.nn.Linear(64, 1)
     )
-    optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=rate)
+
+    def train_step(batch: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        errors = (model(batch["x"]) - batch["y"]).square()[:, 0]
+        valid = batch.get("__valid__", torch.ones(len(errors), dtype=torch.bool))
+        loss = (errors * valid).sum() / valid.sum().clamp(min=1)
+        optimizer.zero_grad()
+        loss.backward()
+        optimizer.step()
+        shown = {"loss": loss.detach()}
+        for number, name in enumerate(SOURCES):
+            chosen = (batch["source"] == number) & valid
+            if chosen.any():
+                shown[f"loss/{name}"] = errors[chosen].mean().detach()
+        return shown
+
     run = hfast.Run(
         folder,
         model=model,
         optimizer=optimizer,
         loader=make_loader(data),
+        train_step=train_step,
         steps=steps,
-        config={"lr": 3e-3, "batch_size": BATCH, "model": "MLP 16-64-64-1"},
+        config={"lr": rate, "batch_size": BATCH, "model": "MLP 16-64-64-1"},
         options=hfast.RunOptions(save_every=50, stats_every=5),
         on_finding={"critical": "rollback", "warning": "rollback"},
-        rollback=hfast.run.RollbackOptions(cure="window", before=2, after=6),
+        rollback=hfast.run.RollbackOptions(cure="prove"),
     )
     with run:
-        for batch in run:
-            loss = ((model(batch["x"]) - batch["y"]) ** 2).mean()
-            optimizer.zero_grad()
-            loss.backward()
-            optimizer.step()
-            run.step(loss=loss)
+        run.train()
 
 
 def photograph(page: Path, images: Path) -> None:
@@ -79,15 +97,22 @@ def photograph(page: Path, images: Path) -> None:
             tab.wait_for_selector(".chart canvas")
             tab.wait_for_timeout(300)
             tab.screenshot(path=images / f"page-{name}.png")
+            if name == "light":
+                tab.click(".flag")
+                tab.wait_for_selector("#detail canvas")
+                tab.wait_for_timeout(300)
+                tab.screenshot(path=images / "page-finding.png")
         browser.close()
 
 
 def main() -> None:
     """Train, draw, photograph."""
     data = make_data()
-    spoilt = [ref.index for ref in make_loader(data).samples_in(POISONED_STEP)]
-    data["y"][spoilt] = 60.0
+    refs = [ref for ref in make_loader(data).samples_in(SPOILT_STEP) if ref.source == "crawl"]
     with tempfile.TemporaryDirectory() as name:
+        train(Path(name) / "exp6", data, 60, rate=1e-3)  # the last good run
+        for ref in refs[:SPOILT]:
+            data["crawl"]["y"][ref.index] = 120.0
         folder = Path(name) / "exp7"
         train(folder, data, 140)  # the job ends early, as a preempted one would, and is started again
         train(folder, data, STEPS)

@@ -8,35 +8,93 @@ was trained on is written down. Of the steps that count, every sample should be 
 
 from __future__ import annotations
 
+import os
 import sys
 import tempfile
 from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from common import arguments, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.integrations.jobs import live, trained_on
+from tests.integrations.jobs import errors_of, live_all, trained_on
+from tests.integrations.trainer_job import Life
 
 SAMPLES, STEPS, EPOCHS = 48, 12, 2
+TIMEOUT = 1800.0
 FAULTS = {"killed twice": [(1, 5), (1, 6), (1, 0)], "killed, 1 → 2 → 1 processes": [(1, 8), (2, 4), (1, 0)]}
-TRAINERS = ("transformers", "lightning", "accelerate")
+NAMES = {
+    "transformers": "Hugging Face Trainer",
+    "lightning": "Lightning",
+    "accelerate": "Accelerate",
+    "dcp": "torchtitan-like loop on DCP",
+    "ray": "Ray Train",
+}
 USUAL = {
     "transformers": "the Trainer's own skipping",
     "lightning": "torchdata's StatefulDataLoader",
     "accelerate": "skip_first_batches",
+    "ray": "Ray Data's iterator",
 }
 
 
-def count(trainer: str, data: str, lives: list[tuple[int, int]], *options: str) -> tuple[int, int]:
-    """Run a job through its lives; returns how many samples were lost and how many repeated."""
-    with tempfile.TemporaryDirectory() as name:
-        folder = Path(name)
-        common = ("--steps", str(STEPS), "--samples", str(SAMPLES), "--data", data, *options)
-        for life, (world, die_after) in enumerate(lives):
-            live(trainer, folder, life, "--die-after", str(die_after), *common, world=world)
-        steps = trained_on(folder, [world for world, _ in lives])
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """One job: a trainer, a fault, and where its data comes from."""
+
+    trainer: str
+    fault: str
+    data: str
+    title: str
+    options: dict[str, Any]
+
+    @property
+    def name(self) -> str:
+        """What the row is called."""
+        return f"{NAMES[self.trainer]} · {self.fault} · {self.title}"
+
+    def lives(self, folder: Path) -> list[Life]:
+        """Return the starts of the job."""
+        return [
+            Life(
+                trainer=self.trainer,
+                folder=str(folder),
+                number=number,
+                world=world,
+                die_after=die_after,
+                steps=STEPS,
+                samples=SAMPLES,
+                data=self.data,
+                **self.options,
+            )
+            for number, (world, die_after) in enumerate(FAULTS[self.fault])
+        ]
+
+
+def rows_of(trainer: str, *, quick: bool) -> Iterator[Row]:
+    """Yield every job of a trainer."""
+    workers = (0,) if quick or trainer == "ray" else (0, 2)
+    for fault in list(FAULTS)[: 1 if quick else None]:
+        for epochs in (True, False):
+            for each in workers:
+                title = f"holdfast, {'epochs' if epochs else 'endless'}, {each} workers"
+                yield Row(trainer, fault, "holdfast", title, {"epochs": epochs, "workers": each})
+        if trainer in USUAL:
+            for each in workers:
+                yield Row(
+                    trainer, fault, "usual", f"{USUAL[trainer]}, {each} workers", {"epochs": True, "workers": each}
+                )
+
+
+def count(row: Row, folder: Path) -> tuple[int, int]:
+    """Return how many samples a job that has been lived through lost, and how many it repeated."""
+    steps = trained_on(folder, [world for world, _ in FAULTS[row.fault]])
+    if sorted(steps) != list(range(STEPS)):
+        raise AssertionError(errors_of(folder) or f"it made the steps {sorted(steps)}")
     seen = Counter(index for batches in steps.values() for batch in batches for index in batch)
     lost = sum(max(0, EPOCHS - seen[index]) for index in range(SAMPLES))
     return lost, sum(max(0, times - EPOCHS) for times in seen.values())
@@ -44,34 +102,31 @@ def count(trainer: str, data: str, lives: list[tuple[int, int]], *options: str) 
 
 def main() -> None:
     """Print the table, and the figures of every row."""
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", parts=tuple(NAMES))
     figures: dict[str, float] = {}
     about: dict[str, str] = {}
-    kinds = [("epochs", ("--epochs",)), ("endless", ())]
-    workers = ("0",) if options.quick else ("0", "2")
-    for trainer in TRAINERS:
-        if find_spec(trainer) is None:
-            about[trainer] = "not installed"
+    for trainer in options.parts:
+        if trainer != "dcp" and find_spec(trainer) is None:
+            about[NAMES[trainer]] = "not installed"
             continue
-        for fault, lives in FAULTS.items():
-            rows = [
-                ("holdfast", f"{kind}, {each} workers", (*flags, "--workers", each))
-                for kind, flags in kinds
-                for each in workers
-            ]
-            rows += [
-                ("usual", f"{USUAL[trainer]}, {each} workers", ("--epochs", "--workers", each)) for each in workers
-            ]
-            for data, title, flags in rows:
-                name = f"{trainer} · {fault} · {'holdfast, ' if data == 'holdfast' else ''}{title}"
+        with tempfile.TemporaryDirectory() as name:
+            rows = {row: Path(name) / str(number) for number, row in enumerate(rows_of(trainer, quick=options.quick))}
+            plan = [life for row, folder in rows.items() for life in row.lives(folder)]
+            if trainer == "ray":
+                from trainers_ray import live_all_on_ray
+
+                live_all_on_ray(plan)
+            else:
+                live_all(plan, timeout=TIMEOUT)
+            for row, folder in rows.items():
                 try:
-                    lost, repeated = count(trainer, data, lives, *flags)
-                except AssertionError as error:  # it did not come back at all
-                    about[name] = f"does not resume: {str(error).strip().splitlines()[-1]}"
+                    lost, repeated = count(row, folder)
+                except AssertionError as error:  # it did not come back, or not to the end
+                    about[row.name] = f"does not resume: {str(error).strip().splitlines()[-1]}"
                     continue
-                figures[f"{name}: lost"], figures[f"{name}: repeated"] = lost, repeated
+                figures[f"{row.name}: lost"], figures[f"{row.name}: repeated"] = lost, repeated
                 if not options.json:
-                    print(f"{name:<90} lost {lost:>3}  repeated {repeated:>3}", flush=True)
+                    print(f"{row.name:<100} lost {lost:>3}  repeated {repeated:>3}", flush=True)
     if options.json:
         publish(figures, about, as_json=True)
     else:
@@ -79,4 +134,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    os.environ.setdefault("OMP_NUM_THREADS", "1")
     main()

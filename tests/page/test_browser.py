@@ -123,6 +123,53 @@ def test_two_runs_lie_over_each_other(tab: Any, tmp_path: Path) -> None:
     assert tab.inner_text(".chart .u-legend").count("(runs/exp7 calm)") == 2
 
 
+def test_two_live_runs_are_compared_by_choosing_one(tab: Any) -> None:
+    with PageServer([Stub("exp7", full_page()), Stub("exp/8", full_page(steps=1500, text="eight"))]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(f"{server.url}?run=exp7")
+        tab.wait_for_selector(".chart canvas")
+        tab.select_option("#compare", label="compare with exp/8")
+        tab.wait_for_url("**compare=exp%2F8")
+        tab.wait_for_selector("text=loss (runs/exp7 eight)")
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_several_runs_in_one_file_begin_with_a_table_that_leads_to_each(tab: Any, tmp_path: Path) -> None:
+    from dataclasses import replace
+
+    from holdfast.page.render import render_pages
+
+    good = replace(full_page(steps=300), title="calm run", verdict="healthy", flags=(), lead="All is well.")
+    file = tmp_path / "runs.html"
+    file.write_text(render_pages([good, full_page(steps=300, text=HOSTILE[0])], title="2 runs"), encoding="utf-8")
+    tab.goto(file.as_uri())
+    rows = tab.locator("tbody tr")
+    assert rows.count() == 2
+    assert "unhealthy" in rows.nth(0).inner_text(), "the worst comes first"
+    rows.nth(1).locator("button").click()
+    tab.wait_for_selector(".chart canvas")
+    assert tab.inner_text(".verdict h1") == "calm run"
+    tab.click("#all")
+    assert tab.locator("tbody tr").count() == 2
+
+
+def test_a_finding_is_marked_on_every_chart(tab: Any, tmp_path: Path) -> None:
+    """The last chart is noise around zero: the colour of a critical finding is there only because of the mark."""
+    tab.goto(mailed(tmp_path, full_page(series=3)))
+    tab.wait_for_function("document.querySelectorAll('.chart canvas').length === 3")
+    marked = tab.evaluate(
+        """() => { const wanted = getComputedStyle(document.documentElement).getPropertyValue('--bad').trim();
+        const [r, g, b] = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));
+        return [...document.querySelectorAll('.chart canvas')].map((canvas) => {
+          const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
+          for (let i = 0; i < data.length; i += 4)
+            if (data[i] === r && data[i + 1] === g && data[i + 2] === b) return true;
+          return false; }); }"""
+    )
+    assert marked == [True, True, True]
+
+
 @pytest.mark.parametrize("text", HOSTILE)
 def test_hostile_text_is_shown_and_does_not_run(text: str, tab: Any, tmp_path: Path) -> None:
     tab.goto(mailed(tmp_path, full_page(text=text)))

@@ -71,14 +71,14 @@ def same(first: Any, second: Any) -> bool:
 
 
 @settings(max_examples=60)
-@given(ACTIONS)
+@given(ACTIONS, st.sampled_from([2, 512]))
 def test_columns_equal_the_records_however_the_log_was_written_and_read(
-    tmp_path_factory: Any, actions: list[tuple[str, float]]
+    tmp_path_factory: Any, actions: list[tuple[str, float]], min_at_once: int
 ) -> None:
     folder = tmp_path_factory.mktemp("run")
     writer = Writer(folder)
     writer.begin(0)
-    columns = RunColumns(folder)
+    columns = RunColumns(folder, min_at_once=min_at_once)
     for action, number in actions:
         if action == "step":
             writer.make_step(number)

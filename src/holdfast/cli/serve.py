@@ -31,7 +31,7 @@ def register(app: typer.Typer) -> None:
         Examples:
             holdfast serve runs/exp7
 
-            holdfast serve runs/ --port 0
+            holdfast serve runs/ --port 0              # a list of runs; each can be compared with another
 
             holdfast serve runs/ --host 0.0.0.0        # prints an address with a token
         """
@@ -45,4 +45,5 @@ def register(app: typer.Typer) -> None:
                 typer.echo(json.dumps({"url": server.url, "runs": list(server.feeds)}))
             else:
                 typer.echo(f"{len(server.feeds)} run(s) at {server.url}  (Ctrl-C ends)")
+            server.read_ahead()
             server.serve_forever()

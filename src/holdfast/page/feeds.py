@@ -66,15 +66,20 @@ class LogFeed:
             yield str(path), status.st_size, status.st_mtime_ns
 
 
-def feed_of(path: Path) -> Feed:
-    """Return what stands at a path: a run of holdfast's own, or any log."""
-    return RunFeed(path) if is_run_folder(path) else LogFeed(path)
+def feed_of(path: Path, *, wait: bool = True) -> Feed:
+    """Return what stands at a path: a run of holdfast's own, or any log.
+
+    Args:
+        path: a run's folder, a file or a folder of logs.
+        wait: let the first look wait for the detectors.
+    """
+    return RunFeed(path, wait=wait) if is_run_folder(path) else LogFeed(path)
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:
-    """Return every run under the paths; a folder of runs gives each of them."""
+    """Return every run under the paths, to be served live; a folder of runs gives each of them."""
     found: list[Feed] = []
     for path in paths:
         runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
-        found += [RunFeed(run, name=run.name) for run in runs] if runs else [feed_of(path)]
+        found += [RunFeed(run, name=run.name, wait=False) for run in runs] if runs else [feed_of(path, wait=False)]
     return found

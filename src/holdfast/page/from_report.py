@@ -32,6 +32,7 @@ TITLES = {
     "lr": "Learning rate",
     "throughput": "Throughput",
     "step_time": "Step time",
+    "data_time": "Time spent waiting for data",
     "reward": "Reward",
     "metric": "Metrics",
     "perplexity": "Perplexity",

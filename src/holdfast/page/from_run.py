@@ -52,12 +52,15 @@ class RunFeed:
     Args:
         folder: the run's folder.
         name: what it is called; the folder's path by default.
+        wait: let the first look wait for the detectors; else they look in the background, and the page says so.
 
     Raises:
         RunFolderError: it is not the folder of a run.
     """
 
-    def __init__(self, folder: Path, *, name: str | None = None) -> None:
+    def __init__(self, folder: Path, *, name: str | None = None, wait: bool = True) -> None:
+        self._wait = wait
+        self._looking: threading.Thread | None = None
         self._log = RunLog(folder)
         self._name = name or str(folder)
         self._columns = RunColumns(folder)
@@ -66,6 +69,7 @@ class RunFeed:
         self._changes = 0
         self._report: RunReport | None = None
         self._looked_at = (-float("inf"), -1)
+        self._looks = 0
         self._difference: tuple[str, tuple[tuple[str, str, str], ...]] | None = None
 
     @property
@@ -77,7 +81,7 @@ class RunFeed:
         """Return a text that changes whenever the log has grown."""
         with self._lock:
             self._changes += self._columns.refresh()
-            return str(self._changes)
+            return f"{self._changes}.{self._looks}"
 
     def page(self) -> Page:
         """Return the page as of now."""
@@ -92,9 +96,17 @@ class RunFeed:
         when, changes = self._looked_at
         if self._report is None or (changes != self._changes and time.monotonic() - when >= LOOK_SECONDS):
             log = ReadLog(path=self._name, format="holdfast", signals=signals, config=self._config())
-            self._report = MLSystemsDebugger().diagnose(log)
-            self._looked_at = (time.monotonic(), self._changes)
-        return self._report
+            if self._wait:
+                self._look(log, self._changes)
+            elif self._looking is None or not self._looking.is_alive():
+                self._looking = threading.Thread(target=self._look, args=(log, self._changes), daemon=True)
+                self._looking.start()
+        return self._report or RunReport(self._name, "holdfast", Verdict.UNKNOWN, (), signals)
+
+    def _look(self, log: ReadLog, changes: int) -> None:
+        report = MLSystemsDebugger().diagnose(log)
+        self._report, self._looked_at = report, (time.monotonic(), changes)
+        self._looks += 1
 
     def _config(self) -> dict[str, Any]:
         config = self._columns.headers[-1].get("config") if self._columns.headers else None
@@ -118,7 +130,7 @@ class RunFeed:
         steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
         environment = columns.headers[-1].get("environment") or {} if columns.headers else {}
         worst = next((flag for flag in flags if flag.onset is not None), None)
-        lead = lead_of(report)
+        lead = lead_of(report) if self._report is not None else "The detectors are looking at the run."
         if worst is not None and overcome is not None:
             since = "Nothing since then points to a failure." if report.verdict is Verdict.HEALTHY else lead
             lead = f"{worst.title} at step {worst.onset:,.0f}; rolled back to step {overcome:,} and continued. {since}"

@@ -88,7 +88,7 @@ def _suspects(records: Any) -> tuple[Suspect, ...]:
             clean(record.get("source", "")),
             int(record.get("index", 0)),
             float(record.get("score") or 0.0),
-            clean("\n".join(f"{name}: {text}" for name, text in (record.get("preview") or {}).items())),
+            clean(" · ".join(f"{name}: {text}" for name, text in (record.get("preview") or {}).items())),
         )
         for record in (records or ())[:MAX_SUSPECTS]
     )

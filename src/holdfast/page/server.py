@@ -11,7 +11,9 @@ import gzip
 import hmac
 import json
 import secrets
+import threading
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from http import HTTPStatus
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -69,6 +71,16 @@ class PageServer(ThreadingHTTPServer):
             raise ConfigError(
                 f"cannot listen at {host}:{port}: {error.strerror}", host=host, port=port, hint="choose another --port"
             ) from error
+
+    def read_ahead(self) -> None:
+        """Begin to read the runs in the background, so that the first look does not wait for all of it."""
+
+        def read() -> None:
+            for feed in self.feeds.values():
+                with suppress(HoldfastError, OSError):  # told to whoever looks at it
+                    feed.version()
+
+        threading.Thread(target=read, name="holdfast-read-ahead", daemon=True).start()
 
     @property
     def url(self) -> str:

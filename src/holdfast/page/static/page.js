@@ -4,10 +4,13 @@
   const data = JSON.parse(document.getElementById("data").textContent);
   const root = document.getElementById("page");
   // Okabe and Ito's colours: told apart with any colour vision.
-  const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f00", "#666666"];
+  const ON_LIGHT = ["#0072b2", "#d55e00", "#009e73", "#cc79a7", "#e69f00", "#56b4e9", "#7a6f00", "#666666"];
+  const ON_DARK = ["#56b4e9", "#e69f00", "#009e73", "#cc79a7", "#f0e442", "#0072b2", "#d55e00", "#999999"];
+  const colours = () => document.documentElement.dataset.theme === "dark" ? ON_DARK : ON_LIGHT;
   const SEVERITY = { critical: "--bad", warning: "--warn", info: "--accent" };
   const EVENT_MARKS = { checkpoint: "◆", restart: "↻", resize: "⇔", rollback: "↩", skip: "⤼", mask: "⤼", alert: "!" };
   const FINE = 0.5, CHART_HEIGHT = 190, FIRST_CHART_HEIGHT = 260;
+  const WHOLE = Array.from({ length: 36 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
   const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest on, a linear scale hides most of a line
   const state = { plots: [], range: null, open: null, logarithmic: new Map(), dragged: null, version: null };
 
@@ -34,6 +37,13 @@
     const written = ways.map((way) => values.map((v) => v === null ? "" : way(v)));
     const distinct = new Set(values.filter((v) => v !== null)).size;
     return written.find((texts) => new Set(texts.filter(Boolean)).size === distinct) || written[written.length - 1];
+  }
+  // Ticks of a logarithmic axis: whole powers of ten, at most about six; the ends where there are fewer than two.
+  function decades(plot) {
+    const { min, max } = plot.scales.y, low = Math.ceil(Math.log10(min) - 1e-9), high = Math.floor(Math.log10(max) + 1e-9);
+    if (high <= low) return [min, max];
+    const by = Math.ceil((high - low + 1) / 6);
+    return Array.from({ length: Math.floor((high - low) / by) + 1 }, (_, place) => Number(`1e${low + place * by}`));
   }
   const stepTicks = (values) => {
     const short = values.map((v) => v.toLocaleString("en", { notation: "compact" }));
@@ -113,14 +123,7 @@
     const box = make("div", { class: "detail", id: "detail" },
       make("p", { class: "soft" }, [flag.signal, ...when].filter(Boolean).join(" · "),
         make("span", {}, " · how sure:"), gauge(flag.confidence)),
-      flag.advice ? make("p", {}, flag.advice) : null, ...items("Evidence", flag.evidence));
-    if (flag.causes.length) {
-      box.append(make("h3", {}, "Likely causes"));
-      for (const [title, confidence, remedy, pro, con] of flag.causes) box.append(make("div", { class: "cause" },
-        make("b", {}, title), gauge(confidence), make("div", {}, remedy),
-        pro.length ? make("div", { class: "soft" }, `for: ${pro.join("; ")}`) : null,
-        con.length ? make("div", { class: "soft" }, `against: ${con.join("; ")}`) : null));
-    }
+      flag.advice && !flag.proof ? make("p", {}, flag.advice) : null, ...items("Evidence", flag.evidence));
     if (flag.suspects.length) {
       box.append(make("h3", {}, "Suspects"), make("div", { class: "scroll" }, table(
         ["source", "index", "score", "preview"],
@@ -131,7 +134,14 @@
       const place = make("div"); box.append(place);
       requestAnimationFrame(() => draw(place, flag.proof, [], CHART_HEIGHT, false));
     }
-    if (flag.command) box.append(make("h3", {}, "Apply the cure"), command(flag.command));
+    if (flag.command) box.append(make("h3", {}, flag.proof ? "Apply the cure" : "Find out more"), command(flag.command));
+    if (flag.causes.length) {
+      box.append(make("h3", {}, flag.proof ? "What the series alone suggest" : "Likely causes"));
+      for (const [title, confidence, remedy, pro, con] of flag.causes) box.append(make("div", { class: "cause" },
+        make("b", {}, title), gauge(confidence), make("div", {}, remedy),
+        pro.length ? make("div", { class: "soft" }, `for: ${pro.join("; ")}`) : null,
+        con.length ? make("div", { class: "soft" }, `against: ${con.join("; ")}`) : null));
+    }
     return box;
   }
   function table(heads, rows, preview) {
@@ -146,9 +156,9 @@
     const key = make("div", { class: "key" });
     page.goodput.forEach(([name, seconds], place) => {
       const part = make("i", { title: `${name}: ${shown(seconds)} s` });
-      part.style.width = `${100 * seconds / total}%`; part.style.background = COLOURS[place % COLOURS.length];
+      part.style.width = `${100 * seconds / total}%`; part.style.background = colours()[place % ON_LIGHT.length];
       strip.append(part);
-      const square = make("b"); square.style.background = COLOURS[place % COLOURS.length];
+      const square = make("b"); square.style.background = colours()[place % ON_LIGHT.length];
       if (seconds) key.append(make("span", {}, square, `${name} ${(100 * seconds / total).toFixed(1)}%`));
     });
     return make("section", {}, make("h2", {}, "Where the time went"), strip, key);
@@ -193,7 +203,7 @@
   function marks(page, withEvents) {
     return { hooks: { draw: (plot) => {
       const pen = plot.ctx, { left, top, width, height } = plot.bbox, ratio = devicePixelRatio || 1;
-      const at = (value) => plot.valToPos(value, "x", true);
+      const at = (value) => Math.round(plot.valToPos(value, "x", true));  // on whole pixels a line is sharp
       pen.save(); pen.beginPath(); pen.rect(left, top, width, height); pen.clip();
       page.flags.forEach((flag, place) => {
         if (flag.onset === null) return;
@@ -201,9 +211,9 @@
         pen.fillStyle = colour(SEVERITY[flag.severity] || "--soft");
         pen.globalAlpha = state.open === place ? 0.22 : 0.1;
         pen.fillRect(from, top, Math.max(until - from, 2 * ratio), height);
-        pen.globalAlpha = 1; pen.fillRect(from - ratio / 2, top, ratio, height);
+        pen.globalAlpha = 1; pen.fillRect(from, top, Math.ceil(ratio), height);
         if (flag.certain !== null) for (let y = top; y < top + height; y += 8 * ratio)
-          pen.fillRect(at(flag.certain) - ratio / 2, y, ratio, 4 * ratio);
+          pen.fillRect(at(flag.certain), y, Math.ceil(ratio), 4 * ratio);
       });
       pen.font = `${11 * ratio}px system-ui`; pen.textAlign = "center"; pen.fillStyle = colour("--soft");
       for (const [where, kind] of withEvents ? page.events : [])
@@ -230,10 +240,10 @@
       width: Math.max(place.clientWidth, 200), height, plugins,
       cursor: synced ? { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } } : {},
       scales: { x: { time: false }, y: logarithmic && positive ? { distr: 3 } : {} },
-      axes: [{ ...axis, values: (_, all) => stepTicks(all) },
-        { ...axis, size: 62, values: (_, all) => ticks(all) }],
-      series: [{ label: "step", value: (_, v) => step(v) }, ...lines.map((line, number) => ({
-        label: line.name, stroke: line.faded ? colour("--soft") : COLOURS[number % COLOURS.length], width: 1.4,
+      axes: [{ ...axis, values: (_, all) => stepTicks(all), ...(lines.every((line) => line.whole) ? { incrs: WHOLE } : {}) },
+        { ...axis, size: 62, values: (_, all) => ticks(all), ...(logarithmic && positive ? { splits: decades, filter: (_, all) => all } : {}) }],
+      series: [{ label: "step", value: (_, v) => v === null || v === undefined ? "–" : step(v) }, ...lines.map((line, number) => ({
+        label: line.name, stroke: line.faded ? colour("--soft") : colours()[number % ON_LIGHT.length], width: 1.4,
         spanGaps: true, dash: line.other || line.faded ? [6, 4] : undefined, value: (_, v) => shown(v), points: { show: !line.faded && line.x.length < 60 } }))],
       hooks: synced ? { setSelect: [(self) => {
         const { left, width } = self.select;  // the other charts follow the same drag and are told at the end
@@ -285,8 +295,8 @@
     const page = { ...first, charts: first.charts.map((chart) => ({ ...chart, lines: [...chart.lines] })) };
     for (const other of others) for (const chart of other.charts) {
       const same = page.charts.find((each) => each.title === chart.title);
-      if (same) same.lines.push(...chart.lines.map((line) =>
-        Object.assign(line, { other: true, name: `${line.name} (${other.title})` })));
+      const lines = chart.lines.map((line) => Object.assign(line, { other: true, name: `${line.name} (${other.title})` }));
+      if (same) same.lines.push(...lines); else page.charts.push({ ...chart, lines });
     }
     return page;
   }

@@ -1,0 +1,136 @@
+"""The page of a run of a million steps: how fast it opens, how much is sent, how soon a new step shows, file size.
+
+The run's log is written and compacted by the code that does so in a run. The page is opened in headless Chromium, live
+from ``PageServer`` and from the mailed file; every byte the browser receives is counted by the browser itself.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import arguments, publish
+from holdfast.page import page_of_run, render_page
+from holdfast.page.from_run import RunFeed
+from holdfast.page.server import PageServer
+from holdfast.run.chain import START
+from holdfast.run.compact import compact
+from holdfast.run.layout import RunFolder
+from holdfast.run.recorder import Recorder
+
+STEPS, SERIES, ROUNDS, NEW_STEPS = 1_000_000, 20, 5, 5
+
+
+def write_run(folder: Path, steps: int, series: int) -> Recorder:
+    """Write a run's folder with this many steps of this many series; all but the last part of its log is compacted."""
+    place = RunFolder(folder)
+    folder.mkdir(parents=True)
+    place.identity.write_text(
+        json.dumps({"holdfast": "run", "version": 1, "run": "0" * 16, "created": "2026-01-01", "data": {}, "model": {}})
+    )
+    header: dict[str, Any] = {"run": "0" * 16, "world_size": 1, "time": 0.0, "monotonic": 0.0, "boot": "", "pid": 1}
+    recorder = Recorder(place, rank=0, attempt=1, header=header, head=START)
+    recorder.write({"event": "start", "step": 0, "batch": 0, "at": 0.0})
+    rng = np.random.default_rng(0)
+    loss = 2 + 8 * np.exp(-np.arange(steps) / (steps / 8)) + 0.1 * rng.normal(size=steps)
+    others = rng.normal(size=(steps, series - 3)).astype(np.float32).astype(float) + 5
+    for step in range(steps):
+        fields: dict[str, Any] = {"step": step, "batches": [step, step + 1], "loss": loss[step], "grad_norm": 1.0}
+        fields |= {f"metric_{number}": value for number, value in enumerate(others[step].tolist())}
+        recorder.write({**fields, "step_time": 0.1, "at": step * 0.1})
+        if step % 1000 == 999:  # as often as checkpoints make the log durable
+            recorder.sync()
+    for file in place.log_files()[:-1]:
+        compact(file)
+    return recorder
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[str]:
+    """Serve the run's page live; yields its address."""
+    with PageServer([RunFeed(folder, name="exp7", wait=False)]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield server.url
+        server.shutdown()
+
+
+def open_live(browser: Any, url: str) -> tuple[Any, float, float]:
+    """Open the page; returns the tab, seconds until its charts are drawn, and bytes received."""
+    tab = browser.new_page(viewport={"width": 1200, "height": 900})
+    received: list[float] = []
+    session = tab.context.new_cdp_session(tab)
+    session.send("Network.enable")
+    session.on("Network.loadingFinished", lambda event: received.append(event["encodedDataLength"]))
+    began = time.perf_counter()
+    tab.goto(url)
+    tab.wait_for_selector(".chart canvas")
+    seconds = time.perf_counter() - began
+    tab.wait_for_timeout(50)
+    return tab, seconds, sum(received)
+
+
+def main() -> None:
+    """Measure, and print the figures."""
+    options = arguments(__doc__ or "")
+    chromium = shutil.which("chromium") or shutil.which("google-chrome")
+    if chromium is None:
+        publish({}, {"page": "chromium is not installed: make services"}, as_json=options.json)
+        return
+    from playwright.sync_api import sync_playwright
+
+    steps = STEPS // 10 if options.quick else STEPS
+    figures: dict[str, float] = {}
+    with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
+        folder = Path(name) / "exp7"
+        recorder = write_run(folder, steps, SERIES)
+        browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
+        opened: list[float] = []
+        for number in range(ROUNDS):  # every round with a server that has read nothing yet
+            with served(folder) as url:
+                tab, seconds, received = open_live(browser, url)
+                opened.append(seconds)
+                if number == ROUNDS - 1:
+                    _, again, _ = open_live(browser, url)
+                    figures["opened again, seconds"] = again
+                    figures["new step visible, seconds"] = statistics.median(new_steps(tab, recorder, steps))
+                tab.close()
+        figures["opened with a cold server, seconds"] = statistics.median(opened)
+        figures["received for opening, bytes"] = received
+        mailed = Path(name) / "page.html"
+        mailed.write_text(render_page(page_of_run(folder)), encoding="utf-8")
+        figures["mailed file, bytes"] = mailed.stat().st_size
+        tab = browser.new_page(viewport={"width": 1200, "height": 900})
+        began = time.perf_counter()
+        tab.goto(mailed.as_uri())
+        tab.wait_for_selector(".chart canvas")
+        figures["mailed file opened, seconds"] = time.perf_counter() - began
+        browser.close()
+        recorder.close()
+    load = os.getloadavg()[0]
+    about = {"run": f"{steps:,} steps of {SERIES} series", "browser": "headless Chromium", "load": f"{load:.1f}"}
+    publish(figures, about, as_json=options.json)
+
+
+def new_steps(tab: Any, recorder: Recorder, steps: int) -> Iterator[float]:
+    """Write steps one by one; yields how long each took to show."""
+    for step in range(steps, steps + NEW_STEPS):
+        began = time.perf_counter()
+        recorder.write({"step": step, "batches": [step, step + 1], "loss": 2.0, "step_time": 0.1, "at": step * 0.1})
+        tab.wait_for_selector(f"text={step + 1:,} steps", timeout=30_000)
+        yield time.perf_counter() - began
+
+
+if __name__ == "__main__":
+    sys.exit(main())
