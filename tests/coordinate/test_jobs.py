@@ -373,6 +373,36 @@ def test_a_poison_chunk_is_listed_with_its_traceback_and_the_job_finishes(where:
         assert len(readers[0].results()) == CHUNKS - 1
 
 
+@pytest.mark.parametrize("payload", ["x" * 1_000_001, 5, b"x"], ids=["too long", "a number", "bytes"])
+def test_a_payload_that_cannot_be_kept_is_its_chunks_failure_and_kills_no_worker(
+    coordinator: StreamCoordinator, payload: Any
+) -> None:
+    reader = lease(coordinator, max_attempts=2, on_error="skip")
+    assert reader.process(lambda chunk: payload if chunk.chunk == 3 else "") == CHUNKS - 1
+    (letter,) = reader.dead_letters()
+    assert (letter.chunk, "a payload is a text" in letter.error) == (3, True)
+
+
+def test_an_output_that_cannot_be_written_is_its_chunks_failure_and_kills_no_worker(
+    coordinator: StreamCoordinator, tmp_path: Path
+) -> None:
+    reader = lease(coordinator, sink=FolderSink(tmp_path), max_attempts=2, on_error="skip")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+
+    def work(chunk: LeasedChunk) -> str:
+        chunk.open().write(b"x" * (100_000 if chunk.chunk == 3 else 10))  # left open: written, or not, by the commit
+        return ""
+
+    resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, limits[1]))
+    try:
+        assert reader.process(work) == CHUNKS - 1
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert [letter.chunk for letter in reader.dead_letters()] == [3]
+    assert len(list(tmp_path.glob("part-*"))) == CHUNKS - 1
+    assert not list((tmp_path / ".tmp").iterdir())
+
+
 def test_by_default_a_job_with_dead_letters_ends_with_an_error_after_all_else_is_done(
     coordinator: StreamCoordinator,
 ) -> None:

@@ -29,16 +29,27 @@ def dataset() -> StreamDataset:
     return StreamDataset(ArraySource({"value": np.arange(CHUNKS * SIZE)}), name="data", seed=5)
 
 
+def add_node(cluster: Any, **options: Any) -> Any:
+    """Start a node; Ray gives up after seconds that a busy machine may need, so try again."""
+    for attempts_left in (2, 1, 0):
+        try:
+            return cluster.add_node(**options)
+        except Exception:  # noqa: PERF203 (a loop of retries; Ray raises no other type)
+            if not attempts_left:
+                raise
+    return None
+
+
 @pytest.fixture(scope="module")
 def cluster() -> Iterator[Any]:
     from ray.cluster_utils import Cluster
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
-    os.environ["RAY_raylet_start_wait_time_s"] = "180"  # noqa: SIM112 (Ray's own spelling; busy machines start slowly)
     options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
-    cluster = Cluster(initialize_head=True, head_node_args={**options, "include_dashboard": False})
-    cluster.doomed = cluster.add_node(**options)  # type: ignore[attr-defined]
+    cluster = Cluster(initialize_head=False)
+    add_node(cluster, **options, include_dashboard=False)
+    cluster.doomed = add_node(cluster, **options)  # type: ignore[attr-defined]
     paths = {"PYTHONPATH": os.pathsep.join(["src", os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": paths})
     yield cluster

@@ -52,6 +52,8 @@ __all__ = ["LeasedReader"]
 
 _log = logging.getLogger(__name__)
 
+# Characters of a payload: escaped, six bytes each at most, it must fit into a record of any store.
+MAX_PAYLOAD = 100_000
 # Characters of a traceback that are kept: the end says most.
 MAX_TRACEBACK = 16_000
 
@@ -246,13 +248,26 @@ class LeasedReader:
             except Exception as error:
                 chunk.fail(error)
                 continue
-            with suppress(StaleLeaseError):
+            try:
                 chunk.commit(payload or "")
                 count += 1
+            except StaleLeaseError:
+                continue
+            except CoordinationError:
+                raise
+            except Exception as error:  # a payload that cannot be kept, an output that cannot be written
+                chunk.fail(error)
         return count
 
     def commit(self, chunk: LeasedChunk, payload: str = "") -> None:
         """Commit a chunk; see ``LeasedChunk.commit``."""
+        if not isinstance(payload, str) or len(payload) > MAX_PAYLOAD:
+            raise ConfigError(
+                f"a payload is a text of at most {MAX_PAYLOAD:,} characters",
+                chunk=chunk.chunk,
+                type=type(payload).__name__,
+                hint="str(…) or json.dumps(…) it; write what is large to the job's sink, and keep its digest here",
+            )
         file = chunk.settle_output()
         with self._lock:
             try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import IO, TYPE_CHECKING, Any
 
@@ -65,7 +66,8 @@ class LeasedChunk:
         """Finish the chunk, once and for all; ``StaleLeaseError`` means that its work must be thrown away.
 
         Args:
-            payload: a small text kept with the commit: a count, a JSON value, the digest of something larger.
+            payload: a small text kept with the commit, of at most 100,000 characters: a count, a JSON value, the
+                digest of something larger.
         """
         self._reader.commit(self, payload)
 
@@ -77,7 +79,8 @@ class LeasedChunk:
         """Remove an output that will not be committed."""
         for name, file in self._output:
             assert self._reader.sink is not None
-            file.close()
+            with suppress(OSError):  # a full disk fails again here
+                file.close()
             self._reader.sink.discard(name)
 
     def settle_output(self) -> str:
