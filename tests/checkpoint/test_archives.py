@@ -16,8 +16,9 @@ from hypothesis import strategies as st
 from tests.checkpoint.support import raw_bytes
 
 from holdfast.checkpoint.archive import DamagedArchiveError, read_archive
-from holdfast.checkpoint.inert import DamagedPickleError, Inert, read_pickle
+from holdfast.checkpoint.inert import DamagedPickleError, Inert
 from holdfast.checkpoint.items import ItemLayout, KnownItems, memory_reader, open_item, view_payload
+from holdfast.checkpoint.pickle_machine import read_pickle
 
 
 def layout_of(data: bytes | bytearray) -> ItemLayout | None:

@@ -202,3 +202,23 @@ def test_what_cannot_be_pickled_is_not_blamed_on_the_disk(tmp_path: Path) -> Non
         checkpoint.save({"f": lambda: 1}, tmp_path / "c", step=1)
     assert "make room" not in str(caught.value)
     assert names(tmp_path) == []
+
+
+def test_a_link_that_leads_out_of_the_folder_is_passed_over(tmp_path: Path) -> None:
+    checkpoint.save(state(9), tmp_path / "outside" / "c", step=9)
+    checkpoint.save(state(1), tmp_path / "run" / "step-1", step=1)
+    (tmp_path / "run" / "step-9").symlink_to(tmp_path / "outside" / "c")
+    (tmp_path / "run" / "latest").symlink_to("step-1")
+    found = latest_verified(tmp_path / "run")
+    assert found is not None
+    assert (found.step, [path.name for path, _ in found.passed_over]) == (1, ["step-9"])
+
+
+def test_a_checkpoint_of_unknown_step_may_be_the_newest_and_equal_steps_go_by_time(tmp_path: Path) -> None:
+    for name, step in (("x", 1), ("a", 1), ("b", 2)):
+        checkpoint.save(state(step), tmp_path / name, step=step)
+        os.utime(tmp_path / name, ns=(0, {"x": 10, "a": 20, "b": 30}[name]))
+    (tmp_path / "b" / "holdfast.json").write_text("{")
+    found = latest_verified(tmp_path)
+    assert found is not None
+    assert (found.path.name, [path.name for path, _ in found.passed_over]) == ("a", ["b"])

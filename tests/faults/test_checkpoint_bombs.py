@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import struct
 import subprocess
 import sys
 import textwrap
@@ -15,7 +16,8 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
-from holdfast.checkpoint.inert import DamagedPickleError, read_pickle
+from holdfast.checkpoint.inert import DamagedPickleError
+from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import build_object
 from holdfast.errors import CheckpointError
 
@@ -43,6 +45,13 @@ def colliding(count: int) -> bytes:
     return b"\x80\x02}(" + pairs + b"u."
 
 
+def equal_floats(count: int) -> bytes:
+    """Tuples of floats that share a hash (powers of two, 61 apart), so the tuples share one too."""
+    floats = [b"G" + struct.pack(">d", 2.0 ** (61 * power)) for power in range(10)]
+    keys = (b"".join(floats[place // 10**digit % 10] for digit in range(3)) + b"\x87N" for place in range(count))
+    return b"\x80\x02}(" + b"".join(keys) + b"u."
+
+
 BOMBS = {
     "300,000 nested tuples": nested(300_000, as_key=False),
     "300,000 nested tuples as a key": nested(300_000, as_key=True),
@@ -56,7 +65,9 @@ BOMBS = {
     "an integer of a million digits": b"\x80\x02\x8b\xa0\x86\x01\x00" + b"\x7f" * 100_000 + b".",
     "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
     "marks without end": b"\x80\x02" + b"(" * 100_000 + b".",
-    "keys of one hash": colliding(110_000),
+    "a reference to 1,000,000 nested tuples as a key": nested(1_000_000, as_key=True).replace(b"Ns.", b"QNs."),
+    "keys of one hash": colliding(99_000),
+    "tuples of one hash as keys": equal_floats(1000),
     "an unknown opcode": b"\x80\x02\x82\x01.",
     "something behind the end": b"\x80\x02N.N.",
 }

@@ -24,7 +24,7 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.checkpoint.inert import Name, check_key
+from holdfast.checkpoint.inert import Keys, Name
 
 __all__ = ["FACTORIES", "MAKERS", "Maker", "torch_enum"]
 
@@ -123,7 +123,8 @@ def _timezone(arguments: tuple[Any, ...], state: Any) -> datetime.timezone:
 def _hashable(values: Any) -> Iterable[Any]:
     if type(values) not in (list, tuple, set, frozenset):
         raise TypeError(f"a list expected, got {type(values).__name__}")
-    return [check_key(value) for value in values]
+    check = Keys().check
+    return [check(value) for value in values]
 
 
 def _set(kind: type) -> Maker:
@@ -145,10 +146,11 @@ def _deque(arguments: tuple[Any, ...], state: Any) -> collections.deque[Any]:
 
 def _ordered_dict(arguments: tuple[Any, ...], state: Any) -> collections.OrderedDict[Any, Any]:
     made: collections.OrderedDict[Any, Any] = collections.OrderedDict()
+    check = Keys().check
     for pairs in arguments:
         _only(list, pairs)
         for key, value in pairs:
-            made[check_key(key)] = value
+            made[check(key)] = value
     if state is not None:  # a module's state dict carries `_metadata`
         made.__dict__.update(_attributes(state))
     return made

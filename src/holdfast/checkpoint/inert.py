@@ -1,32 +1,21 @@
-"""A pickle read as data: its names stay names, its calls stay records of calls, and nothing is imported or run.
+"""What a pickle holds, as data: names stay names, calls stay records of calls, and nothing is imported or run.
 
-Every pickle of a checkpoint (the metadata, the description of a tensor, an object) comes in through this one machine.
-What it returns is made of numbers, strings, lists, dicts, tuples, sets and :class:`Inert` records; whoever needs real
-objects makes them from those, by a list of what is allowed. C's ``Unpickler`` with a stub ``find_class`` would be
-faster, but it hashes every key: one that is a tuple shared 60 levels deep hangs it beyond Ctrl-C, and one nested a
-million deep ends the process (``tests/faults/test_checkpoint_bombs.py``). Here a key is looked at before it is hashed,
-and the number of containers is bounded.
+:mod:`~holdfast.checkpoint.pickle_machine` reads pickles into this. A key is looked at before it is hashed: hashing a
+tuple that is nested a million deep ends the process, one that is shared 60 levels deep hangs it beyond Ctrl-C, and keys
+that were chosen to have one hash make a dict quadratic.
 """
 
 from __future__ import annotations
 
-import pickle
-import re
-import struct
-from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["DamagedPickleError", "Inert", "Name", "Persistent", "check_key", "read_pickle"]
+__all__ = ["DamagedPickleError", "Inert", "Keys", "Name", "Persistent"]
 
-MAX_CONTAINERS = 20_000_000
-"""Most lists, tuples, dicts and records in one pickle; a checkpoint of a million chunks has ten million."""
 MAX_KEY_PARTS = 256
 """Most leaves of a tuple that serves as a key."""
-MAX_CHOSEN_HASHES = 100_000
-"""Most tuple keys and integers beyond 64 bits: these can be made to collide, which makes a dict quadratic."""
-MAX_INTEGER_BYTES = 4096
-"""Largest integer: converting one to text takes quadratic time."""
+MAX_EQUAL_HASHES = 16
+"""Most different keys of one hash; among a billion keys that were not chosen hardly two share theirs."""
 
 
 class DamagedPickleError(ValueError):
@@ -84,12 +73,35 @@ class Inert:
         self.values += values
 
 
-def check_key(key: Any) -> Any:
-    """Return the key, unless hashing it would take long or end the process."""
-    if type(key) is not tuple:
-        if type(key) in _UNHASHABLE:
-            raise DamagedPickleError(f"a key that is a {type(key).__name__}")
+_UNHASHABLE = frozenset({list, dict, set, bytearray, Persistent})
+_HARMLESS = frozenset({str, bytes, bool, type(None), float, Name, Inert})
+"""Hashed with a secret, by identity, or (numbers of 64 bits) such that only a few can share a hash."""
+
+
+class Keys:
+    """Looks at the keys of dicts and sets before they are hashed; one per pickle or container."""
+
+    def __init__(self) -> None:
+        self._seen: dict[int, list[Any]] = {}
+
+    def check(self, key: Any) -> Any:
+        """Return the key, unless hashing it would take long or end the process."""
+        kind = type(key)
+        if kind in _HARMLESS or (kind is int and -(1 << 63) <= key < 1 << 63):
+            return key
+        if kind in _UNHASHABLE:
+            raise DamagedPickleError(f"a key that is a {kind.__name__}")
+        if kind is tuple:
+            _check_parts(key)
+        same = self._seen.setdefault(hash(key), [])
+        if key not in same:
+            same.append(key)
+            if len(same) > MAX_EQUAL_HASHES:
+                raise DamagedPickleError(f"more than {MAX_EQUAL_HASHES} keys of one hash")
         return key
+
+
+def _check_parts(key: tuple[Any, ...]) -> None:
     parts, todo = 0, [key]
     while todo:
         for part in todo.pop():
@@ -98,392 +110,3 @@ def check_key(key: Any) -> Any:
                 raise DamagedPickleError("a key of too many parts, or of parts that cannot be compared")
             if type(part) is tuple:
                 todo.append(part)
-    return key
-
-
-def read_pickle(data: bytes) -> Any:
-    """Read one pickle.
-
-    Args:
-        data: the pickle, and nothing behind it.
-
-    Raises:
-        DamagedPickleError: it is damaged, uses an opcode no checkpoint needs, or is made to exhaust time or memory.
-    """
-    try:
-        return _Machine(data).run()
-    except DamagedPickleError:
-        raise
-    except (IndexError, KeyError, TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
-        raise DamagedPickleError(f"{type(error).__name__}: {error}") from error
-
-
-_UNHASHABLE = frozenset({list, dict, set, bytearray})
-_BINFLOAT = struct.Struct(">d")
-_BININT = struct.Struct("<i")
-_MEMOIZE, _NEWOBJ, _TUPLE1 = pickle.MEMOIZE[0], pickle.NEWOBJ[0], pickle.TUPLE1[0]
-_SHORT_BINUNICODE, _LONG_BINGET, _BINGET = pickle.SHORT_BINUNICODE[0], pickle.LONG_BINGET[0], pickle.BINGET[0]
-_BININT1, _BININT2, _MARK = pickle.BININT1[0], pickle.BININT2[0], pickle.MARK[0]
-_REDUCE, _EMPTY_TUPLE = pickle.REDUCE[0], pickle.EMPTY_TUPLE[0]
-_SETITEMS, _BUILD = pickle.SETITEMS[0], pickle.BUILD[0]
-# Metadata is mostly made of one run of opcodes, which is done in one step: a new instance whose state is a dict of few
-# simple values: what the memo holds, integers, None, and calls with a tuple of one to three integers (``torch.Size``).
-_NEW = pickle.EMPTY_TUPLE + pickle.NEWOBJ + pickle.MEMOIZE + pickle.EMPTY_DICT + pickle.MEMOIZE + pickle.MARK
-_GET, _INTEGER = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
-_CALL = (
-    _GET + _INTEGER + rb"{1,3}[\x85-\x87]\x94\x85\x94R\x94"
-)  # TUPLE1 to 3, MEMOIZE, TUPLE1, MEMOIZE, REDUCE, MEMOIZE
-_SIMPLE = b"|".join((_CALL, _GET, _INTEGER, rb"\x8a\x05.....", pickle.NONE))
-_INSTANCE = re.compile(re.escape(_NEW) + rb"((?:" + _SIMPLE + rb"){1,8})ub", re.DOTALL)  # SETITEMS, BUILD
-_VALUES = re.compile(_SIMPLE, re.DOTALL)
-_MIN_CALL_BYTES = 10
-
-
-class _SimpleValues(dict[bytes, Any]):
-    """What simple values stand for; a place of the memo is written once, so this never changes."""
-
-    def __init__(self, memo: list[Any]) -> None:
-        super().__init__({pickle.NONE: None})
-        self._memo = memo
-
-    def __missing__(self, code: bytes) -> Any:
-        self[code] = value = self._call(code) if len(code) >= _MIN_CALL_BYTES else self._value(code)
-        return value
-
-    def _value(self, code: bytes) -> Any:
-        if code[0] in (_BINGET, _LONG_BINGET):
-            return self._memo[int.from_bytes(code[1:], "little")]
-        content = code[2:] if code[0] == pickle.LONG1[0] else code[1:]
-        return int.from_bytes(content, "little", signed=code[0] in (pickle.LONG1[0], pickle.BININT[0]))
-
-    def _call(self, code: bytes) -> tuple[Any, ...]:
-        """The integers, the arguments and the call: what goes into the memo."""
-        function, *numbers = (self._value(part) for part in _VALUES.findall(code[:-6]))
-        if len(numbers) != code[-6] - _TUPLE1 + 1:
-            raise DamagedPickleError("a call with other arguments than were made for it")
-        integers = tuple(numbers)
-        return integers, (integers,), Inert(function, (integers,), made=False)
-
-
-class _Machine:
-    """A stack machine for the opcodes of protocols 2 to 5; one instance per pickle."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data = data
-        self.position = 0
-        self.stack: list[Any] = []
-        self.marks: list[list[Any]] = []
-        self.memo: list[Any] = []
-        self.containers = 0
-        self.scarce = 0
-        self.protocol = 0
-        self.stopped = False
-
-    def run(self) -> Any:
-        """Run the whole pickle.
-
-        The frequent opcodes are inline, the others in a table: the metadata of 2,000 tensors on 64 ranks has nine
-        million opcodes, and all ranks wait for this loop.
-        """
-        data, memo, marks, handlers, stack = self.data, self.memo, self.marks, _HANDLERS, self.stack
-        size = len(data)
-        from_bytes, instance, find_values = int.from_bytes, _INSTANCE.match, _VALUES.findall
-        simple = _SimpleValues(memo)
-        position = containers = 0
-        while position < size:
-            opcode = data[position]
-            position += 1
-            if opcode in (_LONG_BINGET, _BINGET):
-                if opcode == _BINGET:
-                    value = memo[data[position]]
-                    position += 1
-                else:
-                    value = memo[from_bytes(data[position : position + 4], "little")]
-                    position += 4
-                stack.append(value)
-                match = instance(data, position) if type(value) is Name else None
-                if match is not None:
-                    stack[-1] = made = Inert(value, (), made=True)
-                    state: dict[Any, Any] = {}
-                    memo += (made, state)
-                    content = []
-                    for code in find_values(match[1]):
-                        value = simple[code]
-                        if len(code) >= _MIN_CALL_BYTES:
-                            memo += value
-                            value = value[-1]
-                        content.append(value)
-                    self.set_items(state, content)
-                    made.state = state
-                    position = match.end()
-                    containers += len(content)
-                continue
-            if opcode == _MEMOIZE:
-                memo.append(stack[-1])
-                continue
-            if opcode == _SHORT_BINUNICODE:
-                end = position + 1 + data[position]
-                stack.append(data[position + 1 : end].decode("utf-8", "surrogatepass"))
-                position = end
-                continue
-            if opcode == _BUILD:
-                state = stack.pop()
-                target = stack[-1]
-                if type(target) is not Inert or target.state is not None:
-                    raise DamagedPickleError(f"state set on a {type(target).__name__}, or twice")
-                target.state = state
-                continue
-            if opcode == _SETITEMS:
-                content = stack
-                stack = self.stack = marks.pop()
-                self.set_items(stack[-1], content)
-                continue
-            if opcode == _BININT1:
-                stack.append(data[position])
-                position += 1
-                continue
-            if opcode == _BININT2:
-                stack.append(data[position] | data[position + 1] << 8)
-                position += 2
-                continue
-            if opcode in (_NEWOBJ, _REDUCE):
-                arguments = stack.pop()
-                stack[-1] = Inert(stack[-1], arguments, made=opcode == _NEWOBJ)
-                containers += 1
-                continue
-            if opcode == _EMPTY_TUPLE:
-                stack.append(())
-                continue
-            if opcode == _MARK:
-                marks.append(stack)
-                stack = self.stack = []
-                continue
-            handler = handlers.get(opcode)
-            if handler is None:
-                raise DamagedPickleError(f"opcode {opcode:#04x} at byte {position - 1} is not used by checkpoints")
-            self.position = position
-            handler(self)
-            position = self.position
-            stack = self.stack
-            if containers + self.containers > MAX_CONTAINERS:
-                raise DamagedPickleError(f"it holds more than {MAX_CONTAINERS} containers")
-        if not self.stopped or position != size or self.marks or len(stack) != 1:
-            raise DamagedPickleError("it does not end where its content ends")
-        return stack[0]
-
-    # What handlers use.
-
-    def take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
-        start = self.position
-        self.position = start + count
-        piece = self.data[start : start + count]
-        if len(piece) != count:
-            raise DamagedPickleError("it is cut short")
-        return piece
-
-    def number(self, width: int) -> int:
-        """The next ``width`` bytes as a number."""
-        return int.from_bytes(self.take(width), "little")
-
-    def line(self) -> str:
-        """The text up to the end of the line."""
-        end = self.data.index(b"\n", self.position)
-        text = self.data[self.position : end].decode()
-        self.position = end + 1
-        return text
-
-    def since_mark(self) -> list[Any]:
-        """Everything above the last mark, taken off the stack."""
-        values = self.stack
-        self.stack = self.marks.pop()
-        return values
-
-    def push(self, container: Any) -> None:
-        """Push a new container, and count it."""
-        self.containers += 1
-        self.stack.append(container)
-
-    def key(self, key: Any) -> Any:
-        """A key that may be hashed."""
-        if type(key) is tuple:
-            self.count_scarce()
-        return check_key(key)
-
-    def count_scarce(self) -> None:
-        """Count something whose hash the writer of the pickle can choose."""
-        self.scarce += 1
-        if self.scarce > MAX_CHOSEN_HASHES:
-            raise DamagedPickleError(f"it holds more than {MAX_CHOSEN_HASHES} keys or integers of chosen hash")
-
-    def set_items(self, target: Any, content: list[Any]) -> None:
-        """What SETITEMS does; keys and values follow each other."""
-        pairs = zip(content[::2], content[1::2], strict=True)
-        if type(target) is dict:
-            for key, value in pairs:
-                target[key if type(key) is str else self.key(key)] = value
-        elif type(target) is Inert:
-            target.set(list(pairs))
-        else:
-            raise DamagedPickleError(f"items set on a {type(target).__name__}")
-
-    def append(self, target: Any, values: list[Any]) -> None:
-        """What APPEND does."""
-        if type(target) is list or type(target) is Inert:
-            target.extend(values)
-        else:
-            raise DamagedPickleError(f"values appended to a {type(target).__name__}")
-
-
-def _protocol(machine: _Machine) -> None:
-    machine.protocol = machine.number(1)
-    if machine.protocol > pickle.HIGHEST_PROTOCOL:
-        raise DamagedPickleError(f"protocol {machine.protocol}")
-
-
-def _push_text(width: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.take(machine.number(width)).decode("utf-8", "surrogatepass"))
-
-
-def _push_bytes(width: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.take(machine.number(width)))
-
-
-def _push_old_string(width: int) -> Callable[[_Machine], None]:
-    return lambda machine: machine.stack.append(machine.take(machine.number(width)).decode())
-
-
-def _push_long(width: int) -> Callable[[_Machine], None]:
-    def push(machine: _Machine) -> None:
-        count = machine.number(width)
-        if count > 8:
-            machine.count_scarce()
-        if count > MAX_INTEGER_BYTES:
-            raise DamagedPickleError(f"an integer of {count} bytes")
-        machine.stack.append(int.from_bytes(machine.take(count), "little", signed=True))
-
-    return push
-
-
-def _put(width: int) -> Callable[[_Machine], None]:
-    def put(machine: _Machine) -> None:
-        place = machine.number(width)
-        if place != len(machine.memo):  # no pickler leaves any out, or uses one twice
-            raise DamagedPickleError(f"place {place} of the memo where {len(machine.memo)} is next")
-        machine.memo.append(machine.stack[-1])
-
-    return put
-
-
-def _tuple2(machine: _Machine) -> None:
-    second, first = machine.stack.pop(), machine.stack.pop()
-    machine.push((first, second))
-
-
-def _tuple3(machine: _Machine) -> None:
-    third, second, first = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
-    machine.push((first, second, third))
-
-
-def _dict(machine: _Machine) -> None:
-    content: dict[Any, Any] = {}
-    machine.set_items(content, machine.since_mark())
-    machine.push(content)
-
-
-def _set_item(machine: _Machine) -> None:
-    value, key = machine.stack.pop(), machine.stack.pop()
-    machine.set_items(machine.stack[-1], [key, value])
-
-
-def _append(machine: _Machine) -> None:
-    value = machine.stack.pop()
-    machine.append(machine.stack[-1], [value])
-
-
-def _appends(machine: _Machine) -> None:
-    values = machine.since_mark()
-    machine.append(machine.stack[-1], values)
-
-
-def _add_items(machine: _Machine) -> None:
-    values = machine.since_mark()
-    target = machine.stack[-1]
-    if type(target) is not set:
-        raise DamagedPickleError(f"values added to a {type(target).__name__}")
-    for value in values:
-        target.add(machine.key(value))
-
-
-def _global(machine: _Machine) -> None:
-    module, name = machine.line(), machine.line()
-    if machine.protocol < 3:  # written under the names of Python 2, as torch.save does
-        module, name = NAME_MAPPING.get((module, name), (IMPORT_MAPPING.get(module, module), name))
-    machine.push(Name(module, name))
-
-
-def _stack_global(machine: _Machine) -> None:
-    name, module = machine.stack.pop(), machine.stack.pop()
-    if type(module) is not str or type(name) is not str:
-        raise DamagedPickleError("a global whose name is not text")
-    machine.push(Name(module, name))
-
-
-def _stop(machine: _Machine) -> None:
-    machine.stopped = True
-    if machine.position != len(machine.data):
-        raise DamagedPickleError("something follows its end")
-
-
-def _make_with_keywords(machine: _Machine) -> None:
-    keywords, arguments, function = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
-    if keywords:
-        raise DamagedPickleError("an instance made with keyword arguments")
-    machine.push(Inert(function, arguments, made=True))
-
-
-_HANDLERS: dict[int, Callable[[_Machine], None]] = {
-    opcode[0]: handler
-    for opcode, handler in (
-        (pickle.PROTO, _protocol),
-        (pickle.STOP, _stop),
-        (pickle.FRAME, lambda machine: machine.take(8) and None),
-        (pickle.NONE, lambda machine: machine.stack.append(None)),
-        (pickle.NEWTRUE, lambda machine: machine.stack.append(True)),
-        (pickle.NEWFALSE, lambda machine: machine.stack.append(False)),
-        (pickle.BININT, lambda machine: machine.stack.append(_BININT.unpack(machine.take(4))[0])),
-        (pickle.LONG1, _push_long(1)),
-        (pickle.LONG4, _push_long(4)),
-        (pickle.BINFLOAT, lambda machine: machine.stack.append(_BINFLOAT.unpack(machine.take(8))[0])),
-        (pickle.BINUNICODE, _push_text(4)),
-        (pickle.BINUNICODE8, _push_text(8)),
-        (pickle.SHORT_BINSTRING, _push_old_string(1)),
-        (pickle.BINSTRING, _push_old_string(4)),
-        (pickle.SHORT_BINBYTES, _push_bytes(1)),
-        (pickle.BINBYTES, _push_bytes(4)),
-        (pickle.BINBYTES8, _push_bytes(8)),
-        (pickle.BYTEARRAY8, lambda machine: machine.stack.append(bytearray(machine.take(machine.number(8))))),
-        (pickle.BINPUT, _put(1)),
-        (pickle.LONG_BINPUT, _put(4)),
-        (pickle.POP, lambda machine: machine.stack.pop() and None),
-        (pickle.POP_MARK, lambda machine: machine.since_mark() and None),
-        (pickle.TUPLE1, lambda machine: machine.push((machine.stack.pop(),))),
-        (pickle.TUPLE2, _tuple2),
-        (pickle.TUPLE3, _tuple3),
-        (pickle.TUPLE, lambda machine: machine.push(tuple(machine.since_mark()))),
-        (pickle.EMPTY_LIST, lambda machine: machine.push([])),
-        (pickle.LIST, lambda machine: machine.push(machine.since_mark())),
-        (pickle.APPEND, _append),
-        (pickle.APPENDS, _appends),
-        (pickle.EMPTY_DICT, lambda machine: machine.push({})),
-        (pickle.DICT, _dict),
-        (pickle.SETITEM, _set_item),
-        (pickle.EMPTY_SET, lambda machine: machine.push(set())),
-        (pickle.ADDITEMS, _add_items),
-        (pickle.FROZENSET, lambda machine: machine.push(frozenset(map(machine.key, machine.since_mark())))),
-        (pickle.GLOBAL, _global),
-        (pickle.STACK_GLOBAL, _stack_global),
-        (pickle.NEWOBJ_EX, _make_with_keywords),
-        (pickle.BINPERSID, lambda machine: machine.push(Persistent(machine.stack.pop()))),
-    )
-}

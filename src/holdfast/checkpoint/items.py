@@ -24,7 +24,8 @@ from holdfast.checkpoint.archive import (
     read_record,
 )
 from holdfast.checkpoint.checksum import crc32
-from holdfast.checkpoint.inert import DamagedPickleError, read_pickle
+from holdfast.checkpoint.inert import DamagedPickleError
+from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
 from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
 from holdfast.errors import UnsafeCheckpointError

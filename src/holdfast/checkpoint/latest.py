@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,6 +16,8 @@ from holdfast.checkpoint.verify import VerifyReport, verify_checkpoint
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError, UnusableCheckpointError
 
 __all__ = ["VerifiedCheckpoint", "latest_verified"]
+
+_UNKNOWN = sys.maxsize
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,8 +66,11 @@ def latest_verified(
     if not_after is not None and type(not_after) is not int:
         raise ConfigError("not_after must be a step", value=not_after)
     passed_over: list[tuple[Path, str]] = []
-    for step, path in sorted(_candidates(Path(folder)), reverse=True):
-        if not_after is not None and step > not_after:
+    for step, _, path in sorted(_candidates(Path(folder)), reverse=True):
+        if not_after is not None and not_after < step < _UNKNOWN:
+            continue
+        if path.is_symlink():
+            passed_over.append((path, "it is a link that leads out of the folder"))
             continue
         try:
             report = verify_checkpoint(
@@ -85,14 +91,21 @@ def latest_verified(
     return None
 
 
-def _candidates(folder: Path) -> list[tuple[int, Path]]:
+def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
+    """The checkpoints in a folder, whole or not, with their step and when they were written."""
     try:
-        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".") and not _leads_inside(entry)]
     except FileNotFoundError:
         return []
     except OSError as error:
         raise UnusableCheckpointError(f"the folder cannot be read: {error.strerror}", folder=str(folder)) from error
-    return [(_step(entry), entry) for entry in entries if is_checkpoint(entry) or _is_begun(entry)]
+    found = [entry for entry in entries if is_checkpoint(entry) or _is_begun(entry)]
+    return [(_step(entry), entry.stat().st_mtime_ns, entry) for entry in found]
+
+
+def _leads_inside(entry: Path) -> bool:
+    """Whether this is a link to another entry of its folder, such as ``latest``."""
+    return entry.is_symlink() and os.path.dirname(os.path.realpath(entry)) == os.path.realpath(entry.parent)
 
 
 def _is_begun(path: Path) -> bool:
@@ -106,9 +119,10 @@ def _is_begun(path: Path) -> bool:
 def _step(path: Path) -> int:
     try:
         manifest = read_manifest(path, LocalFiles())
-    except HoldfastError:  # damaged; verifying it will say so
-        manifest = None
+        otherwise = -1
+    except HoldfastError:  # damaged; verifying it will say so, and it may well be the newest
+        manifest, otherwise = None, _UNKNOWN
     if manifest is not None:
         return manifest.step
     numbers = re.findall(r"\d+", path.name)
-    return int(numbers[-1]) if numbers else -1
+    return int(numbers[-1]) if numbers else otherwise

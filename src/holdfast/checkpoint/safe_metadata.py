@@ -25,7 +25,8 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
-from holdfast.checkpoint.inert import DamagedPickleError, Inert, Name, read_pickle
+from holdfast.checkpoint.inert import DamagedPickleError, Inert, Name
+from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
 from holdfast.checkpoint.tiling import check_tiling
 from holdfast.errors import UnsafeCheckpointError, UnusableCheckpointError

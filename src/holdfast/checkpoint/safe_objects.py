@@ -17,7 +17,7 @@ import torch._utils
 from torch import _weights_only_unpickler as weights_only
 
 from holdfast.checkpoint.allowed_types import FACTORIES, MAKERS, torch_enum
-from holdfast.checkpoint.inert import DamagedPickleError, Inert, Name, Persistent, check_key
+from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent
 
 __all__ = ["RefusedNamesError", "build_object"]
 
@@ -80,7 +80,7 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
     """Make the object that a pickle describes.
 
     Args:
-        tree: the pickle, as :func:`~holdfast.checkpoint.inert.read_pickle` gives it.
+        tree: the pickle, as :func:`~holdfast.checkpoint.pickle_machine.read_pickle` gives it.
         storage: makes the storage that a persistent reference stands for.
 
     Raises:
@@ -107,6 +107,7 @@ class _Builder:
     def __init__(self, storage: Callable[[Any], Any]) -> None:
         self.refused: set[Name] = set()
         self._storage = storage
+        self._key = Keys().check
         self._measures: dict[int, tuple[int, int] | None] = {}  # expanded size and depth; None while inside
         self._plain: set[int] = set()
         self._made: dict[int, Any] = {}
@@ -194,9 +195,9 @@ class _Builder:
         if kind is Persistent:
             return self._storage(self.make(value.identity))
         if kind is dict:
-            return {check_key(self.make(key)): self.make(entry) for key, entry in value.items()}
+            return {self._key(self.make(key)): self.make(entry) for key, entry in value.items()}
         if kind in (set, frozenset):
-            return kind(check_key(self.make(entry)) for entry in value)
+            return kind(self._key(self.make(entry)) for entry in value)
         return kind(self.make(entry) for entry in value)  # a list or a tuple
 
     def _call(self, value: Inert) -> Any:
@@ -217,7 +218,7 @@ class _Builder:
         if isinstance(made, torch.Tensor) and made.dim() > MAX_DIMENSIONS:
             raise DamagedPickleError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
         for key, entry in value.items:
-            made[check_key(self.make(key))] = self.make(entry)
+            made[self._key(self.make(key))] = self.make(entry)
         if value.values:
             made.extend([self.make(entry) for entry in value.values])
         return made

@@ -58,7 +58,7 @@ def tensor_recipe(tree: Any) -> TensorRecipe | None:
     """Read the recipe of a plain, strided CPU tensor out of its pickle.
 
     Args:
-        tree: the ``data.pkl`` record, as :func:`~holdfast.checkpoint.inert.read_pickle` gives it.
+        tree: the ``data.pkl`` record, as :func:`~holdfast.checkpoint.pickle_machine.read_pickle` gives it.
 
     Returns:
         The recipe, or ``None`` when the pickle holds anything else.
