@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from tests.stream.jobs import dataset_of, numbers
 
-from holdfast.errors import StateError, StateMismatchError, StateVersionError
+from holdfast.errors import HoldfastError, OrderError, StateError, StateMismatchError, StateVersionError
 from holdfast.order import Contiguous, RoundRobin
 from holdfast.sources import ArraySource
 from holdfast.stream import (
@@ -244,3 +244,74 @@ def test_a_state_that_is_refused_leaves_the_loader_as_it_was() -> None:
     with pytest.raises(StateMismatchError):
         loader.load_state_dict(loader_of(dataset_of({"a": 31})).state_dict())
     assert {**loader.state_dict(), "timestamp": 0} == {**before, "timestamp": 0}
+
+
+def numbers_in(value: Any, path: tuple[Any, ...] = ()) -> list[tuple[Any, ...]]:
+    """The places of all whole numbers of a state, those inside text too."""
+    if isinstance(value, str) and value[:1] in ("[", "{"):
+        return numbers_in(json.loads(value), (*path, None))
+    if isinstance(value, dict):
+        return [found for key, entry in value.items() for found in numbers_in(entry, (*path, key))]
+    if isinstance(value, list):
+        return [found for key, entry in enumerate(value) for found in numbers_in(entry, (*path, key))]
+    return [path] if type(value) is int else []
+
+
+def changed(value: Any, path: tuple[Any, ...], number: Any) -> Any:
+    if not path:
+        return number
+    key, *rest = path
+    if key is None:
+        return json.dumps(changed(json.loads(value), tuple(rest), number))
+    copy = dict(value) if isinstance(value, dict) else list(value)
+    copy[key] = changed(copy[key], tuple(rest), number)
+    return copy
+
+
+def eventful() -> StreamingShardLoader:
+    """A loader to which everything happened that a state can tell of."""
+    loader = loader_of(dataset_of({"a": 50, "b": 30}), epochs=3)
+    take(loader, 3)
+    loader.skip(samples={"a": [3, 7]}, steps=[4])
+    take(loader, 2)
+    loader.mask(samples={"b": [1]}, steps=[6])
+    take(loader, 2)
+    loader.reweight({"a": 3, "b": 1})
+    take(loader, 2)
+    return loader
+
+
+SIGNED = {"seed", "shuffle_seed"}
+
+
+@pytest.mark.parametrize("wrong", [-1, 2**61, 0.5, True, "1"])
+def test_a_number_that_cannot_be_is_refused_wherever_it_stands(wrong: Any) -> None:
+    loader = eventful()
+    state = {**loader.state_dict(), "samples_failed": [["a", 3]]}
+    places = [path for path in numbers_in(state) if path[-1] not in SIGNED]
+    if wrong == 2**61:  # which a weight out of 2^62 may be
+        places = [path for path in places if path[0] != "reweightings" or isinstance(path[-1], int)]
+    assert {path[0] for path in places} >= {"step", "position", "segments", "skips", "masks", "reweightings", "order"}
+    taken = []
+    for path in places:
+        try:
+            loader_of(dataset_of({"a": 50, "b": 30}), epochs=3).load_state_dict(changed(state, path, wrong))
+        except HoldfastError:
+            continue
+        taken.append(path)
+    assert not taken
+
+
+@pytest.mark.parametrize("field", ["step", "position"])
+def test_a_step_and_a_position_that_disagree_are_refused(field: str) -> None:
+    state = eventful().state_dict()
+    with pytest.raises(StateError, match="disagree"):
+        loader_of(dataset_of({"a": 50, "b": 30}), epochs=3).load_state_dict({**state, field: state[field] + 1})
+
+
+def test_weights_that_changed_backwards_are_refused() -> None:
+    state = eventful().state_dict()
+    (change,) = json.loads(state["reweightings"])
+    twice = json.dumps([change, [change[0] - 1, change[1]]])
+    with pytest.raises(OrderError, match="later and later"):
+        loader_of(dataset_of({"a": 50, "b": 30}), epochs=3).load_state_dict({**state, "reweightings": twice})

@@ -32,9 +32,9 @@ class Mask:
     from_step: int
     samples: Skips
 
-    def to_json(self) -> list[Any]:
-        """Return the fields as a short list."""
-        return [self.from_step, self.samples.to_json()]
+    def to_json(self) -> tuple[Any, ...]:
+        """Return the fields, without their names."""
+        return self.from_step, self.samples.to_json()
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Mask:

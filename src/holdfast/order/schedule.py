@@ -69,8 +69,9 @@ class Schedule:
         if not self.segments or self.segments[0].start_step != 0:
             raise OrderError("the first segment of a schedule must begin at step 0")
         steps = [segment.start_step for segment in self.segments]
-        if any(later <= earlier for earlier, later in pairwise(steps)):
-            raise OrderError("the segments of a schedule must begin at later and later steps", start_steps=steps)
+        changes = [position for position, _ in self.reweightings]
+        if any(later <= earlier for ordered in (steps, changes) for earlier, later in pairwise(ordered)):
+            raise OrderError("a schedule's segments and weights change later and later", steps=steps, positions=changes)
         for segment in self.segments:
             lanes = None if order.layout is None else order.layout.offsets
             order.partition.check(order.epoch_length(0), segment.world_size, lanes)
@@ -261,7 +262,7 @@ class Schedule:
             "segments": [segment.to_json() for segment in self.segments],
             "skips": [skips.to_json() for skips in self.skips],
             "epochs": self.epochs,
-            "reweightings": [[position, dict(weights)] for position, weights in self.reweightings],
+            "reweightings": [(position, dict(weights)) for position, weights in self.reweightings],
             "masks": [mask.to_json() for mask in self.masks],
         }
 

@@ -39,10 +39,10 @@ class Segment:
         """Every rank's batch size."""
         return BatchSizes(self.world_size, self.global_batch_size, self.shares)
 
-    def to_json(self) -> list[Any]:
-        """Return the fields as a short list."""
+    def to_json(self) -> tuple[Any, ...]:
+        """Return the fields, without their names."""
         shares = None if self.shares is None else list(self.shares)
-        return [self.start_step, self.world_size, self.global_batch_size, shares, self.skips]
+        return self.start_step, self.world_size, self.global_batch_size, shares, self.skips
 
     @classmethod
     def from_json(cls, value: Sequence[Any]) -> Segment:

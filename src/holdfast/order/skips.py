@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
+from itertools import chain
 from typing import Any, Protocol
 
 import numpy as np
@@ -76,6 +77,9 @@ class Skips:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Skips:
         """Read what ``to_json`` wrote."""
+        for number in chain(*value["intervals"], *value["samples"].values()):
+            if type(number) is not int or not 0 <= number <= FARTHEST:
+                raise OrderError("skips and masks name whole numbers, zero or more", found=number)
         return cls.of([(start, stop) for start, stop in value["intervals"]], value["samples"])
 
 

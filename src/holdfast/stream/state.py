@@ -20,6 +20,11 @@ __all__ = ["CheckpointState"]
 _DAMAGED = "it was changed after it was saved; take an earlier one"
 
 
+_AtLeastOne = Annotated[int, Between(1, 1 << 32)]
+_Segment = tuple[Count, _AtLeastOne, _AtLeastOne, list[float] | None, Count]  # as Segment.to_json writes it
+_Samples = dict[str, Any]  # as Skips.to_json writes it
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
     """Where a stream stands."""
@@ -29,18 +34,18 @@ class CheckpointState:
     position: Count  # positions of the stream that lie behind
     shuffle_seed: int  # the stream's seed
     rank: Count  # who saved it
-    world_size: Annotated[int, Between(1, 1 << 32)]  # the number of data-parallel ranks then
+    world_size: _AtLeastOne  # the number of data-parallel ranks then
     timestamp: float  # in seconds since 1970, for people; nothing is computed from it
     order: Annotated[dict[str, Any], AS_TEXT]  # the order's JSON form
     fingerprint: str  # of the order
-    segments: list[list[Any]]  # every stretch of the run with its topology, so that past steps stay addressable
-    skips: Annotated[list[dict[str, Any]], AS_TEXT]  # what was left out, in the order it was decided
+    segments: list[_Segment]  # every stretch of the run with its topology, so that past steps stay addressable
+    skips: Annotated[list[_Samples], AS_TEXT]  # what was left out, in the order it was decided
     epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None  # how many the stream has; None for no end
     # What was marked as invalid, each from a step on, and weights that were changed, each from a position on.
-    masks: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
-    reweightings: Annotated[list[list[Any]], AS_TEXT] = field(default_factory=list)
+    masks: Annotated[list[tuple[Count, _Samples]], AS_TEXT] = field(default_factory=list)
+    reweightings: Annotated[list[tuple[Count, dict[str, int]]], AS_TEXT] = field(default_factory=list)
     sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)  # a fingerprint of each source's data
-    samples_failed: list[tuple[str, int]] = field(default_factory=list)  # (source, index) of samples left out
+    samples_failed: list[tuple[str, Count]] = field(default_factory=list)  # (source, index) of samples left out
 
     def to_json(self) -> dict[str, Any]:
         """Return the state as plain JSON, always with the same keys: what grows with a run is inside lists or text."""
@@ -59,7 +64,10 @@ class CheckpointState:
             shuffles: by source name, needed where they are of the user's own making.
         """
         try:
-            return self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
+            schedule = self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
+            if schedule.delivered_before(self.step) != self.position:
+                raise StateError("the step and the position of the stream state disagree", position=self.position)
+            return schedule
         except HoldfastError:
             raise
         except (LookupError, TypeError, ValueError, AttributeError) as error:
