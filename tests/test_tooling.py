@@ -45,7 +45,7 @@ def test_source(check_source):
 
 def test_the_pytest_plugin_gives_the_checks_as_fixtures(pytester: pytest.Pytester) -> None:
     pytester.makepyfile(PIPELINE)
-    result = pytester.runpytest_inprocess("-p", "holdfast.testing.pytest_plugin", "-p", "no:cacheprovider")
+    result = pytester.runpytest_inprocess("-p", "no:cacheprovider")
     result.assert_outcomes(passed=2, failed=1)
     result.stdout.fnmatch_lines(["*resumed after 3 steps, step 3 differs*"])
 
