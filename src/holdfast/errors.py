@@ -5,7 +5,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     HoldfastError
     ├── ConfigError (ValueError)                an option that cannot work, found before anything runs
     │   ├── EmptyPartitionError                 a rank would get no sample
-    │   ├── MixtureError                        weights or names of a mixture that make no sense
+    │   ├── MixtureError                        invalid weights or names of a mixture
     │   └── PartitionError                      ranges, labels or shares that do not fit the data
     ├── OrderError (ValueError)                 a position, index or skip outside what the order covers
     │   └── EverythingSkippedError              the skips leave nothing to read
@@ -143,7 +143,7 @@ class EmptyPartitionError(ConfigError):
 
 
 class MixtureError(ConfigError):
-    """Weights or names of a mixture that make no sense."""
+    """Invalid weights or names of a mixture."""
 
 
 class PartitionError(ConfigError):

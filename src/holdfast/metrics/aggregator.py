@@ -60,7 +60,7 @@ class MetricsAggregator:
 
     Args:
         handlers: handlers for this aggregator only, by aggregation type, over the built-in and registered ones.
-        recent_steps: also report every distribution over about the last so many steps, as ``{metric}_recent_{stat}``.
+        recent_steps: also report every distribution over about the last n steps, as ``{metric}_recent_{stat}``.
             The window's far end moves in eighths of it.
         process_group: the ranks to merge over; the default group when None. Looked up when metrics are asked for.
     """
@@ -200,7 +200,7 @@ class MetricsAggregator:
                 _require_integers(key, entry, column)
             entry.arrays.append(column)
             entry.waiting += len(column)
-        if entry.waiting >= entry.handler.worth:
+        if entry.waiting >= entry.handler.min_update_values:
             self._fold(entry)
 
     def _fold(self, entry: _Entry) -> None:

@@ -18,7 +18,7 @@ def collate_with_metrics(
     """Make a batch of samples.
 
     ``tokens`` and ``labels`` become int64 tensors, each padded on the right to its longest row; the samples' metrics
-    become one columnar ``batch["metrics"]``. Any other field stays what it is: a list with one value a sample.
+    become one columnar ``batch["metrics"]``. Any other field stays what it is: a list with one value per sample.
 
     Args:
         samples: dicts with ``tokens``, and possibly ``labels``, ``metrics`` and other fields.

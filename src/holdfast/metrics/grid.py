@@ -29,7 +29,7 @@ MANTISSA = np.int64((1 << MANTISSA_BITS) - 1)
 OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, the two ends being NaN and infinity
 
 _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
-# An octave of at most so many buckets is counted in a table; of at most so few if the tables would grow large.
+# The maximum buckets of an octave that is counted in a table, and the maximum where the tables would grow large.
 TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
 _LARGEST_TABLE = 1 << 18
 # Values a pass: their temporaries stay in the processor's cache.

@@ -56,7 +56,7 @@ BUCKETS = 4096
 
 _CAPS = frozenset(1 << power for power in range(BUCKETS.bit_length()))
 
-# From so many values on it pays to guess which octaves will be cut, and to count rather than sort their values.
+# The minimum values for which it pays to guess which octaves will be cut, and to count rather than sort their values.
 _GUESS_FROM = 1 << 13
 _GUESSED_BUCKETS = 1 << 14
 _GUESS_BY = 16  # a guess by every 16th value is good enough, since it is checked
@@ -254,7 +254,7 @@ def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> Quanti
 
 
 def _cap(distinct: Integers, cap: int) -> int:
-    """The largest cap, from ``cap`` down, for which octaves of so many distinct values keep the budget."""
+    """The largest cap, from ``cap`` down, for which octaves with these numbers of distinct values keep the budget."""
     while int(np.minimum(distinct, cap).sum()) > BUCKETS:
         cap //= 2
     return cap

@@ -81,7 +81,7 @@ class StandardMetricTransform(MetricTransform):
 
     - ``samples_seen``: how many samples (SUM).
     - ``tokens_seen``: how many tokens, padding left out (SUM).
-    - ``seq_len``: tokens a sample, padding left out (DISTRIBUTION: ``seq_len_mean``, ``seq_len_p95`` …).
+    - ``seq_len``: tokens per sample, padding left out (DISTRIBUTION: ``seq_len_mean``, ``seq_len_p95`` …).
     - with ``pad_id``: ``padding_tokens``, how many tokens were padding (SUM), and ``padding_share``, the mean over
       samples of the share of a sample that is padding (MEAN).
 

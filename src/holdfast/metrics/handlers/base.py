@@ -24,9 +24,9 @@ class MetricHandler(ABC, Generic[State]):
     #: True: ``update`` gets finite numbers only, as float64 or int64 arrays or as object arrays of Python integers, and
     #: the aggregator counts NaN and infinities apart. False: ``update`` gets the values as they come.
     numeric: ClassVar[bool] = True
-    #: From how many values on an update is worth its call: numbers wait in their arrays until there are so many, or a
-    #: figure is asked for. Few stay in the processor's cache; a handler that sorts or looks for room wants more.
-    worth: ClassVar[int] = 1 << 13
+    #: The minimum batch for ``update``: numbers wait in their arrays until there are this many, or a figure is asked
+    #: for. Few stay in the processor's cache; a handler that sorts or looks for room wants more.
+    min_update_values: ClassVar[int] = 1 << 13
 
     @abstractmethod
     def init(self) -> State:

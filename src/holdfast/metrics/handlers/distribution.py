@@ -45,10 +45,10 @@ class DistributionHandler(MetricHandler[Distribution]):
 
     Args:
         refined: also follow what lies inside the sketch's buckets, so that ranks are right on streams that crowd most
-            of their mass into a sliver amid many other values. Costs more time an update, and larger states.
+            of their mass into a sliver amid many other values. Costs more time per update, and larger states.
     """
 
-    worth: ClassVar[int] = 1 << 17
+    min_update_values: ClassVar[int] = 1 << 17
 
     def __init__(self, *, refined: bool = False) -> None:
         self._refined = refined
