@@ -1,0 +1,62 @@
+"""Every example of a training program, killed with SIGKILL and started again, ends as a run that was never killed."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+STEPS = 60
+KILLED_AFTER = 50
+PRINTED = re.compile(r"^step (\d+)(.*)$")
+KEPT = {"hf_trainer.py": "model/model.safetensors", "lightning_trainer.py": "model.pt"}
+
+
+def live(program: str, folder: Path, *, die: bool) -> dict[int, str]:
+    """Run a program to its end, or until it has printed some steps; return what it printed of each step."""
+    command = [sys.executable, str(EXAMPLES / program), "--folder", str(folder), "--steps", str(STEPS)]
+    if program == "fsdp2.py":
+        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+    log = folder.with_suffix(".err")
+    printed: dict[int, str] = {}
+    with (
+        log.open("a") as errors,
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
+    ):
+        assert process.stdout is not None
+        for line in process.stdout:
+            if found := PRINTED.match(line):
+                printed[int(found[1])] = found[2]
+            if die and printed and max(printed) >= KILLED_AFTER:
+                os.killpg(process.pid, signal.SIGKILL)
+                break
+    assert die or process.returncode == 0, log.read_text()
+    return printed
+
+
+def trained(program: str, folder: Path) -> dict[str, torch.Tensor]:
+    kept = folder / KEPT[program]
+    return load_file(kept) if kept.suffix == ".safetensors" else torch.load(kept, weights_only=True)
+
+
+@pytest.mark.parametrize("program", ["plain_loop.py", "fsdp2.py", "hf_trainer.py", "lightning_trainer.py"])
+def test_a_killed_example_continues_as_if_nothing_had_happened(program: str, tmp_path: Path) -> None:
+    whole = live(program, tmp_path / "whole", die=False)
+    assert max(live(program, tmp_path / "killed", die=True)) < STEPS
+    resumed = live(program, tmp_path / "killed", die=False)
+    assert 1 < min(resumed) <= KILLED_AFTER + 1, "it began again, or lost steps"
+    assert max(resumed) == max(whole)
+    for step, rest in resumed.items():
+        assert rest == whole[step]
+    if program in KEPT:
+        expected = trained(program, tmp_path / "whole")
+        for name, tensor in trained(program, tmp_path / "killed").items():
+            torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
