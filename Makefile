@@ -5,7 +5,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
-.PHONY: setup services demo test check bench soak docs format clean screenshots
+.PHONY: setup services demo test test-fast check bench soak docs format clean screenshots
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -30,6 +30,10 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
+
+# What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
+test-fast: setup
+	$(BIN)/python -m pytest -q -m "not soak and not distributed" -n 2 tests/order tests/metrics tests/states tests/debug/detectors tests/test_public_names.py tests/test_errors.py
 
 check: setup
 	$(BIN)/ruff check .

@@ -55,7 +55,7 @@ def test_every_python_example_compiles(page: Path) -> None:
 
 @pytest.mark.parametrize("page", [*PAGES, ROOT / "README.md", ROOT / "CONTRIBUTING.md"], ids=lambda page: page.name)
 def test_every_make_target_that_is_named_exists(page: Path) -> None:
-    named = set(re.findall(r"`make ([a-z]+)`|^ *make ([a-z]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
+    named = set(re.findall(r"`make ([a-z-]+)`|^ *make ([a-z-]+)", page.read_text(encoding="utf-8"), re.MULTILINE))
     assert {first or second for first, second in named} <= _targets()
 
 
