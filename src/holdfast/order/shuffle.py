@@ -129,10 +129,11 @@ class WindowShuffle(Shuffle):
             if self.shards < 1:
                 raise ConfigError("a window shuffle needs at least one shard", shards=self.shards)
         else:
-            object.__setattr__(self, "shards", tuple(int(length) for length in self.shards))
-            for number, length in enumerate(self.shards):
-                if length < 1:
-                    raise ConfigError("a shard has no samples", shard=number, length=length)
+            lengths = np.array(self.shards, dtype=np.int64)  # a billion packed documents have a quarter million shards
+            object.__setattr__(self, "shards", tuple(lengths.tolist()))
+            empty = np.flatnonzero(lengths < 1)
+            if len(empty):
+                raise ConfigError("a shard has no samples", shard=int(empty[0]), length=int(lengths[empty[0]]))
 
     @property
     def by_shard(self) -> bool:

@@ -132,8 +132,9 @@ class PackedSource(LazySource[_Opened]):
         return read_by_part(rows, opened.bounds, partial(self._fill, opened, epoch))
 
     def shards(self) -> Sequence[int] | None:
-        """Packs of each window: ``shuffle="window"`` then needs few windows at a time."""
-        lengths: list[int] = np.diff(self._opened.bounds).tolist()
+        """Packs of each window that has any: ``shuffle="window"`` then needs few windows at a time."""
+        counts = np.diff(self._opened.bounds)
+        lengths: list[int] = counts[counts > 0].tolist()
         return lengths
 
     @property
