@@ -14,8 +14,16 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 import holdfast
-from holdfast.errors import ConfigError, StateError, StreamError
-from holdfast.order import Contiguous, RoundRobin
+from holdfast.errors import (
+    ConfigError,
+    MixtureError,
+    OrderError,
+    SourceError,
+    StateError,
+    StateMismatchError,
+    StreamError,
+)
+from holdfast.order import Contiguous, HashBased, RoundRobin, Stratified
 from holdfast.sources import ArraySource, Ragged
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -252,3 +260,85 @@ def test_a_lambda_cannot_be_sent_to_a_spawned_worker_and_the_error_says_what_can
     with pytest.raises(ConfigError, match="top of a module") as caught:
         next(iter(loader))
     assert caught.value.multiprocessing_context == "spawn"
+
+
+# Found from outside: what was accepted, cut or counted without a word.
+
+
+@pytest.mark.parametrize("partition", [HashBased(16), Stratified(np.arange(50) % 3, 3), RoundRobin(), Contiguous()])
+@pytest.mark.parametrize("last", ["short", "pad", "drop"])
+@pytest.mark.parametrize("per_epoch", [False, True])
+def test_the_length_of_a_loader_is_the_number_of_batches_that_come(partition: Any, last: Any, per_epoch: bool) -> None:
+    dataset = StreamDataset(ArraySource({"v": np.arange(50)}), name="a", seed=1)
+    for world in (1, 3, 7):
+        for rank in (0, world - 1):
+            config = StreamingConfig(
+                batch_size=6,
+                epochs=2,
+                world_size=world,
+                rank=rank,
+                last_batch=last,
+                per_epoch=per_epoch,
+                partition_strategy=partition,
+            )
+            loader = StreamingShardLoader(dataset, config)
+            expected = len(loader)
+            assert len(list(loader)) == expected
+
+
+@pytest.mark.parametrize(
+    "weights", [{"x": 1}, [(0, {"x": 1}), (9, {"x": 2})]], ids=["a table", "a schedule that never names it"]
+)
+def test_a_child_that_no_weight_names_is_refused(weights: Any) -> None:
+    children = [StreamDataset(ArraySource({"v": np.arange(9)}), name=name) for name in ("x", "y")]
+    with pytest.raises(MixtureError, match="no weight is given") as caught:
+        InterleavedDataset(children, weights)
+    assert caught.value.source == "y"
+    mixture = InterleavedDataset(children, {"x": 1, "y": 0})
+    with pytest.raises(MixtureError, match="no weight is given"):
+        StreamingShardLoader(mixture).reweight({"x": 1})
+
+
+@pytest.mark.parametrize("wrong", [1.5, float("nan"), "4", True, None])
+def test_a_number_that_is_not_whole_is_refused_and_never_cut(wrong: Any) -> None:
+    dataset = StreamDataset(ArraySource({"v": np.arange(9)}), name="a")
+    loader = StreamingShardLoader(dataset)
+    for use in (
+        lambda: loader.skip(samples={"a": [wrong]}),
+        lambda: loader.skip(steps=[wrong]),
+        lambda: loader.mask(samples={"a": [wrong]}),
+        lambda: loader.samples_in(wrong),
+        lambda: loader.batch_at(wrong),
+        lambda: StreamDataset(ArraySource({"v": np.arange(9)}), name="a", seed=wrong),
+        lambda: StreamingConfig(num_workers=wrong),
+        lambda: StreamingConfig(prefetch_threads=wrong),
+    ):
+        with pytest.raises(ConfigError, match="whole number"):
+            use()
+    for name in ("batch_size", "epochs"):
+        if wrong is not None:
+            with pytest.raises(ConfigError, match="whole number"):
+                StreamingConfig(**{name: wrong})
+
+
+def test_a_partition_is_an_object_and_a_step_within_reach() -> None:
+    for wrong in ("rr", RoundRobin):
+        with pytest.raises(ConfigError, match="must be a Partition"):
+            StreamingConfig(partition_strategy=wrong)  # type: ignore[arg-type]
+    loader = StreamingShardLoader(StreamDataset(ArraySource({"v": np.arange(9)}), name="a"))
+    with pytest.raises(OrderError, match="out of reach"):
+        loader.samples_in(10**20)
+
+
+@pytest.mark.parametrize("world", [1, 2])
+def test_a_column_called_valid_is_refused(world: int) -> None:
+    data = ArraySource({"v": np.arange(4), "__valid__": np.arange(4)})
+    config = StreamingConfig(world_size=world, rank=0, epochs=1, batch_size=2)
+    with pytest.raises(SourceError, match="__valid__"):
+        next(iter(StreamingShardLoader(StreamDataset(data, name="a"), config)))
+
+
+def test_a_fingerprint_of_another_order_is_refused() -> None:
+    loader = StreamingShardLoader(StreamDataset(ArraySource({"v": np.arange(9)}), name="a"))
+    with pytest.raises(StateMismatchError, match="fingerprint"):
+        loader.load_state_dict({**loader.state_dict(), "fingerprint": "x"})

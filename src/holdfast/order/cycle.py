@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key
 from holdfast.order.layout import Layout
-from holdfast.order.numbers import Indices, Int64, Ordinals
+from holdfast.order.numbers import Indices, Int64, Ordinals, whole_number
 from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
@@ -52,7 +52,7 @@ class Cycle:
             raise ConfigError("a source needs between 1 and 2**62 samples", source=name, length=length)
         self.name = name
         self.length = length
-        self.seed = seed
+        self.seed = whole_number(seed, "a seed")
         self.shuffle: Shuffle = shuffle if shuffle is not None else FullShuffle()
         self.growth = tuple((int(epoch), int(grown)) for epoch, grown in growth)
         self.layout = layout

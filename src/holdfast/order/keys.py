@@ -11,6 +11,8 @@ from hashlib import blake2b
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.order.numbers import whole_number
+
 __all__ = ["derive_key", "scramble"]
 
 KEY_BYTES = 32
@@ -25,7 +27,7 @@ def derive_key(*parts: int | str | bytes) -> bytes:
         elif isinstance(part, bytes):
             tag, body = b"b", part
         else:
-            tag, body = b"i", str(int(part)).encode()
+            tag, body = b"i", str(whole_number(part, "a seed")).encode()
         digest.update(tag + len(body).to_bytes(8, "little") + body)
     return digest.digest()
 

@@ -21,7 +21,7 @@ from holdfast.order.arrangement import Arrangement
 from holdfast.order.blocks import BlockArrangement
 from holdfast.order.even import EvenArrangement
 from holdfast.order.keys import derive_key
-from holdfast.order.numbers import Int64, Ordinals, Positions
+from holdfast.order.numbers import Int64, Ordinals, Positions, whole_number
 from holdfast.order.weights import WHOLE, Weights, WeightSchedule, check_weight_schedule, integer_weights
 from holdfast.order.windows import WindowArrangement
 
@@ -85,7 +85,7 @@ class Mixture:
         if arrangement not in ARRANGEMENTS:
             raise ConfigError("unknown arrangement", arrangement=arrangement, known=list(ARRANGEMENTS))
         self.names = tuple(names)
-        self.seed = seed
+        self.seed = whole_number(seed, "a seed")
         self.name = name
         self.arrangement: ArrangementName = arrangement
         self.weight_schedule = check_weight_schedule(weights, self.names)

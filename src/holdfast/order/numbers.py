@@ -6,11 +6,14 @@ goes into a source's cycle, and nothing else does.
 
 from __future__ import annotations
 
+from operator import index
 from typing import Any, NewType
 
 import numpy as np
 
-__all__ = ["Bool", "Indices", "Int64", "Ordinals", "Positions"]
+from holdfast.errors import ConfigError
+
+__all__ = ["MAX_STEP", "Bool", "Indices", "Int64", "Ordinals", "Positions", "whole_number"]
 
 Int64 = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Bool = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
@@ -23,3 +26,15 @@ Ordinals = NewType("Ordinals", Int64)
 
 Indices = NewType("Indices", Int64)
 """Samples' numbers inside their source, 0 … N-1."""
+
+MAX_STEP = 1 << 60  # steps beyond are out of reach: three times as far must still be a 64-bit number
+
+
+def whole_number(value: Any, what: str) -> int:
+    """Return the value as an int, or raise ``ConfigError``: a float would be cut, and name another sample."""
+    try:
+        if isinstance(value, (bool, np.bool_)):
+            raise TypeError
+        return index(value)
+    except TypeError:
+        raise ConfigError(f"{what} must be a whole number", found=f"{value!r}"[:80]) from None

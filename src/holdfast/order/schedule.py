@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, OrderError
 from holdfast.order.aligned import Aligned
 from holdfast.order.continuous import Continuous
 from holdfast.order.masks import Mask, check_masks, masked
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import MAX_STEP, Int64, whole_number
 from holdfast.order.order import Located, Order
 from holdfast.order.partition import check_shares
 from holdfast.order.segment import Segment
@@ -110,8 +110,10 @@ class Schedule:
 
     def segment_at(self, step: int) -> Segment:
         """Return the segment that holds the step."""
-        if step < 0:
-            raise OrderError("a step cannot be negative", step=step)
+        if type(step) is not int:
+            step = whole_number(step, "a step")
+        if not 0 <= step <= MAX_STEP:
+            raise OrderError("there is no such step: it is negative, or out of reach", step=step)
         return self.segments[bisect_right(self._steps, step) - 1]
 
     def positions(self, step: int, rank: int) -> Int64:

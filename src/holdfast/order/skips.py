@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import EverythingSkippedError, OrderError
 from holdfast.order.cycle import Cycle
-from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
+from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_number
 
 __all__ = ["Kept", "Skips"]
 
@@ -39,7 +39,7 @@ class Skips:
     def of(cls, intervals: Iterable[tuple[int, int]] = (), samples: Mapping[str, Iterable[int]] | None = None) -> Skips:
         """Build from any iterables; overlapping intervals are joined and indices sorted."""
         joined: list[list[int]] = []
-        for start, stop in sorted((int(a), int(b)) for a, b in intervals):
+        for start, stop in sorted((whole_number(a, "a position"), whole_number(b, "a position")) for a, b in intervals):
             if start < 0 or stop < start:
                 raise OrderError(
                     "an interval of positions must run from start ≥ 0 to stop ≥ start", start=start, stop=stop
@@ -50,7 +50,10 @@ class Skips:
                 joined[-1][1] = max(joined[-1][1], stop)
             else:
                 joined.append([start, stop])
-        chosen = {name: tuple(sorted({int(index) for index in indices})) for name, indices in (samples or {}).items()}
+        chosen = {
+            name: tuple(sorted({whole_number(index, "the index of a sample") for index in indices}))
+            for name, indices in (samples or {}).items()
+        }
         for name, indices in chosen.items():
             if indices and indices[0] < 0:
                 raise OrderError("an index cannot be negative", source=name, index=indices[0])

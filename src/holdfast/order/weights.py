@@ -15,6 +15,7 @@ __all__ = [
     "WHOLE_BITS",
     "WeightSchedule",
     "Weights",
+    "check_named",
     "check_weight_schedule",
     "check_weights",
     "integer_weights",
@@ -62,6 +63,15 @@ def check_weight_schedule(
         if later <= earlier:
             raise MixtureError("the positions of a schedule must increase", position=later, after=earlier)
     return tuple((int(start), check_weights(table, names)) for start, table in schedule)
+
+
+def check_named(schedule: WeightSchedule, names: Sequence[str]) -> None:
+    """Raise ``MixtureError`` where no table of a schedule names one of the children: it was forgotten, or renamed."""
+    for name in names:
+        if not any(name in table for _, table in schedule):
+            raise MixtureError(
+                "no weight is given for a child of the mixture", source=name, hint="give it one; 0 leaves it out"
+            )
 
 
 def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from holdfast.errors import ConfigError
 from holdfast.order import Adaptive, Partition, RoundRobin
+from holdfast.order.numbers import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -18,10 +19,8 @@ __all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig"]
 
 LastBatch = Literal["pad", "short", "drop"]
 OnError = Literal["raise", "skip"]
-_AT_LEAST_ONE = (
-    *("batch_size", "epochs", "checkpoint_interval", "world_size"),
-    *("prefetch_buffer_size", "prefetch_threads", "keep_checkpoints"),
-)
+_MAY_BE_NONE = ("batch_size", "epochs", "checkpoint_interval", "world_size")
+_AT_LEAST_ONE = (*_MAY_BE_NONE, "prefetch_buffer_size", "prefetch_threads", "keep_checkpoints")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -74,11 +73,15 @@ class StreamingConfig:
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
-            if value is not None and value < 1:
+            if (value is not None or name not in _MAY_BE_NONE) and whole_number(value, name) < 1:
                 raise ConfigError(f"{name} must be at least 1", **{name: value})
-        if self.num_workers < 0:
+        if not isinstance(self.partition_strategy, Partition):
+            raise ConfigError("partition_strategy must be a Partition", found=f"{self.partition_strategy!r}"[:80])
+        if whole_number(self.num_workers, "num_workers") < 0:
             raise ConfigError("num_workers cannot be negative", num_workers=self.num_workers)
-        if self.rank is not None and (self.rank < 0 or (self.world_size is not None and self.rank >= self.world_size)):
+        if self.rank is not None and (
+            whole_number(self.rank, "rank") < 0 or (self.world_size is not None and self.rank >= self.world_size)
+        ):
             raise ConfigError("rank must be between 0 and world_size-1", rank=self.rank, world_size=self.world_size)
         if (self.rank is None) != (self.world_size is None):
             raise ConfigError(

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 
-from holdfast.order import Schedule
+import numpy as np
 
-__all__ = ["count_full", "count_samples", "epoch_bounds", "real_samples"]
+from holdfast.order import Schedule
+from holdfast.stream.config import LastBatch
+
+__all__ = ["count_batches", "count_samples", "epoch_bounds", "real_samples"]
 
 
 def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
@@ -28,9 +31,14 @@ def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
     return first, _first(lambda at: delivered(at) >= end, step, high if total is None else min(high, total))
 
 
-def count_full(schedule: Schedule, first: int, stop: int) -> int:
-    """Return at how many of the steps first … stop-1 every rank's batch is full."""
-    return sum(short - start for start, short, _ in _epochs(schedule, first, stop))
+def count_batches(schedule: Schedule, first: int, stop: int, rank: int, last_batch: LastBatch) -> int:
+    """Return at how many of the steps first … stop-1 the rank gets a batch."""
+    count = stop - first if last_batch == "pad" else 0
+    for start, short, end in _epochs(schedule, first, stop) if last_batch != "pad" else ():
+        count += short - start
+        if short < end and last_batch == "short":
+            count += int(np.count_nonzero(np.diff(schedule.positions_in(short, end, rank)[1])))
+    return count
 
 
 def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_full: bool = False) -> int:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import final
 
 from holdfast.errors import MixtureError
 from holdfast.order.order import StopPolicy
-from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
+from holdfast.order.weights import Weights, WeightSchedule, check_named, check_weight_schedule, nest
 from holdfast.stream.dataset import DatasetInfo, OrderedDataset, TuneIterableDataset
 
 __all__ = ["InterleavedDataset", "check_children"]
@@ -67,6 +67,7 @@ class InterleavedDataset(OrderedDataset):
 
     def source_weights(self, weights: Weights, position: int) -> Weights:
         """Return the weights of the sources where the children's are these, from a position on."""
+        check_named([(0, weights)], list(self.children))
         checked = check_weight_schedule(weights, list(self.children))
         tables = [table for start, table in nest(checked, self._nested) if start <= position]
         return tables[-1]
@@ -107,4 +108,6 @@ def check_children(
         waiting += reversed(info.children)
     if weights is None:
         weights = {dataset.dataset_name: dataset.info.weight for dataset in datasets}
-    return check_weight_schedule(weights, [dataset.dataset_name for dataset in datasets])
+    names = [dataset.dataset_name for dataset in datasets]
+    check_named([(0, weights)] if isinstance(weights, Mapping) else weights, names)
+    return check_weight_schedule(weights, names)

@@ -18,6 +18,7 @@ import torch
 
 from holdfast.errors import ConfigError, EmptyBatchError, OrderError, StreamError
 from holdfast.order import Adaptive, Order, Schedule, Skips
+from holdfast.order.numbers import whole_number
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
 from holdfast.stream.adopt import adopt
@@ -25,7 +26,7 @@ from holdfast.stream.batch import Failed
 from holdfast.stream.collate import map_tensors
 from holdfast.stream.config import Coordinator, StreamingConfig
 from holdfast.stream.dataset import OrderedDataset
-from holdfast.stream.extent import count_full, count_samples, epoch_bounds, real_samples
+from holdfast.stream.extent import count_batches, count_samples, epoch_bounds, real_samples
 from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.named_source import Collate
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
@@ -139,14 +140,15 @@ class StreamingShardLoader:
         return self
 
     def __len__(self) -> int:
-        """How many batches there are: of an epoch with ``per_epoch``, else of the whole stream."""
+        """How many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
         if self.config.per_epoch:
             first, stop = epoch_bounds(self.schedule, self.step)
         elif self.schedule.total_steps is None:
             raise TypeError("an endless stream has no length; set epochs=, or per_epoch=True for one epoch at a time")
         else:
             first, stop = 0, self.schedule.total_steps
-        return count_full(self.schedule, first, stop) if self.config.last_batch == "drop" else stop - first
+        assert self.config.last_batch is not None
+        return count_batches(self.schedule, first, stop, self.rank, self.config.last_batch)
 
     @property
     def num_samples(self) -> int:
@@ -535,7 +537,7 @@ class StreamingShardLoader:
 
     def _chosen(self, steps: Iterable[int] | None, samples: Mapping[str, Iterable[int]] | None) -> Skips:
         intervals: list[tuple[int, int]] = []
-        for step in sorted(set(steps or ())):
+        for step in sorted({whole_number(step, "a step") for step in steps or ()}):
             if step < self.step:
                 raise StreamError(
                     "a step that was delivered cannot be skipped or masked any more",

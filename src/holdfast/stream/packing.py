@@ -33,16 +33,10 @@ class _Group(NamedTuple):
 
 
 class Packed(NamedTuple):
-    """A reading as a worker sends it: a plain tuple, so that torch finds the tensors and can pin them.
+    """A reading as a worker sends it: a plain tuple, so that torch finds the tensors and can pin them."""
 
-    Attributes:
-        content: the reading without its tensors, pickled.
-        layout: what the first tensors are made of, and the numbers of those that follow, sent as they are; pickled.
-        tensors: the tensors.
-    """
-
-    content: bytes
-    layout: bytes
+    content: bytes  # the reading without its tensors, pickled
+    layout: bytes  # what the first tensors are made of, and the numbers of those that follow as they are; pickled
     tensors: list[torch.Tensor]
 
 

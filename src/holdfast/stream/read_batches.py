@@ -125,7 +125,9 @@ def memory_columns(dataset: HasSources) -> Mapping[str, NDArray[Any]] | None:
     if len(dataset.sources) > 1 or only.transform or only.column_transform or only.metric_transform:
         return None
     columns = only.source.columns_in_memory()
-    return columns if columns is not None and all(map(becomes_tensor, columns.values())) else None
+    if columns is None or "__valid__" in columns:
+        return None
+    return columns if all(map(becomes_tensor, columns.values())) else None
 
 
 class _Rows(NamedTuple):

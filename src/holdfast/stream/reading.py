@@ -84,16 +84,7 @@ class StepRanges:
 
 @dataclass(frozen=True, slots=True)
 class StepReader:
-    """Reads one rank's steps; picklable, and the same in every thread and process.
-
-    Args:
-        dataset: what is read.
-        schedule: which positions each rank reads at each step.
-        rank: whose batches.
-        last_batch: what happens to batches that are not full.
-        on_error: what happens to samples that fail.
-        collate: makes a batch of a list of samples; None stacks.
-    """
+    """Reads one rank's steps, with the arguments of ``read_batches``; the same in every thread and process."""
 
     dataset: HasSources
     schedule: Schedule

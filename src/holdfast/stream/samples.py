@@ -64,6 +64,8 @@ def _read(source: Source, indices: Int64, epochs: Int64) -> Columns:
     """Read samples, of a source that differs from epoch to epoch as they are in theirs."""
     read_at = getattr(source, "read_at", None)
     columns: Columns = source.read(indices) if read_at is None else read_at(indices, epochs)
+    if "__valid__" in columns:
+        raise SourceError("a column cannot be called __valid__: batches say there which samples are real")
     return columns
 
 

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
-from holdfast.errors import HoldfastError, StateError
+from holdfast.errors import HoldfastError, StateError, StateMismatchError
 from holdfast.order import Order, Partition, Schedule, Shuffle
 from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 
@@ -65,6 +65,8 @@ class CheckpointState:
         """
         try:
             schedule = self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
+            if schedule.planned_order.fingerprint() != self.fingerprint:
+                raise StateMismatchError("the fingerprint is not of the order in the stream state", hint=_DAMAGED)
             if schedule.delivered_before(self.step) != self.position:
                 raise StateError("the step and the position of the stream state disagree", position=self.position)
             return schedule

@@ -35,17 +35,11 @@ class Stride(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class PositionQueue:
-    """The positions left to one process; or to all together, when ``process`` is None.
+    """The positions left to one process; or to all together, when ``process`` is None."""
 
-    Attributes:
-        process: the process, None before any has begun to read.
-        left: positions before ``position`` that are still to be read.
-        position: from here on positions go to the processes in turn.
-    """
-
-    process: Process | None = None
-    left: tuple[Stride, ...] = ()
-    position: Count = 0
+    process: Process | None = None  # None before any has begun to read
+    left: tuple[Stride, ...] = ()  # positions before ``position`` that are still to be read
+    position: Count = 0  # from here on positions go to the processes in turn
 
     def assigned_to(self, process: Process, *, dataset: str) -> PositionQueue:
         """Return this queue for a process that is about to read from it."""

@@ -52,21 +52,13 @@ class StreamIdentity:
 
 
 class ShardPart(NamedTuple):
-    """What is left of a shard in an epoch.
+    """What is left of a shard in an epoch."""
 
-    Attributes:
-        epoch: the epoch it belongs to.
-        shard: its number.
-        window: the window to read next (again, if it was delivered in part).
-        given: how many samples of that window were delivered.
-        place: where the window begins, in the reader's own terms; None for the start of the shard.
-    """
-
-    epoch: Count
-    shard: Count
-    window: Count = 0
-    given: Count = 0
-    place: Any = None
+    epoch: Count  # the epoch it belongs to
+    shard: Count  # its number
+    window: Count = 0  # the window to read next (again, if it was delivered in part)
+    given: Count = 0  # how many samples of that window were delivered
+    place: Any = None  # where the window begins, in the reader's own terms; None for the start of the shard
 
 
 @dataclass(frozen=True, slots=True)
