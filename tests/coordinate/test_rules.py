@@ -154,20 +154,18 @@ def test_a_count_that_fell_behind_is_mended_by_the_first_who_has_seen_every_reco
 
 
 def test_whoever_the_living_make_a_standby_looks_at_the_chunk_at_its_next_heartbeat() -> None:
-    store = MemoryStore()
+    store, chunks = MemoryStore(), 600  # more than whoever moves the mark reads at a time
     workers = [
-        Claims(store, owner=f"{rank}", chunks=9, ttl=TTL, rank=rank, replication=0, living=Living(3))
+        Claims(store, owner=f"{rank}", chunks=chunks, ttl=TTL, rank=rank, replication=0, living=Living(3))
         for rank in range(3)
     ]
-    workers[0].table.claim(0.0, 9)
+    workers[0].table.claim(0.0, chunks)
     for worker in workers[1:]:
         worker.beat(0.0)
-    looked_at = [sorted(worker.table._sightings) for worker in workers[1:]]
-    assert looked_at == [[1, 4, 7], [2, 5, 8]]
     for worker in workers[1:]:
         worker.living = Living(3, gone=(0,))
         worker.beat(1.0)
-    assert sorted({*workers[1].table._sightings, *workers[2].table._sightings}) == list(range(9))
+    assert sorted({*workers[1].table._sightings, *workers[2].table._sightings}) == list(range(chunks))
 
 
 def test_of_a_long_traceback_the_end_is_kept() -> None:

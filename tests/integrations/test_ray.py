@@ -49,9 +49,9 @@ def cluster() -> Iterator[Any]:
     options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=False)
     add_node(cluster, **options, include_dashboard=False)
-    cluster.doomed = add_node(cluster, **options)  # type: ignore[attr-defined]
     paths = {"PYTHONPATH": os.pathsep.join(["src", os.getcwd(), os.environ.get("PYTHONPATH", "")])}
     ray.init(address=cluster.address, log_to_driver=False, runtime_env={"env_vars": paths})
+    cluster.doomed = add_node(cluster, **options)  # type: ignore[attr-defined] # after init: the driver is on the head
     yield cluster
     ray.shutdown()
     cluster.shutdown()  # type: ignore[no-untyped-call]
