@@ -46,6 +46,7 @@ def cluster() -> Iterator[Any]:
 
     os.environ["RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO"] = "0"
     os.environ["RAY_ENABLE_UV_RUN_RUNTIME_ENV"] = "0"
+    os.environ["RAY_worker_niceness"] = "0"  # noqa: SIM112 (Ray's own spelling; nice ones starve on a busy machine)
     options: dict[str, Any] = {"num_cpus": 2, "object_store_memory": 80 << 20}
     cluster = Cluster(initialize_head=False)
     add_node(cluster, **options, include_dashboard=False)
