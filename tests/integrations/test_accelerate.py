@@ -48,3 +48,32 @@ def test_a_loop_that_skips_batches_by_hand_gets_what_it_asks_for() -> None:
     batches = prepare(accelerate.Accelerator(cpu=True), make_loader())
     expected = make_loader().batch_at(3)["index"].tolist()
     assert next(iter(accelerate.skip_first_batches(batches, 3)))["index"].tolist() == expected
+
+
+def test_a_recorded_loop_that_is_not_closed_still_has_its_last_step(tmp_path: Path) -> None:
+    import subprocess
+    import sys
+
+    from holdfast.run import RunLog
+
+    program = f"""
+import numpy as np, torch
+import holdfast as hfast
+from holdfast.integrations.loop import TrainingStream
+source = hfast.ArraySource({{"x": np.ones((40, 1), dtype=np.float32)}})
+loader = hfast.StreamingShardLoader(hfast.StreamDataset(source, name="a"), hfast.StreamingConfig(batch_size=4))
+model = torch.nn.Linear(1, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+stream = TrainingStream(loader, folder={str(tmp_path / "run")!r}, model=model, optimizer=optimizer)
+for batch in stream:
+    loss = model(batch["x"]).mean()
+    loss.backward()
+    optimizer.step()
+    stream.step(loss)
+    if stream.step_number == 3:
+        break
+"""
+    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+    log = RunLog(tmp_path / "run")
+    assert [record["step"] for record in log.steps()] == [0, 1, 2]
+    assert len(log.events("end")) == 1

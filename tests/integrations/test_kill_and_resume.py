@@ -63,6 +63,22 @@ def test_a_killed_run_trains_on_the_same_batches_at_another_size(trainer: str, f
     assert trained_on(finished / f"{trainer}-killed", [world for world, _ in CASES[trainer][1]]) == whole
 
 
+@pytest.mark.parametrize("trainer", CASES)
+def test_a_killed_run_is_one_record_over_all_its_lives(trainer: str, finished: Path) -> None:
+    from holdfast.run import RunLog
+
+    skip_without(trainer)
+    log = RunLog(finished / f"{trainer}-killed" / "run")
+    records = log.steps()
+    assert [record["step"] for record in records] == list(range(STEPS))
+    assert all(record["loss"] > 0 and record["grad_norm"] > 0 for record in records)
+    assert log.verify() == []
+    assert [log.header(attempt=attempt)["world_size"] for attempt in log.attempts] == [1, 2, 1]
+    assert log.ranks == [0, 1]
+    starts = [event["step"] for event in log.events("start")]
+    assert all(step % 3 == 0 for step in starts), "from the checkpoints, which are saved every third step"
+
+
 def test_a_loop_on_torchs_own_checkpoints_resumes_under_torchrun_at_another_size(finished: Path) -> None:
     """The loader, the metrics and the run's record are one Stateful beside the model, as in torchtitan."""
     from holdfast.run import RunLog

@@ -134,7 +134,7 @@ def train_transformers(job: Job) -> None:
     usual = Numbers(job.options.samples) if job.options.data == "usual" else None
     trainer = Trainer(model=job.model, args=arguments, train_dataset=usual)
     if usual is None:
-        attach(trainer, job.loader())
+        attach(trainer, job.loader(), folder=job.folder / "run")
     whole = [path for path in (job.folder / "checkpoints").glob("*") if (path / "trainer_state.json").exists()]
     newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
     trainer.train(resume_from_checkpoint=str(newest) if newest else None)
@@ -178,7 +178,7 @@ def train_lightning(job: Job) -> None:
         strategy="ddp" if job.world > 1 else "auto",
         max_steps=job.options.steps,
         accumulate_grad_batches=job.options.accumulate,
-        callbacks=[saving] if usual else [HoldfastCallback(), saving],
+        callbacks=[saving] if usual else [HoldfastCallback(job.folder / "run"), saving],
         use_distributed_sampler=usual,
         logger=False,
         enable_progress_bar=False,
@@ -206,7 +206,7 @@ def train_accelerate(job: Job) -> None:
         }
         batches = accelerator.prepare(torch.utils.data.DataLoader(Numbers(job.options.samples), **options))
     else:
-        batches = prepare(accelerator, job.loader())
+        batches = prepare(accelerator, job.loader(), folder=job.folder / "run", model=job.model, optimizer=optimizer)
     checkpoints = job.folder / "checkpoints"
     newest = max(
         (path for path in checkpoints.glob("step-*") if (path / "whole").exists()),
@@ -225,16 +225,21 @@ def train_accelerate(job: Job) -> None:
                 rest = accelerator.skip_first_batches(batches, step % len(batches))
             newest = None
         for batch in rest:
-            accelerator.backward(job.loss(batch["index"], step))
+            loss = job.loss(batch["index"], step)
+            accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()
             step += 1
+            if not usual:
+                batches.step(loss)
             if step % SAVE_EVERY == 0:
                 accelerator.save_state(str(checkpoints / f"step-{step}"))
                 accelerator.wait_for_everyone()
                 (checkpoints / f"step-{step}" / "whole").touch()
             if step == job.options.steps:
                 break
+    if not usual:
+        batches.close()
 
 
 def train_dcp(job: Job) -> None:

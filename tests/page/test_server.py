@@ -126,3 +126,16 @@ def test_a_token_is_demanded_where_others_can_connect() -> None:
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with serving(Stub("exp7", full_page())) as server, pytest.raises(ConfigError, match="cannot listen at"):
         PageServer([Stub("exp8", full_page())], port=server.server_address[1])
+
+
+def test_a_browser_that_leaves_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
+    import socket
+    import struct
+
+    with serving(Stub("exp7", full_page(steps=50_000, series=20))) as server:
+        for _ in range(5):
+            with socket.create_connection(("127.0.0.1", server.server_address[1])) as caller:
+                caller.sendall(b"GET /data?run=exp7&columns=4000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, at once
+        assert get(address(server))[0] == 200
+    assert "Traceback" not in capfd.readouterr().err

@@ -6,6 +6,7 @@ whatever saves and restores that state resumes exactly, at any number of process
 
 from __future__ import annotations
 
+import atexit
 import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
@@ -103,6 +104,7 @@ class TrainingStream:
                 monitors=self._restored.monitors,
                 **self._parts,
             )
+            atexit.register(self.close)  # a program that does not close it still writes its last step down
 
     def step(self, loss: Any = None, **metrics: Any) -> None:
         """Say that an optimizer step was made on the batches taken since the last one.
@@ -159,6 +161,7 @@ class TrainingStream:
     def close(self) -> None:
         """Close the run's log and let the folder go; closing twice is harmless."""
         record, self.record = self.record, None
+        atexit.unregister(self.close)
         if record is not None:
             record.close()
 

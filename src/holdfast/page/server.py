@@ -187,8 +187,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Encoding", "gzip")
         if status is not HTTPStatus.NO_CONTENT:
             self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
+        try:
+            self.end_headers()
+            self.wfile.write(body)
+        except ConnectionError:  # the browser has left the page
+            self.close_connection = True
 
 
 def _number(text: str | None) -> float | None:

@@ -358,6 +358,11 @@
           make("a", { href: run.href }, run.name)), make("td", {}, run.verdict), make("td", {}, step(run.steps)),
           make("td", {}, run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)}%`)))))));
   }
+  // The next question is asked a second after the last answer was drawn, so that a slow machine is not asked ever more.
+  async function poll(always) {
+    try { await refresh(always); } catch { /* the server is gone, or busy: ask again */ }
+    setTimeout(() => poll(false), 1000);
+  }
   async function refresh(always) {
     const [first, last] = state.range || ["", ""];
     const columns = Math.max(300, Math.min(1200, root.clientWidth));
@@ -396,6 +401,6 @@
   theme(initialTheme());
   if (data.runs) list();
   else if (data.choice) choose();
-  else if (data.live) { refresh(true); setInterval(() => refresh(false), 1000); }
+  else if (data.live) poll(true);
   else show();
 })();
