@@ -11,11 +11,20 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 
-def arguments(description: str, *, parts: Sequence[str] = ()) -> argparse.Namespace:
-    """Parse ``--quick`` and ``--json``, and the names of parts to which the benchmark can be limited."""
+def arguments(description: str, *, parts: Sequence[str] = (), stores: bool = False) -> argparse.Namespace:
+    """Parse ``--quick`` and ``--json``.
+
+    Args:
+        description: of the benchmark.
+        parts: names of parts to which it can be limited.
+        stores: also ``--store``, for one that can be made in turns.
+    """
     parser = argparse.ArgumentParser(description=description)
     if parts:
         parser.add_argument("parts", nargs="*", default=list(parts), help=f"any of {', '.join(parts)}; default: all")
+    if stores:
+        parser.add_argument("--store", metavar="FILE", help="keep what is measured there, and measure only what is not")
+        parser.add_argument("--seconds", type=float, default=float("inf"), help="stop after this time of this turn")
     parser.add_argument("--quick", action="store_true", help="smaller inputs and fewer rounds")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     return parser.parse_args()

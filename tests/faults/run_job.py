@@ -21,7 +21,9 @@ import torch
 from torch import nn
 
 from holdfast.run import Run, RunLog, RunOptions
+from holdfast.run.layout import RunFolder
 from holdfast.run.parameters import hash_parameters
+from holdfast.run.run_log import read_lines
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -78,7 +80,11 @@ def moment_of(folder: Path) -> str:
     names = [path.name for part in ("checkpoints", "log") for path in (folder / part).glob(".*")]
     if any("tmp" in name or "parquet" in name for name in names):
         return "compacting"
-    return "saving" if names else "other"
+    if names:
+        return "saving"
+    files = RunFolder(folder).log_files()
+    begun = bool(files) and any(b'"event":"start"' in line for line in read_lines(files[-1]))
+    return "training" if begun else "starting or restoring"
 
 
 def main() -> None:

@@ -49,9 +49,10 @@ def trained(
     fault: Callable[[Job], None] | None = None,
     rate_scale: float | None = None,
     steps: int = STEPS,
+    scale: float = 60.0,
 ) -> tuple[Job, Run, list[int]]:
     """Train a run; a fault strikes once, just before step ``AT`` is made for the first time."""
-    values, chosen = values_with(poisoned)
+    values, chosen = values_with(poisoned, scale=scale)
     job = make_job(values=values, batch_size=8)
     job.model.get_submodule("1").p = 0.0  # type: ignore[assignment]
     plain = masked_step(job) if heeds_masks else _plain_step(job)

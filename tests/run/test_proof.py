@@ -14,6 +14,7 @@ from tests.run.test_rehearsal import files_of, state_of
 
 from holdfast.errors import OrderError, RunError
 from holdfast.run import RollbackOptions
+from holdfast.run.blame import BlameOptions
 from holdfast.run.preview import preview
 from holdfast.run.proof import Culprit
 
@@ -29,6 +30,14 @@ def test_the_poisoned_samples_are_blamed_and_nobody_else(tmp_path: Path, poisone
     assert found.explained is not None
     assert found.explained > 0.9
     assert (state_of(job), files_of(tmp_path / "run")) == (state, files)
+
+
+def test_a_sample_far_out_of_its_range_is_blamed_even_where_its_batch_stays_within_its_own(tmp_path: Path) -> None:
+    _, run, guilty = trained(tmp_path / "run", poisoned=1, scale=5.0)
+    found = run.blame(AT)
+    assert [suspect.index for suspect in found.blamed] == guilty
+    assert found.excess < BlameOptions().min_excess
+    assert found.explained is None  # there is no excess to explain
 
 
 def test_nobody_is_blamed_in_a_healthy_window(tmp_path: Path) -> None:

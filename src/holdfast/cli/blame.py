@@ -50,7 +50,9 @@ def register(app: typer.Typer) -> None:
         console = table_console()
         if found.nobody:
             console.print("nobody stands out" if found.explained is None else "leaving out the highest does not help")
+        elif found.explained is None:
+            console.print("the steps lie within their usual range; the blamed samples are far out of theirs")
         else:
-            share = min(1.0, found.explained or 0.0)
+            share = min(1.0, found.explained)
             console.print(f"without the blamed samples {share:.0%} of the excess is gone", markup=False)
         console.print(table, markup=False)

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.debug.detectors import DistributedDesyncDetector, StragglerDetector
 from holdfast.debug.online import OnlineDebugger
-from holdfast.debug.types import Detection, DetectionContext, Signal
+from holdfast.debug.types import Detection, DetectionContext, Severity, Signal
 from holdfast.run.findings import describe, key_of
 from holdfast.run.glance import Glance
 
@@ -23,6 +23,8 @@ MAX_LOOK_SHARE = 1e-3
 """The share of a step's time that the detectors' looks may take on average …"""
 MIN_LOOK_SECONDS = 3e-6
 """… but for steps so short that they would hardly ever be looked at."""
+CONFIRM_STEPS = 4
+"""A gradient norm that climbs must still be up this many steps later: in health it falls again (``run_healthy``)."""
 BUDGET_EVERY = 32
 """Steps after which the time of the looks is measured out again."""
 
@@ -39,6 +41,7 @@ class Monitor:
         self._debugger = debugger
         self._glance = Glance()
         self._reported: dict[tuple[str, str | None, int | None], int] = {}
+        self._unconfirmed: dict[tuple[str, str | None, int | None], int] = {}
         self._most = debugger.options.budget_seconds
         self._timed, self._timed_steps = 0.0, 0
         self._last_step = 0
@@ -63,7 +66,8 @@ class Monitor:
         self._last_step = step
         found = bool(self._debugger.update(step, values))
         loss = numbers.get("loss")
-        if not found and (loss is None or not self._glance.wants_look(loss)):
+        wanted = found or (loss is not None and self._glance.wants_look(loss))
+        if not wanted and not (self._unconfirmed and step - max(self._unconfirmed.values()) >= CONFIRM_STEPS):
             return []
         return self._look(step)
 
@@ -76,6 +80,7 @@ class Monitor:
 
     def last_look(self) -> list[dict[str, Any]]:
         """Look once more, after the last step; returns the findings that are new."""
+        self._unconfirmed = dict.fromkeys(self._unconfirmed, self._last_step - CONFIRM_STEPS)
         return self._look(self._last_step)
 
     def _look(self, step: int) -> list[dict[str, Any]]:
@@ -84,12 +89,18 @@ class Monitor:
         held = self._debugger.findings()
         self._glance.paid(time.thread_time() - began)
         fresh = []
+        unconfirmed, self._unconfirmed = self._unconfirmed, {}
         for finding in held:
             described = describe(finding.detection, rank=self.rank, step=step, causes=finding.causes)
             key = key_of(described)
-            if described["onset"] > self._reported.get(key, -1):
-                self._reported[key] = step
-                fresh.append(described)
+            if described["onset"] <= self._reported.get(key, -1):
+                continue
+            first = unconfirmed.get(key, step)
+            if _may_pass(finding.detection) and step - first < CONFIRM_STEPS:
+                self._unconfirmed[key] = first
+                continue
+            self._reported[key] = step
+            fresh.append(described)
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
@@ -102,6 +113,11 @@ class Monitor:
         self._debugger.load_state_dict(state["debugger"])
         self._reported = {(failure, layer, rank): step for failure, layer, rank, step in state["reported"]}
         self._glance = Glance()
+
+
+def _may_pass(detection: Detection) -> bool:
+    """Whether a finding rests on a gradient norm that climbs, and nothing worse yet."""
+    return detection.severity is Severity.WARNING and (detection.signal or "").startswith("grad_norm")
 
 
 # A rank that is later than the others by less than this holds nobody up, however large the ratio.

@@ -147,18 +147,18 @@ def prove(
     ranked, _, levels = rank_samples(trials, window, looking)
     case.samples_in_window = len(ranked)
     if suspects is None:
-        chosen = [entry for entry in ranked if entry[2]]
+        chosen = [entry for entry in ranked if entry.stands_out]
     else:
         wanted = {(source, int(index)) for source, indices in suspects.items() for index in indices}
-        chosen = [entry for entry in ranked if entry[0].sample.name in wanted]
-        if wanted - {each.sample.name for each, _, _ in chosen}:
+        chosen = [entry for entry in ranked if entry.sample.name in wanted]
+        if wanted - {entry.sample.name for entry in chosen}:
             raise OrderError("a suspect was not in these steps", samples=sorted(wanted), steps=list(window))
-    case.suspects = tuple(_suspect(trials, each, score, out, levels) for each, score, out in chosen)
+    case.suspects = tuple(_suspect(trials, entry, levels) for entry in chosen)
     if case.excess.in_spreads(case.as_it_was) < looking.min_excess:
         return case.close(Culprit.NOTHING, "the watched steps lie within the usual range of the loss")
     if not chosen:
         return case.close(Culprit.MODEL, "the steps have the recorded bits, and no sample stands out from its source")
-    return case.try_without([each.sample for each, _, _ in chosen], [each.sample for each, _, _ in ranked])
+    return case.try_without([entry.sample for entry in chosen], [entry.sample for entry in ranked])
 
 
 class _Case:

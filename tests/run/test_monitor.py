@@ -1,0 +1,52 @@
+"""The monitor's looks: what passes by itself is not reported, and looking takes its share of the time and no more."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from holdfast.debug.online import OnlineDebugger
+from holdfast.run.monitor import BUDGET_EVERY, CONFIRM_STEPS, MAX_LOOK_SHARE, MIN_LOOK_SECONDS, Monitor
+
+
+def watched(norms: list[float]) -> list[tuple[str, int, int]]:
+    """Return what is found in a run with these gradient norms: failure, onset, and when it was found."""
+    monitor, chance = Monitor(OnlineDebugger()), np.random.default_rng(0)
+    found = []
+    for step, norm in enumerate(norms):
+        loss = 2.0 * math.exp(-step / 60) + 0.02 * float(chance.normal()) + 0.5
+        found += monitor.update(step, {"loss": loss, "grad_norm": norm}, {})
+    found += monitor.last_look()
+    return [(finding["failure"], finding["onset"], finding["found_at"]) for finding in found]
+
+
+def calm(count: int) -> list[float]:
+    return [0.2 * math.exp(0.1 * float(noise)) for noise in np.random.default_rng(1).normal(size=count)]
+
+
+def test_a_gradient_norm_that_climbs_and_falls_again_is_not_reported() -> None:
+    assert watched([*calm(78), 0.6, 1.9, 4.7, *calm(40)]) == []
+
+
+def test_a_gradient_norm_that_stays_up_is_reported_a_few_steps_later() -> None:
+    found = watched([*calm(78), *[0.2 * 3.0**step for step in range(1, 30)]])
+    assert [failure for failure, _, _ in found] == ["explosion"]
+    _, onset, found_at = found[0]
+    assert 76 <= onset <= 82
+    assert found_at <= 78 + 12 + CONFIRM_STEPS
+
+
+@pytest.mark.parametrize(
+    ("seconds", "expected"), [(20e-3, 20e-3 * MAX_LOOK_SHARE), (1e-5, MIN_LOOK_SECONDS), (9.0, None)]
+)
+def test_looks_take_their_share_of_the_steps_time_and_never_more_than_the_debugger_allows(
+    seconds: float, expected: float | None
+) -> None:
+    debugger = OnlineDebugger()
+    allowed = debugger.options.budget_seconds
+    monitor = Monitor(debugger)
+    for step in range(BUDGET_EVERY):
+        monitor.update(step, {"loss": 1.0}, {"step_time": seconds})
+    assert debugger.options.budget_seconds == pytest.approx(allowed if expected is None else expected)
