@@ -50,6 +50,21 @@ class Deferred:
         return flat
 
 
+class OnHost:
+    """Numbers that are on the host already, each a tensor of its own: reading them costs less than stacking them."""
+
+    __slots__ = ("_values",)
+
+    is_ready = True
+
+    def __init__(self, values: Sequence[torch.Tensor]) -> None:
+        self._values = values
+
+    def numbers(self) -> list[float]:
+        """Return the numbers."""
+        return [float(value) for value in self._values]
+
+
 class Measured(NamedTuple):
     """What hooks measured during a step.
 
@@ -60,8 +75,8 @@ class Measured(NamedTuple):
         rate: the learning rate.
     """
 
-    norms: Deferred | None = None
-    weights: Deferred | None = None
+    norms: Deferred | OnHost | None = None
+    weights: Deferred | OnHost | None = None
     layers: tuple[str, ...] = ()
     rate: float | None = None
 
@@ -193,9 +208,11 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
     return norms
 
 
-def _stacked(norms: list[torch.Tensor]) -> Deferred | None:
+def _stacked(norms: list[torch.Tensor]) -> Deferred | OnHost | None:
     if not norms:
         return None
+    if all(norm.is_cpu for norm in norms):
+        return OnHost(norms)
     return Deferred(torch.stack([norm.to(torch.float32) if norm.dtype.itemsize < 4 else norm for norm in norms]))
 
 
