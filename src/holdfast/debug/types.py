@@ -315,6 +315,12 @@ class RunReport:
     part: Part | None = None
 
     @property
+    def is_false_start(self) -> bool:
+        """Whether this is one of several runs of a file, with too few points to be judged."""
+        few = self.reason is not None and self.reason.code is ReasonCode.TOO_FEW_POINTS
+        return few and self.part is not None
+
+    @property
     def title(self) -> str:
         """The path, and which of its runs this is where it holds several."""
         return self.path if self.part is None else f"{self.path} (run {self.part.number} of {self.part.total})"
@@ -328,8 +334,12 @@ class DebugReport:
 
     @property
     def verdict(self) -> Verdict:
-        """The worst verdict of any run; unknown only when nothing is known to be unhealthy."""
-        verdicts = {run.verdict for run in self.runs}
+        """The worst verdict of any run; unknown only when nothing is known to be unhealthy.
+
+        Starts of a few rows that were given up do not count beside a run of the same file that can be judged.
+        """
+        judged = {run.path for run in self.runs if run.verdict is Verdict.HEALTHY and run.part is not None}
+        verdicts = {run.verdict for run in self.runs if not (run.is_false_start and run.path in judged)}
         for verdict in (Verdict.UNHEALTHY, Verdict.UNKNOWN, Verdict.HEALTHY):
             if verdict in verdicts:
                 return verdict

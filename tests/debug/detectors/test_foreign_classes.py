@@ -18,7 +18,7 @@ from holdfast.debug.detectors import (
 )
 from holdfast.debug.detectors.steps.onset import onset_of
 from holdfast.debug.detectors.steps.select import rises, sum_of_parts, training_losses
-from holdfast.debug.types import Signal
+from holdfast.debug.types import Severity, Signal
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 RNG = np.random.default_rng(7)
@@ -135,3 +135,24 @@ def test_a_loss_that_grows_slowly_is_dated_from_its_lowest_level() -> None:
     (found,) = found_by(GradientExplosionDetector(), signal("loss", loss))
     assert found.first_step is not None
     assert 480 <= found.first_step <= 620
+
+
+def test_a_part_with_a_space_in_its_name_is_no_total() -> None:
+    names = ("Loss", "Semantic loss", "IC loss")
+    parts = [signal(name, falling_loss(60, seed=n), kind="loss") for n, name in enumerate(names)]
+    assert [one.name for one in training_losses(parts)] == ["Loss"]
+    averages = [replace(parts[0], name="Training Loss"), *parts[1:]]
+    assert [one.name for one in training_losses(averages)] == ["Training Loss"]
+
+
+def test_the_steep_beginning_of_a_run_holds_no_burst() -> None:
+    loss = falling_loss(3000, start=3.4, end=0.8, noise=0.02)
+    loss[:3] = (3.377, 3.506, 3.48)
+    assert found_by(LossSpikeDetector(), signal("loss", loss)) == ()
+
+
+@pytest.mark.parametrize(("end", "size", "severity"), [(0.4, 0.3, Severity.INFO), (2.0, 0.2, Severity.WARNING)])
+def test_swings_are_blamed_only_where_the_loss_no_longer_falls(end: float, size: float, severity: Severity) -> None:
+    loss = np.linspace(2.0, end, 1200) * (1 + size * np.sin(np.arange(1200) / 40 * 2 * np.pi))
+    (found,) = found_by(LossSpikeDetector(), signal("loss", noisy(loss, 0.01)))
+    assert found.severity is severity

@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.debug import MLSystemsDebugger, RunReport, Verdict
 from holdfast.debug.types import ReasonCode, Signal
+from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
@@ -186,3 +187,28 @@ def test_what_logging_prints_of_a_message_it_cannot_format_is_no_crash(tmp_path:
     lines = "".join(f"step: {n} loss: {x}\n" for n, x in enumerate(LOSSES))
     assert run_of(tmp_path, "train.log", lines + error).verdict is Verdict.HEALTHY
     assert run_of(tmp_path, "died.log", lines + error + error.split("\n", 1)[1]).verdict is Verdict.UNHEALTHY
+
+
+def test_a_number_printed_as_a_tensor_is_a_number(tmp_path: Path) -> None:
+    lines = [f"step: {n} loss: tensor({x}, device='cuda:0', grad_fn=<NegBackward0>)\n" for n, x in enumerate(LOSSES)]
+    assert series(run_of(tmp_path, "loss.txt", "".join(lines)), "loss").values.tolist() == LOSSES
+
+
+def test_numbers_under_a_title_are_a_column(tmp_path: Path) -> None:
+    run = run_of(
+        tmp_path, "test.log", "% mean class accuracy (train set)\t\n" + "".join(f" {60 + n}.5\t\n" for n in range(30))
+    )
+    assert [signal.kind for signal in run.signals] == ["metric"]
+    assert run.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("after", "readable"), [(5, True), (500, False)])
+def test_an_error_that_other_lines_follow_was_no_end(tmp_path: Path, after: int, readable: bool) -> None:
+    error = 'Traceback (most recent call last):\n  File "serve.py", line 3, in <module>\nOSError: no route to host\n'
+    path = tmp_path / "nohup.out"
+    path.write_text("GET /events 200\n" * 20 + error + "POST /update 200\n" * after)
+    if readable:
+        assert DEBUGGER.debug(path).verdict is Verdict.UNHEALTHY
+    else:
+        with pytest.raises(UnreadableLogError):
+            DEBUGGER.debug(path)

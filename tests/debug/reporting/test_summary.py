@@ -77,3 +77,12 @@ def test_of_very_many_unhealthy_runs_the_worst_are_told_whole_and_the_others_hav
     summary = summarise(DebugReport(tuple(run(f"ill{n}", Verdict.UNHEALTHY) for n in range(MAX_TOLD + 7))))
     assert (len(summary.told), len(summary.rows)) == (MAX_TOLD, MAX_TOLD + 7)
     assert summary.left_out.startswith("7 more unhealthy runs")
+
+
+def test_starts_that_were_given_up_do_not_hide_that_a_run_of_the_same_file_went_well() -> None:
+    few = Reason(ReasonCode.TOO_FEW_POINTS, "the longest loss has 3 points")
+    start = RunReport("a", "text", Verdict.UNKNOWN, reason=few, part=Part(1, 2))
+    whole = run("a", Verdict.HEALTHY, part=Part(2, 2))
+    assert DebugReport((start, whole)).verdict is Verdict.HEALTHY
+    assert DebugReport((start, run("b", Verdict.HEALTHY))).verdict is Verdict.UNKNOWN
+    assert DebugReport((start, whole, run("a", Verdict.UNHEALTHY, part=Part(3, 3)))).verdict is Verdict.UNHEALTHY

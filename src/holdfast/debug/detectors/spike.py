@@ -65,6 +65,8 @@ class LossSpikeDetector(BaseDetector):
     """The norms before that are looked at."""
     back: float = 0.7
     """A jump that had come back by less than this share when the log ended is critical."""
+    learns: float = 0.9
+    """A loss that swings, and ends below this share of its level half-way, learns all the same."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
 
@@ -115,7 +117,7 @@ class LossSpikeDetector(BaseDetector):
             burst
             for burst in self.burst.bursts(shape)
             if burst.certain_step > shape.steps[0]
-            and burst.peak > burst.before
+            and burst.height > self.burst.minimum_height * abs(burst.before)
             and (self.burst.is_believed(burst, factor) or self._confirmed(burst, norms))
         ]
 
@@ -192,11 +194,14 @@ class LossSpikeDetector(BaseDetector):
         )
 
     def _swinging(self, signal: Signal, shape: Shape, swing: Swing) -> Detection:
+        every = f"{swing.period:g} steps" if swing.period > 0 else f"{swing.points} points"
+        # A loss that goes on falling through its swings is told, and not blamed.
+        learns = shape.end < self.learns * float(shape.level[len(shape.level) // 2])
         return detection(
             self.failure,
             signal,
-            f"swings by {swing.size:.0%} of its level every {swing.period:g} steps",
-            severity=Severity.WARNING,
+            f"swings by {swing.size:.0%} of its level every {every}",
+            severity=Severity.INFO if learns else Severity.WARNING,
             confidence=LIKELY,
             first=float(shape.steps[0]),
             last=float(shape.steps[-1]),

@@ -19,6 +19,10 @@ __all__ = ["CRASH_HINT", "CrashScanner", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
+MAX_LINES_AFTER = 60
+"""Lines after the last sign of a crash in a text without training, a long traceback's own ones included …"""
+MAX_SHARE_AFTER = 0.1
+"""… or this share of the text: a program that prints more than that went on."""
 
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
@@ -45,7 +49,8 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "killed",
-            r"^\s*Killed\s*$|\bKilled\s+python|Segmentation fault|core dumped|\bBus error\b|^\s*Aborted\b"
+            r"^\s*Killed\s*$|\bKilled\s+python|: line \d+: +\d+ Killed\s|Segmentation fault"
+            r"|core dumped|\bBus error\b|^\s*Aborted\b"
             r"|slurmstepd: error: .*\bkilled|DUE TO TIME LIMIT"
             r"|Received (?:signal|SIG)\S* ?1?5?:? ?(?:SIGTERM|death)"
             r"|Signals\.SIG(?:KILL|TERM|ABRT|SEGV)|\bsignal (?:9|11|6|15) \(SIG\w+\)|Fatal Python error",
@@ -88,6 +93,8 @@ class CrashScanner:
     _open: dict[str, Any] | None = None
     _frame: tuple[int, str] | None = None
     _logging: bool = False
+    marks: int = 0
+    """How many lines had a part in a crash so far."""
 
     def feed(self, number: int, line: str) -> None:
         """Look at one line that is not training."""
@@ -95,6 +102,7 @@ class CrashScanner:
             return
         if self._inside_logging_error(line):
             return
+        self.marks += 1
         text = line.strip()[:MAX_QUOTED_CHARACTERS]
         if _TRACEBACK.match(line):
             self._open = self._add("traceback", number, text)
@@ -170,11 +178,18 @@ class CrashScanner:
 
 
 def read_crash(file: LogFile) -> RunLog | None:
-    """Read a text that holds no training but says how the program died; None where it says nothing of the sort."""
+    """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
+
+    Where no training shows whether the program went on, its other lines do: what many of them follow was no end.
+    """
     scanner = CrashScanner()
-    number = 0
+    number = after = 0
     for number, line in enumerate(file.lines(), 1):
+        known = scanner.marks
         scanner.feed(number, clean_line(line))
+        after = after + 1 if known == scanner.marks else 0
+        if scanner.pending and after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number):
+            scanner.went_on()
     if not scanner.pending:
         return None
     coverage = Coverage(number, 0, 0)

@@ -35,6 +35,8 @@ TELLING = frozenset(
 """Kinds that say how training goes."""
 MAX_NAME_CHARACTERS = 60
 
+# What a tensor prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
+_TENSOR = re.compile(r"tensor\((?=[-+\d.nN\[])|, ?(?:grad_fn=<\w+>|device='[\w:]+'|dtype=[\w.]+)\)?")
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
     r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
@@ -81,7 +83,7 @@ class Pairs:
 
 def with_gaps(line: str) -> str:
     """Return the line with every wide space made one character, so that patterns need not backtrack over it."""
-    return _WIDE.sub(GAP, line.strip())
+    return _WIDE.sub(GAP, _TENSOR.sub(" ", line.strip()) if "tensor(" in line else line.strip())
 
 
 def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:

@@ -167,11 +167,11 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
-            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr)(_|$)",
+            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness)(_|$)",
             "metric+",
         ),
         (
-            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd)(_|\d|$)",
+            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd|exploitability|nash_?conv|regret)(_|\d|$)",
             "metric-",
         ),
     )

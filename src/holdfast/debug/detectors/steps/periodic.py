@@ -26,6 +26,8 @@ class Swing:
 
     period: float
     size: float
+    points: int = 0
+    """The period in points, for a series whose steps stand still."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,7 +85,7 @@ class PeriodRule:
         size = 2.0 * robust_spread(_detrended(values)) / float(np.median(values))
         if size < least or any(self._follows(values, steps, rate) for rate in rates):
             return None
-        return Swing(float(np.median(np.diff(steps)) * lag), size)
+        return Swing(float(np.median(np.diff(steps)) * lag), size, lag)
 
     def _sorted_swing(self, values: Array, steps: Array, rates: list[Signal], least: float) -> Swing | None:
         """The swing of sorted data: its order is seen to repeat, and neighbours resemble each other within a pass."""
@@ -98,7 +100,7 @@ class PeriodRule:
             return None
         if any(self._follows(values, steps, rate) for rate in rates):
             return None
-        return Swing(float(np.median(np.diff(steps)) * lag), size)
+        return Swing(float(np.median(np.diff(steps)) * lag), size, lag)
 
     def repeated_order(self, signal: Signal) -> float | None:
         """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""

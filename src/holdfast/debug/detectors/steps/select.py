@@ -80,7 +80,8 @@ MIN_REWARD_BLOCKS = 5
 REWARD_WANDERING = 2.0
 """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 _TOTAL = re.compile(
-    r"^(?:.*[/:. ])?(?:train(?:ing)?[_ /-]?)?(?:lm[_ ]|total[_ ]|mean[_ ]|avg[_ ]|batch[_ ])?(?:loss|trl|train)"
+    r"^(?:.*[/:.])?(?:(?:train(?:ing)?|lm|total|mean|avg|average|batch|epoch|step|running|smoothed|overall|current|"
+    r"global|phase|final)[_ /-]?)*(?:loss|trl|train)"
     r"(?:[_ /-]?(?:train(?:ing)?|step|epoch|total|mean|avg))?$",
     re.IGNORECASE,
 )

@@ -191,6 +191,12 @@ def _cells(line: str, delimiter: str) -> list[str]:
         return []
 
 
+def _is_column(file: LogFile, skip: int) -> bool:
+    """Whether the lines after this one are single numbers, as torch7's logger writes them under a title."""
+    lines = [line.split() for line in file.sample_lines[skip + 1 : skip + 200] if line.strip()]
+    return len(lines) > 2 and all(len(cells) == 1 and number_of(cells[0]) is not None for cells in lines)
+
+
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
     """The header's names, the delimiter, and how many lines stand before it."""
     for skip, line in enumerate(file.sample_lines[:50]):
@@ -203,6 +209,9 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         if text.count(delimiter) == 0:
             delimiter = _SPACES
         names = _cells(text, delimiter)
+        title = text.lstrip("%# ").strip()
+        if delimiter == _SPACES and len(names) > 1 and meaning_of(title).kind is not None and _is_column(file, skip):
+            return [title], delimiter, skip
         if not names:
             return None
         if delimiter == _SPACES and not all(_WORD.match(name) for name in names):
