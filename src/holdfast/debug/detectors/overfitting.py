@@ -40,9 +40,13 @@ class OverfittingDetector(BaseDetector):
     """The training loss at the turn is taken from this share of the time after the turn before it …"""
     near_after: float = 0.1
     """… to this share after it."""
-    still_better: float = 0.1
-    """A held-out metric that gained this share of its range after the turn, and ends within it of its best, says that
-    the model goes on getting better: it only grows too sure. A loss that rises by ``critical_rise`` is believed."""
+    still_better: float = 0.3
+    """A held-out metric that gained this share of its range after the turn, and ends …"""
+    still_near: float = 0.1
+    """… within this share of it of its best, says that the model goes on getting better: it only grows too sure. A loss
+    that rises by ``critical_rise`` is believed all the same."""
+    held_out_points: float = 2.0
+    """A metric with more than so many times the points of the held-out loss is one of training batches."""
 
     @property
     def name(self) -> str:
@@ -58,7 +62,12 @@ class OverfittingDetector(BaseDetector):
         training = training_losses(signals)
         held_out = sum_of_parts(evaluation_losses(signals))
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
-        metrics = [signal for signal in of_kind(signals, "metric") if "train" not in signal.name.lower()]
+        most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)
+        metrics = [
+            signal
+            for signal in of_kind(signals, "metric")
+            if "train" not in signal.name.lower() and len(signal.values) <= most
+        ]
         found = [seen for seen in found if not self._only_too_sure(metrics, seen)]
         return DetectionResult(self.name, tuple(found[:1]))
 
@@ -77,8 +86,9 @@ class OverfittingDetector(BaseDetector):
         if direction is None or metric.layer is not None or not len(before) or len(after) < self.minimum_evaluations:
             return False
         sign = 1.0 if direction else -1.0
-        reach, end = self.still_better * float(np.ptp(values)), sign * _end_of(after)
-        return end > float(np.max(sign * before)) + reach and end >= float(np.max(sign * values)) - reach
+        span, end = float(np.ptp(values)), sign * _end_of(after)
+        gained = end > float(np.max(sign * before)) + self.still_better * span
+        return gained and end >= float(np.max(sign * values)) - self.still_near * span
 
     def _turned(self, signal: Signal, training: Sequence[Signal]) -> Detection | None:
         good = np.isfinite(signal.values)
