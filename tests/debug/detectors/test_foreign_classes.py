@@ -156,3 +156,10 @@ def test_swings_are_blamed_only_where_the_loss_no_longer_falls(end: float, size:
     loss = np.linspace(2.0, end, 1200) * (1 + size * np.sin(np.arange(1200) / 40 * 2 * np.pi))
     (found,) = found_by(LossSpikeDetector(), signal("loss", noisy(loss, 0.01)))
     assert found.severity is severity
+
+
+def test_a_loss_that_grew_and_is_zero_after_that_is_dated_without_a_warning() -> None:
+    loss = np.concatenate((np.full(60, 1.0), np.geomspace(1.0, 1e6, 40), np.zeros(30)))
+    (found, *_) = found_by(GradientExplosionDetector(), signal("loss", loss))
+    assert found.first_step is not None
+    assert 55 <= found.first_step <= 70

@@ -206,7 +206,7 @@ def _onset_in_logs(shape: Shape, certain: int) -> int:
     before = shape.level[: max(1, certain // shape.width)]
     if float(shape.values[: certain + 1].min()) <= 0 or float(before.min()) <= 0:
         return certain
-    logs = np.log(shape.values)
+    logs = np.log(shape.values[: certain + 1])
     noise = max(shape.factor_noise(), float(np.finfo(np.float32).eps))
     # The lowest level it held: one that grows slowly is far above its beginning long before that is certain.
     lowest = float(running_median(before, 1).min())
