@@ -125,7 +125,8 @@ def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, p
             (c1, s1, n1), (c2, s2, n2) = merged[-2], merged[-1]
             merged[-2:] = [[(c1 * n1 + c2 * n2) / (n1 + n2), (s1 * n1 + s2 * n2) / (n1 + n2), n1 + n2]]
     inner = [(round(c, 6), round(s, 6)) for c, s, _ in merged]
-    low = (0.0, min(inner[0][1], inner[0][0])) if inner and inner[0][0] > 0 else None
+    # No claim was that unsure: nothing is promised below the lowest bin but less and less.
+    low = (0.0, 0.0) if inner and inner[0][0] > 0 else None
     high = (1.0, inner[-1][1]) if inner and inner[-1][0] < 1 else None
     table = tuple(point for point in (low, *inner, high) if point is not None)
     return table if len(table) >= 2 else ((0.0, 0.0), (1.0, 1.0))
