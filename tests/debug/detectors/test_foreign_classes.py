@@ -163,3 +163,11 @@ def test_a_loss_that_grew_and_is_zero_after_that_is_dated_without_a_warning() ->
     (found, *_) = found_by(GradientExplosionDetector(), signal("loss", loss))
     assert found.first_step is not None
     assert 55 <= found.first_step <= 70
+
+
+def test_an_agents_loss_that_grew_and_came_back_is_excused_where_its_reward_did_not_fall() -> None:
+    grown = np.concatenate((np.geomspace(1, 90, 300), np.full(200, 90.0), np.geomspace(90, 0.1, 300)))
+    wandering = 800 + 150 * np.sin(np.arange(800) / 30) + 20 * RNG.standard_normal(800)
+    loss, reward = signal("loss", noisy(grown, 0.1)), signal("reward", wandering)
+    assert found_by(GradientExplosionDetector(), loss, reward) == ()
+    assert len(found_by(GradientExplosionDetector(), loss)) == 1

@@ -93,6 +93,8 @@ class GradientExplosionDetector(BaseDetector):
             for growth in grown
             if growth is not None and not is_objective_change(signals, growth.signal, growth.first)
         ]
+        if reward_holds(signals):  # An agent whose loss came back, and whose reward did not fall, lost nothing.
+            found = [seen for seen in found if seen.severity is Severity.CRITICAL]
         if not found:
             held_out = (self._held_out(loss, losses) for loss in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None][:1]
