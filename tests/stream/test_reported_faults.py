@@ -342,3 +342,12 @@ def test_a_fingerprint_of_another_order_is_refused() -> None:
     loader = StreamingShardLoader(StreamDataset(ArraySource({"v": np.arange(9)}), name="a"))
     with pytest.raises(StateMismatchError, match="fingerprint"):
         loader.load_state_dict({**loader.state_dict(), "fingerprint": "x"})
+
+
+def test_a_seed_of_numpy_is_a_whole_number() -> None:
+    def state(seed: Any) -> dict[str, Any]:
+        loader = StreamingShardLoader(StreamDataset(ArraySource({"v": np.arange(9)}), name="a", seed=seed))
+        next(iter(loader))
+        return dict(loader.state_dict(), timestamp=None)
+
+    assert state(np.int64(3)) == state(3)

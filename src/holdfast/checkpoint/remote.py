@@ -7,6 +7,7 @@ A URL is taken apart once: what is left of it is a virtual folder ``/`` whose fi
 from __future__ import annotations
 
 import os
+import re
 import stat
 import threading
 import time
@@ -25,20 +26,21 @@ READ_BYTES = 8 << 20
 MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.1
 _ROOT = Path("/")
+_SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.:-]+):/+")
 
 Value = TypeVar("Value")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL rather than a path."""
-    return "://" in os.fspath(path)
+    """Whether this is a URL rather than a path; also one that ``pathlib.Path`` has taken a slash from."""
+    return _SCHEME.match(os.fspath(path)) is not None
 
 
 def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:
     """The folder of a checkpoint, and how its files are reached."""
     if layer is not None or not is_url(path):
         return Path(path), layer or LocalFiles()
-    return _ROOT, RemoteFiles(os.fspath(path))
+    return _ROOT, RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
 
 
 class RemoteFiles:

@@ -20,6 +20,7 @@ from holdfast.errors import ConfigError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
 from holdfast.order.mixture import ArrangementName
+from holdfast.order.numbers import whole_number
 from holdfast.order.order import StopPolicy
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
@@ -171,7 +172,7 @@ class OrderedDataset(DescribedDataset):
         super().__init__(info)
         self.sources = tuple(sources)
         self.weight_schedule = weights
-        self.seed = seed
+        self.seed = whole_number(seed, "a seed")
         self.stop = stop
         self.children = dict(children or {})
         self._position = 0
@@ -303,6 +304,7 @@ class StreamDataset(OrderedDataset):
         stop: StopPolicy = "cycle_forever",
     ) -> None:
         metric_transform = named_copy(metric_transform, name)
+        seed = whole_number(seed, "a seed")
         named = NamedSource(name, source, seed, shuffle, transform, column_transform, metric_transform)
         super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 
