@@ -38,7 +38,12 @@ PICKLE = (
 
 def write_archive(path: Path, start: int, marks: dict[int, int]) -> int:
     """Write the archive of the tensor at ``start`` of a file, with single bytes set; returns its length."""
-    records = {b"archive/data.pkl": PICKLE, b"archive/byteorder": b"little", b"archive/data/0": None}
+    records = {
+        b"archive/data.pkl": PICKLE,
+        b"archive/version": b"3\n",
+        b"archive/byteorder": b"little",
+        b"archive/data/0": None,
+    }
     directory = b""
     with path.open("r+b") as file:
         place = 0
@@ -60,7 +65,7 @@ def write_archive(path: Path, start: int, marks: dict[int, int]) -> int:
             file.write(bytes([value]))
         file.seek(start + place)
         file.write(directory)
-        file.write(struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 3, 3, len(directory), place))
+        file.write(struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 4, 4, len(directory), place))
         file.write(struct.pack("<4sIQI", b"PK\x06\x07", 0, place + len(directory), 1))
         file.write(struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, LARGE, LARGE, 0))
         return file.tell() - start

@@ -279,7 +279,7 @@ def test_no_epochs_at_all_are_refused() -> None:
 
 
 def test_a_negative_step_is_refused() -> None:
-    with pytest.raises(OrderError, match="step cannot be negative"):
+    with pytest.raises(OrderError, match="it is negative"):
         Schedule.start(Order([SourceSpec("a", 10)]), world_size=1, global_batch_size=1).positions(-1, 0)
 
 

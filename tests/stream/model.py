@@ -37,8 +37,13 @@ class Model:
         return self.listed[1][position]
 
     def resize(self, world: int, batch: int) -> None:
-        """Go on with another topology, other skips or weights: what is left is handed out again, in its order."""
-        self.world, self.batch = world, batch
+        """Go on with another topology; one that is the same changes nothing."""
+        if (world, batch) != (self.world, self.batch):
+            self.world, self.batch = world, batch
+            self.hand_out_again()
+
+    def hand_out_again(self) -> None:
+        """Hand out what is left, in its order: for another topology, other skips or weights."""
         left = sorted(chain(*self.hands))
         if self.order.partition.continuous and self.epoch >= 0:  # other weights move samples that are skipped
             left = list(range(self.at, self.order.epoch_start(self.epochs)))

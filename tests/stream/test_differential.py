@@ -169,7 +169,9 @@ class Job:
         elif chosen == "reweight" and isinstance(self.dataset, InterleavedDataset):
             loader.reweight({child: self.draw.randint(1, 5) for child in self.dataset.children})
             model.order = loader.order
-        model.resize(model.world, model.batch)
+            model.hand_out_again()
+        if chosen in ("skip", "skip steps"):  # masks leave every sample where it is
+            model.hand_out_again()
 
     def look_back(self, loader: StreamingShardLoader) -> None:
         """Ask for the past batch of any rank, of earlier lives too."""
