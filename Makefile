@@ -29,7 +29,7 @@ demo: setup
 	$(BIN)/holdfast demo
 
 test: setup
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile
+	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
 test-fast: setup

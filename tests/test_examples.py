@@ -47,7 +47,16 @@ def trained(program: str, folder: Path) -> dict[str, torch.Tensor]:
     return load_file(kept) if kept.suffix == ".safetensors" else torch.load(kept, weights_only=True)
 
 
-@pytest.mark.parametrize("program", ["plain_loop.py", "fsdp2.py", "hf_trainer.py", "lightning_trainer.py"])
+# The two trainers are killed in tests/integrations too, at several sizes; importing them takes longest.
+@pytest.mark.parametrize(
+    "program",
+    [
+        "plain_loop.py",
+        "fsdp2.py",
+        pytest.param("hf_trainer.py", marks=pytest.mark.soak),
+        pytest.param("lightning_trainer.py", marks=pytest.mark.soak),
+    ],
+)
 def test_a_killed_example_continues_as_if_nothing_had_happened(program: str, tmp_path: Path) -> None:
     whole = live(program, tmp_path / "whole", die=False)
     assert max(live(program, tmp_path / "killed", die=True)) < STEPS

@@ -61,13 +61,12 @@ def test_workers_wait_for_a_durable_store_and_go_on_in_the_same_generation(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_each_loss_of_everything_begins_a_new_generation(results: dict[tuple[str, str], Result], kind: str) -> None:
+def test_a_loss_of_everything_begins_a_new_generation(results: dict[tuple[str, str], Result], kind: str) -> None:
     reason = why_not(kind)
     if reason is not None:
         pytest.skip(reason)
-    result = results[kind, "everything is lost, twice"]
-    # Three workers per generation; a second loss before they are started again begins none of its own.
-    assert 2 <= result.generations == result.lives // 3
+    # A second loss before any worker has begun again, or after the last commit, begins none of its own.
+    assert 2 <= results[kind, "everything is lost, twice"].generations <= 3
 
 
 @pytest.mark.soak
