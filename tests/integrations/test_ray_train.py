@@ -22,7 +22,12 @@ ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'hold
 pytest.importorskip("ray.train.torch", reason="Ray Train is not installed (pip install 'ray[train]')")
 
 # Ray warns of its own; a busy machine starts its nodes slowly.
-pytestmark = [pytest.mark.distributed, pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(900)]
+pytestmark = [
+    pytest.mark.soak,  # about two minutes of cluster
+    pytest.mark.distributed,
+    pytest.mark.filterwarnings("ignore"),
+    pytest.mark.timeout(900),
+]
 MAX_STARTS = 3
 SAMPLES, GLOBAL_BATCH, STEPS, SAVE_EVERY, DOOMED_STEP = 52, 8, 14, 3, 7
 
