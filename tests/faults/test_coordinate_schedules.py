@@ -34,7 +34,9 @@ def results() -> dict[tuple[str, str], Result]:
             kind, name = schedule
             if name not in NAMED:
                 return run_drawn(Path(folder), kind, int(name))
-            return Fleet(Plan(f"{folder}/{kind}-{name[:12]}", kind, 3, tuple(NAMED[name]))).run()
+            # Slow enough that no more than a few outputs are made between two looks: each fault meets a working fleet.
+            plan = Plan(f"{folder}/{kind}-{name[:12]}", kind, 3, tuple(NAMED[name]), seconds_per_sample=0.02)
+            return Fleet(plan).run()
 
         return dict(zip(possible, pool.map(run, possible), strict=True))
 
@@ -61,12 +63,11 @@ def test_workers_wait_for_a_durable_store_and_go_on_in_the_same_generation(
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_loss_of_everything_begins_a_new_generation(results: dict[tuple[str, str], Result], kind: str) -> None:
+def test_each_loss_of_everything_begins_a_new_generation(results: dict[tuple[str, str], Result], kind: str) -> None:
     reason = why_not(kind)
     if reason is not None:
         pytest.skip(reason)
-    # A second loss before any worker has begun again, or after the last commit, begins none of its own.
-    assert 2 <= results[kind, "everything is lost, twice"].generations <= 3
+    assert results[kind, "everything is lost, twice"].generations == 3
 
 
 @pytest.mark.soak
