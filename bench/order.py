@@ -1,7 +1,7 @@
 """How fast the order is, near and far out, how even its mixtures are, and how it compares with the usual shuffles.
 
 Peers, in the same run and taking turns: grain's ``index_shuffle`` (called once an index, as its map-style datasets do),
-and a NumPy permutation table (fast to read, but it must be made, held and made anew each epoch).
+and a NumPy permutation table (fast to read, but it must be made, held and made again each epoch).
 """
 
 from __future__ import annotations

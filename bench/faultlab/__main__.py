@@ -15,7 +15,7 @@ def main() -> None:
     parser.add_argument("--draw", type=int, default=0, help="0: the published runs; others: new runs of the same kind")
     parser.add_argument("--processes", type=int, default=2)
     parser.add_argument("--per-cause", type=int, default=5, help="how many runs a cause gets in each half, at least")
-    parser.add_argument("--limit", type=int, default=None, help="train only the first so many pairs")
+    parser.add_argument("--limit", type=int, default=None, help="train only the first n pairs")
     parser.add_argument("--half", choices=("tune", "report"), default=None)
     parser.add_argument(
         "--foreign",

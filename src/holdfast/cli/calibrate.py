@@ -117,13 +117,13 @@ def _by_source(
 def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
     """The tables, refitted where there are claims enough, and how far confidences were off before and after."""
     from holdfast.debug.attribution.calibration import expected_calibration_error, fit_table
-    from holdfast.debug.refit import FEWEST_CLAIMS
+    from holdfast.debug.refit import MIN_CLAIMS
 
     tables = base
     raw, right = [claim for claim, _ in claims], [hit for _, hit in claims]
-    if len(claims) >= FEWEST_CLAIMS:
+    if len(claims) >= MIN_CLAIMS:
         tables = replace(tables, findings=fit_table(raw, right))
-    if len(cause_claims) >= FEWEST_CLAIMS:
+    if len(cause_claims) >= MIN_CLAIMS:
         table = fit_table([claim for claim, _ in cause_claims], [hit for _, hit in cause_claims])
         tables = replace(tables, causes=table)
     return tables, {

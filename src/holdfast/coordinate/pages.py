@@ -35,7 +35,7 @@ class Pages:
         self._size += len(line) + 1
 
     def texts(self) -> list[str]:
-        """Return all pages there are by now; only the last one is made anew."""
+        """Return all pages there are by now; only the last one is made again."""
         return [*self._full, "\n".join(self._lines)] if self._lines else list(self._full)
 
 

@@ -88,7 +88,7 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
         if world != before:
             schedule = schedule.resized(step, world_size=world)
             cost.resizes += 1
-        # A failure during a restart begins it anew: only what it adds is lost.
+        # A failure during a restart begins it again: only what it adds is lost.
         ready = min(noticed + scenario.restart_seconds, end)
         cost.hours_lost_to_restarts += max(0.0, ready - max(now, noticed)) / 3600
         now = max(now, ready)

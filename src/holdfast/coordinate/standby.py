@@ -2,7 +2,7 @@
 
 The model: a worker that has nothing to do may read the chunks it is first to take over, one after the other, a few at
 most. A takeover then costs no reading. A chunk that its owner finishes, or that another takes, is forgotten; so is a
-read that failed, and it is made anew if the chunk is ever taken over. Own reading waits for one of these at most.
+read that failed, and it is made again if the chunk is ever taken over. Own reading waits for one of these at most.
 """
 
 from __future__ import annotations

@@ -19,11 +19,11 @@ __all__ = ["compare_runs"]
 
 _COMPARED = LOSS_LIKE | {"grad_norm"}
 _NOISES = 6.0
-_FEWEST = 8
+_MIN_POINTS = 8
 
 
 def compare_runs(run: RunReport, healthy: RunReport, *, rule: VerdictRule | None = None) -> RunReport:
-    """The report on ``run``, read in the light of ``healthy``; ``rule`` says what *healthy* takes."""
+    """The report on ``run``, compared with ``healthy``; ``rule`` says what *healthy* takes."""
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(
         _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding
@@ -61,11 +61,11 @@ def _leaves(signal: Signal, reference: Signal) -> tuple[float, float] | None:
     good = np.isfinite(signal.values)
     steps, values = signal.steps[good], signal.values[good]
     known = np.isfinite(reference.values)
-    if len(values) < _FEWEST or known.sum() < _FEWEST:
+    if len(values) < _MIN_POINTS or known.sum() < _MIN_POINTS:
         return None
     inside = (steps >= reference.steps[known][0]) & (steps <= reference.steps[known][-1])
     steps, values = steps[inside], values[inside]
-    if len(values) < _FEWEST:
+    if len(values) < _MIN_POINTS:
         return None
     expected = np.interp(steps, reference.steps[known], reference.values[known])
     noise = float(np.median(np.abs(np.diff(reference.values[known])))) or 1e-12

@@ -23,7 +23,7 @@ __all__ = ["Refit", "refit"]
 
 MULTIPLES = (0.7, 1.4, 0.5, 2.0)
 """The multiples of its present value that are tried for a threshold, the smaller changes first."""
-FEWEST_CLAIMS = 20
+MIN_CLAIMS = 20
 """Fewer claims than this fit no table worth having."""
 LEAST_GAIN = 1e-9
 """A change must lower the cost by more than rounding does."""
@@ -59,9 +59,9 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
         chosen = _search_causes(runs, chosen, looks)
         best = _score(runs, chosen)
     calibration = Calibration.load()
-    if len(best.claims) >= FEWEST_CLAIMS:
+    if len(best.claims) >= MIN_CLAIMS:
         calibration = replace(calibration, findings=_table(best.claims))
-    if len(best.cause_claims) >= FEWEST_CLAIMS:
+    if len(best.cause_claims) >= MIN_CLAIMS:
         calibration = replace(calibration, causes=_table(best.cause_claims))
     return Refit(chosen, calibration, before, best)
 
@@ -88,7 +88,7 @@ def _search_causes(
 ) -> dict[str, dict[str, float]]:
     """Try every threshold of attribution on the runs whose cause is known; what the detectors saw stays as it is."""
     known = [(run, seen) for run, seen in zip(runs, looks, strict=True) if run.label.cause is not None]
-    if len(known) < FEWEST_CLAIMS:
+    if len(known) < MIN_CLAIMS:
         return chosen
     told, seen = [run for run, _ in known], [looks for _, looks in known]
     cost = cause_cost_of(told, seen, _engine(chosen))

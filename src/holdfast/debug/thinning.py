@@ -43,7 +43,7 @@ class Held(Protocol):
         ...
 
     def keep(self, rows: Rows) -> None:
-        """Hold these rows only, numbered anew."""
+        """Hold these rows only, renumbered."""
         ...
 
 

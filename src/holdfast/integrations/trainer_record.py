@@ -98,7 +98,7 @@ class TrainerRecord:
         loader: where the batches come from; a rollback that is not finished skips batches in it.
         step: the optimizer steps made before, by the trainer's own count.
         config: the trainer's options.
-        monitors: what every rank's monitor had seen at the checkpoint; none begin anew.
+        monitors: what every rank's monitor had seen at the checkpoint; none start from nothing.
         scheduler: of the learning rate, where there is one.
 
     Raises:

@@ -27,7 +27,7 @@ EPOCHS_KEPT = 8
 
 
 class Cycle:
-    """A source passed through again and again, shuffled anew each epoch.
+    """A source passed through again and again, shuffled again each epoch.
 
     Args:
         name: the source's name, part of its keys.

@@ -128,7 +128,7 @@ def bisect(one: RunLog, other: RunLog, *, loaders: tuple[Any, Any] | None = None
 
 
 def _hashes(log: RunLog) -> dict[int, str]:
-    """Return the hash of the parameters after so many steps; a step saved again counts as it was last."""
+    """Return the hash of the parameters after this many steps; a step saved again counts as it was last."""
     return {e["step"]: e["parameter_hash"] for e in log.events("checkpoint") if "parameter_hash" in e}
 
 

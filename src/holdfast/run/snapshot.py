@@ -155,7 +155,7 @@ class Components:
             if f"part/{name}" in own:
                 part.load_state_dict(own[f"part/{name}"])
             else:
-                notes.append(f"the checkpoint holds no state of {name}: it begins anew")
+                notes.append(f"the checkpoint holds no state of {name}: it starts from nothing")
         if self.metrics is not None and "metrics" in own:
             self._restore_metrics(saved, world, ranks)
         if ranks.rank in saved:

@@ -87,7 +87,7 @@ class DataFile(ABC):
             "byte ranges outside the file were asked for: its index was made from another file",
             file=self.name,
             size=self.size,
-            hint="delete the index beside the file; it is built anew on the next run",
+            hint="delete the index beside the file; it is built again on the next run",
         )
 
 
@@ -130,7 +130,7 @@ class LocalFile(DataFile):
         """The whole file as a read-only array of bytes, paged in as it is touched.
 
         Reading a map past the end of a file cut short kills the process, so the size is looked at before every read. A
-        file that was written again with the same content is mapped anew; another content raises `SourceChangedError`.
+        file that was written again with the same content is mapped again; another content raises `SourceChangedError`.
         """
         known = self.stamp()
         try:

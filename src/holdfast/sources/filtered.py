@@ -1,4 +1,4 @@
-"""A source's samples that pass a filter, numbered anew from 0.
+"""A source's samples that pass a filter, renumbered from 0.
 
 The filter runs over the source once, when the dataset is made. That costs a pass, and buys what filtering while
 reading cannot have: full batches of equal size on every rank, a known length, exact epochs and random access.

@@ -27,7 +27,7 @@ from holdfast.sources.parts import bounds_of, take_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
 
-# When to warn of a cache that is too small: after so many groups, if more rows than this were decoded per row read.
+# When to warn of a cache that is too small: after this many groups, if more rows than this were decoded per row read.
 MIN_DECODED, MAX_WASTE = 32, 8
 
 

@@ -128,7 +128,7 @@ class TransformedSource(Source):
                 file=str(kept),
                 was=body[len(_MAGIC) :].split(b"\n", 1)[0].decode(errors="replace")[:80],
                 now=self._version[:80],
-                hint="delete the file to find them anew, or give another index_dir; a run cannot resume with it",
+                hint="delete the file to find them again, or give another index_dir; a run cannot resume with it",
             )
         if sound and len(body) == len(head) + 4 * len(self):
             return np.frombuffer(body[len(head) :], dtype="<i4")

@@ -249,7 +249,7 @@ class OrderedDataset(DescribedDataset):
 
     @final
     def state_in_parent(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Return where this dataset stands inside a mixture that has read so many samples of each source."""
+        """Return where this dataset stands inside a mixture that has read this many samples of each source."""
         position = sum(counts[source.name] for source in self.sources)
         if not self.children:
             return self._state_at(position, counts)

@@ -2,7 +2,7 @@
 
 Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to the disk and
 renamed into place. A file's name says where it stands: ``state-<step>.json``, and ``state-<step>.<branch>.json`` once a
-run was rolled back (or begun anew) in the same folder. The branch grows whenever a save finds files of later steps, so
+run was rolled back (or begun again) in the same folder. The branch grows whenever a save finds files of later steps, so
 the newest file is always the one that was saved last, whatever the clocks say.
 """
 

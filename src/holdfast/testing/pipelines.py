@@ -1,7 +1,7 @@
 """Exact resume, as a check anyone can run on a pipeline of their own.
 
 A pipeline is a loader and, perhaps, an aggregator of metrics. It is run twice: once without a break, and once stopped,
-saved, built anew from nothing, and continued. Both must give the same batches and the same figures, bit for bit.
+saved, built again from nothing, and continued. Both must give the same batches and the same figures, bit for bit.
 """
 
 from __future__ import annotations
@@ -107,7 +107,7 @@ def run_training_loop_with_checkpoint(
     on every rank: figures are merged over ranks.
 
     Args:
-        create_pipeline_fn: makes the pipeline anew: ``(loader, aggregator)``, the aggregator may be None.
+        create_pipeline_fn: makes a new pipeline: ``(loader, aggregator)``, the aggregator may be None.
         steps_before: batches before the checkpoint; 0 checkpoints before the first.
         steps_after: batches after it.
         create_resumed_fn: makes the pipeline that resumes, where it is to differ (other workers, say).
@@ -133,7 +133,7 @@ def assert_exact_resume(
     resumed pipeline must be as good as the first.
 
     Args:
-        create_pipeline_fn: makes the pipeline anew: ``(loader, aggregator)``, the aggregator may be None.
+        create_pipeline_fn: makes a new pipeline: ``(loader, aggregator)``, the aggregator may be None.
         steps_before: batches before the checkpoint, or several such numbers to try each.
         steps_after: batches after it.
         create_resumed_fn: makes the pipeline that resumes, where it is to differ.
@@ -227,7 +227,7 @@ def _require(holds: bool, message: str) -> None:
 
 
 def _run(pipeline: Pipeline, steps: int) -> _Life:
-    """Take so many batches, metrics apart, and both states."""
+    """Take this many batches, metrics apart, and both states."""
     loader, aggregator = pipeline
     batches: list[Any] = []
     metrics: list[Any] = []

@@ -90,7 +90,7 @@ def _loader(values: Any, labels: Any, *, world: int, rank: int) -> Any:
 
 
 def _start(place: Path, data: Path, *, world: int, policy: str, kill_after: int | None = None) -> None:
-    """Run the program with so many ranks to its end, or kill every rank once enough steps are recorded."""
+    """Run the program with this many ranks to its end, or kill every rank once enough steps are recorded."""
     store = place.with_name(f".{place.name}-store-{time.monotonic_ns()}")
     command = [sys.executable, "-m", "holdfast.cli.demo.poison_stage"]
     arguments = [str(place), str(data), str(STEPS), policy]

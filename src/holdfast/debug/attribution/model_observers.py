@@ -38,13 +38,13 @@ class GradientObserver:
     dip: float = 1e-3
     """… never below this share of their median …"""
     burst: float = 1e2
-    """… nor above so many times it."""
+    """… nor above this many times it."""
     heavy: float = 1e3
-    """Norms so many times their median are heavy."""
+    """Norms this many times their median are heavy."""
     led: float = 4.0
-    """A norm that reached so many times its median just before the loss moved led it."""
+    """A norm that reached this many times its median just before the loss moved led it."""
     led_points: float = 4.0
-    """Just before is within so many logging intervals."""
+    """Just before is within this many logging intervals."""
     led_before: int = 8
     """Norms before the trouble that the median is taken over."""
 
@@ -209,11 +209,11 @@ class PrecisionObserver:
     """Whether half precision is in use, and whether it overflows."""
 
     fell: float = 64.0
-    """A loss scale that ends at less than one in so many of its largest fell and fell."""
+    """A loss scale that ends at less than one in n of its largest fell and fell."""
     cut: float = 4.0
     """A loss scale divided by this much or more around the trouble was cut there: one halving is routine."""
     around: float = 3.0
-    """Around is within so many logging intervals."""
+    """Around is within this many logging intervals."""
 
     def observe(self, scene: Scene) -> Seen:
         """Scales, and what they did."""

@@ -30,7 +30,7 @@ class TimeObserver:
     late: float = 0.25
     """The share after which the run was fine for a good while first."""
     first_gaps: float = 2.0
-    """The first step is within so many logging intervals of the first row."""
+    """The first step is within this many logging intervals of the first row."""
     few_points: int = 24
     """A loss of fewer points decides little."""
     came_back: float = 0.5
@@ -137,7 +137,7 @@ class LossObserver:
     """How the losses looked, on training data and on held-out data."""
 
     quiet: float = 1.6
-    """Points before a jump below so many times their level led nothing up to it."""
+    """Points before a jump below this many times their level led nothing up to it."""
     quiet_points: int = 4
     """The points before a jump …"""
     level_points: int = 12
@@ -147,15 +147,15 @@ class LossObserver:
     falls: float = 0.9
     """A loss that ends below this share of its start falls."""
     hot: float = 20.0
-    """A loss that begins above so many times where it soon settles, and above this level, began too high."""
+    """A loss that begins above this many times where it soon settles, and above this level, began too high."""
     below: float = 0.93
     """A held-out loss below this share of the training loss lies well below it."""
     rises: float = 1.07
-    """A held-out loss that ends above so many times its best rises."""
+    """A held-out loss that ends above this many times its best rises."""
     unharmed: float = 1.01
-    """One that stays below so many times its last value through the trouble is unharmed …"""
+    """One that stays below this many times its last value through the trouble is unharmed …"""
     harmed: float = 1.05
-    """… and one that exceeds so many times its lowest before it is harmed."""
+    """… and one that exceeds this many times its lowest before it is harmed."""
     minimum_points: int = 4
     """Fewer points of a loss have no shape."""
 

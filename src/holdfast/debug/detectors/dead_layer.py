@@ -59,7 +59,7 @@ class DeadLayerDetector(BaseDetector):
     alive_points: int = 2
     """A layer that had a gradient at this many points and then has none to the end died, whatever the others do."""
     first_share: int = 20
-    """A layer that was alive for the first one in so many points, and for two, died later."""
+    """A layer that was alive for the first one in n points, and for two, died later."""
     most: int = 4
     """Dead layers that are reported; the first ones silence the rest."""
 

@@ -59,9 +59,9 @@ class DivergentTrainingDetector(BaseDetector):
     swing_range: float = 0.2
     """The least share of the range such a swing covers."""
     swing_share: int = 4
-    """One in so many evaluations must swing up."""
+    """One in this many evaluations must swing up."""
     swing_end: float = 1.15
-    """A run that ends below so many times its best has settled."""
+    """A run that ends below this many times its best has settled."""
     fallen: float = 0.3
     """A training loss that fell below this share of its start learns: a held-out loss that swings then overfits."""
     minimum_points: int = 12
@@ -71,7 +71,7 @@ class DivergentTrainingDetector(BaseDetector):
     cut_share: float = 0.15
     """It must come after this share of the run …"""
     cut_points: int = 8
-    """… and after so many points."""
+    """… and after this many points."""
     held_level: float = 0.95
     """A loss that stood above this share of its start before the cut had learnt nothing …"""
     set_free: float = 0.75

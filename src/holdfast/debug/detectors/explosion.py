@@ -56,7 +56,7 @@ class GradientExplosionDetector(BaseDetector):
     learnt: float = 0.5
     """A training loss that fell below this share of its start has learnt …"""
     held_out_end: float = 3.0
-    """… and a held-out loss that ends within so many times of its peak is then learnt by heart, not exploded."""
+    """… and a held-out loss that ends within this many times of its peak is then learnt by heart, not exploded."""
     layer_growth: float = 10.0
     """How many times its early norm a layer must reach to be named."""
 

@@ -31,9 +31,9 @@ class LossScaleCollapseDetector(BaseDetector):
     floor_halvings: int = 3
     """Halvings that must have led below the floor: a constant scale below one was chosen by the user."""
     settled_points: int = 20
-    """A scale that holds for so many points after its fall has found its place …"""
+    """A scale that holds for this many points after its fall has found its place …"""
     settled_halvings: float = 2.0
-    """… or for so many points per halving."""
+    """… or for this many points per halving."""
 
     @property
     def name(self) -> str:

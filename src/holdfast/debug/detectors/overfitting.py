@@ -46,7 +46,7 @@ class OverfittingDetector(BaseDetector):
     """… within this share of it of its best, says that the model goes on getting better: it only grows too sure. A loss
     that rises by ``critical_rise`` is believed all the same."""
     held_out_points: float = 2.0
-    """A metric with more than so many times the points of the held-out loss is one of training batches."""
+    """A metric with more than this many times the points of the held-out loss is one of training batches."""
 
     @property
     def name(self) -> str:

@@ -69,9 +69,9 @@ class PolicyCollapseDetector(BaseDetector):
     noise_dip: float = 0.8
     """… below this share of it, is back at noise."""
     kl_burst: float = 20.0
-    """A KL divergence so many times its median is an update that went too far …"""
+    """A KL divergence this many times its median is an update that went too far …"""
     kl_points: int = 12
-    """… among at least so many."""
+    """… among at least this many."""
 
     @property
     def name(self) -> str:

@@ -41,7 +41,7 @@ class TrainingServingSkewDetector(BaseDetector):
     most: int = 3
     """Features that are reported, the farthest first."""
     surest: float = 5.0
-    """A distance of so many times its limit is as sure as it gets."""
+    """A distance of this many times its limit is as sure as it gets."""
 
     @property
     def name(self) -> str:

@@ -52,15 +52,15 @@ class LossSpikeDetector(BaseDetector):
     short: int = 6
     """In a log of fewer points only an unmistakable jump counts."""
     short_ratio: float = 5.0
-    """Such a jump: so many times all that came before, with the gradients agreeing …"""
+    """Such a jump: this many times all that came before, with the gradients agreeing …"""
     short_alone: float = 20.0
-    """… or so many times without them."""
+    """… or this many times without them."""
     short_noise: float = 0.1
     """The noise taken for granted in such a log, relative to the level."""
     confirmed_ratio: float = 2.0
     """A loss that at least doubles …"""
     confirmed_norm: float = 10.0
-    """… while a gradient norm reaches so many times all it was before is believed at one point."""
+    """… while a gradient norm reaches this many times all it was before is believed at one point."""
     confirmed_points: int = 200
     """The norms before that are looked at."""
     back: float = 0.7

@@ -32,7 +32,7 @@ class StragglerDetector(BaseDetector):
     minimum_points: int = 8
     """Fewer steps than this say nothing."""
     smoothed_points: int = 40
-    """From so many steps on the ranks are compared over stretches: on a busy machine single steps differ by factors."""
+    """From n steps on the ranks are compared over stretches: single steps differ by factors on a busy machine."""
     smooth_reach: int = 4
     """Steps on either side of such a stretch."""
     spreads: float = 2.0
@@ -40,11 +40,11 @@ class StragglerDetector(BaseDetector):
     quiet_quantile: float = 0.2
     """Even the faster steps, up to this quantile …"""
     quiet_slowdown: float = 1.1
-    """… must take so many times as long."""
+    """… must take this many times as long."""
     minimum_share: int = 4
-    """The slow stretch covers at least one in so many steps."""
+    """The slow stretch covers at least one in n steps."""
     surest: float = 2.0
-    """A rank so many times as slow is as sure as it gets."""
+    """A rank this many times as slow is as sure as it gets."""
 
     @property
     def name(self) -> str:

@@ -36,7 +36,7 @@ class GradientVanishingDetector(BaseDetector):
     minimum_points: int = 16
     """Fewer gradient norms have no early and no late part."""
     part: int = 8
-    """Early and late are the first and the last one in so many points."""
+    """Early and late are the first and the last one in n points."""
     minimum_layers: int = 3
     """Fewer layers give no comparison."""
     stall: StallRule = field(default_factory=StallRule)

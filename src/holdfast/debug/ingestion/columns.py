@@ -159,7 +159,7 @@ def dense(column: Column | None, count: int, rows: NDArray[np.int64] | None) -> 
 
 
 def restrict(column: Column, rows: NDArray[np.int64], count: int) -> Column:
-    """Return the column over some of the ``count`` rows only, numbered anew."""
+    """Return the column over some of the ``count`` rows only, renumbered."""
     place = np.full(count, -1, dtype=np.int64)
     place[rows] = np.arange(len(rows))
     own = np.arange(count) if column.rows is None else column.rows

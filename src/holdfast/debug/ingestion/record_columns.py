@@ -104,7 +104,7 @@ class ColumnBuilder:
         return np.array(sorted(odd), dtype=np.int64)
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """Hold these records only, numbered anew."""
+        """Hold these records only, renumbered."""
         place = {row: number for number, row in enumerate(rows.tolist())}
         self._origins = [self._origins[row] for row in place]
         self.count = len(place)

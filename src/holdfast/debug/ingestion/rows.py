@@ -162,7 +162,7 @@ class RowCollector:
         self.keep(np.flatnonzero(~(np.array(self._steps, dtype=np.float64) > step)))
 
     def keep(self, rows: NDArray[np.int64]) -> None:
-        """Hold these rows only, numbered anew."""
+        """Hold these rows only, renumbered."""
         kept = rows
         place = np.full(len(self._steps), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))

@@ -35,7 +35,7 @@ _LOSS_FAMILY = frozenset(("loss", "eval_loss", "perplexity", "grad_norm", "value
 MIN_FIELDS_LEFT = 1
 """Fields a row must still hold for the absence of another to mean something."""
 _MOST_SHAPES = 256
-_FEWEST_ZEROS = 3
+_MIN_ZEROS = 3
 
 
 @dataclass(frozen=True, slots=True)
@@ -247,7 +247,7 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
             # A gradient that is NaN throughout is how a dead fp16 run looks: that is a value, never a filler.
             if finite_loss and len(values) > 1 and kind != "grad_norm":
                 draft.metadata["not_collected"] = "every value is NaN from the first row on, beside a finite loss"
-        elif values[0] == 0 and len(values) >= _FEWEST_ZEROS and not values.any() and not lost_gradient:
+        elif values[0] == 0 and len(values) >= _MIN_ZEROS and not values.any() and not lost_gradient:
             unmeasured = kind == "grad_norm" and draft.meaning.layer is None and not _stands_still(losses)
             if kind in _NEVER_ALL_ZERO or unmeasured:
                 draft.metadata["not_collected"] = f"all {len(values)} values are exactly 0"

@@ -1,7 +1,7 @@
 """The end of a file that is still being written: each look reads the bytes that are new, and nothing else.
 
 What was read is remembered as an offset, the file's identity and its last few bytes. A file that was replaced (log
-rotation), cut (``>`` instead of ``>>``) or written anew in place is noticed by these and read from its beginning.
+rotation), cut (``>`` instead of ``>>``) or written again in place is noticed by these and read from its beginning.
 """
 
 from __future__ import annotations

@@ -135,7 +135,7 @@ def running_median(values: Array, reach: int) -> Array:
 
 
 def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
-    """Reduce a signal to its shape, in at most so many blocks; None when it has no finite value."""
+    """Reduce a signal to its shape, in at most this many blocks; None when it has no finite value."""
     values, steps = signal.values, signal.steps
     finite = np.isfinite(values)
     if not finite.all():

@@ -37,7 +37,7 @@ class BurstRule:
     background_points: int = 10
     """Points on either side the level is taken over."""
     background_share: int = 12
-    """The level is taken over at least one in so many blocks of the run on either side."""
+    """The level is taken over at least one in n blocks of the run on either side."""
     shoulder: float = 0.375
     """The shoulders of a burst: this share of what its peak must reach, three noises where that is eight."""
     standing: float = 4.0
@@ -49,7 +49,7 @@ class BurstRule:
     standing_factors: float = 5.5
     """The same in the factors by which neighbours differ."""
     quiet_start: int = 10
-    """The first one in so many points of a run is all over the place: deviations there are no measure."""
+    """The first one in n points of a run is all over the place: deviations there are no measure."""
     after_points: int = 5
     """Points after a burst over which it is seen whether the loss came back."""
     hump_reach: int = 2
@@ -57,7 +57,7 @@ class BurstRule:
     hump_given_up: float = 0.2
     """The share of the progress made that a hump must give up."""
     early_share: int = 7
-    """A jump in the first moments lies within the first one in so many points."""
+    """A jump in the first moments lies within the first one in n points."""
     early_points: int = 8
     """The least such points."""
     early_run: int = 30

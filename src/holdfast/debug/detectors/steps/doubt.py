@@ -59,7 +59,7 @@ class DoubtRule:
     chance_margin: float = 0.14
     """How far above one in k an accuracy may lie: always answering the commonest class is guessing too."""
     chance_growth: float = 2.0
-    """An accuracy that became so many times what it was at first grew."""
+    """An accuracy that became this many times what it was at first grew."""
     silent_share: float = 0.5
     """The share of layers without any gradient above which the model cannot learn."""
     minimum_points: int = 5

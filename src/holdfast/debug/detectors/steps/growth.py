@@ -67,7 +67,7 @@ class LossGrowthRule:
     beyond_measure: float = 1e4
     """How many times its start a single point must reach to count alone."""
     back: float = 3.0
-    """A loss that ends below so many times its start has come back."""
+    """A loss that ends below this many times its start has come back."""
     worst_guess: float = 14.0
     """A guess among k classes costs ln k, and no vocabulary has e^14 words: beyond that a classifier is wrong."""
     collapse: float = 300.0
@@ -79,7 +79,7 @@ class LossGrowthRule:
     recovery_level: float = 1e6
     """The least level of such a beginning."""
     while_high: float = 30.0
-    """An early explosion lasts while the loss is so many times its median."""
+    """An early explosion lasts while the loss is this many times its median."""
     absurd: float = 1e7
     """A loss that begins above this is out of all proportion, in any unit people use …"""
     absurd_fall: float = 0.1

@@ -41,7 +41,7 @@ class NormGrowthRule:
     over_points: int = 3
     """Points above ``growth``: one is a batch …"""
     single: float = 100.0
-    """… unless it is so many times higher still."""
+    """… unless it is this many times higher still."""
     before_points: int = 5
     """With fewer norms before the loss broke, the quieter quarter of the run stands in for "usual"."""
     huge: float = 1e4
@@ -49,9 +49,9 @@ class NormGrowthRule:
     absurd: float = 1e5
     """A norm that begins, and stays, above this is absurd whatever it does next, unless the loss falls all the same."""
     loss_factor: float = 2.0
-    """A loss broke where it is at least so many times its lowest level …"""
+    """A loss broke where it is at least this many times its lowest level …"""
     loss_noises: float = 8.0
-    """… by so many noises …"""
+    """… by this many noises …"""
     loss_given_up: float = 0.1
     """… and has given up this share of its progress: twice of next to nothing is still next to nothing."""
     stalled: float = 0.97
@@ -221,6 +221,6 @@ def _all_along(signal: Signal, values: Array, steps: Array, why: str) -> Growth:
 
 
 def loss_scale_of(signals: Sequence[Signal]) -> float:
-    """The usual loss scale: trainers that log gradients before unscaling log them so many times too large."""
+    """The usual loss scale: trainers that log gradients before unscaling log them this many times too large."""
     scales = [signal.values[np.isfinite(signal.values)] for signal in of_kind(signals, "loss_scale")]
     return max((float(np.median(values)) for values in scales if len(values)), default=1.0)

@@ -61,9 +61,9 @@ class PeriodRule:
     dip: float = 0.2
     """A slow drift is similar at small lags too; a period dips below this share of itself in between."""
     settle: int = 5
-    """The first one in so many points is the descent, and left out."""
+    """The first one in n points is the descent, and left out."""
     outliers: float = 3.0
-    """Points are cut at so many spreads: two wild points would make a period of the distance between them."""
+    """Points are cut at this many spreads: two wild points would make a period of the distance between them."""
     outlier_changes: float = 4.0
     """The same for changes."""
     most_turns: int = 8

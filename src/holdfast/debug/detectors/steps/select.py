@@ -49,7 +49,7 @@ _GAME = re.compile(
 # What the model is compared with does not learn.
 _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
 SHORTER_TOTAL = 4
-"""A total with fewer than one in so many of the longest one's points (per epoch beside per step) is left out."""
+"""A total with fewer than one in n of the longest one's points (per epoch beside per step) is left out."""
 _HELD_OUT = re.compile(
     r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
 )
@@ -57,7 +57,7 @@ BEGINNING = 0.2
 """A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
 EDGE = 0.02
 """A loss that begins or ends this share of the run away from its edges does so in the middle."""
-FEWEST_PARTS = 3
+MIN_PARTS = 3
 """Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
 MINIMUM_SHARED = 8
 """Steps at which all of them are logged; a part that is there for less than half of the time is none."""
@@ -74,9 +74,9 @@ MIN_WIN_SHARE = 0.6
 REWARD_BLOCKS = 20
 """Blocks over which the slow ups and downs of rewards are seen …"""
 REWARD_BLOCK_POINTS = 8
-"""… of at least so many points each …"""
+"""… of at least this many points each …"""
 MIN_REWARD_BLOCKS = 5
-"""… and at least so many blocks."""
+"""… and at least this many blocks."""
 REWARD_WANDERING = 2.0
 """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 _TOTAL = re.compile(
@@ -116,7 +116,7 @@ def _totals(losses: Sequence[Signal]) -> list[Signal]:
     """The losses that are totals: by name, or by holding at least the sum of the others wherever they are logged."""
     named = [signal for signal in losses if _TOTAL.match(signal.name)]
     parts = {signal.name: signal for signal in losses}
-    if named or len(parts) < FEWEST_PARTS:
+    if named or len(parts) < MIN_PARTS:
         return named
     ranked = sorted(parts.values(), key=lambda signal: -finite_median(np.abs(signal.values)))
     total = next((one.name for one in ranked if _holds_the_sum(one, ranked) or _is_a_sum(one, ranked)), None)
@@ -126,7 +126,7 @@ def _totals(losses: Sequence[Signal]) -> list[Signal]:
 def _holds_the_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
     """Whether a loss is at least the sum of all those that are logged beside it."""
     own, others = _beside(candidate, parts)
-    if len(others) + 1 < FEWEST_PARTS:
+    if len(others) + 1 < MIN_PARTS:
         return False
     return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - SUM_TOLERANCE))) >= SUM_SHARE
 
@@ -134,12 +134,12 @@ def _holds_the_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
 def _is_a_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
     """Whether a loss is just the sum of those beside it that do not exceed it: what does is logged, not minimised."""
     own, others = _beside(candidate, parts)
-    if len(others) < FEWEST_PARTS:
+    if len(others) < MIN_PARTS:
         return False
     inside = np.stack(others)
     inside = np.where(inside <= own, inside, 0.0)
     gap = np.abs(own - np.sum(inside, axis=0))
-    enough = np.count_nonzero(inside, axis=0) >= FEWEST_PARTS - 1
+    enough = np.count_nonzero(inside, axis=0) >= MIN_PARTS - 1
     return float(np.mean(enough & (gap <= SUM_TOLERANCE * np.abs(own)))) >= SUM_SHARE
 
 

@@ -77,7 +77,7 @@ class StallRule:
     at_once_fall: float = 0.15
     """… this share above the level of its first tenth …"""
     at_once_noises: float = 4.0
-    """… and so many noises, it learnt at once."""
+    """… and this many noises, it learnt at once."""
     flat_share: float = 0.015
     """Four fifths of a log within this share of each other show no progress."""
     doubted_decline: float = 0.04
@@ -91,7 +91,7 @@ class StallRule:
     loudest: float = 0.15
     """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
     risen: float = 1.5
-    """A loss that ends at so many times its start has not stood still."""
+    """A loss that ends at this many times its start has not stood still."""
     pinned_spread: float = 2e-3
     """The spread, relative to the level, of a second half that is frozen."""
     pinned_tolerance: float = 0.005

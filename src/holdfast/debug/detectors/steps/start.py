@@ -15,7 +15,7 @@ from holdfast.debug.types import Signal
 __all__ = ["StartRule", "WildStart", "early_spreads", "first_gains", "recurrent_gain"]
 
 FIRST_POINTS = 5
-"""The first steps are at most so many points, and at most a tenth of the log."""
+"""The first steps are at most this many points, and at most a tenth of the log."""
 # Rows that are looked up and never summed over: unit spread is their usual start.
 _LOOKED_UP = re.compile(r"emb|wte|wpe|position|token|lookup|shared", re.IGNORECASE)
 _RECURRENT = re.compile(r"weight_hh|recurrent_kernel", re.IGNORECASE)

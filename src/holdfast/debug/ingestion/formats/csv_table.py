@@ -36,7 +36,7 @@ MAX_PAIR_SHARE = 0.34
 MIN_FITTING_SHARE = 0.6
 """The share of the rows that must have the header's cells."""
 WIDE = 5
-"""From so many columns on a row does not fit its header by chance …"""
+"""From this many columns on a row does not fit its header by chance …"""
 MIN_FITTING_SHARE_WIDE = 0.4
 """… and every other row may be something else: some programs write two tables into one file."""
 _WHOLE = 1 << 30
