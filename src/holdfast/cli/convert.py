@@ -5,6 +5,8 @@ from __future__ import annotations
 import dataclasses
 import json
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated
 
@@ -69,26 +71,15 @@ def register(app: typer.Typer) -> None:
         )
 
 
-class _bar:  # noqa: N801  # used as a context manager, like a function
-    """A progress bar on a terminal, and none in a pipe."""
+@contextmanager
+def _bar(shown: bool) -> Iterator[Callable[[int, int], None] | None]:
+    """Show a progress bar on a terminal, and none in a pipe."""
+    if not shown:
+        yield None
+        return
+    from rich.console import Console
+    from rich.progress import Progress
 
-    def __init__(self, shown: bool) -> None:
-        self._shown = shown
-
-    def __enter__(self) -> _bar:
-        if self._shown:
-            from rich.console import Console
-            from rich.progress import Progress
-
-            self._progress = Progress(console=Console(stderr=True), transient=True)
-            self._progress.start()
-            self._task = self._progress.add_task("shards", total=None)
-        return self
-
-    def __call__(self, done: int, total: int) -> None:
-        if self._shown:
-            self._progress.update(self._task, completed=done, total=total)
-
-    def __exit__(self, *_: object) -> None:
-        if self._shown:
-            self._progress.stop()
+    with Progress(console=Console(stderr=True), transient=True) as progress:
+        task = progress.add_task("shards", total=None)
+        yield lambda done, total: progress.update(task, completed=done, total=total)

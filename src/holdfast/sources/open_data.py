@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable
 from dataclasses import dataclass
+from importlib import import_module
 from typing import Any
 
 import numpy as np
@@ -124,46 +125,14 @@ def _is_megatron(path: str) -> bool:
     return os.path.isfile(f"{stem}.idx") and os.path.isfile(f"{stem}.bin")
 
 
-def _open_jsonl(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.jsonl import JsonlSource
+def _opened_by(source: str) -> Callable[[str, TokenLayout], Source]:
+    """Return what opens a path with a source of this package, which is imported only then."""
 
-    return JsonlSource(path)
+    def open_path(path: str, _: TokenLayout) -> Source:
+        made: Source = getattr(import_module("holdfast.sources"), source)(path)
+        return made
 
-
-def _open_parquet(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.parquet import ParquetSource
-
-    return ParquetSource(path)
-
-
-def _open_tar(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.tar import TarSource
-
-    return TarSource(path)
-
-
-def _open_arrow(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.arrow_ipc import ArrowSource
-
-    return ArrowSource(path)
-
-
-def _open_tfrecord(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.tfrecord import TFRecordSource
-
-    return TFRecordSource(path)
-
-
-def _open_array_record(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.array_record import ArrayRecordSource
-
-    return ArrayRecordSource(path)
-
-
-def _open_mds(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.mds import MDSSource
-
-    return MDSSource(path)
+    return open_path
 
 
 def _open_litdata(path: str, layout: TokenLayout) -> Source:
@@ -176,18 +145,6 @@ def _open_hf(path: str, layout: TokenLayout) -> Source:
     from holdfast.sources.hf_folder import HFFolderSource
 
     return HFFolderSource(path, split=layout.split)
-
-
-def _open_lance(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.lance import LanceSource
-
-    return LanceSource(path)
-
-
-def _open_megatron(path: str, layout: TokenLayout) -> Source:
-    from holdfast.sources.megatron import MegatronSource
-
-    return MegatronSource(path)
 
 
 def _open_tokens(path: str, layout: TokenLayout) -> Source:
@@ -207,17 +164,17 @@ def _open_tokens(path: str, layout: TokenLayout) -> Source:
 
 
 KINDS: tuple[Kind, ...] = (
-    Kind("mds", (), _lists("shards"), _open_mds),
+    Kind("mds", (), _lists("shards"), _opened_by("MDSSource")),
     Kind("litdata", (), _lists("chunks"), _open_litdata),
     Kind("hugging face", (), _is_hf, _open_hf),
-    Kind("lance", (), _is_lance, _open_lance),
-    Kind("megatron", (), _is_megatron, _open_megatron),
-    Kind("jsonl", (".jsonl", ".ndjson"), _never, _open_jsonl),
-    Kind("parquet", (".parquet", ".pq"), _never, _open_parquet),
-    Kind("arrow", (".arrow", ".feather"), _never, _open_arrow),
-    Kind("tar", (".tar",), _never, _open_tar),
-    Kind("tfrecord", (".tfrecord", ".tfrecords"), _never, _open_tfrecord),
-    Kind("array_record", (".array_record",), _never, _open_array_record),
+    Kind("lance", (), _is_lance, _opened_by("LanceSource")),
+    Kind("megatron", (), _is_megatron, _opened_by("MegatronSource")),
+    Kind("jsonl", (".jsonl", ".ndjson"), _never, _opened_by("JsonlSource")),
+    Kind("parquet", (".parquet", ".pq"), _never, _opened_by("ParquetSource")),
+    Kind("arrow", (".arrow", ".feather"), _never, _opened_by("ArrowSource")),
+    Kind("tar", (".tar",), _never, _opened_by("TarSource")),
+    Kind("tfrecord", (".tfrecord", ".tfrecords"), _never, _opened_by("TFRecordSource")),
+    Kind("array_record", (".array_record",), _never, _opened_by("ArrayRecordSource")),
     Kind("tokens", (".bin",), _never, _open_tokens),
 )
 """Kinds of data; the first that fits reads it."""
