@@ -66,11 +66,20 @@ class Source(ABC):
             length: fingerprint only the first ``length`` samples, so that a source that has grown since can be
                 checked against what it was.
         """
+        count = self._fingerprinted(length)
+        rows = np.unique(np.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).astype(np.int64))
+        return digest_columns(count, self.read(rows))
+
+    def _fingerprinted(self, length: int | None) -> int:
+        """Return how many samples a fingerprint of the first ``length`` covers."""
         count = len(self) if length is None else length
         if not 0 <= count <= len(self):
             raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
-        rows = np.unique(np.linspace(0, count - 1, min(count, FINGERPRINT_ROWS)).astype(np.int64))
-        return digest_columns(count, self.read(rows))
+        return count
+
+    def parts(self) -> Sequence[Source]:
+        """The sources this one reads its samples from: what they count is counted, and they are closed with it."""
+        return ()
 
     def shards(self) -> Sequence[int] | None:
         """Lengths of the natural shards in index order (row groups, tar files); None when there are none."""
@@ -78,7 +87,10 @@ class Source(ABC):
 
     @property
     def counters(self) -> ReadCounters:
-        """What this object has read in this process."""
+        """What this object, or the sources it is made of, has read in this process."""
+        parts = self.parts()
+        if parts:
+            return parts[0].counters if len(parts) == 1 else ReadCounters(*(part.counters for part in parts))
         # Made on first use, so that a source with two methods needs no __init__ of ours; setdefault is atomic.
         counters: ReadCounters | None = self.__dict__.get("_counters")
         return counters if counters is not None else self.__dict__.setdefault("_counters", ReadCounters())
@@ -91,7 +103,7 @@ class Source(ABC):
     @property
     def is_remote(self) -> bool:
         """Whether samples come over a network."""
-        return False
+        return any(part.is_remote for part in self.parts())
 
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
         """The columns themselves, where a read does nothing but copy rows of them; None elsewhere.
@@ -103,7 +115,8 @@ class Source(ABC):
 
     def close(self) -> None:
         """Let go of open files; a later `read` opens them again."""
-        return
+        for part in self.parts():
+            part.close()
 
 
 class ReadCounts(NamedTuple):

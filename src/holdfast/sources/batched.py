@@ -18,9 +18,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, SourceError
+from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key, scramble
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.file_source import LazySource
@@ -155,28 +155,15 @@ class BatchSource(LazySource[_Opened]):
     def fingerprint(self, length: int | None = None) -> str:
         """Made of the samples' fingerprint and of how they are batched."""
         opened = self._opened
-        count = len(self) if length is None else length
-        if not 0 <= count <= len(self):
-            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        count = self._fingerprinted(length)
         windows = int(np.searchsorted(opened.bounds, count, side="left"))
         samples = min(windows * self._windows.size, len(self._windows.source))
         about = (count, self._windows.source.fingerprint(samples), self._kind(), self._seed, self._windows.size)
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
-    @property
-    def counters(self) -> ReadCounters:
-        """What the source of samples has read."""
-        return self._windows.source.counters
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the samples are."""
-        return self._windows.source.is_remote
-
-    def close(self) -> None:
-        """Close the source of samples."""
-        super().close()
-        self._windows.source.close()
+    def parts(self) -> Sequence[Source]:
+        """The source of samples."""
+        return (self._windows.source,)
 
     def _samples(self, opened: _Opened, index: int, epoch: int) -> tuple[NDArray[np.int64], int]:
         number = int(np.searchsorted(opened.bounds, index, side="right")) - 1

@@ -6,8 +6,8 @@ import hashlib
 import os
 from collections.abc import Sequence
 
-from holdfast.errors import ConfigError, SourceError
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.errors import ConfigError
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.token_cuts import TokenCuts
@@ -68,9 +68,7 @@ class ConcatSource(Source):
 
     def fingerprint(self, length: int | None = None) -> str:
         """Made of the fingerprints of the sources, so that appending one leaves the beginning recognisable."""
-        count = len(self) if length is None else length
-        if not 0 <= count <= len(self):
-            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        count = self._fingerprinted(length)
         digest = hashlib.blake2b(f"{count}".encode(), digest_size=16)
         for source, start in zip(self._sources, self._bounds.tolist(), strict=False):
             if start < count:
@@ -81,17 +79,6 @@ class ConcatSource(Source):
         """The shards of every source; a source without shards is one."""
         return [size for source in self._sources for size in (source.shards() or [len(source)])]
 
-    @property
-    def counters(self) -> ReadCounters:
-        """The sum of the sources' counters."""
-        return ReadCounters(*(source.counters for source in self._sources))
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether any source is remote."""
-        return any(source.is_remote for source in self._sources)
-
-    def close(self) -> None:
-        """Close every source."""
-        for source in self._sources:
-            source.close()
+    def parts(self) -> Sequence[Source]:
+        """The sources, in the order of their samples."""
+        return self._sources

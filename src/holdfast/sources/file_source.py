@@ -35,6 +35,7 @@ class LazySource(Source, Generic[Opened]):
 
     def close(self) -> None:
         """Let go of what is open; a later `read` opens it again."""
+        super().close()
         with self._lock:
             self._made = None
 

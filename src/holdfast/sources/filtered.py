@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, TransformError
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.ragged import rows_of
 
 __all__ = ["Filter", "FilteredSource"]
@@ -68,19 +68,9 @@ class FilteredSource(Source):
         left = np.diff(bounds)
         return [int(count) for count in left if count]
 
-    @property
-    def counters(self) -> ReadCounters:
-        """What the source underneath has read in this process."""
-        return self._source.counters
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether samples come over a network."""
-        return self._source.is_remote
-
-    def close(self) -> None:
-        """Let go of open files; a later `read` opens them again."""
-        self._source.close()
+    def parts(self) -> Sequence[Source]:
+        """The source to choose from."""
+        return (self._source,)
 
 
 def _kept(source: Source, filter_fn: Filter, name: str) -> NDArray[np.int64]:

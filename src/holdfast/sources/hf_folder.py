@@ -13,7 +13,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.arrow_ipc import ArrowSource
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.files import PathLike
 from holdfast.sources.shard_folder import ShardFolder
 
@@ -74,16 +74,15 @@ class HFFolderSource(Source):
         """Rows of each record batch, where rows are in the order of the files."""
         return self._rows.shards() if self._mapping is None else None
 
-    @property
-    def counters(self) -> ReadCounters:
-        """What the Arrow files gave."""
-        return self._rows.counters
+    def parts(self) -> Sequence[Source]:
+        """The Arrow files of rows; those of the mapping of indices give no samples."""
+        return (self._rows,)
 
     def close(self) -> None:
         """Let go of open files; a later `read` opens them again."""
-        for source in (self._rows, self._mapping):
-            if source is not None:
-                source.close()
+        super().close()
+        if self._mapping is not None:
+            self._mapping.close()
 
 
 def _saved_files(top: ShardFolder, split: str | None) -> tuple[list[str], list[str]]:

@@ -21,9 +21,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, SourceError
+from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.best_fit import Packs, best_fit
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import DocumentWindows, Piece
@@ -146,9 +146,7 @@ class PackedSource(LazySource[_Opened]):
     def fingerprint(self, length: int | None = None) -> str:
         """Made of the documents' fingerprint and of how they are packed; masks do not count, as they move nothing."""
         opened = self._opened
-        count = len(self) if length is None else length
-        if not 0 <= count <= len(self):
-            raise SourceError("cannot fingerprint more samples than there are", asked=count, length=len(self))
+        count = self._fingerprinted(length)
         windows = int(np.searchsorted(opened.bounds, count, side="left"))
         documents = min(windows * self._windows.size, len(self._windows.source))
         inner = self._windows.source.fingerprint(documents)
@@ -174,20 +172,9 @@ class PackedSource(LazySource[_Opened]):
         found = np.searchsorted(packs.offsets, np.flatnonzero(packs.document == inside), side="right") - 1
         return [int(pack) for pack in np.unique(found) + opened.bounds[number]]
 
-    @property
-    def counters(self) -> ReadCounters:
-        """What the source of documents has read."""
-        return self._windows.source.counters
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the documents are."""
-        return self._windows.source.is_remote
-
-    def close(self) -> None:
-        """Close the source of documents."""
-        super().close()
-        self._windows.source.close()
+    def parts(self) -> Sequence[Source]:
+        """The source of documents."""
+        return (self._windows.source,)
 
     def _fill(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
         held = self._window_at(opened, number, epoch)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
@@ -11,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import DocumentWindows, Piece
 from holdfast.sources.file_source import LazySource
@@ -76,25 +77,9 @@ class TokenCuts(LazySource[_Opened]):
         shape = (len(rows), self._length)
         return {"tokens": tokens.reshape(shape), "document_ids": document.reshape(shape)}
 
-    @property
-    def source(self) -> Source:
-        """The documents."""
-        return self._windows.source
-
-    @property
-    def counters(self) -> ReadCounters:
-        """What the source of documents has read."""
-        return self.source.counters
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the documents are."""
-        return self.source.is_remote
-
-    def close(self) -> None:
-        """Close the source of documents."""
-        super().close()
-        self.source.close()
+    def parts(self) -> Sequence[Source]:
+        """The source of documents."""
+        return (self._windows.source,)
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
         """Return what the sample at this index is made of; it is the same in every epoch."""
@@ -109,7 +94,7 @@ class TokenCuts(LazySource[_Opened]):
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
         """Return the samples that hold a document, or pieces of it; those at the end that are not read left out."""
-        check_indices([document], len(self.source), source="ConcatSource")
+        check_indices([document], len(self._windows.source), source="ConcatSource")
         first = self._tokens_before(document)
         size = int(self._windows.documents(np.array([document])).row_lengths[0])
         last = (first + size - 1) // self._length

@@ -11,7 +11,7 @@ import functools
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from types import CodeType
 from typing import Any
@@ -20,7 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
-from holdfast.sources.base import Columns, Indices, ReadCounters, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.ragged import Ragged
 
 __all__ = ["TransformedSource", "fingerprint_of"]
@@ -96,19 +96,9 @@ class TransformedSource(Source):
             f"{self._source.fingerprint(length)} {self._version}".encode(), digest_size=16
         ).hexdigest()
 
-    @property
-    def counters(self) -> ReadCounters:
-        """What the source of samples has read."""
-        return self._source.counters
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether the samples are."""
-        return self._source.is_remote
-
-    def close(self) -> None:
-        """Close the source of samples."""
-        self._source.close()
+    def parts(self) -> Sequence[Source]:
+        """The source of samples."""
+        return (self._source,)
 
     def _kept_lengths(self) -> NDArray[np.int32]:
         if self._index_dir is None:
