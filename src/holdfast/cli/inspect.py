@@ -12,12 +12,12 @@ import os
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
 
 from holdfast.cli.console import table_console
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 
 __all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
 
@@ -60,8 +60,10 @@ def _show_checkpoint(asked: Asked) -> None:
     from holdfast.checkpoint import summarise_checkpoint
 
     summary = summarise_checkpoint(asked.path, trusted=asked.trusted)
+    streams = _streams_in(asked.path) if summary.layout == "torch" else {}
     if asked.as_json:
-        typer.echo(json.dumps({**dataclasses.asdict(summary), "bytes": summary.bytes}, indent=2))
+        told = {**dataclasses.asdict(summary), "bytes": summary.bytes, "streams": streams}
+        typer.echo(json.dumps(told, indent=2))
         return
     from rich.markup import escape
     from rich.table import Table
@@ -86,6 +88,28 @@ def _show_checkpoint(asked: Asked) -> None:
     )
     if missing:
         console.print(f"[bold red]missing files:[/] {escape(', '.join(missing))}")
+    for key, stream in streams.items():
+        console.print(escape(f"{key}: {_standing(stream)}"))
+
+
+def _streams_in(folder: Path) -> dict[str, dict[str, Any]]:
+    from holdfast.cli.find_state import states_in_checkpoint
+    from holdfast.cli.inspect_state import describe_state
+
+    try:
+        return {key: describe_state(state, folder) for key, state in states_in_checkpoint(folder).items()}
+    except HoldfastError as error:
+        typer.echo(f"the states of loaders in it cannot be read: {error}", err=True)
+        return {}
+
+
+def _standing(stream: dict[str, Any]) -> str:
+    """Say where a stream stands, in one line."""
+    ends = "without end" if stream["epochs"] is None else f"of {stream['epochs']} epochs"
+    return (
+        f"stream state saved {stream['saved']}: next step {stream['step']:,}, epoch {stream['epoch']} ({ends}), "
+        f"position {stream['position']:,}, seed {stream['shuffle_seed']}, partition {stream['partition']}"
+    )
 
 
 def _is_stream_state(asked: Asked) -> bool:
@@ -96,8 +120,9 @@ def _is_stream_state(asked: Asked) -> bool:
 
 def _show_stream_state(asked: Asked) -> None:
     from holdfast.cli.inspect_state import describe_state
+    from holdfast.stream.state_files import load_state
 
-    told = describe_state(asked.path)
+    told = describe_state(load_state(asked.path), asked.path)
     if asked.as_json:
         typer.echo(json.dumps(told, indent=2))
         return
@@ -105,11 +130,7 @@ def _show_stream_state(asked: Asked) -> None:
     from rich.table import Table
 
     console = table_console()
-    ends = "without end" if told["epochs"] is None else f"of {told['epochs']} epochs"
-    console.print(
-        f"stream state saved {told['saved']}: next step {told['step']:,}, epoch {told['epoch']} ({ends}), "
-        f"position {told['position']:,}, seed {told['shuffle_seed']}, partition {told['partition']}"
-    )
+    console.print(_standing(told))
     sources = Table("source", "samples", "seen", "epoch", "place in it", "fingerprint", title="sources")
     for source in told["sources"]:
         shown = ("name", "length", "samples", "epoch", "place", "fingerprint")

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.stream.state import CheckpointState
-from holdfast.stream.state_files import FORMAT, load_state, state_files
+from holdfast.stream.state_files import FORMAT, state_files
 
 __all__ = ["describe_state", "is_state"]
 
@@ -26,12 +26,8 @@ def is_state(path: Path) -> bool:
         return False
 
 
-def describe_state(path: Path) -> dict[str, Any]:
-    """Return what the state (the newest of a folder) says, as plain JSON."""
-    return _describe(load_state(path), path)
-
-
-def _describe(state: CheckpointState, path: Path) -> dict[str, Any]:
+def describe_state(state: CheckpointState, path: Path) -> dict[str, Any]:
+    """Return what a state says, as plain JSON."""
     description: dict[str, Any] = {
         "path": str(path),
         "step": state.step,

@@ -1,4 +1,4 @@
-"""`holdfast samples STATE --step N`: which samples a step read or will read, from the state file alone."""
+"""`holdfast samples STATE --step N`: which samples a step read or will read, from a saved state alone."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import table_console
+from holdfast.cli.find_state import KeyOption, StateArgument, find_state
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 from holdfast.errors import ConfigError
 
@@ -21,18 +22,18 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def samples(
-        state: Annotated[Path, typer.Argument(help="A stream state's file, or a folder of them.", show_default=False)],
+        state: StateArgument,
         step: Annotated[int, typer.Option(help="The step: 0 is the first.", show_default=False)],
         rank: Annotated[int | None, typer.Option(help="One rank only.", show_default=False)] = None,
         labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
+        key: KeyOption = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
         """Show every sample of a step, past or future: source, epoch, index, position, rank and slot."""
         # Imported here: arithmetic only, but NumPy takes its time, and `--help` should not.
         from holdfast.stream.provenance import samples_in
-        from holdfast.stream.state_files import load_state
 
-        schedule = stored_schedule(load_state(state), labels)
+        schedule = stored_schedule(find_state(state, key), labels)
         total = schedule.total_steps
         if step < 0 or (total is not None and step >= total):
             raise ConfigError("the stream has no such step", step=step, steps=total)

@@ -1,4 +1,4 @@
-"""`holdfast when STATE SOURCE INDEX`: at which steps a sample was or will be read, from the state file alone."""
+"""`holdfast when STATE SOURCE INDEX`: at which steps a sample was or will be read, from a saved state alone."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import table_console
+from holdfast.cli.find_state import KeyOption, StateArgument, find_state
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 
 __all__ = ["register"]
@@ -19,21 +20,21 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def when(
-        state: Annotated[Path, typer.Argument(help="A stream state's file, or a folder of them.", show_default=False)],
+        state: StateArgument,
         source: Annotated[str, typer.Argument(help="The source's name.", show_default=False)],
         index: Annotated[int, typer.Argument(help="The sample's number in it.", show_default=False)],
         epochs: Annotated[
             int | None, typer.Option(help="How many epochs; by default those begun and the next.", show_default=False)
         ] = None,
         labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
+        key: KeyOption = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
         """Show when a sample was or will be read: epoch, step, rank, slot and position."""
         from holdfast.stream.provenance import epochs_begun
         from holdfast.stream.provenance import when as find
-        from holdfast.stream.state_files import load_state
 
-        loaded = load_state(state)
+        loaded = find_state(state, key)
         schedule = stored_schedule(loaded, labels)
         seen = find(schedule, source, index, epochs=epochs or epochs_begun(schedule, source, loaded.step) + 1)
         if as_json:
