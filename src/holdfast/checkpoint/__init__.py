@@ -12,6 +12,7 @@ from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadProgress, LoadReport, Unverified
 from holdfast.checkpoint.restore import load
 from holdfast.checkpoint.save import PendingSave, SaveReport, async_save, save
+from holdfast.checkpoint.sharing import node_group
 from holdfast.checkpoint.summary import CheckpointSummary, TensorSummary, summarise_checkpoint
 from holdfast.checkpoint.verify import Damage, Refused, VerifyReport, verify_checkpoint
 
@@ -32,6 +33,7 @@ __all__ = [
     "installed",
     "latest_verified",
     "load",
+    "node_group",
     "save",
     "summarise_checkpoint",
     "verify_checkpoint",

@@ -9,12 +9,14 @@ from __future__ import annotations
 import os
 import time
 import uuid
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import psutil
+import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
@@ -32,6 +34,7 @@ from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.remote import is_url, locate
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
 from holdfast.checkpoint.sequential import load_sequentially
+from holdfast.checkpoint.sharing import NodeSharing, check_group
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
 from holdfast.errors import ConfigError, UnusableCheckpointError
 
@@ -62,6 +65,8 @@ class ParallelFileSystemReader(FileSystemReader):
         cast: convert where stored and wanted dtype differ; without it that is an error.
         warn_not_loaded: warn, on one rank, when the checkpoint holds something that no rank asks for.
         require_manifest: refuse a checkpoint without a manifest; where there is one it is always checked.
+        share_within: ranks that all load this checkpoint now, such as those of :func:`node_group`: tensors that several
+            of them want alike are read, and checked, by one and passed on. Into memory of one piece only.
         extension_registry: torch's registry of stream transforms; its default one when ``None``.
         file_layer: how files are opened and read; the local file system when ``None``.
 
@@ -88,6 +93,7 @@ class ParallelFileSystemReader(FileSystemReader):
         cast: bool = False,
         warn_not_loaded: bool = True,
         require_manifest: bool = False,
+        share_within: dist.ProcessGroup | None = None,
         extension_registry: Any = None,
         file_layer: FileLayer | None = None,
     ) -> None:
@@ -96,6 +102,9 @@ class ParallelFileSystemReader(FileSystemReader):
         _check_choice("verify", verify, ("crc", "full", "off"))
         _check_positive("num_workers", num_workers)
         _check_positive("memory_limit", memory_limit)
+        if share_within is not None:
+            check_group(share_within)
+        self._share_within = share_within
         self._file_layer = file_layer
         self._locate(path)
         self.storage_data: dict[Any, Any] = {}
@@ -221,38 +230,69 @@ class ParallelFileSystemReader(FileSystemReader):
     def _read(self, plan: LoadPlan, planner: LoadPlanner) -> LoadReport:
         began = time.perf_counter()
         self.report = None
-        described = self._described
-        bound_of = described.bound_of if described is not None and described.metadata is self._metadata else _unbound
-        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
-        parallel = self._parallel and not _wants_pairs(planner)
-        if parallel:
-            requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
-            resolve(requests, planner)
-            chunks = chain_overlaps(chunks)
-        total = sum(chunk.needed_bytes for chunk in chunks)
-        uses: dict[str, int] = {}
-        for chunk in chunks:
-            uses[chunk.file] = uses.get(chunk.file, 0) + 1
-        files = FileTable(self._folder, self._layer, uses, follow_links_out=self._options.trusted)
+        own_commit = type(planner).commit_tensor.__module__.partition(".")[0] != "torch"
+        # A planner may count on ``commit_tensor`` right behind ``resolve_tensor``.
+        parallel = self._parallel and (not own_commit or getattr(planner, "commits_in_any_order", False))
+        sharing = None if self._share_within is None else NodeSharing(self._share_within)
+        if sharing is None:
+            chunks = self._plan_chunks(plan, planner, parallel=parallel)
+        else:
+            origin = f"{os.path.abspath(self._folder)} {self._options.verify}"
+            chunks = sharing.divide(
+                origin,
+                lambda: self._plan_chunks(plan, planner, parallel=parallel),
+                share=parallel and not own_commit,
+            )
+        received = [] if sharing is None else sharing.received
+        total = sum(chunk.needed_bytes for chunk in (*chunks, *received))
         with progress_callback(self._progress) as on_progress:
-            report = ReportBuilder(on_progress, len(chunks), total)
-            try:
-                if parallel:
-                    workers, peak = self._read_parallel(chunks, planner, files, report, total)
-                else:
-                    load_sequentially(chunks, planner, files, report, self._options, self._transform_registry())
-                    workers = peak = 0
-            finally:
-                files.close()
+            report = ReportBuilder(on_progress, len(chunks) + len(received), total)
+
+            def read() -> tuple[int, int]:
+                return self._read_chunks(chunks, planner, report, parallel=parallel)
+
+            if sharing is None:
+                workers, peak = read()
+            else:
+                workers, peak = sharing.together(read)[dist.get_rank(self._share_within)]
+                sharing.exchange(planner, report)
         not_loaded = plan.storage_data.names if isinstance(plan.storage_data, _NotLoaded) else ()
         return report.finish(
             not_loaded=not_loaded, workers=workers, peak_buffer_bytes=peak, seconds=time.perf_counter() - began
         )
 
-    def _read_parallel(
-        self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder, total: int
+    def _plan_chunks(self, plan: LoadPlan, planner: LoadPlanner, *, parallel: bool) -> list[Chunk]:
+        described = self._described
+        bound_of = described.bound_of if described is not None and described.metadata is self._metadata else _unbound
+        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
+        if parallel:
+            requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
+            resolve(requests, planner)
+            chunks = chain_overlaps(chunks)
+        return chunks
+
+    def _read_chunks(
+        self, chunks: list[Chunk], planner: LoadPlanner, report: ReportBuilder, *, parallel: bool
     ) -> tuple[int, int]:
-        workers = self._workers(chunks, total)
+        """Read them; the number of workers, and the most memory that was out for buffers."""
+        files = FileTable(
+            self._folder,
+            self._layer,
+            Counter(chunk.file for chunk in chunks),
+            follow_links_out=self._options.trusted,
+        )
+        try:
+            if parallel:
+                return self._read_parallel(chunks, planner, files, report)
+            load_sequentially(chunks, planner, files, report, self._options, self._transform_registry())
+            return 0, 0
+        finally:
+            files.close()
+
+    def _read_parallel(
+        self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder
+    ) -> tuple[int, int]:
+        workers = self._workers(chunks, sum(chunk.needed_bytes for chunk in chunks))
         limit = self._limit(workers)
         pinned = any(
             request.target is not None and request.target.device.type == "cuda"
@@ -353,12 +393,6 @@ class _NotLoaded(NamedTuple):
     """Carried to every rank by its plan: what no rank asks for."""
 
     names: tuple[str, ...]
-
-
-def _wants_pairs(planner: LoadPlanner) -> bool:
-    """Whether a planner may count on ``commit_tensor`` right behind ``resolve_tensor``."""
-    own = type(planner).commit_tensor.__module__.partition(".")[0] != "torch"
-    return own and not getattr(planner, "commits_in_any_order", False)
 
 
 def _unbound(_: MetadataIndex) -> None:

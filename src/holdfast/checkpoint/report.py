@@ -37,7 +37,8 @@ class LoadReport:
         bytes_needed: bytes of tensors and objects that were asked for.
         bytes_read: bytes that came from the files, headers and read-over holes included.
         reads: calls of the operating system that took.
-        verified: chunks whose bytes all matched their checksum.
+        bytes_received: bytes that another rank of the node read, checked and passed on (``share_within``).
+        verified: chunks whose bytes this rank read and all matched their checksum.
         unverified: chunks that could not be checked, each with the reason.
         generic: names of tensors that went through ``torch.load`` because they are not plain tensors.
         not_loaded: names of what the checkpoint holds and no rank asked for.
@@ -49,6 +50,7 @@ class LoadReport:
     items: int
     bytes_needed: int
     bytes_read: int
+    bytes_received: int
     reads: int
     verified: int
     unverified: tuple[Unverified, ...]
@@ -70,6 +72,7 @@ class ReportBuilder:
         self.items_done = 0
         self.bytes_done = 0
         self.bytes_read = 0
+        self.bytes_received = 0
         self.reads = 0
         self.verified = 0
         self.unverified: list[Unverified] = []
@@ -80,6 +83,10 @@ class ReportBuilder:
         with self._lock:
             self.bytes_read += length
             self.reads += count
+
+    def received(self, length: int) -> None:
+        """Count bytes that another rank read; on the calling thread."""
+        self.bytes_received += length
 
     def checked(self) -> None:
         """Count a chunk that matched its checksum."""
@@ -111,6 +118,7 @@ class ReportBuilder:
             items=self.items_done,
             bytes_needed=self.bytes_total,
             bytes_read=self.bytes_read,
+            bytes_received=self.bytes_received,
             reads=self.reads,
             verified=self.verified,
             unverified=tuple(sorted(self.unverified, key=lambda entry: (entry.tensor, entry.file))),

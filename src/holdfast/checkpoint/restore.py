@@ -64,6 +64,10 @@ def load(
             dcp_load(state_dict, storage_reader=reader, planner=planner, process_group=process_group, no_dist=alone)
     except CheckpointException as wrapped:
         failure = wrapped
+    except RuntimeError as error:  # a rank is gone, and torch cannot tell the others of it
+        if isinstance(reader.error, HoldfastError):
+            raise reader.error from error
+        raise
     if failure is not None:
         causes = [reader.error, *(cause for cause, _ in failure.failures.values())]
         own = next((cause for cause in causes if isinstance(cause, HoldfastError)), None)
