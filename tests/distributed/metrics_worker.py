@@ -1,8 +1,10 @@
-"""One rank of the distributed metrics tests; run by torchrun, told what to do by a JSON plan.
+"""One rank of the distributed metrics tests; run once by torchrun, told what to do by a list of JSON plans.
+
+Every plan has its own process group, in which as many ranks take part as it says; the others wait for the next plan.
 
 The data: 24 steps of 12 positions. A position decides its sample, through a fixed shuffle, and a sample decides its
 dataset (three, one of them rare) and its metrics, of all six types. Rank r of n takes every n-th position of a step,
-and reads it through a DataLoader with two worker processes.
+and reads it through a DataLoader, in the uninterrupted run one with two worker processes.
 """
 
 from __future__ import annotations
@@ -10,6 +12,7 @@ from __future__ import annotations
 import json
 import os
 import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -56,11 +59,13 @@ class Samples(Dataset[dict[str, Any]]):
         return sample
 
 
-def train(aggregator: MetricsAggregator, start: int, stop: int, rank: int, world_size: int) -> None:
+def train(
+    aggregator: MetricsAggregator, start: int, stop: int, rank: int, world_size: int, *, workers: int = 0
+) -> None:
     """Aggregate a rank's share of some steps."""
     positions = [list(range(step * STEP_SIZE, (step + 1) * STEP_SIZE))[rank::world_size] for step in range(start, stop)]
     loader: DataLoader[Any] = DataLoader(
-        Samples(), batch_sampler=positions, num_workers=2, collate_fn=collate_with_metrics
+        Samples(), batch_sampler=positions, num_workers=workers, collate_fn=collate_with_metrics
     )
     for step, batch in enumerate(loader, start):
         aggregator.update(batch["metrics"], step=step)
@@ -72,7 +77,7 @@ def run_plan(plan: dict[str, Any], early: MetricsAggregator, rank: int, world_si
     results: dict[str, Any] = {}
 
     whole = MetricsAggregator(recent_steps=8)
-    train(whole, 0, STEPS, rank, world_size)
+    train(whole, 0, STEPS, rank, world_size, workers=2)
     results["uninterrupted"] = repr(whole.get_metrics())
 
     middle = plan["stop_at"]
@@ -127,17 +132,31 @@ def run_plan(plan: dict[str, Any], early: MetricsAggregator, rank: int, world_si
     return results
 
 
-def main() -> None:
-    """Run the plan as one rank, and leave the result in the plan's folder."""
-    plan = json.loads(Path(sys.argv[1]).read_text())
+def follow(plan: dict[str, Any], rank: int) -> None:
+    """Run a plan as one of its ranks, and leave the result in the plan's folder."""
+    folder, world_size = Path(plan["folder"]), plan["ranks"]
     early = MetricsAggregator(recent_steps=8)
-    if plan["resume_from"]:  # before this process knows its rank
-        early.load_state_dict(json.loads(Path(plan["folder"], f"run-{plan['resume_from']}.json").read_text()))
-    dist.init_process_group(plan["backend"])
-    rank, world_size = dist.get_rank(), dist.get_world_size()
+    if plan["resume_from"]:  # before this process belongs to a group
+        early.load_state_dict(json.loads((folder / f"run-{plan['resume_from']}.json").read_text()))
+    store = dist.FileStore(str(folder / f"store-{plan['name']}"), world_size)  # type: ignore[attr-defined]
+    dist.init_process_group(plan["backend"], store=store, rank=rank, world_size=world_size)
     results = run_plan(plan, early, rank, world_size)
-    Path(plan["folder"], f"result-{plan['name']}-{rank}.json").write_text(json.dumps(results))
+    (folder / f"result-{plan['name']}-{rank}.json").write_text(json.dumps(results))
     dist.barrier()
+    dist.destroy_process_group()
+
+
+def main() -> None:
+    """Follow the plans one after the other."""
+    rank, plans = int(os.environ["RANK"]), json.loads(Path(sys.argv[1]).read_text())
+    everyone = dist.TCPStore(
+        os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=200)
+    )
+    for plan in plans:
+        if rank < plan["ranks"]:
+            follow(plan, rank)
+            everyone.set(f"{plan['name']}-{rank}", b"done")
+        everyone.wait([f"{plan['name']}-{each}" for each in range(plan["ranks"])])
     sys.stdout.flush()
     # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
     os._exit(0)

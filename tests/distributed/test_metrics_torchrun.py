@@ -20,25 +20,29 @@ ROOT = WORKER.parents[2]
 Results = dict[str, list[dict[str, Any]]]
 
 
-def torchrun(folder: Path, name: str, ranks: int, *, resume_from: int | None, backend: str | None) -> list[Any]:
-    plan = {"name": name, "folder": str(folder), "stop_at": 10, "resume_from": resume_from, "backend": backend}
-    plan_file = folder / f"{name}.json"
-    plan_file.write_text(json.dumps(plan))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(plan_file)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
-    return [json.loads((folder / f"result-{name}-{rank}.json").read_text()) for rank in range(ranks)]
+PLANS: list[dict[str, Any]] = [
+    {"name": "two", "ranks": 2, "resume_from": None, "backend": "gloo"},
+    {"name": "two to three", "ranks": 3, "resume_from": 2, "backend": None},
+    {"name": "three to two", "ranks": 2, "resume_from": 3, "backend": "gloo"},
+]
 
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    """Follow all plans in one launch; returns what each of their ranks found."""
     folder = tmp_path_factory.mktemp("metrics")
+    plan_file = folder / "plans.json"
+    plan_file.write_text(json.dumps([{**plan, "folder": str(folder), "stop_at": 10} for plan in PLANS]))
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
+    done = subprocess.run(
+        [*command, str(WORKER), str(plan_file)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
     return {
-        "two": torchrun(folder, "two", 2, resume_from=None, backend="gloo"),
-        "two to three": torchrun(folder, "two-to-three", 3, resume_from=2, backend=None),
-        "three to two": torchrun(folder, "three-to-two", 2, resume_from=3, backend="gloo"),
+        plan["name"]: [
+            json.loads((folder / f"result-{plan['name']}-{rank}.json").read_text()) for rank in range(plan["ranks"])
+        ]
+        for plan in PLANS
     }
 
 

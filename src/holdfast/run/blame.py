@@ -1,8 +1,8 @@
 """Blame: which samples of a step stand out from the usual level of their own source, and are behind what happened.
 
 Every sample of the window is measured on its own, at the state before the window: its loss and its gradient norm, which
-one step of the program gives together. Samples of the steps before are the control group. Those far above anything the
-same source shows there are candidates. The steps are then made again without them: only a set without which the excess
+one step of the program gives together. Samples of the steps before are the control group, and say for each of the two
+how far out healthy samples lie: gradient norms scatter far more than losses. Those far beyond that are candidates. The steps are then made again without them: only a set without which the excess
 is gone is blamed, made as small as that allows. A few bad samples need not lift the loss of a whole batch out of its
 range; those whose own loss lies far beyond every sample before are blamed if the loss is lower without them. Nobody may
 stand out, and then nobody is blamed.
@@ -31,8 +31,9 @@ class BlameOptions:
         before: steps before the suspect one that belong to the window too: a loss may jump one step after its cause.
         horizon: steps after the window in which the harm is watched.
         reference: steps before the window whose samples say what is usual.
-        min_score: a candidate lies at least this many spreads above the level of its source …
-        above_reference: … and this many times as far as the farthest sample of the reference.
+        min_score: a candidate's loss, or its gradient norm, lies at least this many spreads above the level of its
+            source …
+        above_reference: … and this many times as far as the farthest sample of the reference, in the same measure.
         far_score: a sample whose own loss lies this many spreads above the level of its source …
         far_above_reference: … and this many times as far as the farthest loss of the reference, is blamed even where
             the loss of its batch stays within its range. ``bench/blame.py``: poison lies 2 to 9 times as far; of 98
@@ -67,8 +68,8 @@ class BlameOptions:
 class Suspect:
     """A sample of the window, measured on its own.
 
-    ``score`` says how many spreads its loss (or its gradient norm, where that is further out) lies above the usual
-    level of its source.
+    ``score`` says how many spreads its loss (or its gradient norm, where that is further beyond the reference) lies
+    above the usual level of its source.
     """
 
     source: str
@@ -107,7 +108,7 @@ class Blame:
         window: the first step and one past the last.
         blamed: samples without which the excess is gone, or far-out ones without which the loss is lower; none where
             nobody stands out, or it does not help.
-        ranked: the samples with the highest scores, blamed or not.
+        ranked: the samples that lie furthest beyond the reference, blamed or not.
         sources: every source of the window.
         excess: how far the mean loss of the watched steps lies above the usual level, in spreads.
         explained: the share of the excess that is gone without the blamed samples; None where there was no excess, or
@@ -158,9 +159,18 @@ class Excess:
 
 
 class Ranked(NamedTuple):
-    """A sample of the window, its score, whether it stands out, and whether its own loss lies far beyond all others."""
+    """A sample of the window among the others.
+
+    Attributes:
+        measured: the sample on its own.
+        reach: how many times as far out it lies as the farthest sample of the reference, by loss or by gradient norm.
+        score: how many spreads it lies above the level of its source, in the measure in which it reaches further.
+        stands_out: whether it is a candidate.
+        far_out: whether its own loss lies far beyond all others.
+    """
 
     measured: Measured
+    reach: float
     score: float
     stands_out: bool
     far_out: bool
@@ -174,7 +184,7 @@ class Ranked(NamedTuple):
 def rank_samples(
     trials: Trials, window: range, options: BlameOptions
 ) -> tuple[list[Ranked], dict[str, SourceLevel], dict[str, Usual]]:
-    """Measure the window's samples against the reference; returns them by score, and what is usual by source."""
+    """Measure the window's samples against the reference; returns them by reach, and what is usual by source."""
     first = max(0, window.start - min(options.reference, len(trials.steps)))  # its cost stays in proportion
     suspects = trials.measure(trials.samples_of(window))
     reference = trials.measure(trials.samples_of(range(first, window.start)))
@@ -183,25 +193,29 @@ def rank_samples(
     by_loss = _levels(reference, lambda each: each.loss)
     by_norm = _levels(reference, lambda each: each.grad_norm)
 
-    def by_own_loss(each: Measured) -> float:
-        return by_loss.get(each.sample.source, by_loss[""]).score(each.loss)
-
-    def score(each: Measured) -> float:
-        own = by_own_loss(each)
+    def scores(each: Measured) -> tuple[float, float]:
+        own = by_loss.get(each.sample.source, by_loss[""]).score(each.loss)
         if each.grad_norm is None:
-            return own
-        return max(own, by_norm.get(each.sample.source, by_norm[""]).score(each.grad_norm))
+            return own, 0.0
+        return own, by_norm.get(each.sample.source, by_norm[""]).score(each.grad_norm)
 
     has_reference = reference is not suspects
-    needed = max(options.min_score, options.above_reference * max(map(score, reference)) if has_reference else 0.0)
-    far = max(options.far_score, options.far_above_reference * max(map(by_own_loss, reference)))
-    ranked = sorted(
-        (
-            Ranked(each, own := score(each), own >= needed, has_reference and by_own_loss(each) >= far)
-            for each in suspects
-        ),
-        key=lambda entry: -entry.score,
-    )
+    # How far healthy samples reach, by loss and by gradient norm.
+    reaches = [max(column) for column in zip(*map(scores, reference), strict=True)] if has_reference else [0.0, 0.0]
+
+    def entry(each: Measured) -> Ranked:
+        own = scores(each)
+        reach, score = max(
+            (score / max(MIN_REACH, farthest), score) for score, farthest in zip(own, reaches, strict=True)
+        )
+        stands_out = any(
+            score >= max(options.min_score, options.above_reference * farthest)
+            for score, farthest in zip(own, reaches, strict=True)
+        )
+        far = max(options.far_score, options.far_above_reference * reaches[0])
+        return Ranked(each, reach, score, stands_out, has_reference and own[0] >= far)
+
+    ranked = sorted(map(entry, suspects), key=lambda entry: -entry.reach)
     sources = {}
     for name in sorted({entry.sample.source for entry in ranked}):
         own_samples = [entry for entry in ranked if entry.sample.source == name]
@@ -216,6 +230,8 @@ def rank_samples(
     return ranked, sources, by_loss
 
 
+MIN_REACH = 3.0
+"""Healthy samples are taken to reach at least this many spreads above their level, however few were measured."""
 MIN_REFERENCE_SAMPLES = 6
 """A source with fewer samples in the reference is held to all sources together."""
 
@@ -306,7 +322,7 @@ class _Search:
         if best < self._min_share:
             return [], best
         enough = KEPT_SHARE * best
-        low, high = 1, len(candidates)  # the highest scores first: the shortest prefix that is enough
+        low, high = 1, len(candidates)  # the furthest out first: the shortest prefix that is enough
         while low < high and self._left > 0:
             middle = (low + high) // 2
             low, high = (low, middle) if self._share(candidates[:middle]) >= enough else (middle + 1, high)

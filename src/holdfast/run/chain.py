@@ -48,11 +48,14 @@ class Chain:
         self.head = head
         self.lines = 0
 
-    def line(self, record: str) -> tuple[bytes, str]:
-        """Return the line of a record, given as JSON, and the digest after it; nothing changes until ``advance``."""
-        body = record[:-1]
-        head = link(self.head, body.encode())
-        return f'{body},"chain":"{head}"}}\n'.encode(), head
+    def line(self, body: bytes) -> tuple[bytes, str]:
+        """Return the line of a record and the digest after it; nothing changes until ``advance``.
+
+        Args:
+            body: the record as JSON, without its closing brace.
+        """
+        head = link(self.head, body)
+        return b'%b,"chain":"%b"}\n' % (body, head.encode()), head
 
     def advance(self, head: str) -> None:
         """Take over the digest of a line that was written."""

@@ -73,16 +73,16 @@ class Recorder:
         Raises:
             RunWriteError: the disk is full or gone; nothing of the record is left in the file.
         """
-        self.write_encoded(encode(fields))
+        self.write_encoded(encode(fields)[:-1].encode())
 
-    def write_encoded(self, record: str) -> None:
-        """Append one record that is JSON already.
+    def write_encoded(self, body: bytes) -> None:
+        """Append one record that is JSON already, but for its closing brace.
 
         Raises:
             RunWriteError: the disk is full or gone; nothing of the record is left in the file.
         """
         with self._lock:
-            self._append(record)
+            self._append(body)
 
     def sync(self) -> None:
         """Flush everything written to the disk; begin a new part where this one has grown large."""
@@ -116,10 +116,11 @@ class Recorder:
             raise self._refused(error) from error
         self._size = 0
         about = {"holdfast": FORMAT, "version": FORMAT_VERSION, "attempt": self._attempt, "rank": self._rank}
-        self._append(encode({**about, "part": self._part, "previous": self._chain.head, **self._header}))
+        fields = {**about, "part": self._part, "previous": self._chain.head, **self._header}
+        self._append(encode(fields)[:-1].encode())
 
-    def _append(self, record: str) -> None:
-        line, head = self._chain.line(record)
+    def _append(self, body: bytes) -> None:
+        line, head = self._chain.line(body)
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:

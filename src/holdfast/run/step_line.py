@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import struct
+from binascii import hexlify
 from collections.abc import Mapping
 
 from holdfast.run.chain import encode
@@ -36,10 +37,14 @@ def number_from_bits(bits: str) -> float:
 class StepLines:
     """Encodes the steps of one log."""
 
-    __slots__ = ("_formats",)
+    __slots__ = ("_bits_of", "_form", "_formats", "_key")
 
     def __init__(self) -> None:
-        self._formats: dict[tuple[object, ...], str] = {}
+        self._formats: dict[tuple[object, ...], bytes] = {}
+        # The format of the step before, for a step with the same names.
+        self._key: tuple[object, ...] = ()
+        self._form = b""
+        self._bits_of: list[str] = []
 
     def encode(
         self,
@@ -50,8 +55,8 @@ class StepLines:
         *,
         at: float,
         redone: bool,
-    ) -> str:
-        """Return the record of a step as JSON.
+    ) -> bytes:
+        """Return the record of a step as JSON, without its closing brace: the chain's digest comes before that.
 
         Args:
             step: its number.
@@ -61,49 +66,51 @@ class StepLines:
             at: the attempt's age.
             redone: whether the step had been done before.
         """
-        values = tuple(numbers.values())
+        values = numbers.values()
         total = sum(values)
-        bits = [_pack(numbers[name]).hex() for name in BITS_OF if name in numbers]
         if total - total != 0.0:  # a number that is not finite, or numbers too large to add up
-            return encode(_fields(step, batches, numbers, bits, times, at, redone))
-        key = (redone, *numbers, redone, *times)
+            return encode(_fields(step, batches, numbers, times, at, redone))[:-1].encode()
+        key = (*numbers, redone, *times)
+        if key != self._key:
+            self._choose(key, numbers, times, redone)
+        bits = [hexlify(_pack(numbers[name])) for name in self._bits_of]
+        return self._form % (step, *batches, *values, *bits, *times.values(), at)
+
+    def _choose(
+        self, key: tuple[object, ...], numbers: Mapping[str, float], times: Mapping[str, float], redone: bool
+    ) -> None:
         form = self._formats.get(key)
         if form is None:
             if len(self._formats) >= MAX_FORMATS:
                 self._formats.clear()
             form = self._formats[key] = _format(numbers, times, redone)
-        return form % (step, *batches, *values, *bits, *times.values(), at)
+        self._key, self._form = key, form
+        self._bits_of = [name for name in BITS_OF if name in numbers]
 
 
 def _fields(
     step: int,
     batches: tuple[int, int],
     numbers: Mapping[str, float],
-    bits: list[str],
     times: Mapping[str, float],
     at: float,
     redone: bool,
 ) -> dict[str, object]:
-    names = [f"{name}_bits" for name in BITS_OF if name in numbers]
-    fields: dict[str, object] = {
-        "step": step,
-        "batches": list(batches),
-        **numbers,
-        **dict(zip(names, bits, strict=True)),
-    }
+    bits = {f"{name}_bits": bits_of(numbers[name]) for name in BITS_OF if name in numbers}
+    fields: dict[str, object] = {"step": step, "batches": list(batches), **numbers, **bits}
     fields.update((name, round(seconds, 7)) for name, seconds in times.items())
     if redone:
         fields["redone"] = True
     return {**fields, "at": round(at, 6)}
 
 
-def _format(numbers: Mapping[str, float], times: Mapping[str, float], redone: bool) -> str:
+def _format(numbers: Mapping[str, float], times: Mapping[str, float], redone: bool) -> bytes:
     parts = ['"step":%d', '"batches":[%d,%d]']
-    parts += [f"{_name(name)}:%r" for name in numbers]
-    parts += [f'"{name}_bits":"%s"' for name in BITS_OF if name in numbers]
+    parts += [f"{_name(name)}:%a" for name in numbers]
+    parts += [f'"{name}_bits":"%b"' for name in BITS_OF if name in numbers]
     parts += [f"{_name(name)}:%.7f" for name in times]
     parts += ['"redone":true'] if redone else []
-    return "{" + ",".join(parts) + ',"at":%.6f}'
+    return ("{" + ",".join(parts) + ',"at":%.6f').encode()
 
 
 def _name(name: str) -> str:
