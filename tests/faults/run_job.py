@@ -27,8 +27,8 @@ from holdfast.run.run_log import read_lines
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
-STEPS = 60
-OPTIONS = RunOptions(save_every=7, keep=2, stats_every=5, compact_bytes=0, stall_after=60.0)
+STEPS = 36
+OPTIONS = RunOptions(save_every=5, keep=2, stats_every=5, compact_bytes=0, stall_after=60.0)
 
 
 def train(folder: Path, notes: Path) -> str:

@@ -50,7 +50,7 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Path:
         plan += lives_of(trainer, root / f"{trainer}-whole", [(1, 0)], options)[0]
         plan += lives_of(trainer, root / f"{trainer}-killed", lives, options)[0]
     plan += lives_of("dcp", root / "dcp-whole", [(1, 0)], {})[0]
-    plan += lives_of("dcp", root / "dcp-killed", DCP, {})[0][:1]
+    plan += lives_of("dcp", root / "dcp-killed", DCP, {})[0]
     live_all(plan)
     return root
 
@@ -79,20 +79,30 @@ def test_a_killed_run_is_one_record_over_all_its_lives(trainer: str, finished: P
     assert all(step % 3 == 0 for step in starts), "from the checkpoints, which are saved every third step"
 
 
-def test_a_loop_on_torchs_own_checkpoints_resumes_under_torchrun_at_another_size(finished: Path) -> None:
-    """The loader, the metrics and the run's record are one Stateful beside the model, as in torchtitan."""
+def check_loop(whole: Path, killed: Path) -> None:
     from holdfast.run import RunLog
 
-    killed, worlds = lives_of("dcp", finished / "dcp-killed", DCP, {})
-    live_under_torchrun(killed[1])
-    live_all([killed[2]])
-    assert trained_on(finished / "dcp-killed", worlds) == trained_on(finished / "dcp-whole", [1])
-    for folder in ("dcp-whole", "dcp-killed"):
-        assert json.loads((finished / folder / "metrics.json").read_text()) == STEPS * 8
-    log = RunLog(finished / "dcp-killed" / "run")
+    assert trained_on(killed, [world for world, _ in DCP]) == trained_on(whole, [1])
+    for folder in (whole, killed):
+        assert json.loads((folder / "metrics.json").read_text()) == STEPS * 8
+    log = RunLog(killed / "run")
     assert log.verify() == []
     assert [record["step"] for record in log.steps()] == list(range(STEPS))
     assert [event["step"] for event in log.events("start")] == [0, 6, 9]
+
+
+def test_a_loop_on_torchs_own_checkpoints_resumes_at_another_size(finished: Path) -> None:
+    """The loader, the metrics and the run's record are one Stateful beside the model, as in torchtitan."""
+    check_loop(finished / "dcp-whole", finished / "dcp-killed")
+
+
+@pytest.mark.soak
+def test_it_does_so_under_torchrun_too(tmp_path: Path, finished: Path) -> None:
+    killed, _ = lives_of("dcp", tmp_path, DCP, {})
+    live_all(killed[:1])
+    live_under_torchrun(killed[1])
+    live_all(killed[2:])
+    check_loop(finished / "dcp-whole", tmp_path)
 
 
 MATRIX = [

@@ -2,10 +2,10 @@
 
 Every sample of the window is measured on its own, at the state before the window: its loss and its gradient norm, which
 one step of the program gives together. Samples of the steps before are the control group, and say for each of the two
-how far out healthy samples lie: gradient norms scatter far more than losses. Those far beyond that are candidates. The steps are then made again without them: only a set without which the excess
-is gone is blamed, made as small as that allows. A few bad samples need not lift the loss of a whole batch out of its
-range; those whose own loss lies far beyond every sample before are blamed if the loss is lower without them. Nobody may
-stand out, and then nobody is blamed.
+how far out healthy samples lie: gradient norms scatter far more than losses. Those far beyond that are candidates. The
+steps are then made again without them: only a set without which the excess is gone is blamed, made as small as that
+allows. A few bad samples need not lift the loss of a whole batch out of its range; those whose own loss lies far beyond
+every sample before are blamed if the loss is lower without them. Nobody may stand out, and then nobody is blamed.
 """
 
 from __future__ import annotations
