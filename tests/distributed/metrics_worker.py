@@ -149,13 +149,13 @@ def follow(plan: dict[str, Any], rank: int) -> None:
 def main() -> None:
     """Follow the plans one after the other."""
     rank, plans = int(os.environ["RANK"]), json.loads(Path(sys.argv[1]).read_text())
-    everyone = dist.TCPStore(
+    everyone = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=200)
     )
     for plan in plans:
         if rank < plan["ranks"]:
             follow(plan, rank)
-            everyone.set(f"{plan['name']}-{rank}", b"done")
+            everyone.set(f"{plan['name']}-{rank}", "done")
         everyone.wait([f"{plan['name']}-{each}" for each in range(plan["ranks"])])
     sys.stdout.flush()
     # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
