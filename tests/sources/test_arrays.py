@@ -129,7 +129,7 @@ def test_indices_that_are_no_list_of_whole_numbers_are_refused(indices: NDArray[
 def test_reads_are_counted_in_samples_and_bytes() -> None:
     source = ArraySource({"x": np.zeros((10, 4), dtype=np.float32)})
     source.read(np.array([1, 2, 3]))
-    assert source.counters.counts() == (3, 0, 48)
+    assert source.counters.counts()[:3] == (3, 0, 48)
     assert through_pickle(source).bytes_read == 0
 
 

@@ -34,7 +34,7 @@ def test_what_two_methods_do_not_say_has_a_default() -> None:
     assert source.shards() is None
     assert source.is_remote is False
     assert source.bytes_read == 0
-    assert source.counters.counts() == (0, 0, 0)
+    assert source.counters.counts()[:3] == (0, 0, 0)
     assert source.fingerprint() == Squares().fingerprint()
     source.close()
 

@@ -76,7 +76,7 @@ def test_counters_lose_nothing_under_threads() -> None:
         thread.start()
     for thread in threads:
         thread.join()
-    assert counters.counts() == (16_000, 0, 48_000)
+    assert counters.counts()[:3] == (16_000, 0, 48_000)
 
 
 def test_a_piece_being_decoded_at_the_fork_is_decoded_in_the_child() -> None:

@@ -62,7 +62,7 @@ def test_several_sources_keep_the_contract_as_one() -> None:
 def test_counts_of_several_sources_add_up() -> None:
     joined = ConcatSource([ArraySource({"x": np.arange(4)}), ArraySource({"x": np.arange(4)})])
     joined.read(rows(0, 7))
-    assert joined.counters.counts() == (2, 0, 16)
+    assert joined.counters.counts()[:3] == (2, 0, 16)
     assert joined.bytes_read == 16
 
 

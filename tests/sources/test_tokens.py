@@ -123,4 +123,4 @@ def test_a_file_removed_before_it_is_opened_is_named(tmp_path: Path) -> None:
 def test_bytes_are_those_of_the_sequences_read(tmp_path: Path) -> None:
     source = TokenFileSource(write(tmp_path / "a.bin", np.arange(100, dtype=np.uint16)), 10)
     source.read(rows(1, 2, 2))
-    assert source.counters.counts() == (3, 0, 60)
+    assert source.counters.counts()[:3] == (3, 0, 60)

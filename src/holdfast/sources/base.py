@@ -15,13 +15,16 @@ import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from threading import get_ident
-from typing import Any, NamedTuple, TypeAlias
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
 from holdfast.sources.ragged import Ragged
+
+if TYPE_CHECKING:
+    from holdfast.sources.fetch.blocks import Cost
 
 Column: TypeAlias = NDArray[Any] | Ragged
 Columns: TypeAlias = dict[str, Column]
@@ -105,6 +108,23 @@ class Source(ABC):
         """Whether samples come over a network."""
         return any(part.is_remote for part in self.parts())
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have samples brought near that will be read soon, in this order; return whether to name more now.
+
+        A source on this machine has nothing to do. One that is remote fetches their bytes meanwhile, within bounds;
+        False says that these are reached.
+
+        Args:
+            indices: the samples; none asks whether there is room.
+            reader: who will read them; `forget` takes back what it named.
+        """
+        return False
+
+    def forget(self, reader: int) -> None:
+        """Take back what a reader named for `prefetch` and did not read."""
+        for part in self.parts():
+            part.forget(reader)
+
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
         """The columns themselves, where a read does nothing but copy rows of them; None elsewhere.
 
@@ -122,9 +142,18 @@ class Source(ABC):
 class ReadCounts(NamedTuple):
     """A moment's reading of the counters."""
 
-    samples_local: int
-    samples_remote: int
-    bytes_read: int
+    samples_local: int = 0
+    samples_remote: int = 0
+    bytes_read: int = 0  # of what was asked for
+    bytes_fetched: int = 0  # that came over a network for it
+    cache_hits: int = 0  # blocks of remote files that were found on this machine's disk
+    retries: int = 0
+    hedges: int = 0  # requests that were sent a second time, as the first was late
+    seconds_waited: float = 0.0  # for remote blocks, summed over the threads that waited
+
+    def since(self, before: ReadCounts) -> ReadCounts:
+        """Return what was read after an earlier moment."""
+        return ReadCounts(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
 
 
 class ReadCounters:
@@ -138,17 +167,28 @@ class ReadCounters:
     """
 
     def __init__(self, *parts: ReadCounters) -> None:
-        self._by_thread: dict[int, list[int]] = {}
+        self._by_thread: dict[int, list[Any]] = {}
         self._parts = parts
 
     def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:
         """Count samples and bytes just read."""
-        own = self._by_thread.get(get_ident())
-        if own is None:
-            own = self._by_thread.setdefault(get_ident(), [0, 0, 0])
+        own = self._own()
         own[0] += local
         own[1] += remote
         own[2] += bytes_read
+
+    def add_fetch(self, cost: Cost) -> None:
+        """Count what getting blocks of remote files took."""
+        own = self._own()
+        own[3] += cost.bytes_fetched
+        own[4] += cost.cache_hits
+        own[5] += cost.retries
+        own[6] += cost.hedges
+        own[7] += cost.seconds
+
+    def _own(self) -> list[Any]:
+        own = self._by_thread.get(get_ident())
+        return own if own is not None else self._by_thread.setdefault(get_ident(), list(ReadCounts()))
 
     def counts(self) -> ReadCounts:
         """What all threads have read."""
@@ -158,7 +198,7 @@ class ReadCounters:
     def own_counts(self) -> ReadCounts:
         """What the calling thread has read: the difference between two of these is what it read in between."""
         own = self._by_thread.get(get_ident())
-        found = ReadCounts(0, 0, 0) if own is None else ReadCounts(*own)
+        found = ReadCounts() if own is None else ReadCounts(*own)
         return _sum([found, *(part.own_counts() for part in self._parts)]) if self._parts else found
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -166,7 +206,7 @@ class ReadCounters:
 
 
 def _sum(counts: list[ReadCounts]) -> ReadCounts:
-    return ReadCounts(*map(sum, zip(*counts, strict=True))) if counts else ReadCounts(0, 0, 0)
+    return ReadCounts(*map(sum, zip(*counts, strict=True))) if counts else ReadCounts()
 
 
 def check_indices(indices: Any, length: int, *, source: str) -> Indices:

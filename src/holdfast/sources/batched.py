@@ -165,6 +165,11 @@ class BatchSource(LazySource[_Opened]):
         """The source of samples."""
         return (self._windows.source,)
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the documents fetched that will be read soon."""
+        windows = np.searchsorted(self._opened.bounds, indices, side="right") - 1
+        return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
+
     def _samples(self, opened: _Opened, index: int, epoch: int) -> tuple[NDArray[np.int64], int]:
         number = int(np.searchsorted(opened.bounds, index, side="right")) - 1
         window, batch = self._window_at(opened, number, epoch), index - int(opened.bounds[number])

@@ -1,8 +1,10 @@
 """Blocks of remote files kept on disk, within a limit, shared by every process of the machine.
 
 One file a block, ended by a checksum, written aside and renamed into place, so a reader finds a whole block or none.
-Adding a block takes a lock on the folder; the running total beside the lock says when to make room, and the blocks
-used longest ago go first. A reader takes no lock: a block that vanishes under it is just missing, and is fetched again.
+Room for a block is reserved under a lock on the folder, and it is written without one; the running total beside the
+lock says when to make room, and the blocks used longest ago go first. What a killed process left half written, or
+reserved, is found when room is made next. A reader takes no lock: a block that vanishes under it is just missing, and
+is fetched again.
 """
 
 from __future__ import annotations
@@ -10,12 +12,17 @@ from __future__ import annotations
 import fcntl
 import mmap
 import os
-import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from threading import get_ident
 
 from holdfast.errors import SourceError
+
+try:  # three times as fast, and the same checksum
+    from zlib_ng.zlib_ng import crc32
+except ImportError:
+    from zlib import crc32
 
 _CHECKSUM_BYTES = 4
 # Make this much more room than needed, so that not every block added rescans the folder.
@@ -39,7 +46,7 @@ class BlockCache:
         self._checked: set[int] = set()
         if limit:
             try:
-                (folder / key).mkdir(parents=True, exist_ok=True)
+                folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SourceError(
                     "cannot make the cache folder for remote files",
@@ -67,33 +74,39 @@ class BlockCache:
             return None
         data = raw[:size]
         if number not in self._checked:
-            if zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little") != raw[size:]:
+            if crc32(data).to_bytes(_CHECKSUM_BYTES, "little") != raw[size:]:
                 return None
             self._checked.add(number)
         return data
 
-    def put(self, number: int, data: bytes) -> None:
+    def put(self, number: int, data: bytes | memoryview) -> None:
         """Keep a block, making room first; one that cannot be kept is simply not."""
         need = len(data) + _CHECKSUM_BYTES
         if need > self._limit:
             return
+        path = self._path(number)
+        aside = self._folder / f"{os.getpid()}-{get_ident()}.incoming"
         try:
             with self._locked() as lock:
                 total = self._read_total(lock)
                 if total is None or not self._scanned or total + need > self._limit:
                     total = self._make_room(need)
                     self._scanned = True
-                path = self._path(number)
-                total += need - (path.stat().st_size if path.exists() else 0)
-                path.parent.mkdir(exist_ok=True)
-                # Under the lock nobody else writes, so one name serves; a leftover of a killed process is replaced.
-                aside = self._folder / "incoming.tmp"
-                aside.write_bytes(data + zlib.crc32(data).to_bytes(_CHECKSUM_BYTES, "little"))
+                os.pwrite(lock, b"%020d" % (total + need), 0)
+                # Under the lock it takes its whole size, so that whoever counts what is held counts it.
+                file = aside.open("wb", buffering=0)
+                file.truncate(need)
+            with file:
+                file.write(data)
+                file.write(crc32(data).to_bytes(_CHECKSUM_BYTES, "little"))
+            try:
                 aside.replace(path)
-                os.pwrite(lock, b"%020d" % total, 0)
+            except FileNotFoundError:
+                path.parent.mkdir(exist_ok=True)
+                aside.replace(path)
         except OSError:
             # A full or read-only disk costs speed, never the data: the block in hand is good.
-            return
+            aside.unlink(missing_ok=True)
 
     def _path(self, number: int) -> Path:
         return self._folder / self._key / f"{number:09d}.block"
@@ -114,7 +127,12 @@ class BlockCache:
 
     def _make_room(self, need: int) -> int:
         """Count what is held, drop the oldest until ``need`` fits; the bytes then held."""
-        (self._folder / "incoming.tmp").unlink(missing_ok=True)
+        incoming = 0
+        for aside in self._folder.glob("*incoming*"):
+            if _is_alive(aside.name):
+                incoming += _size_of(aside)
+            else:
+                aside.unlink(missing_ok=True)
         held = []
         for path in self._folder.glob("*/*.block"):
             try:
@@ -122,7 +140,7 @@ class BlockCache:
             except FileNotFoundError:
                 continue
             held.append((found.st_mtime_ns, found.st_size, path))
-        total = sum(size for _, size, _ in held)
+        total = incoming + sum(size for _, size, _ in held)
         if total + need <= self._limit:
             return total
         held.sort()
@@ -133,3 +151,22 @@ class BlockCache:
             path.unlink(missing_ok=True)
             total -= size
         return total
+
+
+def _size_of(path: Path) -> int:
+    try:
+        return path.stat().st_size
+    except FileNotFoundError:  # renamed meanwhile: it is counted by its new name
+        return 0
+
+
+def _is_alive(name: str) -> bool:
+    """Say whether the process that writes a file under such a name is there."""
+    process = name.partition("-")[0]
+    try:
+        os.kill(int(process), 0)
+    except (ProcessLookupError, ValueError):
+        return False
+    except PermissionError:
+        return True
+    return True

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from holdfast.errors import ConfigError
 from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.document_windows import DocumentWindows, Piece
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.token_cuts import TokenCuts
 
 DOCUMENTS_AT_ONCE = 4096  # whose tokens are counted, and held, together
@@ -82,3 +82,11 @@ class ConcatSource(Source):
     def parts(self) -> Sequence[Source]:
         """The sources, in the order of their samples."""
         return self._sources
+
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have each source fetch what belongs to it and will be read soon."""
+        parts = zip(*split_by_part(indices, self._bounds), strict=True)
+        rooms = [
+            self._sources[number].prefetch(indices[where] - self._bounds[number], reader) for number, where in parts
+        ]
+        return any(rooms)

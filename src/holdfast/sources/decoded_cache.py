@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterable
 from concurrent.futures import Future
 from typing import Generic, TypeVar
 
@@ -67,6 +67,12 @@ class DecodedCache(Generic[Value]):
                 held.dropped += 1
         mine.set_result(value)
         return value
+
+    def holds_all(self, keys: Iterable[Hashable]) -> bool:
+        """Whether the values of all these are held now."""
+        held = self._mine()
+        with held.lock:
+            return all(key in held.values for key in keys)
 
     @property
     def total(self) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import NamedTuple, Protocol, runtime_checkable
 
@@ -92,6 +92,11 @@ class DocumentWindows:
                 found=sorted(columns),
             )
         return documents
+
+    def prefetch(self, numbers: Iterable[int], reader: int) -> bool:
+        """Have the documents of windows fetched that will be read soon; return whether to name more now."""
+        documents = [np.arange(*self.bounds(number)) for number in numbers]
+        return self.source.prefetch(np.concatenate([*documents, np.empty(0, dtype=np.int64)]), reader)
 
     def count(
         self, count: Counts, *, numbers: int, kind: str, folder: str | os.PathLike[str] | None

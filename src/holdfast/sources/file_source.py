@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 from abc import abstractmethod
-from typing import Any, Generic, TypeVar
+from collections.abc import Iterable
+from typing import Any, Generic, TypeAlias, TypeVar
 
-from holdfast.sources.base import Source
+from holdfast.sources.base import Indices, Source
 from holdfast.sources.files import DataFile
 from holdfast.sources.fork_lock import ForkSafeLock
+from holdfast.sources.remote import RemoteFile, look_at
+
+FileRanges: TypeAlias = tuple[DataFile, Indices, Indices]
+"""Where byte ranges of a file begin and end."""
 
 Opened = TypeVar("Opened")
 
@@ -57,6 +62,8 @@ class FileSource(LazySource[Opened]):
     def __init__(self, files: list[DataFile]) -> None:
         super().__init__()
         self._files = files
+        self._is_remote = any(file.is_remote for file in files)
+        self._count_fetches()
 
     @property
     def files(self) -> list[str]:
@@ -66,12 +73,51 @@ class FileSource(LazySource[Opened]):
     @property
     def file_sizes(self) -> list[int]:
         """Bytes of each file."""
+        look_at(self._files)
         return [file.size for file in self._files]
 
     @property
     def is_remote(self) -> bool:
         """Whether any file is behind a URL."""
-        return any(file.is_remote for file in self._files)
+        return self._is_remote
+
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the bytes of remote samples fetched that will be read soon."""
+        if not self._is_remote:
+            return False
+        room = None
+        for file, starts, stops in self._ranges(indices):
+            if isinstance(file, RemoteFile):
+                room = file.want(starts, stops, reader)
+        return self._first_remote().has_room(reader) if room is None else room
+
+    def forget(self, reader: int) -> None:
+        """Take back what a reader named and did not read."""
+        if self._is_remote:
+            self._first_remote().release(reader)
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        """Return which bytes of which files hold samples: what `prefetch` fetches. A format says it where it can."""
+        return ()
+
+    def _hurry(self, rows: Indices) -> None:
+        """Have all the bytes of samples fetched at once that are read now, one file after another."""
+        if self._is_remote:
+            for file, starts, stops in self._ranges(rows):
+                if isinstance(file, RemoteFile):
+                    file.want(starts, stops, None)
+
+    def _first_remote(self) -> RemoteFile:
+        return next(file for file in self._files if isinstance(file, RemoteFile))
+
+    def _count_fetches(self) -> None:
+        for file in self._files if self._is_remote else ():
+            if isinstance(file, RemoteFile):
+                file.counters = self.counters
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self._count_fetches()
 
     def close(self) -> None:
         """Let go of open files; a later `read` opens them again."""

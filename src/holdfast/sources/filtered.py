@@ -72,6 +72,10 @@ class FilteredSource(Source):
         """The source to choose from."""
         return (self._source,)
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the source underneath fetch samples that will be read soon."""
+        return self._source.prefetch(self._kept[indices], reader)
+
 
 def _kept(source: Source, filter_fn: Filter, name: str) -> NDArray[np.int64]:
     kept: list[int] = []

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -20,11 +20,11 @@ from holdfast.errors import SourceFormatError
 from holdfast.sources.arrow_columns import column_of, objects_of
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
 from holdfast.sources.json_kinds import kind_of, merge_fields, settle
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
 
@@ -90,6 +90,7 @@ class JsonlSource(FileSource[_Opened]):
         """Parse the lines at ``indices``."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="JsonlSource")
+        self._hurry(rows)
         lines = read_by_part(rows, opened.bounds, partial(self._lines, opened))["line"]
         assert isinstance(lines, Ragged)
         if "object" in opened.kinds.values():
@@ -104,6 +105,13 @@ class JsonlSource(FileSource[_Opened]):
         lines = [(index.arrays["starts"], index.arrays["stops"]) for index in indexes]
         kinds = settle(fields, columns=self._columns, schema=self._schema)
         return _Opened(lines, bounds_of([len(starts) for starts, _ in lines]), kinds)
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        opened = self._opened
+        for number, where in zip(*split_by_part(rows, opened.bounds), strict=True):
+            starts, stops = opened.lines[number]
+            own = rows[where] - opened.bounds[number]
+            yield self._files[number], np.asarray(starts[own]), np.asarray(stops[own])
 
     def _lines(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         starts, stops = opened.lines[number]

@@ -176,6 +176,11 @@ class PackedSource(LazySource[_Opened]):
         """The source of documents."""
         return (self._windows.source,)
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the documents fetched that will be read soon."""
+        windows = np.searchsorted(self._opened.bounds, indices, side="right") - 1
+        return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
+
     def _fill(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
         held = self._window_at(opened, number, epoch)
         packs = held.packs

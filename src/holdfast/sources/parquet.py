@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -21,9 +21,9 @@ from holdfast.errors import ConfigError, SourceError, SourceFormatError
 from holdfast.sources.arrow_columns import column_of
 from holdfast.sources.base import Columns, Indices, check_indices, digest_columns
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.parts import bounds_of, take_by_part
+from holdfast.sources.parts import bounds_of, split_by_part, take_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
 
@@ -93,6 +93,8 @@ class ParquetSource(FileSource[_Opened]):
         """Take the rows at ``indices`` from their row groups, decoding those not at hand."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="ParquetSource")
+        if not opened.decoded.holds_all(split_by_part(rows, opened.bounds)[0]):
+            self._hurry(rows)
         columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
         opened.usage.rows_read += len(rows)
         self._warn_if_wasteful(opened)
@@ -129,6 +131,15 @@ class ParquetSource(FileSource[_Opened]):
         picked = np.unique(np.concatenate([*rows, np.empty(0, dtype=np.int64)]))
         digest.update(digest_columns(count, self.read(picked)).encode())
         return digest.hexdigest()
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        opened = self._opened
+        parts = split_by_part(rows, opened.bounds)[0] if len(rows) else []
+        for part in parts:
+            number, group = opened.groups[part]
+            if not opened.decoded.holds_all([part]):
+                starts, stops = opened.files[number].ranges(group, opened.columns)
+                yield self._files[number], starts, stops
 
     def _open(self) -> _Opened:
         files = [_ParquetFile(file) for file in self._files]
@@ -225,6 +236,12 @@ class _ParquetFile:
                 f"a row group cannot be decoded: {error}", file=self.name, row_group=group
             ) from error
         return table, sum(chunk.total_compressed_size for chunk in chunks)
+
+    def ranges(self, group: int, columns: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Where the chunks of a row group begin and end."""
+        ends = [_range_of(chunk) for chunk in self._chunks(group, columns)]
+        starts, stops = np.array(ends, dtype=np.int64).reshape(-1, 2).T
+        return starts, stops
 
     def describe(self, group: int, columns: list[str]) -> str:
         """What the footer says about the content of a row group, the same for the same data anywhere."""

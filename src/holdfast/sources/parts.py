@@ -30,7 +30,7 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
     """
     if len(bounds) == 2:
         return read_part(0, indices)
-    touched, places = _split_by_part(indices, bounds)
+    touched, places = split_by_part(indices, bounds)
     if len(touched) == 1:
         return read_part(touched[0], indices - bounds[touched[0]])
     pieces = [read_part(number, indices[where] - bounds[number]) for number, where in zip(touched, places, strict=True)]
@@ -48,7 +48,7 @@ def take_by_part(
         hold_part: gives one part's columns.
         limit: most bytes of parts to hold at a time; above that parts are read one after another.
     """
-    touched, places = _split_by_part(indices, bounds)
+    touched, places = split_by_part(indices, bounds)
     held: list[Columns] = []
     size = 0
     for number in touched:
@@ -63,7 +63,7 @@ def take_by_part(
     return {name: _take_across([_column(columns, name) for columns in held], places, rows) for name in held[0]}
 
 
-def _split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
+def split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
     """Which parts the indices fall into, and for each of them the places of its own among the indices."""
     if len(bounds) == 2 or len(indices) == 0:
         return [0], [np.arange(len(indices))]

@@ -10,15 +10,29 @@ from typing import TYPE_CHECKING, Any
 from holdfast.errors import RemoteReadError, SourceError
 
 if TYPE_CHECKING:
-    from holdfast.sources.remote import RemoteOptions
+    from holdfast.sources.fetch.options import RemoteOptions
 
 
-def _is_final(error: BaseException) -> bool:
-    """Whether trying again cannot help."""
-    if isinstance(error, (FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)):
+def is_final(error: BaseException) -> bool:
+    """Say whether trying again cannot help."""
+    if isinstance(error, (SourceError, FileNotFoundError, PermissionError, IsADirectoryError, NotImplementedError)):
         return True
     status = getattr(error, "status", None)
     return isinstance(status, int) and 400 <= status < 500 and status not in (408, 425, 429)
+
+
+def read_failure(error: Exception, *, name: str, doing: str, attempts: int) -> SourceError:
+    """Return the error that says what could not be done to a remote file, with its cause."""
+    if isinstance(error, SourceError):
+        return error
+    told = RemoteReadError(
+        f"could not {doing} a remote file: {error or type(error).__name__}",
+        file=name,
+        attempts=attempts,
+        hint="retrying will not help: check the URL and the credentials" if is_final(error) else None,
+    )
+    told.__cause__ = error
+    return told
 
 
 def retry(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str) -> Any:
@@ -34,17 +48,12 @@ def retry(call: Callable[[], Any], options: RemoteOptions, name: str, doing: str
     for attempt in range(1, options.attempts + 1):
         try:
             return call()
-        except SourceError:
-            raise
         except Exception as error:
-            final = _is_final(error)
-            if final or attempt == options.attempts:
-                raise RemoteReadError(
-                    f"could not {doing} a remote file: {error or type(error).__name__}",
-                    file=name,
-                    attempts=attempt,
-                    hint="retrying will not help: check the URL and the credentials" if final else None,
-                ) from error
+            if is_final(error) or attempt == options.attempts:
+                told = read_failure(error, name=name, doing=doing, attempts=attempt)
+                if told is error:
+                    raise
+                raise told from error
         # Jitter keeps many ranks that failed together from coming back together.
         time.sleep(pause * random.uniform(0.5, 1.0))
         pause = min(2 * pause, options.longest_pause)

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import tarfile
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -20,10 +20,10 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
@@ -86,7 +86,20 @@ class TarSource(FileSource[_Opened]):
         """Copy the members of the samples at ``indices``."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="TarSource")
+        self._hurry(rows)
         return read_by_part(rows, opened.bounds, partial(self._read_shard, opened))
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        opened = self._opened
+        for number, where in zip(*split_by_part(rows, opened.bounds), strict=True):
+            shard, own = opened.shards[number], rows[where] - opened.bounds[number]
+            if shard.starts:
+                # All members of a sample before those of the next.
+                starts, stops = (
+                    np.stack([end[own] for end in ends.values()], axis=1).ravel()
+                    for ends in (shard.starts, shard.stops)
+                )
+                yield self._files[number], starts, stops
 
     def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         shard, file = opened.shards[number], self._files[number]

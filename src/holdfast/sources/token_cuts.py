@@ -81,6 +81,11 @@ class TokenCuts(LazySource[_Opened]):
         """The source of documents."""
         return (self._windows.source,)
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the documents fetched that will be read soon."""
+        windows = np.searchsorted(self._opened.bounds, indices * self._length, side="right") - 1
+        return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
+
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
         """Return what the sample at this index is made of; it is the same in every epoch."""
         (document,) = np.asarray(self.read(np.array([index]))["document_ids"])

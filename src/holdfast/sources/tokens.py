@@ -7,7 +7,7 @@ sequence is not read. A read is one gather from a memory map.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -17,10 +17,10 @@ from numpy.typing import DTypeLike, NDArray
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.arrays import gather
 from holdfast.sources.base import Columns, Indices, check_indices
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.parts import bounds_of, read_by_part
-from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
+from holdfast.sources.remote import RemoteOptions, look_at
 
 _STORED = (np.uint8, np.uint16, np.uint32, np.int32, np.int64)
 
@@ -81,6 +81,7 @@ class TokenFileSource(FileSource[_Opened]):
         """Gather the sequences at ``indices``."""
         bounds = self._opened.bounds
         rows = check_indices(indices, int(bounds[-1]), source="TokenFileSource")
+        self._hurry(rows)
         windows = cast("NDArray[Any]", read_by_part(rows, bounds, self._windows)["tokens"])
         if not self._targets:
             return {"tokens": windows.astype(self._out, copy=False)}
@@ -89,11 +90,19 @@ class TokenFileSource(FileSource[_Opened]):
             "targets": np.array(windows[:, 1:], dtype=self._out, order="C"),
         }
 
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        step, wide = (count * self._stored.itemsize for count in (self._length, self._span))
+        bounds = self._opened.bounds
+        for number, where in zip(*split_by_part(rows, bounds), strict=True):
+            starts = (rows[where] - bounds[number]) * step + self._header
+            yield self._files[number], starts, starts + wide
+
     @property
     def _span(self) -> int:
         return self._length + 1 if self._targets else self._length
 
     def _open(self) -> _Opened:
+        look_at(self._files)
         counts = [self._count_sequences(file) for file in self._files]
         if not any(counts):
             raise SourceFormatError("no file is long enough for one sequence", files=self.files[:5], length=self._span)

@@ -100,6 +100,10 @@ class TransformedSource(Source):
         """The source of samples."""
         return (self._source,)
 
+    def prefetch(self, indices: Indices, reader: int) -> bool:
+        """Have the source underneath fetch samples that will be read soon."""
+        return self._source.prefetch(indices, reader)
+
     def _kept_lengths(self) -> NDArray[np.int32]:
         if self._index_dir is None:
             return self._find_lengths()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,6 +29,7 @@ from holdfast.stream.config import Coordinator, StreamingConfig
 from holdfast.stream.dataset import OrderedDataset
 from holdfast.stream.extent import count_batches, count_samples, epoch_bounds, real_samples
 from holdfast.stream.interleaved import InterleavedDataset
+from holdfast.stream.look_ahead import LookAhead
 from holdfast.stream.named_source import Collate
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
@@ -363,6 +365,9 @@ class StreamingShardLoader:
         config, reader = self.config, self._reader(self.step)
         pin = config.pin_memory and torch.cuda.is_available()
         ranges = StepRanges(self.step, stop, self._steps_at_once())
+        if LookAhead.is_worthwhile(self.dataset):
+            look = LookAhead(self.dataset, self.schedule, self.rank, stop=stop, each=ranges.each)
+            reader = replace(reader, look_ahead=look)
         samples = ranges.each * self.schedule.batch_size(self.step, self.rank)
         ahead = max(2, -(-config.prefetch_buffer_size // samples))
         if config.num_workers:

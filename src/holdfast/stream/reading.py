@@ -17,6 +17,7 @@ from holdfast.order import Schedule
 from holdfast.sources import ReadCounts
 from holdfast.stream.batch import Batch, MemoryRows
 from holdfast.stream.config import LastBatch, OnError
+from holdfast.stream.look_ahead import LookAhead
 from holdfast.stream.named_source import Collate, HasSources
 from holdfast.stream.read_batches import read_batches
 
@@ -39,7 +40,7 @@ class Reading:
 
     batches: list[Batch]
     seconds: float = 0.0
-    counts: ReadCounts = field(default=ReadCounts(0, 0, 0))
+    counts: ReadCounts = field(default=ReadCounts())
     failure: ReadFailure | None = None
     lazy: bool = False
 
@@ -84,7 +85,10 @@ class StepRanges:
 
 @dataclass(frozen=True, slots=True)
 class StepReader:
-    """Reads one rank's steps, with the arguments of ``read_batches``; the same in every thread and process."""
+    """Reads one rank's steps, with the arguments of ``read_batches``; the same in every thread and process.
+
+    ``look_ahead`` tells remote sources what comes after them.
+    """
 
     dataset: HasSources
     schedule: Schedule
@@ -92,16 +96,19 @@ class StepReader:
     last_batch: LastBatch
     on_error: OnError
     collate: Collate | None
+    look_ahead: LookAhead | None = None
 
     def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
         """Read some steps; an error comes with the reading, after the batches before the one that failed."""
         began, before = perf_counter(), self._counts()
         try:
+            if self.look_ahead is not None:
+                self.look_ahead.before(steps)
             batches = self.batches(steps, lazy=lazy)
             reading = Reading(batches, lazy=lazy and any(isinstance(batch.content, MemoryRows) for batch in batches))
         except Exception as error:
             reading = self._until_failure(steps, error)
-        reading.counts = ReadCounts(*(b - a for a, b in zip(before, self._counts(), strict=True)))
+        reading.counts = self._counts().since(before)
         reading.seconds = perf_counter() - began
         return reading
 

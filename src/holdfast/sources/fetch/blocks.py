@@ -1,0 +1,117 @@
+"""Blocks of a remote file, and what a fetcher keeps of each that is wanted."""
+
+from __future__ import annotations
+
+import enum
+import hashlib
+from dataclasses import dataclass, field
+from typing import NamedTuple
+
+from holdfast.sources.block_cache import BlockCache
+from holdfast.sources.fetch.options import RemoteOptions
+from holdfast.sources.fetch.transport import Data, Transport
+from holdfast.sources.files import Stamp
+
+__all__ = ["Block", "BlockFile", "Cost", "Key", "Place"]
+
+
+class Key(NamedTuple):
+    """Which block of which version of which file."""
+
+    file: str
+    number: int
+
+
+@dataclass(frozen=True, slots=True)
+class BlockFile:
+    """One version of a remote file, as a row of blocks.
+
+    Attributes:
+        url: where it is.
+        stamp: which version of it.
+        options: how it is read.
+        transport: what asks for it.
+        cache: where its blocks are kept on this machine.
+        key: names file, version and block size.
+    """
+
+    url: str
+    stamp: Stamp
+    options: RemoteOptions
+    transport: Transport
+    cache: BlockCache
+    key: str
+
+    @classmethod
+    def of(cls, url: str, stamp: Stamp, options: RemoteOptions, transport: Transport) -> BlockFile:
+        """Return the blocks of a file."""
+        key = hashlib.blake2b(f"{url}\n{stamp.size}\n{stamp.version}".encode(), digest_size=12).hexdigest()
+        key += f"-{options.block_size}"
+        cache = BlockCache(options.folder(), key, limit=options.cache_limit)
+        return cls(url, stamp, options, transport, cache, key)
+
+    def bounds(self, number: int) -> tuple[int, int]:
+        """Return where a block begins and ends."""
+        size = self.options.block_size
+        return number * size, min((number + 1) * size, self.stamp.size)
+
+    def size_of(self, number: int) -> int:
+        """Return how many bytes a block has."""
+        start, stop = self.bounds(number)
+        return stop - start
+
+
+class Place(enum.Enum):
+    """Where a block that is wanted stands."""
+
+    QUEUED = "queued"
+    RUNNING = "running"
+    WAITING = "waiting"  # for its next attempt, or for another process
+    READY = "ready"
+    FAILED = "failed"
+
+
+@dataclass(slots=True)
+class Cost:
+    """What getting blocks took: bytes that came over the network, and what else had to be done for them."""
+
+    bytes_fetched: int = 0
+    cache_hits: int = 0
+    retries: int = 0
+    hedges: int = 0
+    seconds: float = 0.0
+
+    def add(self, other: Cost) -> None:
+        """Add what something else took."""
+        self.bytes_fetched += other.bytes_fetched
+        self.cache_hits += other.cache_hits
+        self.retries += other.retries
+        self.hedges += other.hedges
+        self.seconds += other.seconds
+
+
+@dataclass(slots=True)
+class Block:
+    """A block that is wanted, being fetched, or held in memory."""
+
+    file: BlockFile
+    number: int
+    rank: float  # the least is the most urgent
+    owner: int | None  # who will read it; None once somebody has, or waits for it
+    place: Place = Place.QUEUED
+    data: Data | None = None
+    error: Exception | None = None
+    attempts: int = 0
+    running: int = 0  # requests that will bring it
+    waiters: int = 0
+    cost: Cost = field(default_factory=Cost)  # taken by the first to read it
+
+    @property
+    def key(self) -> Key:
+        """What names it."""
+        return Key(self.file.key, self.number)
+
+    @property
+    def size(self) -> int:
+        """Its bytes."""
+        return self.file.size_of(self.number)

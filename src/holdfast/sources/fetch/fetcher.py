@@ -1,0 +1,489 @@
+"""The fetcher of a process: blocks that are wanted, the most urgent first, and threads that get them.
+
+A block is wanted because somebody waits for it (``get``), or because somebody will read it (``want``). Those who wait
+go first; what will be read follows in the order it was named. A thread takes the most urgent block and the neighbours
+that are wanted too, as one request. A request that fails is tried again when its own timer says so, and one that is
+late gets a twin; neither keeps a thread from other blocks. What is fetched ahead is bounded by ``memory_limit`` for
+each reader.
+"""
+
+from __future__ import annotations
+
+import heapq
+import random
+import threading
+from collections import OrderedDict, deque
+from collections.abc import Callable, Iterable
+from itertools import count
+from pathlib import Path
+from time import monotonic, perf_counter
+
+from holdfast.errors import HoldfastError, RemoteReadError
+from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Key, Place
+from holdfast.sources.fetch.claims import Claims
+from holdfast.sources.fetch.pace import Pace
+from holdfast.sources.fetch.request import Request
+from holdfast.sources.fetch.transport import Data
+from holdfast.sources.retry import is_final, read_failure
+
+__all__ = ["Fetcher"]
+
+# A request for neighbours is at most this long: long enough for its transfer to outlast any usual latency.
+MAX_REQUEST_BYTES = 8 * 2**20
+URGENT = -1.0
+# How long a thread without work stays, and how often a block that another process fetches is looked for.
+IDLE_SECONDS, LOOK_SECONDS = 5.0, 0.01
+# How often requests under way are looked at.
+SWEEP_SECONDS = 0.05
+# How many requests may be second tries, as a share of all connections.
+MAX_HEDGED_SHARE = 0.125
+
+
+class Fetcher:
+    """Gets blocks of remote files.
+
+    Args:
+        folder: the cache folder of its files; None where nothing is kept.
+        memory_limit: most bytes of blocks held in memory, and most fetched ahead for one reader.
+        max_connections: most requests at a time.
+    """
+
+    def __init__(self, folder: Path | None, *, memory_limit: int, max_connections: int) -> None:
+        self._claims = None if folder is None else Claims(folder)
+        self._limit = memory_limit
+        self._pace = Pace(max_connections)
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._arrived = threading.Condition(self._lock)
+        self._clock = threading.Condition(self._lock)
+        self._blocks: dict[Key, Block] = {}
+        self._read: OrderedDict[Key, Block] = OrderedDict()  # in memory and read, the one read longest ago first
+        self._unread: OrderedDict[Key, Block] = OrderedDict()  # in memory, and named by a reader that is still to come
+        self._held_bytes = 0
+        self._queue: list[tuple[float, int, Key]] = []
+        self._queued_bytes = 0
+        self._second: deque[Request] = deque()
+        self._active: set[Request] = set()
+        self._timers: list[tuple[float, int, Callable[[], None]]] = []
+        self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
+        self._numbers = count()
+        self._threads = self._idle = self._running = self._hedged = 0
+        self._keeps_time = False
+
+    # --- what readers call ---------------------------------------------------------------------------------------
+
+    def want(self, file: BlockFile, numbers: Iterable[int], owner: int | None) -> bool:
+        """Name blocks that a reader will read, and return whether it should name more now.
+
+        Args:
+            file: the file.
+            numbers: its blocks.
+            owner: the reader, which `release` forgets; None where they are about to be read.
+        """
+        with self._lock:
+            rank = URGENT if owner is None else float(next(self._numbers))
+            ahead = 0
+            for number in numbers:
+                block = self._blocks.get(Key(file.key, number))
+                if block is not None:
+                    if owner is None:
+                        self._hurry(block)
+                    continue
+                if owner is None and ahead + file.size_of(number) > self._limit // 2:
+                    break  # it would be dropped again before it is read
+                block = Block(file, number, rank, owner)
+                ahead += block.size
+                self._enqueue(block)
+            if owner is None:
+                return False
+            self._ahead[owner] = self._ahead.get(owner, 0) + ahead
+            return self._ahead[owner] < self._limit
+
+    def has_room(self, owner: int) -> bool:
+        """Say whether a reader should name more."""
+        with self._lock:
+            return self._ahead.get(owner, 0) < self._limit
+
+    def release(self, owner: int) -> None:
+        """Forget a reader: what it named and nobody waits for is not fetched."""
+        with self._lock:
+            if self._ahead.pop(owner, None) is None:
+                return
+            for key, block in list(self._unread.items()):
+                if block.owner == owner:
+                    self._read[key] = self._unread.pop(key)
+                    block.owner = None
+
+    def wait_until_idle(self) -> None:
+        """Wait until nothing is being fetched, or written to the cache."""
+        with self._lock:
+            while self._running:
+                self._arrived.wait()
+
+    def get(self, file: BlockFile, numbers: Iterable[int]) -> tuple[dict[int, Data], Cost]:
+        """Return blocks, waiting for those that are not here, and what they took.
+
+        Raises:
+            RemoteReadError: a block did not come.
+            SourceChangedError: the file is not the one it was.
+        """
+        cost, found = Cost(), dict[int, Data]()
+        waited: list[Block] = []
+        absent: list[int] = []
+        with self._lock:
+            for number in numbers:
+                block = self._blocks.get(Key(file.key, number))
+                if block is None:
+                    absent.append(number)
+                elif block.place is Place.READY:
+                    found[number] = self._take(block, cost)
+                else:
+                    self._hurry(block)
+                    block.waiters += 1
+                    waited.append(block)
+        # Looked for here, as handing them to another thread would take longer.
+        cached = [(number, file.cache.get(number, file.size_of(number))) for number in absent]
+        with self._lock:
+            for number, data in cached:
+                block = self._blocks.get(Key(file.key, number))
+                if block is None:
+                    block = Block(file, number, URGENT, None)
+                    if data is None:
+                        self._enqueue(block)
+                    else:
+                        self._blocks[block.key] = block
+                self._hurry(block)
+                block.waiters += 1
+                if data is not None and block.place is not Place.READY:
+                    block.cost.cache_hits += 1
+                    self._hold(block, data)
+                waited.append(block)
+        if waited:
+            self._wait(waited, found, cost)
+        return found, cost
+
+    def _hurry(self, block: Block) -> None:
+        """Have a block fetched first, as somebody waits for it."""
+        if block.place is Place.QUEUED and block.rank > URGENT:
+            heapq.heappush(self._queue, (URGENT, next(self._numbers), block.key))
+        block.rank = URGENT
+
+    def _take(self, block: Block, cost: Cost) -> Data:
+        """Count a block in memory as read."""
+        assert block.data is not None
+        cost.add(block.cost)
+        block.cost = Cost()
+        key = block.key
+        if key in self._unread:
+            self._read[key] = self._unread.pop(key)
+        elif key in self._read:
+            self._read.move_to_end(key)
+        self._disown(block)
+        return block.data
+
+    def _wait(self, waited: list[Block], found: dict[int, Data], cost: Cost) -> None:
+        began = perf_counter()
+        failed: Block | None = None
+        with self._lock:
+            left = waited
+            try:
+                while left and failed is None:
+                    still = []
+                    for block in left:
+                        if block.place is Place.READY:
+                            block.waiters -= 1
+                            found[block.number] = self._take(block, cost)
+                        elif block.place is Place.FAILED:
+                            failed = block
+                            still.append(block)
+                        else:
+                            still.append(block)
+                    left = still
+                    if left and failed is None:
+                        self._arrived.wait()
+            finally:
+                for block in left:
+                    block.waiters -= 1
+            self._make_room()
+        cost.seconds += perf_counter() - began
+        if failed is not None:
+            raise _error(failed)
+
+    # --- bookkeeping, under the lock -----------------------------------------------------------------------------
+
+    def _enqueue(self, block: Block) -> None:
+        self._blocks[block.key] = block
+        block.place = Place.QUEUED
+        self._queued_bytes += block.size
+        heapq.heappush(self._queue, (block.rank, next(self._numbers), block.key))
+        self._call_for_work()
+
+    def _call_for_work(self) -> None:
+        if self._idle:
+            self._work.notify()
+        elif self._threads < self._pace.connections + self._most_hedged():
+            self._threads += 1
+            threading.Thread(target=self._serve, name="holdfast-fetch", daemon=True).start()
+
+    def _most_hedged(self) -> int:
+        return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
+
+    def _hold(self, block: Block, data: Data) -> None:
+        """Put a block that has come into memory, and tell those who wait."""
+        if block.place is Place.QUEUED:
+            self._queued_bytes -= block.size
+        block.place, block.data = Place.READY, data
+        (self._read if block.owner is None else self._unread)[block.key] = block
+        self._held_bytes += block.size
+        self._make_room()
+        self._arrived.notify_all()
+
+    def _make_room(self) -> None:
+        """Drop from memory what was read longest ago; then what is to be read, where the disk has it."""
+        for held in (self._read, self._unread):
+            over = self._held_bytes - self._limit
+            victims = []
+            for block in held.values():
+                if over <= 0:
+                    break
+                if not block.waiters and (held is self._read or block.file.options.cache_limit):
+                    victims.append(block)
+                    over -= block.size
+            for block in victims:
+                del held[block.key], self._blocks[block.key]
+                self._held_bytes -= block.size
+                self._disown(block)
+
+    def _disown(self, block: Block) -> None:
+        if block.owner is not None and block.owner in self._ahead:
+            self._ahead[block.owner] -= block.size
+        block.owner = None
+
+    def _drop(self, block: Block) -> None:
+        if self._blocks.get(block.key) is block:
+            del self._blocks[block.key]
+        self._disown(block)
+
+    def _after(self, seconds: float, action: Callable[[], None]) -> None:
+        """Have an action run, under the lock, after some time."""
+        heapq.heappush(self._timers, (monotonic() + seconds, next(self._numbers), action))
+        if not self._keeps_time:
+            self._keeps_time = True
+            threading.Thread(target=self._keep_time, name="holdfast-fetch-clock", daemon=True).start()
+        else:
+            self._clock.notify()
+
+    def _keep_time(self) -> None:
+        with self._lock:
+            while self._timers:
+                due = self._timers[0][0] - monotonic()
+                if due > 0:
+                    self._clock.wait(due)
+                else:
+                    heapq.heappop(self._timers)[2]()
+            self._keeps_time = False
+
+    # --- the threads ---------------------------------------------------------------------------------------------
+
+    def _serve(self) -> None:
+        while (request := self._next_request()) is not None:
+            try:
+                if request.is_second:
+                    self._fetch(request)
+                else:
+                    self._get_blocks(request.blocks)
+            except Exception as error:  # a fault of the cache or of this code: whoever waits must hear of it
+                self._fail(request, error)
+            with self._lock:
+                self._running -= 1
+                self._hedged -= request.is_second
+                if not self._running:
+                    self._arrived.notify_all()
+
+    def _next_request(self) -> Request | None:
+        with self._lock:
+            while True:
+                if self._second:  # bounded where they are made
+                    self._running += 1
+                    return self._second.popleft()
+                if self._running - self._hedged < self._pace.connections and (blocks := self._next_blocks()):
+                    self._running += 1
+                    if self._queue:
+                        self._call_for_work()
+                    return Request(blocks)
+                self._idle += 1
+                called = self._work.wait(IDLE_SECONDS)
+                self._idle -= 1
+                if not called and not self._second and not self._queue:
+                    self._threads -= 1
+                    return None
+
+    def _next_blocks(self) -> list[Block]:
+        """Take the most urgent block from the queue, and the neighbours that are as urgent."""
+        while self._queue:
+            rank, _, key = heapq.heappop(self._queue)
+            block = self._blocks.get(key)
+            if block is None or block.place is not Place.QUEUED or block.rank != rank:
+                continue  # it came, or was queued again
+            if block.owner is not None and block.owner not in self._ahead and not block.waiters:
+                self._queued_bytes -= block.size
+                self._drop(block)
+                continue
+            taken = [block]
+            # A long queue is cut into long requests, a short one is spread over all connections.
+            free = max(1, self._pace.connections - self._running)
+            most = min(MAX_REQUEST_BYTES, self._queued_bytes // free)
+            size = block.size
+            for step in (1, -1):
+                number = block.number + step
+                while size < most and (near := self._neighbour(block, number)) is not None:
+                    taken.append(near)
+                    size += near.size
+                    number += step
+            taken.sort(key=lambda one: one.number)
+            for one in taken:
+                one.place = Place.RUNNING
+                self._queued_bytes -= one.size
+            return taken
+        return []
+
+    def _neighbour(self, block: Block, number: int) -> Block | None:
+        near = self._blocks.get(Key(block.file.key, number))
+        if near is None or near.place is not Place.QUEUED or near.attempts or block.attempts:
+            return None
+        return near if (near.rank == URGENT) >= (block.rank == URGENT) else None
+
+    def _get_blocks(self, blocks: list[Block]) -> None:
+        """Get blocks from this machine's cache, or fetch those that no other process is fetching."""
+        file = blocks[0].file
+        run: list[Block] = []
+        for block in blocks:
+            data = file.cache.get(block.number, block.size)
+            if data is None and self._claim(file, block.number):
+                # It may have been published between the look and the claim.
+                data = file.cache.get(block.number, block.size)
+                if data is None:
+                    run.append(block)
+                    continue
+                self._unclaim([block])
+            with self._lock:
+                if data is not None:
+                    block.cost.cache_hits += 1
+                    self._hold(block, data)
+                else:
+                    self._wait_for_others(block)
+            if run:
+                self._fetch(Request(run))
+                run = []
+        if run:
+            self._fetch(Request(run))
+
+    def _fetch(self, request: Request) -> None:
+        file = request.blocks[0].file
+        with self._lock:
+            if request.twin is not None and request.twin.done:
+                return  # the first one has answered since
+            request.began = monotonic()
+            for block in request.blocks:
+                block.running += 1
+            self._active.add(request)
+            if len(self._active) == 1:
+                self._after(SWEEP_SECONDS, self._sweep)
+        try:
+            sizes = [block.size for block in request.blocks]
+            pieces = file.transport.read(file.url, request.start, sizes, file.stamp, request)
+        except Exception as error:
+            self._fail(request, error)
+            return
+        finally:
+            request.done = True
+            with self._lock:
+                self._active.discard(request)
+        now = monotonic()
+        with self._lock:
+            self._pace.answered(sum(sizes), now - request.began, now, busy=self._queued_bytes > 0)
+            new = []
+            for block, piece in zip(request.blocks, pieces, strict=True):
+                block.running -= 1
+                block.cost.bytes_fetched += len(piece)
+                if block.place is not Place.READY:
+                    self._hold(block, piece)
+                    new.append((block, piece))
+            if request.twin is not None:
+                request.twin.cancel()
+        for block, piece in new:
+            file.cache.put(block.number, piece)
+        self._unclaim(request.blocks)
+
+    def _fail(self, request: Request, error: Exception) -> None:
+        """Have what a request did not bring tried again later, or given up."""
+        options = request.blocks[0].file.options
+        final = is_final(error)
+        with self._lock:
+            if getattr(error, "status", None) in (429, 503):
+                self._pace.refused()
+            for block in request.blocks:
+                block.running = max(0, block.running - 1)
+                if block.place is not Place.RUNNING or block.running:
+                    continue  # it has come, or its twin may still bring it
+                block.attempts += 1
+                block.error = error
+                if final or block.attempts >= options.attempts:
+                    block.place = Place.FAILED
+                    self._drop(block)
+                else:
+                    block.place = Place.WAITING
+                    block.cost.retries += 1
+                    # Jitter keeps many ranks that failed together from coming back together.
+                    pause = min(options.longest_pause, options.first_pause * 2 ** (block.attempts - 1))
+                    self._after(pause * random.uniform(0.5, 1.0), lambda block=block: self._requeue(block))  # type: ignore[misc]
+            self._arrived.notify_all()
+        self._unclaim(request.blocks)
+
+    def _requeue(self, block: Block) -> None:
+        if block.place is Place.WAITING:
+            block.rank = URGENT if block.waiters else block.rank
+            self._enqueue(block)
+
+    def _wait_for_others(self, block: Block) -> None:
+        """Look again later for a block that another process fetches; it is fetched here should that one be gone."""
+        block.place = Place.WAITING
+        self._after(LOOK_SECONDS, lambda: self._requeue(block))
+
+    def _sweep(self) -> None:
+        """Give up requests that take too long, and give those that are late a twin; the first to answer is used."""
+        now, late = monotonic(), self._pace.late_after()
+        for request in self._active:
+            options, age = request.blocks[0].file.options, now - request.began
+            if age > options.timeout:
+                request.cancel()
+            elif (
+                late is not None
+                and age > late
+                and options.hedge
+                and request.twin is None
+                and self._hedged < self._most_hedged()
+            ):
+                self._hedged += 1
+                request.blocks[0].cost.hedges += 1
+                self._second.append(Request(request.blocks, first=request))
+                self._call_for_work()
+        if self._active:
+            self._after(SWEEP_SECONDS, self._sweep)
+
+    def _claim(self, file: BlockFile, number: int) -> bool:
+        return self._claims is None or self._claims.take(file.key, number)
+
+    def _unclaim(self, blocks: list[Block]) -> None:
+        if self._claims is not None:
+            for block in blocks:
+                self._claims.release(block.file.key, block.number)
+
+
+def _error(block: Block) -> HoldfastError:
+    assert block.error is not None
+    if isinstance(block.error, HoldfastError) and not isinstance(block.error, RemoteReadError):
+        return block.error
+    start, stop = block.file.bounds(block.number)
+    doing = f"read bytes {start} to {stop} of"
+    return read_failure(block.error, name=block.file.url, doing=doing, attempts=block.attempts)

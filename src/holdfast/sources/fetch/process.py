@@ -1,0 +1,42 @@
+"""What the remote files of one process share: fetchers, and the transports with their open connections.
+
+There is one set per process, made on first use: connections and threads do not survive a fork, and files that are sent
+to another process find what is there. A dict's ``setdefault`` is atomic, so no lock is needed that a fork could copy.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from holdfast.sources.fetch.fetcher import Fetcher
+from holdfast.sources.fetch.options import RemoteOptions
+from holdfast.sources.fetch.transport import FsspecTransport, Transport
+
+__all__ = ["fetcher_of", "transport_of"]
+
+_fetchers: dict[tuple[Any, ...], Fetcher] = {}
+_transports: dict[tuple[Any, ...], Transport] = {}
+
+
+def fetcher_of(options: RemoteOptions) -> Fetcher:
+    """Return this process's fetcher for files of such a cache and such bounds."""
+    folder = options.folder() if options.cache_limit else None
+    key = (os.getpid(), folder, options.memory_limit, options.max_connections)
+    found = _fetchers.get(key)
+    if found is None:
+        made = Fetcher(folder, memory_limit=options.memory_limit, max_connections=options.max_connections)
+        found = _fetchers.setdefault(key, made)
+    return found
+
+
+def transport_of(url: str, options: RemoteOptions) -> Transport:
+    """Return what asks for a URL."""
+    from holdfast.sources.fetch.http import HttpTransport, can_ask  # http.client takes its time to import
+
+    direct = can_ask(url, options)
+    key = (os.getpid(), direct, repr(sorted(options.storage_options.items())), options.timeout)
+    found = _transports.get(key)
+    if found is None:
+        found = _transports.setdefault(key, HttpTransport(options) if direct else FsspecTransport(options))
+    return found

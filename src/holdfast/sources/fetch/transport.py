@@ -1,0 +1,165 @@
+"""Transports: how one range of bytes of one remote file is asked for.
+
+Every URL that fsspec knows can be read through it. Web servers are asked directly (`holdfast.sources.fetch.http`), as
+only the answer's headers tell whether the file is still the same one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from itertools import accumulate, pairwise
+from typing import Any, Protocol, TypeAlias
+
+from holdfast.errors import MissingDependencyError, RemoteReadError, SourceChangedError, SourceError
+from holdfast.sources.fetch.options import RemoteOptions
+from holdfast.sources.files import Stamp
+
+__all__ = [
+    "Cancel",
+    "Data",
+    "FsspecTransport",
+    "Transport",
+    "WrongAnswer",
+    "changed",
+    "open_system",
+    "stamp_of",
+    "within",
+]
+
+_VERSION_KEYS = (
+    "ETag",
+    "etag",
+    "VersionId",
+    "md5Hash",
+    "content_md5",
+    "mtime",
+    "LastModified",
+    "last_modified",
+    "created",
+)
+
+
+Data: TypeAlias = memoryview
+"""The bytes of a block."""
+
+
+class WrongAnswer(OSError):
+    """An answer that is not what was asked for; the next one may be."""
+
+
+class Cancel(Protocol):
+    """Lets a request be given up from another thread."""
+
+    def on_cancel(self, action: Any) -> None:
+        """Have an action run when the request is given up."""
+
+
+class Transport(Protocol):
+    """Reads byte ranges of remote files; from any number of threads."""
+
+    def stamp(self, url: str) -> Stamp:
+        """Ask for the size and version of a file."""
+
+    def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
+        """Read pieces that follow each other: exactly those bytes, of that version of the file as far as is told."""
+
+
+class FsspecTransport:
+    """Files that fsspec reaches.
+
+    Args:
+        options: credentials, endpoint and timeout.
+    """
+
+    def __init__(self, options: RemoteOptions) -> None:
+        self._options = options
+
+    def stamp(self, url: str) -> Stamp:
+        """Ask the file system, past what it has kept from before."""
+        system, path = open_system(url, self._options)
+        # A listing kept from before a failure would hide that the file is back, or has changed.
+        system.invalidate_cache(path)
+        return stamp_of(within(self._options.timeout, system, "info", path), url)
+
+    def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
+        """Read pieces through the file system; S3 is asked for that very version."""
+        stop = start + sum(sizes)
+        system, path = open_system(url, self._options)
+        if "s3" in (system.protocol if isinstance(system.protocol, tuple) else (system.protocol,)):
+            data = self._read_s3(system, url, path, start, stop, stamp)
+        else:
+            data = within(self._options.timeout, system, "cat_file", path, start=start, end=stop)
+        if len(data) != stop - start:
+            raise WrongAnswer(f"{len(data)} bytes came for the range {start} to {stop}")
+        ends = list(accumulate(sizes, initial=0))
+        return [memoryview(bytes(data[low:high])) for low, high in pairwise(ends)]
+
+    def _read_s3(self, system: Any, url: str, path: str, start: int, stop: int, stamp: Stamp) -> bytes:
+        from fsspec.asyn import sync
+
+        bucket, key, _ = system.split_path(path)
+
+        async def get() -> bytes:
+            # s3fs's own reading of ranges cannot be told which version of the object is meant.
+            version = {"IfMatch": stamp.version} if stamp.version.startswith('"') else {}
+            asked = f"bytes={start}-{stop - 1}"
+            answer = await system._call_s3(
+                "get_object", Bucket=bucket, Key=key, Range=asked, **version, **getattr(system, "req_kw", {})
+            )
+            async with answer["Body"] as body:
+                data: bytes = await body.read()
+                return data
+
+        try:
+            found: bytes = sync(system.loop, get, timeout=self._options.timeout)
+        except Exception as error:
+            cause = error.__cause__ or error
+            status = getattr(cause, "response", {}).get("ResponseMetadata", {}).get("HTTPStatusCode")
+            if status in (412, 416):
+                raise changed(url) from error
+            raise
+        return found
+
+
+def stamp_of(info: dict[str, Any], url: str) -> Stamp:
+    """Return the stamp that a file system's information about a file gives."""
+    if info.get("size") is None:
+        raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
+    version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "unversioned")
+    return Stamp(int(info["size"]), str(version))
+
+
+def changed(url: str) -> SourceChangedError:
+    """Return the error that says that a file is not the one it was."""
+    return SourceChangedError(
+        "a remote file has changed since it was opened",
+        file=url,
+        hint="give changed data a new name; to read the file as it is now, make the source again",
+    )
+
+
+def open_system(url: str, options: RemoteOptions) -> tuple[Any, str]:
+    """Return fsspec's file system of a URL, and the path in it."""
+    # fsspec keeps one instance a process for equal options and makes a new one after a fork, so asking each time is
+    # both cheap and right.
+    try:
+        import fsspec
+
+        system, path = fsspec.core.url_to_fs(url, **dict(options.storage_options))
+    except ImportError as error:
+        raise MissingDependencyError(
+            f"reading {url.partition('://')[0]}:// URLs needs another package: {error}",
+            hint="pip install 'holdfast[remote]'",
+        ) from error
+    except ValueError as error:
+        raise SourceError(f"no file system is known for the URL: {error}", url=url) from error
+    return system, path
+
+
+def within(timeout: float, system: Any, method: str, *arguments: Any, **options: Any) -> Any:
+    """Call a method of a file system, for at most ``timeout`` seconds where the system can be interrupted."""
+    from fsspec.asyn import AsyncFileSystem, sync
+
+    if isinstance(system, AsyncFileSystem):
+        return sync(system.loop, getattr(system, f"_{method}"), *arguments, timeout=timeout, **options)
+    return getattr(system, method)(*arguments, **options)
