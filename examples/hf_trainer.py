@@ -13,7 +13,7 @@ import torch
 import transformers
 
 import holdfast as hfast
-from holdfast.integrations.transformers import attach
+from holdfast.integrations.transformers import attach, newest_checkpoint
 
 
 class Model(torch.nn.Module):
@@ -58,7 +58,7 @@ def main() -> None:
     )
     trainer = transformers.Trainer(model=Model(), args=arguments, callbacks=[Printed()])
     attach(trainer, loader, folder=options.folder / "record")
-    trainer.train(resume_from_checkpoint=any(options.folder.glob("checkpoints/checkpoint-*")))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(options.folder / "checkpoints"))
     trainer.save_model(str(options.folder / "model"))
 
 

@@ -250,3 +250,45 @@ def make_tokenizer() -> Any:
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=inner, eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
     )
+
+
+@pytest.mark.parametrize("torn", ["", '{"global_step": 1'], ids=["missing", "torn"])
+def test_a_checkpoint_that_was_never_finished_is_passed_over(torn: str, tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import newest_checkpoint
+
+    whole = train(tmp_path / "whole")
+    first = train(tmp_path / "cut", max_steps=6)
+    assert newest_checkpoint(tmp_path / "cut") == str(tmp_path / "cut" / "checkpoint-6")
+    cut_off(tmp_path / "cut" / "checkpoint-6", torn)
+    assert newest_checkpoint(tmp_path / "cut") == str(tmp_path / "cut" / "checkpoint-3")
+    with pytest.raises(StateError, match="not whole") as refused:
+        train(tmp_path / "cut", resume=6)
+    assert "checkpoint-3" in str(refused.value)
+    assert first[:3] + resume_newest(tmp_path / "cut") == whole
+
+
+def test_a_run_killed_in_its_first_save_starts_again(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import newest_checkpoint
+
+    whole = train(tmp_path, max_steps=3)
+    cut_off(tmp_path / "checkpoint-3", "")
+    assert newest_checkpoint(tmp_path) is None
+    assert resume_newest(tmp_path, max_steps=3) == whole
+
+
+def cut_off(checkpoint: Path, left: str) -> None:
+    """Leave a checkpoint as a kill in the middle of the save does."""
+    state = checkpoint / "trainer_state.json"
+    state.unlink()
+    if left:
+        state.write_text(left, encoding="utf-8")
+
+
+def resume_newest(folder: Path, **options: Any) -> list[list[int]]:
+    from holdfast.integrations.transformers import attach
+
+    model = Model()
+    trainer = make_trainer(folder, model, **options)
+    attach(trainer, make_loader())
+    trainer.train(resume_from_checkpoint=True)
+    return model.seen

@@ -20,19 +20,21 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.restart import Restart, train_again
+from holdfast.integrations.trainer_checkpoints import check_whole, newest_checkpoint, unfinished_checkpoints
 from holdfast.integrations.trainer_record import Recording, TrainerRecord, recording_of
 from holdfast.integrations.trainer_state import TRAINER_STATE, collect_state
 from holdfast.run.alerts import Alert
 from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
 
-__all__ = ["HoldfastCallback", "HoldfastTrainerMixin", "TrainerBatches", "attach"]
+__all__ = ["HoldfastCallback", "HoldfastTrainerMixin", "TrainerBatches", "attach", "newest_checkpoint"]
 
 logger = logging.getLogger(__name__)
 
@@ -305,6 +307,7 @@ def attach(
         trainer.args.ignore_data_skip = False
     trainer.add_callback(HoldfastCallback())
     make_step, save, train = trainer.training_step, trainer._save_checkpoint, trainer.train
+    save_generators = trainer._save_rng_state
 
     def callbacks() -> Iterator[HoldfastCallback]:
         # After a restored callback state the trainer has another instance of it.
@@ -321,10 +324,34 @@ def attach(
             each.gather()
         return save(*arguments, **options)
 
-    def train_on(resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
-        return train_again(lambda path: train(path, *arguments, **options), resume_from_checkpoint)
+    def save_rng_state(*arguments: Any, **options: Any) -> Any:
+        saved = save_generators(*arguments, **options)
+        if dist.is_available() and dist.is_initialized():
+            dist.barrier()  # what comes next marks the checkpoint as whole, and other ranks may still be writing
+        return saved
 
-    vars(trainer).update(training_step=training_step, _save_checkpoint=save_checkpoint, train=train_on)
+    def train_on(resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
+        checkpoint = _to_resume(resume_from_checkpoint, str(trainer.args.output_dir))
+        return train_again(lambda path: train(path, *arguments, **options), checkpoint)
+
+    vars(trainer).update(
+        training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state, train=train_on
+    )
+
+
+def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:
+    """Return the checkpoint to resume from: whole ones only, where the trainer would take the newest of any kind."""
+    if isinstance(asked, str):
+        check_whole(asked)
+    if asked is not True:
+        return asked
+    unfinished = unfinished_checkpoints(folder)
+    found = newest_checkpoint(folder)
+    if unfinished:
+        logger.warning(
+            "never finished, so passed over: %s; resuming from %s", ", ".join(unfinished), found or "nothing"
+        )
+    return found or (None if unfinished else True)  # where there is no checkpoint at all the trainer says so
 
 
 class HoldfastTrainerMixin:
