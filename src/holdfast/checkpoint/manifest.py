@@ -80,7 +80,7 @@ class Manifest:
 
     def sealed(self) -> Manifest:
         """The manifest with its records in order, and with its digest."""
-        records = sorted(map(list, self.records), key=repr)
+        records = sorted(map(list, self.records))
         return replace(self, records=records, digest=self._sum(records))
 
     def is_intact(self) -> bool:
@@ -94,7 +94,9 @@ class Manifest:
 
     def to_bytes(self) -> bytes:
         """The content of the file."""
-        return json.dumps(_FORMAT.to_json(self), separators=(",", ":")).encode() + b"\n"
+        # The records are plain JSON already: only the rest is turned into it.
+        content = _FORMAT.to_json(replace(self, records=None)) | {"records": self.records}
+        return json.dumps(content, separators=(",", ":")).encode() + b"\n"
 
 
 _FORMAT = Format(

@@ -17,16 +17,19 @@ import re
 import shutil
 import socket
 import uuid
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
 from holdfast.errors import CheckpointWriteError, HoldfastError
 
-__all__ = ["Staging", "check_replaceable", "prune", "sync_folder"]
+__all__ = ["Staging", "check_replaceable", "prune", "sync_files", "sync_folder"]
 
 _OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
+MAX_SYNC_THREADS = 16
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -136,13 +139,23 @@ def _is_complete(folder: Path, manifest: Manifest) -> bool:
     return all((folder / name).stat().st_size >= end for name, end in ends.items())
 
 
-def sync_folder(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk."""
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+def sync_files(paths: Sequence[Path]) -> None:
+    """Make sure that files are on the disk; all at once, so that the file system need not commit once for each."""
+    with ThreadPoolExecutor(max(1, min(len(paths), MAX_SYNC_THREADS))) as pool:
+        list(pool.map(_sync_file, paths))
+
+
+def _sync_file(path: Path) -> None:
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+def sync_folder(folder: Path) -> None:
+    """Make sure that the names in a folder are on the disk."""
+    _sync_file(folder)
 
 
 def _hidden(target: Path, kind: str) -> Path:

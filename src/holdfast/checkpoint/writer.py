@@ -2,30 +2,35 @@
 
 from __future__ import annotations
 
-import os
+from collections.abc import Iterable, Iterator, Set
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
-from torch.distributed.checkpoint.metadata import Metadata
+from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
+from holdfast.checkpoint.items import memory_reader
 from holdfast.checkpoint.manifest import (
     MANIFEST,
+    WHOLE_BYTES,
     Manifest,
     ManifestRecord,
+    ReadPart,
     digest_of,
     digest_whole,
     item_digest,
 )
-from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_folder
+from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files, sync_folder
 from holdfast.errors import CheckpointWriteError, ConfigError
 
 __all__ = ["VerifiedWriter"]
+
+_WINDOW_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -63,6 +68,7 @@ class VerifiedWriter(FileSystemWriter):
         self.items = 0
         self.bytes = 0
         self.removed: list[Path] = []
+        self._written: list[Path] = []
         self._step = step
         self._run_id = run_id
         self._keep = keep
@@ -71,7 +77,8 @@ class VerifiedWriter(FileSystemWriter):
         self._staging = Staging(target)
         self._coordinator = alone or dist.get_rank(group) == 0
         self._begin()
-        super().__init__(self._staging.folder, sync_files=True, overwrite=False, thread_count=thread_count)
+        # Synced here, all files at once: the file system then commits its journal once, not once per file.
+        super().__init__(self._staging.folder, sync_files=False, overwrite=False, thread_count=thread_count)
 
     def _begin(self) -> None:
         """Agree on what is saved, and make the hidden folder, before any rank writes; all ranks hear if that fails."""
@@ -107,33 +114,25 @@ class VerifiedWriter(FileSystemWriter):
     def write_data(self, plan: SavePlan, planner: SavePlanner) -> Future[list[WriteResult]]:
         """Write this rank's items, and digest them as they lie in the files."""
         results = super().write_data(plan, planner).value()
-        files: dict[str, CheckpointFile] = {}
-        digested: list[WriteResult] = []
         tensors = {item.index for item in plan.items if item.tensor_data is not None}
-        try:
-            digested += [self._digest(result, files, tensor=result.index in tensors) for result in results]
-        finally:
-            for file in files.values():
+        per_file: dict[str, list[WriteResult]] = {}
+        for result in results:
+            per_file.setdefault(result.storage_data.relative_path, []).append(result)
+        digested: list[WriteResult] = []
+        for name, written in per_file.items():
+            file = CheckpointFile(self._staging.folder / name, name, LocalFiles())
+            try:
+                digested += _digest(file, written, tensors)
+            finally:
                 file.close()
         self.items = len(digested)
         self.bytes = sum(result.size_in_bytes for result in digested)
+        self._written = [self._staging.folder / name for name in per_file]
+        if not self._alone:  # else with the metadata and the manifest
+            sync_files(self._written)
         future: Future[list[WriteResult]] = Future()
         future.set_result(digested)
         return future
-
-    def _digest(self, result: WriteResult, files: dict[str, CheckpointFile], *, tensor: bool) -> _Digested:
-        info = result.storage_data
-        file = files.get(info.relative_path)
-        if file is None:
-            file = CheckpointFile(self._staging.folder / info.relative_path, info.relative_path, LocalFiles())
-            files[info.relative_path] = file
-
-        def read(offset: int, length: int) -> bytearray:
-            return file.read(info.offset + offset, length)
-
-        whole = digest_whole(read, info.length, tensor=tensor)
-        digest = item_digest(read, info.length, whole=whole)
-        return _Digested(result.index, result.size_in_bytes, info, whole, digest)
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
         """On the coordinator, when every rank has written: write the metadata and the manifest, and publish."""
@@ -153,7 +152,7 @@ class VerifiedWriter(FileSystemWriter):
             for result in rank
             if isinstance(result, _Digested)
         ]
-        missing = sorted({record.file for record in records if not (folder / record.file).exists()})
+        missing = sorted(name for name in {record.file for record in records} if not (folder / name).exists())
         if missing:
             raise CheckpointWriteError(
                 f"files that ranks wrote are not in the coordinator's folder: {', '.join(missing[:5])}",
@@ -162,11 +161,31 @@ class VerifiedWriter(FileSystemWriter):
             )
         content = (folder / ".metadata").read_bytes()
         manifest = Manifest(step=self._step, run_id=self._run_id, metadata=digest_of(content), records=records).sealed()
-        with (folder / MANIFEST).open("xb") as file:
-            file.write(manifest.to_bytes())
-            file.flush()
-            os.fsync(file.fileno())
+        (folder / MANIFEST).write_bytes(manifest.to_bytes())
+        sync_files([folder / MANIFEST, folder / ".metadata", *(self._written if self._alone else ())])
         sync_folder(folder)
         self._staging.publish()
         if self._keep is not None:
             self.removed = prune(self._staging.target, manifest, self._keep)
+
+
+def _digest(file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex]) -> Iterator[_Digested]:
+    """Digest what was written to a file, as it lies there."""
+    window, window_at = memoryview(b""), 0
+    for result in sorted(written, key=lambda result: result.storage_data.offset):
+        info = result.storage_data
+        read: ReadPart
+        if info.length <= WHOLE_BYTES:  # from a window over its neighbours: one read brings a few hundred
+            if info.offset + info.length > window_at + len(window):
+                window_at = info.offset
+                window = memoryview(file.read(window_at, min(_WINDOW_BYTES, file.size - window_at)))
+            read = memory_reader(window[info.offset - window_at :][: info.length])
+        else:
+            read = _reader(file, info.offset)
+        whole = digest_whole(read, info.length, tensor=result.index in tensors)
+        digest = item_digest(read, info.length, whole=whole)
+        yield _Digested(result.index, result.size_in_bytes, info, whole, digest)
+
+
+def _reader(file: CheckpointFile, start: int) -> ReadPart:
+    return lambda offset, length: file.read(start + offset, length)
