@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tests.sources.test_packed import documents, drawn_lengths
 
 from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.errors import ConfigError
-from holdfast.sources import ArraySource, BatchSource, padded_batch
+from holdfast.sources import ArraySource, BatchSource, Ragged, padded_batch
 from holdfast.testing import check_source
 
 
@@ -72,3 +73,15 @@ def test_every_rank_gets_the_same_number_of_steps_and_every_token_once() -> None
                 counted.update(token for token in batch["tokens"].ravel().tolist() if token)
     assert len(set(steps)) == 1
     assert counted == Counter(1_000 * n + t + 1 for n, length in enumerate(lengths) for t in range(length))
+
+
+def test_another_bucket_function_is_another_source(tmp_path: Path) -> None:
+    def batches(divisor: int) -> BatchSource:
+        rows = [list(range(length)) for length in (3, 2, 4, 1, 5, 2, 7, 3)]
+        source = ArraySource({"tokens": Ragged.from_rows(rows)})
+        return BatchSource(source, batch_tokens=14, bucket=lambda lengths: lengths // divisor, index_dir=tmp_path)
+
+    assert batches(2).fingerprint() == batches(2).fingerprint() != batches(3).fingerprint()
+    counted = [len(batches(2)), len(batches(7))]
+    assert counted == [len(batches(2)), len(batches(7))]
+    assert len(list(tmp_path.iterdir())) == 3  # one per function

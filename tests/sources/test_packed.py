@@ -12,9 +12,10 @@ from hypothesis import strategies as st
 from numpy.typing import NDArray
 from tests.sources.support import plain, ragged, through_pickle
 
-from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
+from holdfast.errors import ConfigError, SourceChangedError, SourceError, SourceFormatError
 from holdfast.sources import ArraySource, ConcatSource, PackedSource, Ragged, concat
 from holdfast.sources.best_fit import best_fit
+from holdfast.sources.document_windows import Piece
 from holdfast.testing import check_source
 
 
@@ -218,3 +219,90 @@ def test_documents_of_several_sources_are_cut_as_one_and_keep_the_contract(tmp_p
     assert source.samples_of(1) == []
     with pytest.raises(ConfigError, match="given a length"):
         ConcatSource(parts).pieces(0)
+
+
+@pytest.mark.parametrize("masked", [np.array([False, True, False]), "12", [1.9], 1, [[1]], [3], [-1], [True]])
+def test_what_are_no_numbers_of_documents_is_not_masked(masked: Any) -> None:
+    source = ArraySource({"tokens": Ragged.from_rows([[1, 2, 3], [4, 5], [6, 7, 8, 9]])})
+    with pytest.raises((ConfigError, SourceError)):
+        PackedSource(source, length=4, masked=masked)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"length": 2.5},
+        {"length": True},
+        {"length": "4"},
+        {"length": 0},
+        {"length": 4, "padding": 1.5},
+        {"length": 4, "padding": None},
+        {"length": 4, "window": 0},
+    ],
+    ids=str,
+)
+def test_numbers_that_cannot_be_are_refused_at_once(options: dict[str, Any]) -> None:
+    source = ArraySource({"tokens": Ragged.from_rows([[1, 2, 3]])})
+    with pytest.raises(ConfigError, match="must be"):
+        PackedSource(source, **options)
+    with pytest.raises(ConfigError, match="Source"):
+        PackedSource([[1, 2]], length=4)  # type: ignore[arg-type]
+
+
+def test_padding_that_is_no_token_is_refused_whether_a_pack_is_full_or_not() -> None:
+    tokens = Ragged(np.arange(4, dtype=np.uint16), np.array([0, 4]))
+    with pytest.raises(ConfigError, match="padding"):
+        PackedSource(ArraySource({"tokens": tokens}), length=4, padding=70_000).read(np.array([0]))
+
+
+def test_tokens_that_a_label_cannot_hold_are_refused() -> None:
+    tokens = Ragged(np.array([1, 2**63 + 5], dtype=np.uint64), np.array([0, 2]))
+    with pytest.raises(SourceFormatError, match="64 bits"):
+        PackedSource(ArraySource({"tokens": tokens}), length=4, labels=True).read(np.array([0]))
+
+
+def test_epochs_are_checked_like_indices() -> None:
+    packed = PackedSource(ArraySource({"tokens": Ragged.from_rows([[1, 2], [3], [4, 5]])}), length=2)
+    one = packed.read_at([0], [0])  # type: ignore[arg-type]  # lists do as well
+    assert plain(one, "tokens").tolist() == plain(packed.read(np.array([0])), "tokens").tolist()
+    with pytest.raises(ConfigError, match="for each sample"):
+        packed.read_at(np.array([0, 1]), np.array([0]))
+    with pytest.raises(ConfigError, match="epoch"):
+        packed.pieces(0, epoch=-1)
+    with pytest.raises(ConfigError, match="epoch"):
+        packed.samples_of(0, epoch=-1)
+
+
+def test_no_damage_to_kept_counts_moves_a_token(tmp_path: Path) -> None:
+    rows = [list(range(length)) for length in (3, 2, 4, 1, 5, 2, 7, 3, 9, 1, 2)]
+    source = ArraySource({"tokens": Ragged.from_rows(rows)})
+
+    def packed(window: int = 2) -> list[list[Piece]]:
+        made = PackedSource(source, length=4, window=window, index_dir=tmp_path)
+        return [made.pieces(index) for index in range(len(made))]
+
+    sound = packed()
+    (file,) = tmp_path.iterdir()
+    content = file.read_bytes()
+    for place in range(len(content)):
+        damaged = bytearray(content)
+        damaged[place] ^= 1 << place % 8
+        file.write_bytes(damaged)
+        assert packed() == sound
+    for size in range(0, len(content), 7):
+        file.write_bytes(content[:size])
+        assert packed() == sound
+    other = packed(window=3)
+    (second,) = set(tmp_path.iterdir()) - {file}
+    first_bytes, second_bytes = file.read_bytes(), second.read_bytes()
+    file.write_bytes(second_bytes)
+    second.write_bytes(first_bytes)
+    assert packed() == sound
+    assert packed(window=3) == other
+
+
+def test_a_folder_of_indexes_that_cannot_be_made_is_named(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    source = ArraySource({"tokens": Ragged.from_rows([[1, 2, 3]])})
+    with pytest.raises(SourceError, match="folder of indexes"):
+        len(PackedSource(source, length=4, index_dir=tmp_path / "file"))

@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 from tests.sources.support import plain, ragged
 
-from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
+from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError, TransformError
 from holdfast.sources import ArraySource, PackedSource, Ragged, TransformedSource
-from holdfast.sources.transformed import fingerprint_of
+from holdfast.sources.function_fingerprint import fingerprint_of
 from holdfast.testing import check_source
 
 CHATS = ArraySource({"text": Ragged.from_rows(["hello", "how are you", "", "ok"] * 30), "turn": np.arange(120)})
@@ -94,3 +94,15 @@ def test_a_fingerprint_covers_code_closures_and_arguments() -> None:
 def test_what_is_no_list_of_tokens_is_refused() -> None:
     with pytest.raises(SourceFormatError, match="whole numbers"):
         TransformedSource(CHATS, lambda sample: ["a"]).read(np.array([0]))
+
+
+def test_what_goes_wrong_in_a_transform_names_the_sample() -> None:
+    with pytest.raises(TransformError, match="ZeroDivisionError") as raised:
+        TransformedSource(CHATS, lambda sample: [1 // 0], version="1").read(np.array([7]))
+    assert raised.value.index == 7
+    with pytest.raises(SourceFormatError, match="whole numbers"):
+        TransformedSource(CHATS, lambda sample: [[1, 2], [3]]).read(np.array([0]))
+    with pytest.raises(SourceFormatError, match="64 bits"):
+        TransformedSource(CHATS, lambda sample: np.array([2**63 + 5], np.uint64)).read(np.array([0]))
+    with pytest.raises(ConfigError, match="function"):
+        TransformedSource(CHATS, 5)  # type: ignore[arg-type]

@@ -22,8 +22,9 @@ from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key, scramble
 from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows, Piece
+from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one, check_epochs, checked_epoch
 from holdfast.sources.file_source import LazySource
+from holdfast.sources.function_fingerprint import fingerprint_of
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.ragged import Ragged
 
@@ -67,6 +68,7 @@ class BatchSource(LazySource[_Opened]):
         window: how many consecutive samples are batched together; larger windows leave less padding.
         bucket: gives the bucket of each length, or of each value of ``bucket_column``; batches never mix buckets.
         bucket_column: a column of numbers, e.g. an aspect ratio, that ``bucket`` looks at instead of lengths.
+        version: what tells ``bucket`` from another one; without it, a fingerprint of its code and of what it uses.
         seed: of the order of samples of the same length, which differs by epoch; None keeps one.
         cache_bytes: most memory for windows in use.
         index_dir: a folder in which the number of batches per window is kept, so that they are counted once.
@@ -82,19 +84,19 @@ class BatchSource(LazySource[_Opened]):
         window: int = 4096,
         bucket: Callable[[NDArray[Any]], NDArray[np.integer[Any]]] | None = None,
         bucket_column: str | None = None,
+        version: str | None = None,
         seed: int | None = 0,
         cache_bytes: int = 64 * 2**20,
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        if batch_tokens < 1 or (max_samples is not None and max_samples < 1):
-            raise ConfigError("a batch holds at least one token", batch_tokens=batch_tokens, max_samples=max_samples)
         if bucket_column is not None and bucket is None:
             raise ConfigError("bucket_column needs bucket, which says the bucket of its values", column=bucket_column)
         self._windows = DocumentWindows(source, column=column, size=window)
-        self._budget = batch_tokens
-        self._most = max_samples or window
+        self._budget = at_least_one(batch_tokens, "batch_tokens")
+        self._most = self._windows.size if max_samples is None else at_least_one(max_samples, "max_samples")
         self._bucket = bucket
+        self._version = fingerprint_of(bucket) if version is None and bucket is not None else version
         self._bucket_column = bucket_column
         self._seed = seed
         self._cache_bytes = cache_bytes
@@ -110,7 +112,7 @@ class BatchSource(LazySource[_Opened]):
     def read_at(self, indices: Indices, epochs: Indices) -> Columns:
         """Read the samples of the batches at ``indices``, each as it is in its epoch."""
         opened = self._opened
-        rows = check_indices(indices, len(self), source="BatchSource")
+        rows, epochs = check_epochs(indices, epochs, len(self), source="BatchSource")
         chosen = [self._samples(opened, row, epoch) for row, epoch in zip(rows.tolist(), epochs.tolist(), strict=True)]
         samples = np.concatenate([*(samples for samples, _ in chosen), np.empty(0, dtype=np.int64)])
         offsets = bounds_of([len(samples) for samples, _ in chosen])
@@ -139,7 +141,7 @@ class BatchSource(LazySource[_Opened]):
         """Return the samples of a batch in an epoch, each from its first token to its last."""
         opened = self._opened
         check_indices([index], len(self), source="BatchSource")
-        samples, _ = self._samples(opened, index, epoch)
+        samples, _ = self._samples(opened, index, checked_epoch(epoch))
         lengths = self._windows.documents(samples).row_lengths
         return [Piece(sample, 0, length) for sample, length in zip(samples.tolist(), lengths.tolist(), strict=True)]
 
@@ -148,7 +150,7 @@ class BatchSource(LazySource[_Opened]):
         opened = self._opened
         check_indices([document], len(self._windows.source), source="BatchSource")
         number, inside = divmod(document, self._windows.size)
-        window = self._window_at(opened, number, epoch)
+        window = self._window_at(opened, number, checked_epoch(epoch))
         place = int(np.flatnonzero(window.rows == inside)[0])
         return [int(opened.bounds[number]) + int(np.searchsorted(window.offsets, place, side="right")) - 1]
 
@@ -204,12 +206,12 @@ class BatchSource(LazySource[_Opened]):
         return found.astype(np.int64)
 
     def _kind(self) -> str:
-        return f"batches {self._budget} {self._most} {self._bucket_column} {getattr(self._bucket, '__qualname__', '')}"
+        return f"batches {self._budget} {self._most} {self._bucket_column} {self._version}"
 
     def _open(self) -> _Opened:
-        # Buckets are a function that may change, and counts made with another would be wrong: none are kept then.
-        folder = None if self._bucket is not None else self._index_dir
-        counts, room, tokens = self._windows.count(self._count_window, numbers=3, kind=self._kind(), folder=folder)
+        counts, room, tokens = self._windows.count(
+            self._count_window, numbers=3, kind=self._kind(), folder=self._index_dir
+        )
         windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
         padding = 1 - float(tokens.sum()) / max(1.0, float(room.sum()))
         return _Opened(bounds_of(counts), padding, windows)

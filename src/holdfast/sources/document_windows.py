@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
-import hashlib
 import os
-import tempfile
 from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
-from holdfast.sources.base import Indices, Source
+from holdfast.order.numbers import whole_number
+from holdfast.sources.base import Indices, Source, check_indices
+from holdfast.sources.kept_counts import Kept, keep_counts, kept_counts, kept_file
 from holdfast.sources.ragged import Ragged
 
-__all__ = ["DocumentWindows", "HasRowLengths", "MadeOfDocuments", "Piece"]
+__all__ = [
+    "DocumentWindows",
+    "HasRowLengths",
+    "MadeOfDocuments",
+    "Piece",
+    "at_least_one",
+    "check_epochs",
+    "checked_epoch",
+]
 
 
 class Piece(NamedTuple):
@@ -46,6 +53,8 @@ class MadeOfDocuments(Protocol):
         """Return the samples that hold a document, or pieces of it, in an epoch."""
 
 
+MAX_TOKEN = int(np.iinfo(np.int64).max)
+
 #: Counts of a window, by its number and the lengths of its documents.
 Counts = Callable[[int, NDArray[np.int64]], tuple[int, ...]]
 
@@ -60,11 +69,13 @@ class DocumentWindows:
     """
 
     def __init__(self, source: Source, *, column: str, size: int) -> None:
-        if size < 1:
-            raise ConfigError("a window holds at least one document", window=size)
+        if not isinstance(source, Source):
+            raise ConfigError(
+                "documents come from a Source", found=type(source).__name__, hint="ArraySource holds arrays in memory"
+            )
         self.source = source
         self.column = column
-        self.size = size
+        self.size = at_least_one(size, "window")
 
     def __len__(self) -> int:
         return -(-len(self.source) // self.size)
@@ -91,6 +102,8 @@ class DocumentWindows:
                 column=self.column,
                 found=sorted(columns),
             )
+        if documents.dtype == np.uint64 and len(documents.values) and int(documents.values.max()) > MAX_TOKEN:
+            raise SourceFormatError("a token does not fit 64 bits with a sign", column=self.column, dtype="uint64")
         return documents
 
     def prefetch(self, numbers: Iterable[int], reader: int) -> bool:
@@ -109,25 +122,17 @@ class DocumentWindows:
             kind: what is counted, with all that decides the result beside the documents.
             folder: where the counts are kept, so that the pass is made once; None to keep them nowhere.
         """
-        kept = None
-        if folder is not None:
-            about = f"{self.source.fingerprint()} {self.column} {self.size} {kind}"
-            kept = Path(folder) / f"windows-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}.npy"
-            try:
-                counts: NDArray[np.int64] = np.load(kept, allow_pickle=False)
-                if counts.shape == (numbers, len(self)) and counts.dtype == np.int64 and (counts >= 0).all():
-                    return counts
-            except (OSError, ValueError, EOFError):
-                pass  # not there, or torn: counted again
+        about = f"{self.source.fingerprint()} {self.column} {self.size} {kind}" if folder is not None else ""
+        file = None if folder is None else kept_file(folder, "windows", about)
+        kept = None if file is None else kept_counts(file)
+        if kept is not None and kept.about == about and kept.counts.shape == (numbers, len(self)):
+            return kept.counts
         counts = np.empty((numbers, len(self)), dtype=np.int64)
         for number in range(len(self)):
             lengths, _ = self.lengths(number)
             counts[:, number] = count(number, lengths)
-        if kept is not None:
-            kept.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.NamedTemporaryFile(dir=kept.parent, suffix=".npy", delete=False) as aside:
-                np.save(aside, counts)
-            os.replace(aside.name, kept)
+        if file is not None:
+            keep_counts(file, Kept(about, counts))
         return counts
 
     def check_length(self, documents: Ragged, expected: NDArray[np.int64], indices: Indices) -> Ragged:
@@ -142,3 +147,28 @@ class DocumentWindows:
                 hint="the data or its transform has changed, or the transform is not the same each time",
             )
         return documents
+
+
+def at_least_one(value: int, what: str) -> int:
+    """Return a size, or raise ``ConfigError``."""
+    size = whole_number(value, what)
+    if size < 1:
+        raise ConfigError(f"{what} must be at least 1", found=size)
+    return size
+
+
+def checked_epoch(epoch: int) -> int:
+    """Return the number of an epoch, or raise ``ConfigError``."""
+    number = whole_number(epoch, "epoch")
+    if number < 0:
+        raise ConfigError("epochs are counted from 0", epoch=number)
+    return number
+
+
+def check_epochs(indices: Any, epochs: Any, length: int, *, source: str) -> tuple[Indices, Indices]:
+    """Return the samples to read, and the epoch of each, as arrays; or raise an error that names what is wrong."""
+    rows = check_indices(indices, length, source=source)
+    found = check_indices(epochs, MAX_TOKEN, source=f"epochs of {source}")
+    if len(found) != len(rows):
+        raise ConfigError("give an epoch for each sample", samples=len(rows), epochs=len(found))
+    return rows, found

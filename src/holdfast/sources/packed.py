@@ -6,7 +6,7 @@ shuffling, mixing, resuming at another world size, skipping and ``when`` work as
 over the lengths counts the packs per window; a read packs the windows it touches again.
 
 In each epoch a document has other neighbours: pieces of the same size change places, which leaves the number of packs
-and how full each is as they were.
+as it was, and packs as full; which of a window's packs are the less full ones may differ.
 """
 
 from __future__ import annotations
@@ -23,10 +23,11 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
-from holdfast.sources.base import Columns, Indices, Source, check_indices
+from holdfast.order.numbers import whole_number
+from holdfast.sources.base import Column, Columns, Indices, Source, check_indices
 from holdfast.sources.best_fit import Packs, best_fit
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows, Piece
+from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one, check_epochs, checked_epoch
 from holdfast.sources.file_source import LazySource
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import Ragged
@@ -92,14 +93,11 @@ class PackedSource(LazySource[_Opened]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        if length < 1:
-            raise ConfigError("length must be at least 1", length=length)
         self._windows = DocumentWindows(source, column=column, size=window)
-        self._length = length
-        self._padding = padding
+        self._length = at_least_one(length, "length")
+        self._padding = whole_number(padding, "padding")
         self._labels = labels
-        self._masked = np.unique(np.fromiter(masked, dtype=np.int64))
-        check_indices(self._masked, len(source), source="PackedSource")
+        self._masked = _documents_of(masked, len(source))
         self._seed = seed
         self._cache_bytes = cache_bytes
         self._index_dir = index_dir
@@ -113,18 +111,14 @@ class PackedSource(LazySource[_Opened]):
 
     def read_at(self, indices: Indices, epochs: Indices) -> Columns:
         """Fill the packs at ``indices``, each as it is in its epoch."""
+        indices, epochs = check_epochs(indices, epochs, len(self), source="PackedSource")
         if self._seed is None or not len(epochs) or (epochs == epochs[0]).all():
             return self._read(indices, int(epochs[0]) if len(epochs) else 0)
         found, places = np.unique(epochs, return_inverse=True)
         order = np.argsort(places, kind="stable")
         parts = [self._read(indices[places == number], epoch) for number, epoch in enumerate(found.tolist())]
         back = np.argsort(order)
-        return {
-            name: Ragged.concat([part[name] for part in parts]).take(back)  # type: ignore[misc]
-            if isinstance(parts[0][name], Ragged)
-            else np.concatenate([part[name] for part in parts])[back]
-            for name in parts[0]
-        }
+        return {name: _joined([part[name] for part in parts], back) for name in parts[0]}
 
     def _read(self, indices: Indices, epoch: int) -> Columns:
         opened = self._opened
@@ -158,7 +152,7 @@ class PackedSource(LazySource[_Opened]):
         opened = self._opened
         check_indices([index], len(self), source="PackedSource")
         number = int(np.searchsorted(opened.bounds, index, side="right")) - 1
-        packs = self._window_at(opened, number, epoch).packs
+        packs = self._window_at(opened, number, checked_epoch(epoch)).packs
         inside = slice(*packs.offsets[index - opened.bounds[number] :][:2])
         columns = (packs.document[inside] + number * self._windows.size, packs.start[inside], packs.stop[inside])
         return [Piece(*piece) for piece in zip(*(column.tolist() for column in columns), strict=True)]
@@ -168,7 +162,7 @@ class PackedSource(LazySource[_Opened]):
         opened = self._opened
         check_indices([document], len(self._windows.source), source="PackedSource")
         number, inside = divmod(document, self._windows.size)
-        packs = self._window_at(opened, number, epoch).packs
+        packs = self._window_at(opened, number, checked_epoch(epoch)).packs
         found = np.searchsorted(packs.offsets, np.flatnonzero(packs.document == inside), side="right") - 1
         return [int(pack) for pack in np.unique(found) + opened.bounds[number]]
 
@@ -197,6 +191,9 @@ class PackedSource(LazySource[_Opened]):
         target = np.repeat(row * self._length + at, sizes) + position
         documents, inside_documents = self._documents(held, number, packs.document[piece])
         origin = np.repeat(documents.offsets[inside_documents] + packs.start[piece], sizes) + position
+
+        if not _fits(self._padding, documents.dtype):
+            raise ConfigError("padding is not a token", padding=self._padding, dtype=str(documents.dtype))
 
         def spread(values: Any, fill: int, dtype: Any) -> NDArray[Any]:
             column = np.full(len(rows) * self._length, fill, dtype=dtype)
@@ -261,3 +258,25 @@ class PackedSource(LazySource[_Opened]):
         )
         windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
         return _Opened(bounds_of(counts), int(tokens.sum()), windows)
+
+
+def _documents_of(masked: Iterable[int], count: int) -> Indices:
+    """Return the numbers of masked documents; a mask of booleans, or text, would name others than were meant."""
+    try:
+        values = np.asarray(masked if isinstance(masked, np.ndarray) else [*masked])
+    except (TypeError, ValueError) as error:
+        raise ConfigError("masked must be the numbers of documents", found=type(masked).__name__) from error
+    return np.unique(check_indices(values, count, source="PackedSource"))
+
+
+def _fits(value: int, dtype: np.dtype[Any]) -> bool:
+    limits = np.iinfo(dtype)
+    return bool(limits.min <= value <= limits.max)
+
+
+def _joined(columns: list[Column], order: Indices) -> Column:
+    """Return the rows of columns, end to end, in an order."""
+    ragged = [column for column in columns if isinstance(column, Ragged)]
+    if ragged:
+        return Ragged.concat(ragged).take(order)
+    return np.concatenate([np.asarray(column) for column in columns])[order]

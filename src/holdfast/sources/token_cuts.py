@@ -11,10 +11,9 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError
 from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows, Piece
+from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one
 from holdfast.sources.file_source import LazySource
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.ragged import Ragged
@@ -49,10 +48,8 @@ class TokenCuts(LazySource[_Opened]):
         index_dir: str | os.PathLike[str] | None = None,
     ) -> None:
         super().__init__()
-        if length < 1:
-            raise ConfigError("length must be at least 1", length=length)
         self._windows = windows
-        self._length = length
+        self._length = at_least_one(length, "length")
         self._cache_bytes = cache_bytes
         self._index_dir = index_dir
 

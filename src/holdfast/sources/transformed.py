@@ -7,28 +7,24 @@ old one.
 
 from __future__ import annotations
 
-import functools
 import hashlib
 import os
-import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
-from types import CodeType
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
+from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError, TransformError
 from holdfast.sources.base import Columns, Indices, Source, check_indices
+from holdfast.sources.document_windows import MAX_TOKEN
+from holdfast.sources.function_fingerprint import fingerprint_of
+from holdfast.sources.kept_counts import Kept, keep_counts, kept_counts, kept_file
 from holdfast.sources.ragged import Ragged
 
-__all__ = ["TransformedSource", "fingerprint_of"]
+__all__ = ["TransformedSource"]
 
-MAX_DEPTH = 32  # of functions and values inside a transform
 AT_ONCE = 4096  # samples whose lengths are found together
-_MAGIC = b"holdfast lengths 1\n"
-_DIGEST_BYTES = 16
 
 
 class TransformedSource(Source):
@@ -39,9 +35,9 @@ class TransformedSource(Source):
         transform: makes the tokens of one sample, given as a dict of its columns: a list or an array of whole numbers.
             It must give the same tokens each time.
         index_dir: a folder in which the lengths are kept, so that they are found once.
-        version: what tells the transform from another one. Without it, that is a fingerprint of its code, of the
-            functions and constants it names and of the plain values it holds; give it where the transform uses
-            something else, as a tokenizer.
+        version: what tells the transform from another one. Without it, that is a fingerprint of its code and of the
+            functions, classes and plain values of your own that it uses (what is installed goes by its name); needed
+            where the transform uses something else, as a tokenizer, and where another version of Python continues.
         column: what the column of tokens is called.
     """
 
@@ -54,6 +50,12 @@ class TransformedSource(Source):
         version: str | None = None,
         column: str = "tokens",
     ) -> None:
+        if not isinstance(source, Source) or not callable(transform):
+            raise ConfigError(
+                "a TransformedSource is made of a source and a function",
+                source=type(source).__name__,
+                transform=type(transform).__name__,
+            )
         self._source = source
         self._transform = transform
         self._index_dir = index_dir
@@ -71,7 +73,7 @@ class TransformedSource(Source):
         made = []
         for number, index in enumerate(rows.tolist()):
             sample = {name: _value(column, number) for name, column in columns.items()}
-            tokens = np.asarray(self._transform(sample))
+            tokens = self._tokens(sample, index)
             if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
                 raise SourceFormatError(
                     "the transform gives no list of whole numbers",
@@ -79,10 +81,22 @@ class TransformedSource(Source):
                     dtype=str(tokens.dtype),
                     shape=tokens.shape,
                 )
+            if tokens.dtype == np.uint64 and len(tokens) and int(tokens.max()) > MAX_TOKEN:
+                raise SourceFormatError("a token does not fit 64 bits with a sign", index=index, dtype="uint64")
             made.append(tokens.astype(np.int64, copy=False))
         values = np.concatenate([*made, np.empty(0, dtype=np.int64)])
         offsets = np.concatenate([[0], np.cumsum([len(tokens) for tokens in made])]).astype(np.int64)
         return {self._column: Ragged(values, offsets)}
+
+    def _tokens(self, sample: Mapping[str, Any], index: int) -> NDArray[Any]:
+        try:
+            made = self._transform(sample)
+        except Exception as cause:
+            raise TransformError(f"the transform raised {cause!r}", index=index) from cause
+        try:
+            return np.asarray(made)
+        except ValueError as cause:  # rows of different lengths
+            raise SourceFormatError("the transform gives no list of whole numbers", index=index) from cause
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the lengths that are kept."""
@@ -107,31 +121,20 @@ class TransformedSource(Source):
     def _kept_lengths(self) -> NDArray[np.int32]:
         if self._index_dir is None:
             return self._find_lengths()
-        about = f"{self._source.fingerprint()} {self._column}"
-        kept = Path(self._index_dir) / f"lengths-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}"
-        head = _MAGIC + self._version.encode() + b"\n"
-        try:
-            raw = kept.read_bytes()
-        except OSError:
-            raw = b""
-        body, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
-        sound = body.startswith(_MAGIC) and hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() == digest
-        if sound and not body.startswith(head):
+        file = kept_file(self._index_dir, "lengths", f"{self._source.fingerprint()} {self._column}")
+        kept = kept_counts(file)
+        if kept is not None and kept.about != self._version:
             raise SourceChangedError(
                 "the transform has changed since the lengths of its documents were found",
-                file=str(kept),
-                was=body[len(_MAGIC) :].split(b"\n", 1)[0].decode(errors="replace")[:80],
+                file=str(file),
+                was=kept.about[:80],
                 now=self._version[:80],
                 hint="delete the file to find them again, or give another index_dir; a run cannot resume with it",
             )
-        if sound and len(body) == len(head) + 4 * len(self):
-            return np.frombuffer(body[len(head) :], dtype="<i4")
+        if kept is not None and kept.counts.shape == (len(self),):
+            return kept.counts
         lengths = self._find_lengths()
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        body = head + lengths.astype("<i4").tobytes()
-        with tempfile.NamedTemporaryFile(dir=kept.parent, prefix=".lengths-", delete=False) as aside:
-            aside.write(body + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest())
-        os.replace(aside.name, kept)
+        keep_counts(file, Kept(self._version, lengths))
         return lengths
 
     def _find_lengths(self) -> NDArray[np.int32]:
@@ -148,65 +151,3 @@ def _value(column: Any, row: int) -> Any:
     if isinstance(column, Ragged):
         return column[row].tobytes().decode() if column.encoding else column[row]
     return column[row]
-
-
-def fingerprint_of(function: Callable[..., Any]) -> str:
-    """Return a digest of a function's code, its defaults, and the plain values and functions it holds.
-
-    Raises:
-        ConfigError: it holds something whose content cannot be told.
-    """
-    digest = hashlib.blake2b(digest_size=16)
-    _add(digest, function, 0, set())
-    return digest.hexdigest()
-
-
-def _add(digest: Any, value: Any, depth: int, known: set[int]) -> None:
-    """Add a value to a digest; ``known`` are functions that were added, which may name each other in a circle."""
-    if depth > MAX_DEPTH:
-        raise ConfigError("the transform is nested too deeply for a fingerprint", hint="give version=…")
-    if isinstance(value, functools.partial):
-        _add_all(digest, (value.func, list(value.args), value.keywords), depth, known)
-    elif isinstance(value, CodeType):
-        digest.update(value.co_code + repr((value.co_names, value.co_varnames)).encode())
-        _add_all(digest, value.co_consts, depth, known)
-    elif hasattr(value, "__code__"):
-        if id(value.__code__) not in known:
-            known.add(id(value.__code__))
-            held = [cell.cell_contents for cell in value.__closure__ or ()]
-            _add_all(digest, (value.__code__, value.__defaults__, value.__kwdefaults__, held), depth, known)
-            _add_all(digest, (getattr(value, "__self__", None), *_named(value)), depth, known)
-    elif value is None or isinstance(value, (bool, int, float, complex, str, bytes, type(...))):
-        digest.update(f"{type(value).__name__} {value!r}|".encode())
-    elif isinstance(value, (list, tuple)):
-        digest.update(f"{type(value).__name__} {len(value)}|".encode())
-        _add_all(digest, value, depth, known)
-    elif isinstance(value, (set, frozenset)):
-        _add(digest, sorted(map(repr, value)), depth + 1, known)
-    elif isinstance(value, Mapping):
-        _add(digest, [[str(key), value[key]] for key in value], depth + 1, known)
-    elif isinstance(value, np.ndarray) and not value.dtype.hasobject:
-        digest.update(f"{value.dtype.str} {value.shape}|".encode() + value.tobytes())
-    elif callable(value) and hasattr(value, "__qualname__"):
-        digest.update(f"{value.__module__}.{value.__qualname__}|".encode())
-    elif callable(value) and hasattr(value, "__dict__"):
-        digest.update(f"{type(value).__module__}.{type(value).__qualname__}|".encode())
-        _add_all(digest, (type(value).__call__, vars(value)), depth, known)
-    else:
-        raise ConfigError(
-            "the transform holds something whose content cannot be told",
-            kind=type(value).__name__,
-            hint="give version=…, and another one when the transform changes",
-        )
-
-
-def _add_all(digest: Any, values: Iterable[Any], depth: int, known: set[int]) -> None:
-    for value in values:
-        _add(digest, value, depth + 1, known)
-
-
-def _named(function: Any) -> list[Any]:
-    """Return the functions and constants of its module that a function names."""
-    found = [function.__globals__.get(name) for name in function.__code__.co_names]
-    plain = (bool, int, float, str, bytes, list, tuple, dict, set, frozenset)
-    return [value for value in found if hasattr(value, "__code__") or isinstance(value, plain)]

@@ -1,0 +1,72 @@
+"""Counts of a source kept in a folder, so that the pass that found them is made once.
+
+A file says what its counts are of and ends with a digest of all before it: one that is torn, damaged or of something
+else is never taken for a good one.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import tempfile
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import SourceError
+
+__all__ = ["Kept", "keep_counts", "kept_counts", "kept_file"]
+
+_MAGIC = b"holdfast counts 1\n"
+_DIGEST_BYTES = 16
+
+
+class Kept(NamedTuple):
+    """What a file holds."""
+
+    about: str
+    counts: NDArray[Any]
+
+
+def kept_file(folder: str | os.PathLike[str], kind: str, about: str) -> Path:
+    """Return where counts of a kind are kept, by what they are of."""
+    return Path(folder) / f"{kind}-{hashlib.blake2b(about.encode(), digest_size=8).hexdigest()}"
+
+
+def kept_counts(path: Path) -> Kept | None:
+    """Return the counts of a file; None where there is none, or one that is not sound."""
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    body, digest = raw[:-_DIGEST_BYTES], raw[-_DIGEST_BYTES:]
+    if not body.startswith(_MAGIC) or hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest() != digest:
+        return None
+    head, _, data = body[len(_MAGIC) :].partition(b"\n")
+    told = json.loads(head)
+    return Kept(told["about"], np.frombuffer(data, dtype=told["dtype"]).reshape(told["shape"]))
+
+
+def keep_counts(path: Path, kept: Kept) -> None:
+    """Write a file of counts, whole or not at all.
+
+    Raises:
+        SourceError: the folder cannot be written to.
+    """
+    counts = np.ascontiguousarray(kept.counts, dtype=kept.counts.dtype.newbyteorder("<"))
+    head = json.dumps({"about": kept.about, "dtype": counts.dtype.str, "shape": counts.shape})
+    body = _MAGIC + head.encode() + b"\n" + counts.tobytes()
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.NamedTemporaryFile(dir=path.parent, prefix=f".{path.name}-", delete=False) as aside:
+            aside.write(body + hashlib.blake2b(body, digest_size=_DIGEST_BYTES).digest())
+        os.replace(aside.name, path)
+    except OSError as error:
+        raise SourceError(
+            f"the folder of indexes cannot be written to: {error.strerror}",
+            index_dir=str(path.parent),
+            hint="give an index_dir that can be, or none",
+        ) from error
