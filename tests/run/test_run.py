@@ -60,7 +60,7 @@ def test_the_same_program_started_again_continues_by_itself(tmp_path: Path) -> N
     first = make_job()
     for batch in (run := first.run(tmp_path / "run")):
         run.step(loss=first.step(batch))
-        if run.step_number == 12:  # in the middle of its 13th step, two steps after a checkpoint
+        if run.step_number == 13:  # three steps after a checkpoint
             break
     run.close()
     second = make_job()

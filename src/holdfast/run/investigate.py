@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -93,9 +94,15 @@ def _scene(run: Run, step: int, options: BlameOptions) -> Iterator[_Scene]:
 
 
 def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure]:
-    """Return the cure of ``RollbackOptions(cure="prove")``: leave out what is proven, and nothing else."""
+    """Return the cure of ``RollbackOptions(cure="prove")``: leave out what is proven, and nothing else.
+
+    It does not keep the run alive: whoever drops the run closes it.
+    """
+    held = weakref.ref(run)
 
     def cure(finding: Mapping[str, Any], suspects: tuple[int, int]) -> Cure:
+        run = held()
+        assert run is not None, "a run that rolls back is in use"
         onset = int(finding["onset"])
         last = min(run.step_number - 1, onset + MAX_WINDOW - 1)
         looking = replace(BlameOptions(), before=last - onset + 1)

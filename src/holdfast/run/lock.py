@@ -43,7 +43,7 @@ class FolderLock:
         holder = _read(self._descriptor)
         if holder.get("pid") == os.getpid() and holder.get("host") == socket.gethostname() and _is_own(holder):
             # Closing a descriptor would release the other run's lock of this very process, so this one stays open.
-            raise self._locked(holder)
+            raise self._locked(holder, own=True)
         try:
             fcntl.lockf(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError as error:
@@ -69,14 +69,16 @@ class FolderLock:
             os.close(self._descriptor)
             self._descriptor = -1
 
-    def _locked(self, holder: dict[str, object]) -> RunLockedError:
+    def _locked(self, holder: dict[str, object], *, own: bool = False) -> RunLockedError:
         return RunLockedError(
-            "another process is running in this folder",
+            "an earlier run of this very process is open in this folder"
+            if own
+            else "another process is running in this folder",
             folder=str(self._path.parent),
             pid=holder.get("pid"),
             host=holder.get("host"),
             since=holder.get("since"),
-            hint="wait for it, end it, or choose another folder",
+            hint="call close() on the earlier Run" if own else "wait for it, end it, or choose another folder",
         )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
@@ -13,6 +14,7 @@ from holdfast.run.attempt import Attempt
 from holdfast.run.gauge import Gauge
 from holdfast.run.generators import generator_states, restore_generators
 from holdfast.run.layout import RunFolder
+from holdfast.run.metrics_notes import MetricsNotes
 from holdfast.run.monitor import Monitor, RankComparison
 from holdfast.run.options import RunOptions
 from holdfast.run.policy import Action
@@ -20,7 +22,7 @@ from holdfast.run.preemption import Preemption
 from holdfast.run.reactions import Reactions
 from holdfast.run.rollback import RollbackOptions, roll_back
 from holdfast.run.saving import Saving
-from holdfast.run.snapshot import Components
+from holdfast.run.snapshot import Components, move_loader
 from holdfast.run.step_record import StepRecord
 from holdfast.run.step_writer import StepWriter
 from holdfast.run.watchdog import Watchdog
@@ -33,6 +35,8 @@ MAX_BEHIND = 2
 MAX_REMEMBERED_STEPS = 10_000
 # How many times the last save's duration is kept in reserve before a known end of time.
 SAVE_RESERVE = 2.0
+# More batches than anybody accumulates for one step: the program may have forgotten to call ``step``.
+MANY_BATCHES = 256
 
 
 class Loop:
@@ -70,9 +74,12 @@ class Loop:
         self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
         self._first_batch = attempt.batch
+        self._has_order = components.has_order
+        self._loader_step: int = getattr(components.loader, "step", 0)  # where the loader stood after the last step
+        self._in_loop = False  # batches are being handed out, or the program has left the loop in between
+        self._closed = False
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
-        self._metrics_every = options.metrics_every if components.metrics is not None else None
-        self._metrics_at = -1
+        self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
         self._handed_out = 0.0
         self._jumped = False
         self._noted_schedule: Any = None  # the schedule the log knows; a jump of the loader makes another
@@ -101,11 +108,23 @@ class Loop:
 
     # --- handing out batches ---------------------------------------------------------------------------------------
 
-    def batches(self, steps: Callable[[], int | None]) -> Iterator[Any]:
-        """Yield batches until the data ends, the steps are done, or the run ends for another reason."""
+    @property
+    def step_number(self) -> int:
+        """How many steps are done, the one the program has just reported included."""
+        return self.attempt.step + (self._pending is not None)
+
+    def batches(self, steps: Callable[[], int | None], on_end: Callable[[], None]) -> Iterator[Any]:
+        """Yield batches until the data ends, the steps are done, or the run ends for another reason.
+
+        Args:
+            steps: returns how many steps there are in all.
+            on_end: called when it has ended, and not where the program leaves the loop.
+        """
         attempt, watchdog = self.attempt, self._watchdog
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
-        while True:
+        has_order = self._has_order
+        self._come_back()
+        while not self._is_over():
             batches = iter(loader)
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
@@ -116,7 +135,7 @@ class Loop:
                     lap("data")
                     break
                 lap("data")
-                if getattr(loader, "schedule", None) is not self._noted_schedule:
+                if has_order and loader.schedule is not self._noted_schedule:
                     self._note_stream()
                 attempt.batch += 1
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
@@ -128,18 +147,57 @@ class Loop:
                 lap("step")
                 if self._pending is not None:
                     self._settle()
-                    if self.ended is not None:
-                        return
+                    if self._is_over():
+                        break
+                elif attempt.batch - self._first_batch == MANY_BATCHES:
+                    _warn(f"{MANY_BATCHES} batches were taken since the last step: does the program call run.step()?")
+            if self._is_over():
+                break
             if self._jumped or self._settle_last():
                 continue
+            if attempt.batch > self._first_batch == 0:
+                _warn("the data has ended, and run.step() was never called: nothing is recorded")
+            self._in_loop = False
             self.finish()
             watchdog.mark("idle", attempt.step)
-            return
+            break
+        self._in_loop = False
+        on_end()
+
+    def _is_over(self) -> bool:
+        return self.ended is not None
+
+    def _come_back(self) -> None:
+        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back."""
+        if self._in_loop:
+            self.attempt.stopwatch.lap("step")
+            if self._pending is not None:
+                self._settle()
+            else:
+                self._take_back()
+        self._in_loop = True
+
+    def _take_back(self) -> bool:
+        """Go back to the first batch no step was made of; returns whether everything stands where the last step ended.
+
+        It does not where an optimizer has moved on since, where a forward pass may have moved the generators, or where
+        the loader cannot go back.
+        """
+        attempt, loader = self.attempt, self._components.loader
+        untouched = not self._gauge.stepped and self._gauge.forward_ended <= self._handed_out
+        if attempt.batch == self._first_batch:
+            return untouched
+        if self._gauge.stepped or not self._has_order:
+            return False
+        move_loader(loader, self._loader_step)
+        self._noted_schedule = None
+        attempt.batch = self._first_batch
+        return untouched
 
     def _note_stream(self) -> None:
         """Write the stream's state where its schedule has changed, so that the log says which samples a batch held."""
         loader = self._components.loader
-        if self._components.has_order and self.attempt.ranks.is_first:
+        if self.attempt.ranks.is_first:
             state = loader.state_dict()
             self.attempt.note("stream", step=self.attempt.step, batch=self.attempt.batch, state=state)
         self._noted_schedule = loader.schedule
@@ -147,6 +205,8 @@ class Loop:
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         """Take what the program says of the step it has just done."""
         attempt = self.attempt
+        if not self._in_loop:
+            raise RunError("a step outside the loop", hint="call step() inside `for batch in run:`")
         if self._pending is not None:
             raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
         batches = (self._first_batch, attempt.batch)
@@ -186,8 +246,8 @@ class Loop:
                 self._save("interval")
             if saving.under_way is not None:
                 saving.poll()
-            if self._metrics_every and attempt.step % self._metrics_every == 0:
-                self._record_metrics()
+            if self._metrics.every and attempt.step % self._metrics.every == 0:
+                self._metrics.write()
         attempt.stopwatch.lap("step")
 
     def _wish(self) -> Wish:
@@ -208,6 +268,8 @@ class Loop:
         self._batches_of.append((record.step, record.batches[0]))
         self.attempt.step += 1
         self._first_batch = self.attempt.batch
+        if self._has_order:
+            self._loader_step = self._components.loader.step
 
     def _settle_last(self) -> bool:
         """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
@@ -264,17 +326,9 @@ class Loop:
         if self.attempt.step != self.attempt.saved_step:
             self._watchdog.mark("save", self.attempt.step)
             self._saving.save(reason, wait=wait)
-            self._record_metrics()
+            self._metrics.write()
         elif wait:
             self._saving.wait()
-
-    def _record_metrics(self) -> None:
-        metrics = self._components.metrics
-        if metrics is not None and self._metrics_at != self.attempt.step:
-            self._metrics_at = self.attempt.step
-            figures = metrics.get_metrics_for_logging()
-            plain = {name: value for name, value in figures.items() if isinstance(value, (int, float))}
-            self.attempt.event("metrics", step=self.attempt.step, figures=plain)
 
     def _roll_back(self, finding: dict[str, Any]) -> None:
         attempt = self.attempt
@@ -292,6 +346,7 @@ class Loop:
         self._gauge.take()
         self._batches_of.clear()
         self._first_batch = attempt.batch
+        self._loader_step = getattr(self._components.loader, "step", 0)
         self._jumped = True
 
     def _compare_hashes(self, step: int, hashes: list[int]) -> None:
@@ -309,14 +364,30 @@ class Loop:
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def finish(self) -> None:
-        """Save what the pass over the data, or the run, ended with."""
+        """Save what the pass over the data, or the run, ended with.
+
+        A loop left between two steps is saved as it stood after the last one, where it can be put back there. Where it
+        cannot, nothing is saved: a checkpoint counts what ``step`` was told of, no more and no less.
+        """
         if self._pending is not None:
             self.attempt.stopwatch.lap("step")
             self._close_step()
+        elif self._in_loop and not self._take_back() and self.attempt.step != self.attempt.saved_step:
+            self._write(everything=True)
+            self.attempt.event("unsaved", step=self.attempt.step, reason="the loop was left between two steps")
+            return
         self._save("end", wait=True)
 
-    def close(self) -> None:
-        """Write what is left, close the log and let the folder go."""
+    def close(self, *, wait: bool = True) -> None:
+        """Write what is left, close the log and let the folder go; closing twice is harmless.
+
+        Args:
+            wait: for the save that is under way.
+        """
+        if self._closed:
+            return
+        self._closed = True
+        self._in_loop = False
         self._watchdog.stop()
         self._gauge.close()
         self._preemption.close()
@@ -326,8 +397,13 @@ class Loop:
                 attempt.stopwatch.lap("step")
                 self._close_step()
             self._write(everything=True)
-            self._saving.wait()
+            if wait:
+                self._saving.wait()
             self._reactions.close()
             attempt.event("end", step=attempt.step)
         finally:
             attempt.close()
+
+
+def _warn(message: str) -> None:
+    warnings.warn(message, RuntimeWarning, stacklevel=3)

@@ -13,7 +13,9 @@ from typing import Any
 import torch
 from torch import nn
 
-__all__ = ["collect_optimizer", "lay_out_optimizer", "parameter_names", "restore_optimizer"]
+from holdfast.errors import RunMismatchError
+
+__all__ = ["check_optimizers", "collect_optimizer", "lay_out_optimizer", "parameter_names", "restore_optimizer"]
 
 _WRAPPERS = ("module.", "_orig_mod.", "_checkpoint_wrapped_module.", "_fsdp_wrapped_module.")
 
@@ -58,7 +60,48 @@ def collect_optimizer(
         [{key: value for key, value in group.items() if key != "params"} for group in optimizer.param_groups]
         for optimizer in optimizers
     ]
-    return tensors, {"values": values, "devices": devices, "groups": groups}
+    kinds = [type(optimizer).__name__ for optimizer in optimizers]
+    defaults = [{key: value for key, value in each.defaults.items() if _is_plain(value)} for each in optimizers]
+    return tensors, {"values": values, "devices": devices, "groups": groups, "kinds": kinds, "defaults": defaults}
+
+
+def _is_plain(value: Any) -> bool:
+    values = value if isinstance(value, (list, tuple)) else (value,)
+    return all(isinstance(each, (bool, int, float, str, type(None))) for each in values)
+
+
+def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping[str, Any]) -> list[str]:
+    """Hold the optimizers to those whose state was saved; returns what the program now says differently, in words.
+
+    Raises:
+        RunMismatchError: another kind of optimizer, or another number of them or of their groups.
+    """
+    kinds, groups = [type(each).__name__ for each in optimizers], [len(each.param_groups) for each in optimizers]
+    known = saved.get("kinds", kinds if len(saved["groups"]) == len(kinds) else ["?"] * len(saved["groups"]))
+    if known != kinds:
+        raise RunMismatchError(
+            "the run was trained with another optimizer",
+            found=", ".join(kinds) or "none",
+            expected=", ".join(known) or "none",
+            hint="make the optimizer the run was started with, or choose another folder",
+        )
+    if groups != [len(each) for each in saved["groups"]]:
+        raise RunMismatchError(
+            "the optimizer has another number of parameter groups",
+            found=groups,
+            expected=[len(each) for each in saved["groups"]],
+            hint="group the parameters as the run was started with, or choose another folder",
+        )
+    notes = []
+    for optimizer, defaults in zip(optimizers, saved.get("defaults", ()), strict=False):
+        for key, value in defaults.items():
+            given = optimizer.defaults.get(key)
+            if given != value and not (isinstance(value, (list, tuple)) and list(value) == list(given or ())):
+                name = f"{key} of {type(optimizer).__name__}"
+                notes.append(
+                    f"the program now says {name} is {given!r}; the run continues with its own, begun with {value!r}"
+                )
+    return notes
 
 
 def lay_out_optimizer(

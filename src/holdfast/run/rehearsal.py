@@ -55,10 +55,10 @@ class Held:
         self._loader = copy.deepcopy(components.loader.state_dict())
         self._loader_place = self._place_of_loader()
 
-    def _place_of_loader(self) -> tuple[Any, int] | None:
-        """Return what shows that a loader has not moved; None for one that cannot tell."""
+    def _place_of_loader(self) -> tuple[Any, int]:
+        """Return what shows that a loader has not moved; something new every time for one that cannot tell."""
         loader = self._components.loader
-        return (loader.schedule, loader.step) if self._components.has_order else None
+        return (loader.schedule, loader.step) if self._components.has_order else (object(), 0)
 
     def put_back(self) -> None:
         """Put everything back as it was, as often as needed."""
@@ -78,7 +78,7 @@ class Held:
         for part, state in self._states.values():
             part.load_state_dict(copy.deepcopy(state))
         place = self._place_of_loader()  # the steps of a rehearsal ask for their batches by number
-        if place is None or place[0] is not self._loader_place[0] or place[1] != self._loader_place[1]:  # type: ignore[index]
+        if place[0] is not self._loader_place[0] or place[1] != self._loader_place[1]:
             self._components.loader.load_state_dict(copy.deepcopy(self._loader))
             self._loader_place = self._place_of_loader()
         restore_generators(self._generators)

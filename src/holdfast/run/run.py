@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import os
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +16,10 @@ from torch import nn
 from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, RunError
 from holdfast.run.alerts import Alert
-from holdfast.run.attempt import begin
+from holdfast.run.attempt import begin, open_attempt
 from holdfast.run.blame import Blame, BlameOptions
 from holdfast.run.evaluation import Evaluation
+from holdfast.run.generators import generator_states, restore_generators
 from holdfast.run.investigate import blame_step, prove_step, proven_cure, replay_steps
 from holdfast.run.layout import RunFolder
 from holdfast.run.loop import Loop
@@ -38,7 +41,8 @@ class Run:
     """A training run in a folder.
 
     Starting the same program again continues where the newest good checkpoint was taken. Nothing is touched until the
-    first batch is asked for.
+    first batch is asked for, or ``resume`` is called. A loop that runs to its end closes the run, unless it is inside
+    ``with``, whose end does; a run that was left with ``break`` is closed with ``close``, or when the program ends.
 
     Args:
         folder: where the run lives; everything about it is in there.
@@ -117,6 +121,9 @@ class Run:
         if self._rollback.cure == "prove":
             self._rollback = replace(self._rollback, cure=proven_cure(self))
         self._loop: Loop | None = None
+        self._entered = False
+        self._last_place: tuple[int, int] | None = None  # steps done and batches taken when it was closed
+        self._finalizer: weakref.finalize[[Loop, int], Run] | None = None
         self.ended: str | None = None
         """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
 
@@ -124,8 +131,12 @@ class Run:
 
     @property
     def step_number(self) -> int:
-        """The next step: how many are done."""
-        return self._open().attempt.step
+        """The next step: how many are done; of a run that has not begun, how many its newest checkpoint holds."""
+        if self._loop is not None:
+            return self._loop.step_number
+        if self._last_place is not None:
+            return self._last_place[0]
+        return 0 if self._fresh else max(self.folder.checkpoint_steps(), default=0)
 
     @property
     def log(self) -> RunLog:
@@ -153,13 +164,18 @@ class Run:
                 reactions=Reactions(attempt, self.folder, self._policy, self._alerts),
                 rollback=self._rollback,
             )
+            self._finalizer = weakref.finalize(self, _let_go, self._loop, os.getpid())
         return self._loop
 
     # --- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from where the run stands, until the data or the steps end."""
-        return self._open().batches(lambda: self.steps)
+        return self._open().batches(lambda: self.steps, self._loop_has_ended)
+
+    def _loop_has_ended(self) -> None:
+        if not self._entered:  # nothing is left to do, and nobody else would say that it has ended
+            self.close()
 
     def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
         """Say that a step is done.
@@ -193,14 +209,43 @@ class Run:
     def evaluating(self, name: str = "evaluation") -> Iterator[Evaluation]:
         """Keep an evaluation out of the training series, in its own bucket of time; generators are put back after it.
 
+        Nothing is restored for it: it evaluates what is in memory.
+
         Yields:
             an ``Evaluation``, whose ``record(loss=…)`` writes its figures to the log.
+
+        Raises:
+            RunError: the run has not begun.
         """
-        loop = self._open()
         evaluation = Evaluation(name)
+        if self._loop is None:
+            with self._evaluating_afterwards(evaluation):
+                yield evaluation
+            return
+        loop = self._loop
         with loop.apart("evaluation"):
             yield evaluation
-        loop.attempt.event("evaluation", name=name, step=loop.attempt.step, figures=evaluation.figures)
+        loop.attempt.event("evaluation", name=name, step=loop.step_number, figures=evaluation.figures)
+
+    @contextlib.contextmanager
+    def _evaluating_afterwards(self, evaluation: Evaluation) -> Iterator[None]:
+        """Record an evaluation of a run that is closed, as an attempt that makes no step."""
+        if self._last_place is None:
+            raise RunError("the run has not begun", hint="call run.resume() first: it puts the run's own weights back")
+        step, batch = self._last_place
+        attempt, down = open_attempt(self.folder, self.components, self.options, fresh=False, config=self._config)
+        try:
+            attempt.event("start", step=step, batch=batch, checkpoint=None, passed_over=[], notes=[], down_time=down)
+            states = generator_states()
+            try:
+                yield
+            finally:
+                restore_generators(states)
+                attempt.stopwatch.lap("evaluation")
+            attempt.event("evaluation", name=evaluation.name, step=step, figures=evaluation.figures)
+            attempt.event("end", step=step)
+        finally:
+            attempt.close()
 
     @contextlib.contextmanager
     def rehearsing(self, step: int) -> Iterator[Rehearsal]:
@@ -266,12 +311,19 @@ class Run:
         loop, self._loop = self._loop, None
         if loop is not None:
             self.ended = loop.ended
-            loop.close()
+            try:
+                loop.close()
+            finally:
+                self._last_place = (loop.attempt.step, loop.attempt.batch)
+                if self._finalizer is not None:
+                    self._finalizer.detach()
 
     def __enter__(self) -> Run:
+        self._entered = True
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        self._entered = False
         if kind is None and self._loop is not None:
             self._loop.finish()
         self.close()
@@ -287,3 +339,12 @@ def _make_monitor(monitor: bool | OnlineDebugger) -> Monitor | None:
     if monitor is False:
         return None
     return Monitor(OnlineDebugger() if monitor is True else monitor)
+
+
+def _let_go(loop: Loop, process: int) -> None:
+    """Close the loop of a run that nobody holds any more, or whose program ends; not in a process forked from it.
+
+    Ranks that are still there would be waited for: their save under way is left to end by itself.
+    """
+    if os.getpid() == process:
+        loop.close(wait=loop.attempt.ranks.world == 1)

@@ -8,7 +8,7 @@ position are packed per rank under ``run``.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
@@ -19,11 +19,17 @@ from torch.distributed.checkpoint.state_dict import get_model_state_dict, set_mo
 from holdfast.checkpoint import ParallelFileSystemReader, load
 from holdfast.errors import ConfigError, RunMismatchError
 from holdfast.run.generators import generator_states, restore_generators
-from holdfast.run.optimizer_state import collect_optimizer, lay_out_optimizer, parameter_names, restore_optimizer
+from holdfast.run.optimizer_state import (
+    check_optimizers,
+    collect_optimizer,
+    lay_out_optimizer,
+    parameter_names,
+    restore_optimizer,
+)
 from holdfast.run.payload import pack, unpack
 from holdfast.run.ranks import Ranks
 
-__all__ = ["Components", "Restored", "Stateful"]
+__all__ = ["Components", "Restored", "Stateful", "move_loader"]
 
 _STATE = "optimizer.state."
 
@@ -124,11 +130,12 @@ class Components:
         }
         # What other ranks keep for themselves is not asked for, which is meant.
         load(state, path, process_group=ranks.group, warn_not_loaded=False)
-        set_model_state_dict(self.model, state["model"])
         saved = {rank: unpack(packed) for rank, packed in kept.items()}
         own = saved[ranks.rank] if ranks.rank in saved else saved[0]
+        notes = check_optimizers(self.optimizers, own["optimizer"])
+        set_model_state_dict(self.model, state["model"])
         restore_optimizer(self.optimizers, names, state["optimizer"]["state"], own["optimizer"])
-        return self._restore_own(saved, own, ranks)
+        return self._restore_own(saved, own, ranks, notes)
 
     def _lay_out_own(self, sizes: dict[int, int], ranks: Ranks, path: Path) -> dict[int, torch.Tensor]:
         """Return room for what this rank needs of what the ranks kept for themselves."""
@@ -140,8 +147,10 @@ class Components:
             wanted = set(sizes)
         return {rank: torch.empty(sizes[rank], dtype=torch.uint8) for rank in wanted}
 
-    def _restore_own(self, saved: dict[int, dict[str, Any]], own: dict[str, Any], ranks: Ranks) -> Restored:
-        world, notes = own["world"], []
+    def _restore_own(
+        self, saved: dict[int, dict[str, Any]], own: dict[str, Any], ranks: Ranks, notes: list[str]
+    ) -> Restored:
+        world = own["world"]
         if world != ranks.world and not self.has_order:
             raise RunMismatchError(
                 "this loader cannot continue at another world size",
@@ -173,6 +182,13 @@ class Components:
             self.metrics.load_state_dict(merge_state_dicts([saved[rank]["metrics"] for rank in sorted(saved)]))
         else:
             self.metrics.reset()
+
+
+def move_loader(loader: Any, step: int) -> None:
+    """Let a loader that computes its order continue from another step of its own schedule."""
+    position = loader.schedule.delivered_before(step)
+    epoch = loader.order.epoch_of(position)
+    loader.restore_from_checkpoint(replace(loader.get_checkpoint(), step=step, position=position, epoch=epoch))
 
 
 def _key(rank: int) -> str:

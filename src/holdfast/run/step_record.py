@@ -62,14 +62,13 @@ class StepRecord:
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
-            if value.is_cpu and not hasattr(value, "to_local"):
-                self._numbers[name] = float(value.item())
-            else:
+            if not value.is_cpu or hasattr(value, "to_local"):
                 self._deferred[name] = Deferred(value)
-            return
+                return
+            value = value.item()
         try:
             self._numbers[name] = float(value)
-        except (TypeError, ValueError):
+        except (TypeError, ValueError, OverflowError):
             raise ConfigError("a step's numbers are numbers", metric=name, found=type(value).__name__) from None
 
     @property

@@ -96,7 +96,8 @@ class Watchdog:
     def stop(self) -> None:
         """End the watch."""
         self._stopping.set()
-        self._thread.join()
+        if threading.current_thread() is not self._thread:  # a run nobody holds is let go by whichever thread notices
+            self._thread.join()
 
     def _watch(self) -> None:
         seen, since, told = self._progress, time.monotonic(), False

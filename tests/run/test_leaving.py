@@ -1,0 +1,279 @@
+"""However a loop is left, what is saved is what ``step`` was told of, and the folder is let go."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from tests.run.job import QUICK, Job, make_job, train
+
+from holdfast.errors import ConfigError, RunError, RunLockedError, RunMismatchError
+from holdfast.run import Run, RunLog, RunOptions
+from holdfast.run.audit import audit
+
+SELDOM = RunOptions(save_every=1000, handle_signals=False)
+
+
+def batches_of(folder: Path) -> list[list[int]]:
+    return [record["batches"] for record in RunLog(folder).steps()]
+
+
+def undisturbed(folder: Path, steps: int) -> int:
+    job = make_job()
+    train(job, job.run(folder, steps=steps))
+    return job.hash
+
+
+def test_a_loop_that_ends_by_itself_writes_its_ending_and_lets_the_folder_go(tmp_path: Path) -> None:
+    for steps in (6, 11):  # two cells of one notebook
+        job = make_job()
+        run = job.run(tmp_path / "run", steps=steps)
+        train(job, run)
+        assert run.step_number == steps
+        assert RunLog(tmp_path / "run").events("end")[-1]["step"] == steps
+    assert audit(tmp_path / "run", {"numbers": [0]}).ended
+
+
+def test_a_run_that_nobody_holds_any_more_lets_the_folder_go(tmp_path: Path) -> None:
+    def leaves() -> None:
+        job = make_job()
+        run = job.run(tmp_path / "run", rollback=None)
+        for batch in run:
+            run.step(loss=job.step(batch))
+            if run.step_number == 7:
+                break
+
+    leaves()
+    assert RunLog(tmp_path / "run").events("end")[-1]["step"] == 7
+    assert make_job().run(tmp_path / "run").resume() == 5
+
+
+def test_an_earlier_run_of_the_same_process_is_named_as_such(tmp_path: Path) -> None:
+    earlier = make_job().run(tmp_path / "run")
+    earlier.resume()
+    with pytest.raises(RunLockedError, match="this very process") as caught:
+        make_job().run(tmp_path / "run").resume()
+    assert "close()" in str(caught.value)
+    earlier.close()
+    assert make_job().run(tmp_path / "run").resume() == 0
+
+
+@pytest.mark.soak  # the same finalizer as above, at the cost of another Python
+def test_a_program_that_ends_after_a_break_has_written_its_ending(tmp_path: Path) -> None:
+    program = """
+import sys
+from pathlib import Path
+from tests.run.job import make_job
+job = make_job()
+run = job.run(Path(sys.argv[1]))
+for batch in run:
+    run.step(loss=job.step(batch))
+    if run.step_number == 3:
+        break
+"""
+    root = Path(__file__).parents[2]
+    environment = {**os.environ, "PYTHONPATH": f"{root / 'src'}:{root}"}
+    subprocess.run([sys.executable, "-c", program, str(tmp_path / "run")], check=True, env=environment)
+    assert RunLog(tmp_path / "run").events("end")[-1]["step"] == 3
+
+
+def test_looking_at_a_run_touches_nothing_and_restores_nothing(tmp_path: Path) -> None:
+    job = make_job()
+    run = job.run(tmp_path / "run", options=SELDOM)
+    assert run.step_number == 0
+    assert not (tmp_path / "run").exists()
+    with pytest.raises(RunError, match="not begun"), run.evaluating():
+        pass
+    for batch in run:
+        run.step(loss=job.step(batch))
+        if run.step_number == 7:
+            break
+    run.close()
+    trained, attempts = job.hash, len(RunLog(tmp_path / "run").attempts)
+    assert run.step_number == 7
+    assert job.hash == trained
+    assert len(RunLog(tmp_path / "run").attempts) == attempts
+    assert make_job().run(tmp_path / "run").step_number == 0, "of its newest checkpoint"
+
+
+def test_an_evaluation_after_the_end_is_of_the_weights_in_memory_and_is_recorded(tmp_path: Path) -> None:
+    job = make_job()
+    run = job.run(tmp_path / "run", steps=7)
+    train(job, run)
+    trained = job.hash
+    with run.evaluating("final") as evaluation:
+        assert job.hash == trained
+        torch.rand(3)
+        evaluation.record(loss=0.5)
+    log = RunLog(tmp_path / "run")
+    (told,) = log.events("evaluation")
+    assert (told["name"], told["step"], told["figures"]) == ("final", 7, {"loss": 0.5})
+    assert [record["step"] for record in log.steps()] == list(range(7))
+    assert log.verify() == []
+    assert audit(tmp_path / "run", {"numbers": [0]}).ended
+    again = make_job()
+    assert again.run(tmp_path / "run").resume() == 7
+    assert again.hash == trained
+
+
+def test_a_loop_left_before_the_batch_was_trained_on_gives_it_back(tmp_path: Path) -> None:
+    expected = undisturbed(tmp_path / "whole", 10)
+    job = make_job()
+    with job.run(tmp_path / "run", options=SELDOM, steps=10) as run:
+        for batch in run:
+            if run.step_number == 6:  # "out of time", at the top of the loop
+                break
+            run.step(loss=job.step(batch))
+    assert RunLog(tmp_path / "run").events("checkpoint")[-1]["step"] == 6
+    again = make_job()
+    train(again, again.run(tmp_path / "run", steps=10))
+    assert batches_of(tmp_path / "run") == [[n, n + 1] for n in range(10)]
+    assert again.hash == expected
+
+
+@pytest.mark.parametrize("whole", [True, False], ids=["after the update", "after the forward pass"])
+def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole: bool) -> None:
+    expected = undisturbed(tmp_path / "whole", 10)
+    job = make_job()
+    with job.run(tmp_path / "run", steps=10) as run:
+        for batch in run:
+            if run.step_number == 6:  # weights or generators have moved on, and the run does not know
+                job.step(batch) if whole else job.model(batch["x"])
+                break
+            run.step(loss=job.step(batch))
+    log = RunLog(tmp_path / "run")
+    assert [event["step"] for event in log.events("unsaved")] == [6]
+    assert log.events("checkpoint")[-1]["step"] == 5
+    again = make_job()
+    train(again, again.run(tmp_path / "run", steps=10))
+    assert again.hash == expected
+
+
+class Counted:
+    """A loader with a state, which cannot go back."""
+
+    def __init__(self, end: int = 10**9) -> None:
+        self.next, self._end = 0, end
+
+    def __iter__(self) -> Any:
+        while self.next < self._end:
+            self.next += 1
+            yield {"x": torch.full((2, 6), float(self.next)), "y": torch.zeros(2, 1), "number": self.next - 1}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
+def test_with_a_loader_that_cannot_go_back_no_batch_is_lost_either(tmp_path: Path) -> None:
+    def run_of(job: Job) -> Run:
+        options = RunOptions(save_every=4, handle_signals=False)
+        return Run(tmp_path / "run", model=job.model, loader=Counted(), steps=9, options=options)
+
+    job, seen = make_job(), []
+    with run_of(job) as run:
+        for batch in run:
+            if run.step_number == 6:
+                break
+            run.step(loss=job.step(batch))
+    with run_of(job) as run:
+        for batch in run:
+            seen.append(batch["number"])
+            run.step(loss=job.step(batch))
+    assert seen == [4, 5, 6, 7, 8]
+
+
+@pytest.mark.parametrize("after_step", [True, False])
+def test_a_loop_that_was_left_can_be_entered_again(tmp_path: Path, after_step: bool) -> None:
+    expected = undisturbed(tmp_path / "whole", 10)
+    job = make_job()
+    run = job.run(tmp_path / "run", steps=10)
+    for batch in run:
+        if not after_step and run.step_number == 4:
+            break
+        run.step(loss=job.step(batch))
+        if after_step and run.step_number == 4:
+            break
+    train(job, run)
+    assert batches_of(tmp_path / "run") == [[n, n + 1] for n in range(10)]
+    assert job.hash == expected
+
+
+def test_steps_are_counted_when_the_program_says_so(tmp_path: Path) -> None:
+    job = make_job()
+    counts = []
+    with job.run(tmp_path / "run", steps=3) as run:
+        for batch in run:
+            before = run.step_number
+            run.step(loss=job.step(batch))
+            counts.append((before, run.step_number))
+            if run.step_number == 2:
+                with run.evaluating() as evaluation:
+                    evaluation.record(loss=1.0)
+        with pytest.raises(RunError, match="outside the loop"):
+            run.step(loss=1.0)
+    assert counts == [(0, 1), (1, 2), (2, 3)]
+    assert RunLog(tmp_path / "run").events("evaluation")[0]["step"] == 2
+
+
+def test_a_program_that_forgets_to_say_so_is_warned(tmp_path: Path) -> None:
+    model = make_job().model
+    with pytest.warns(RuntimeWarning) as warned:
+        assert len(list(Run(tmp_path / "run", model=model, loader=Counted(300), steps=3, options=QUICK))) == 300
+    told = [str(warning.message) for warning in warned]
+    assert ["256 batches" in told[0], "never called" in told[1]] == [True, True]
+
+
+@pytest.mark.parametrize("loss", [torch.tensor(1j), 10**400, "high", [1.0, 2.0]])
+def test_what_is_no_number_is_refused_as_such(tmp_path: Path, loss: Any) -> None:
+    with make_job().run(tmp_path / "run", steps=2) as run:
+        next(iter(run))
+        with pytest.raises(ConfigError, match="numbers"):
+            run.step(loss=loss)
+
+
+def with_optimizer(folder: Path, make: Any, *, steps: int) -> Run:
+    job = make_job()
+    optimizer = make(job.model)
+    run = Run(folder, model=job.model, optimizer=optimizer, loader=job.loader, steps=steps, options=QUICK)
+    for batch in run:
+        loss = torch.nn.functional.mse_loss(job.model(batch["x"]), batch["y"])
+        torch.autograd.backward(loss)
+        for each in optimizer if isinstance(optimizer, list) else [optimizer]:
+            each.step()
+            each.zero_grad()
+        run.step(loss=loss)
+    return run
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda model: torch.optim.SGD(model.parameters(), lr=0.1), "AdamW"),
+        (lambda model: torch.optim.RMSprop(model.parameters()), "AdamW"),
+        (lambda model: [torch.optim.AdamW([parameter]) for parameter in model.parameters()], "AdamW"),
+        (lambda model: [], "AdamW"),
+        (lambda model: torch.optim.AdamW([{"params": [each]} for each in model.parameters()]), "groups"),
+    ],
+)
+def test_another_optimizer_is_refused_naming_what_differs(tmp_path: Path, make: Any, message: str) -> None:
+    with_optimizer(tmp_path / "run", lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2), steps=5)
+    with pytest.raises(RunMismatchError, match="optimizer") as caught:
+        with_optimizer(tmp_path / "run", make, steps=6)
+    assert message in str(caught.value)
+
+
+def test_other_options_of_the_same_optimizer_are_noted_and_not_used(tmp_path: Path) -> None:
+    with_optimizer(tmp_path / "run", lambda model: torch.optim.AdamW(model.parameters(), lr=1e-2), steps=5)
+    with_optimizer(tmp_path / "run", lambda model: torch.optim.AdamW(model.parameters(), lr=5.0), steps=6)
+    log = RunLog(tmp_path / "run")
+    (note,) = log.events("start")[-1]["notes"]
+    assert "lr of AdamW is 5.0" in note
+    assert [record["lr"] for record in log.steps()] == [1e-2] * 6
