@@ -48,15 +48,31 @@ class Module(lightning.LightningModule):  # type: ignore[misc, name-defined]
         return torch.optim.SGD(self.parameters(), lr=1e-4)
 
 
-def make_trainer(steps: int, *callbacks: Any) -> Any:
+class Validated(Module):
+    """Counts how often it was validated."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.validations = 0
+
+    def validation_step(self, batch: Any, number: int) -> None:
+        pass
+
+    def on_validation_epoch_end(self) -> None:
+        self.validations += not self.trainer.sanity_checking
+
+
+def make_trainer(steps: int, *callbacks: Any, enable_checkpointing: bool = False, **options: Any) -> Any:
     return lightning.Trainer(
         accelerator="cpu",
         max_steps=steps,
         callbacks=list(callbacks),
         logger=False,
-        enable_checkpointing=False,
+        enable_checkpointing=enable_checkpointing,
         enable_progress_bar=False,
         enable_model_summary=False,
+        use_distributed_sampler=False,
+        **options,
     )
 
 
@@ -78,6 +94,49 @@ def test_a_checkpoint_says_what_the_model_has_seen_and_not_what_was_read_ahead(
         resumed, make_loader(**options), ckpt_path=tmp_path / "last.ckpt", weights_only=False
     )
     assert first.seen + resumed.seen == whole.seen
+
+
+@pytest.mark.parametrize("accumulate", [1, 5])
+@pytest.mark.parametrize("validated", [True, False])
+def test_every_checkpoint_near_an_epochs_edge_resumes_exactly(accumulate: int, validated: bool, tmp_path: Path) -> None:
+    """Epochs of 50 samples in batches of 4 are 13, 12 and 13 batches."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    def fit(module: Module, *callbacks: Any, checkpoint: Path | None = None) -> Any:
+        dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(50)}), name="a", seed=2)
+        loader = hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=4, per_epoch=True))
+        trainer = make_trainer(
+            -1,
+            HoldfastCallback(),
+            *callbacks,
+            max_epochs=3,
+            accumulate_grad_batches=accumulate,
+            enable_checkpointing=True,
+        )
+        held_out = torch.utils.data.DataLoader(Ones()) if validated else None
+        trainer.fit(module, loader, held_out, ckpt_path=checkpoint, weights_only=False)
+        return trainer
+
+    whole = Validated() if validated else Module()
+    every = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1)
+    ended = fit(whole, every)
+    assert len(whole.seen) == 38
+    if validated:
+        assert whole.validations == 3
+    saved = sorted(tmp_path.glob("step=*.ckpt"), key=lambda path: int(path.stem.removeprefix("step=")))
+    assert len(saved) == ended.global_step
+    edges = [number for number in range(len(saved)) if number % (12 // accumulate) in (0, 1, 2, 12 // accumulate - 1)]
+    for number in edges:
+        resumed = Validated() if validated else Module()
+        trainer = fit(resumed, checkpoint=saved[number])
+        seen = len(whole.seen) - len(resumed.seen)
+        assert resumed.seen == whole.seen[seen:], saved[number].name
+        assert trainer.global_step == ended.global_step, saved[number].name
+        if accumulate == 1:
+            assert seen == number + 1, saved[number].name
+        assert torch.equal(resumed.weight, whole.weight), saved[number].name
 
 
 def test_a_second_fit_goes_on_with_the_batch_that_the_first_had_read_ahead() -> None:

@@ -53,6 +53,7 @@ class HoldfastCallback(Callback):
         self._losses: list[torch.Tensor] = []
         self._steps = 0
         self._restored = TrainerState()
+        self._epoch_length: int | float | None = None  # of the epoch to come, after a resume from the end of one
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
 
@@ -96,6 +97,12 @@ class HoldfastCallback(Callback):
                     global_step=trainer.global_step,
                     hint="resume from a checkpoint that was saved with this loader as train_dataloader",
                 )
+        fit_loop = trainer.fit_loop
+        progress = fit_loop.epoch_loop.batch_progress
+        self._epoch_length = None
+        if _epochs(trainer) and fit_loop.epoch_loop.restarted_on_train_batch_end and progress.is_last_batch:
+            # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
+            self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.processed
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:
             self._metrics.load_state_dict(restored.metrics)
@@ -117,6 +124,19 @@ class HoldfastCallback(Callback):
         )
         if in_hand and trainer.fit_loop._data_fetcher is not None:
             iter(trainer.fit_loop._data_fetcher)  # reads ahead again, from where the stream stands now
+
+    def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Tell Lightning how long this epoch is; it asks once, and epochs of a stream may differ by a batch."""
+        loader = _epochs(trainer)
+        if loader is not None:
+            trainer.fit_loop.max_batches = len(loader)
+            if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
+                trainer.val_check_batch = len(loader)
+
+    def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
+        """Let Lightning know how long the epoch is that it has begun after a resume."""
+        if self._epoch_length is not None:
+            trainer.fit_loop.max_batches, self._epoch_length = self._epoch_length, None
 
     def on_train_batch_end(
         self, trainer: Trainer, pl_module: LightningModule, outputs: Any, batch: Any, batch_idx: int
@@ -189,6 +209,14 @@ def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: An
         trainer.fit(model, *arguments, ckpt_path=checkpoint, **options)  # type: ignore[misc]
 
     train_again(train, ckpt_path)
+
+
+def _epochs(trainer: Trainer) -> StreamingShardLoader | None:
+    """Return the loader whose epochs are the trainer's; None where they end by something else."""
+    loaders = CombinedLoader([] if trainer.train_dataloader is None else trainer.train_dataloader).flattened
+    if len(loaders) != 1 or not isinstance(loaders[0], StreamingShardLoader) or trainer.limit_train_batches != 1.0:
+        return None
+    return loaders[0] if loaders[0].config.per_epoch else None
 
 
 def _streams(loaders: Any) -> Iterator[StreamingShardLoader]:
