@@ -102,7 +102,7 @@ class HoldfastCallback(Callback):
         self._epoch_length = None
         if _epochs(trainer) and fit_loop.epoch_loop.restarted_on_train_batch_end and progress.is_last_batch:
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
-            self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.processed
+            self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.ready
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:
             self._metrics.load_state_dict(restored.metrics)
