@@ -11,16 +11,34 @@ from collections import deque
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+# How long no request may come before those that wait are answered; longer makes the count of rounds surer.
+QUIET_SECONDS = 0.25
+
 
 class FaultyServer:
     """An HTTP server of byte ranges that fails on demand.
 
     ``faults`` names what happens to the next GET requests, one each: ``"500"``, ``"503"``, ``"429"``, ``"reset"`` (the
     connection is reset before an answer), ``"truncated"`` (half of the body, then the connection closes), ``"short"``
-    (half of the body, called whole), ``"stall"`` (no answer until `release`), ``"404"``, or ``"ok"``.
+    (half of the body, called whole), ``"stall"`` (no answer until `release`), ``"404"``, ``"another range"``,
+    ``"more"`` (more bytes than asked for), ``"gzip"`` (called compressed), ``"whole"`` (the range ignored), or
+    ``"ok"``.
+
+    A name below ``moved`` is redirected to the rest of it, or to what ``moves`` says.
+
+    With ``in_rounds``, answers wait until no further request has come for a moment, and then go together: ``rounds``
+    counts how many requests had to wait for one another.
     """
 
-    def __init__(self, files: dict[str, bytes]) -> None:
+    def __init__(self, files: dict[str, bytes], *, in_rounds: bool = False) -> None:
+        self.moves: dict[str, str] = {}
+        self.heads = 0
+        self.headers: list[dict[str, str]] = []
+        self.rounds = 0
+        self.round_of: dict[tuple[str, int, int], int] = {}  # the round in which each range was first sent
+        self._in_rounds = in_rounds
+        self._gate = threading.Condition()
+        self._waiting = 0
         self.files = files
         self.faults: deque[str] = deque()
         self.ranges: list[tuple[str, int, int]] = []
@@ -65,8 +83,31 @@ class FaultyServer:
         self._server.server_close()
         self._thread.join()
 
+    def _wait_for_round(self) -> None:
+        with self._gate:
+            self._waiting += 1
+            this = self.rounds
+            while self.rounds == this:
+                before = self._waiting
+                # Whoever has waited alone for long enough lets everybody go.
+                if not self._gate.wait(QUIET_SECONDS) and self.rounds == this and self._waiting == before:
+                    self.rounds += 1
+                    self._waiting = 0
+                    self._gate.notify_all()
+
     def _answer(self, handler: BaseHTTPRequestHandler, *, body: bool) -> None:
         name = handler.path.lstrip("/").partition("?")[0]
+        if self._in_rounds:
+            self._wait_for_round()
+        with self._lock:
+            self.heads += not body
+            self.headers.append(dict(handler.headers.items()))
+        if name.startswith("moved/"):
+            handler.send_response(302)
+            handler.send_header("Location", self.moves.get(name, "/" + name.removeprefix("moved/")))
+            handler.send_header("Content-Length", "0")
+            handler.end_headers()
+            return
         with self._lock:
             fault = self.faults.popleft() if body and self.faults else "ok"
         if name not in self.files or fault in ("404", "429", "500", "503"):
@@ -84,15 +125,24 @@ class FaultyServer:
         whole = self.files[name]
         start, stop = 0, len(whole)
         asked = re.fullmatch(r"bytes=(\d+)-(\d+)", handler.headers.get("Range", ""))
+        if fault == "whole":
+            asked = None
         if asked:
             start, stop = int(asked[1]), min(int(asked[2]) + 1, len(whole))
         data = whole[start:stop]
         if body:
             with self._lock:
                 self.ranges.append((name, start, stop))
+                self.round_of.setdefault((name, start, stop), self.rounds)
         sent = data[: len(data) // 2] if fault in ("truncated", "short") else data
+        if fault == "more":
+            data = sent = data + b"more"
+        if fault == "another range":
+            start, stop = start + 1, stop + 1
         handler.send_response(206 if asked else 200)
         handler.send_header("Content-Length", str(len(sent) if fault == "short" else len(data)))
+        if fault == "gzip":
+            handler.send_header("Content-Encoding", "gzip")
         handler.send_header("Accept-Ranges", "bytes")
         handler.send_header("ETag", self.tags.get(name, '"one"'))
         if asked:

@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
 from holdfast.sources.ragged import Ragged
+from holdfast.sources.window import Window
 
 if TYPE_CHECKING:
     from holdfast.sources.fetch.blocks import Cost
@@ -32,6 +33,8 @@ Indices: TypeAlias = NDArray[np.int64]
 
 _INT64, _UINT64 = np.dtype(np.int64), np.dtype(np.uint64)
 
+# Shards mixed together where nothing is known of their size.
+DEFAULT_GROUP = 8
 # Rows whose content enters a fingerprint: enough to tell two data sets apart, few enough to read from anywhere.
 FINGERPRINT_ROWS = 16
 
@@ -87,6 +90,11 @@ class Source(ABC):
     def shards(self) -> Sequence[int] | None:
         """Lengths of the natural shards in index order (row groups, tar files); None when there are none."""
         return None
+
+    def window(self) -> Window | None:
+        """How a remote source is best shuffled (`holdfast.sources.window`); None where it is all shuffled at once."""
+        shards = self.shards() if self.is_remote else None
+        return None if shards is None or len(shards) <= DEFAULT_GROUP else Window(shards, DEFAULT_GROUP)
 
     @property
     def counters(self) -> ReadCounters:
@@ -150,6 +158,10 @@ class ReadCounts(NamedTuple):
     retries: int = 0
     hedges: int = 0  # requests that were sent a second time, as the first was late
     seconds_waited: float = 0.0  # for remote blocks, summed over the threads that waited
+
+    def plus(self, other: ReadCounts) -> ReadCounts:
+        """Return the sum with other counts."""
+        return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
 
     def since(self, before: ReadCounts) -> ReadCounts:
         """Return what was read after an earlier moment."""

@@ -6,10 +6,14 @@ from abc import abstractmethod
 from collections.abc import Iterable
 from typing import Any, Generic, TypeAlias, TypeVar
 
+import numpy as np
+
 from holdfast.sources.base import Indices, Source
 from holdfast.sources.files import DataFile
 from holdfast.sources.fork_lock import ForkSafeLock
+from holdfast.sources.parts import split_by_part
 from holdfast.sources.remote import RemoteFile, look_at
+from holdfast.sources.window import Window, plan_window
 
 FileRanges: TypeAlias = tuple[DataFile, Indices, Indices]
 """Where byte ranges of a file begin and end."""
@@ -95,6 +99,21 @@ class FileSource(LazySource[Opened]):
         """Take back what a reader named and did not read."""
         if self._is_remote:
             self._first_remote().release(reader)
+
+    def window(self) -> Window | None:
+        """How a remote source is best shuffled, by the size of its files and of its cache."""
+        if not self._is_remote:
+            return None
+        return plan_window(len(self), stored_bytes=self._stored_bytes(), options=self._first_remote().options)
+
+    def _stored_bytes(self) -> int:
+        return sum(self.file_sizes)
+
+    def _whole_files(self, rows: Indices, bounds: Indices) -> Iterable[FileRanges]:
+        """Return all bytes of the files that samples are in: the ranges of formats that are read by file."""
+        files = [self._files[number] for number in (split_by_part(rows, bounds)[0] if len(rows) else ())]
+        look_at(files)
+        return [(file, np.zeros(1, dtype=np.int64), np.array([file.size])) for file in files]
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
         """Return which bytes of which files hold samples: what `prefetch` fetches. A format says it where it can."""

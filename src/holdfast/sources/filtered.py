@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, TransformError
 from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.ragged import rows_of
+from holdfast.sources.window import Window
 
 __all__ = ["Filter", "FilteredSource"]
 
@@ -71,6 +72,15 @@ class FilteredSource(Source):
     def parts(self) -> Sequence[Source]:
         """The source to choose from."""
         return (self._source,)
+
+    def window(self) -> Window | None:
+        """How the source underneath is best shuffled, with what is left of its shards."""
+        window = self._source.window()
+        if window is None:
+            return None
+        if isinstance(window.shards, int):
+            return window if window.shards <= len(self) else None
+        return Window(self.shards() or [len(self)], window.group)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
         """Have the source underneath fetch samples that will be read soon."""

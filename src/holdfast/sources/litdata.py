@@ -6,7 +6,7 @@ of samples or sample by sample, as they were written. Leaves that hold pickles r
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.field_decoders import Decoder
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import PathLike
 from holdfast.sources.item_shards import ItemPart, read_fields
 from holdfast.sources.litdata_chunks import Chunk, Frames, read_chunk
@@ -27,6 +27,7 @@ from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import gather_rows
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.shard_folder import ShardFolder, check_fields
+from holdfast.sources.window import Window, plan_window
 
 __all__ = ["LitDataSource"]
 
@@ -80,7 +81,7 @@ class LitDataSource(FileSource[_Opened]):
     def __len__(self) -> int:
         return int(self._opened.bounds[-1])
 
-    def shards(self) -> Sequence[int] | None:
+    def shards(self) -> Sequence[int]:
         """Samples of each chunk."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
@@ -89,12 +90,24 @@ class LitDataSource(FileSource[_Opened]):
         """Copy the leaves of the samples at ``indices`` out of their chunks."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="LitDataSource")
+        self._hurry(rows)
         columns = read_by_part(rows, opened.bounds, partial(self._read_chunk, opened))
         for number, count in enumerate(np.bincount(np.searchsorted(opened.bounds, rows, side="right") - 1).tolist()):
             if count:
                 self._count(self._files[number], count, 0)
         self.counters.add(bytes_read=sum(column.nbytes for column in columns.values()))
         return columns
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        return self._whole_files(rows, self._opened.bounds)
+
+    def window(self) -> Window | None:
+        """How a remote source is best shuffled: by chunks, as they are fetched whole."""
+        shards = [samples for samples in self.shards() if samples]
+        if not self._is_remote:
+            return None
+        options = self._first_remote().options
+        return plan_window(len(self), stored_bytes=self._stored_bytes(), options=options, shards=shards)
 
     def _read_chunk(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         held = opened.chunks.get(number, partial(read_chunk, self._chunks[number]))

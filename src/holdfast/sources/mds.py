@@ -6,7 +6,7 @@ encoding ``pkl`` hold pickles, which run code when loaded, and are refused.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -18,7 +18,7 @@ from holdfast.errors import ConfigError, SourceError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.field_decoders import Decoder
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, PathLike
 from holdfast.sources.inflate import MAX_INFLATED, inflate
 from holdfast.sources.item_shards import ItemPart, part_in_file, part_in_memory, read_fields
@@ -26,6 +26,7 @@ from holdfast.sources.mds_encodings import decoder_of, fixed_size_of, unsafe
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.shard_folder import ShardFolder, check_fields
+from holdfast.sources.window import Window, plan_window
 
 __all__ = ["MDSSource"]
 
@@ -85,7 +86,7 @@ class MDSSource(FileSource[_Opened]):
     def __len__(self) -> int:
         return int(self._opened.bounds[-1])
 
-    def shards(self) -> Sequence[int] | None:
+    def shards(self) -> Sequence[int]:
         """Samples of each shard."""
         return [shard.samples for shard in self._shards]
 
@@ -93,7 +94,28 @@ class MDSSource(FileSource[_Opened]):
         """Copy the fields of the samples at ``indices`` out of their shards."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="MDSSource")
+        self._hurry(rows)
         return read_by_part(rows, opened.bounds, partial(self._read_shard, opened))
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        return self._whole_files(rows, self._opened.bounds)
+
+    def window(self) -> Window | None:
+        """How a remote source is best shuffled: by shards, as they are fetched whole."""
+        if not self._is_remote:
+            return None
+        packed = [shard for shard in self._shards if shard.packed is not None]
+        return plan_window(
+            len(self),
+            stored_bytes=self._stored_bytes(),
+            options=self._first_remote().options,
+            shards=[samples for samples in self.shards() if samples],
+            decoded_bytes=sum(shard.raw_bytes for shard in packed),
+            memory=self._cache_bytes,
+        )
+
+    def _stored_bytes(self) -> int:
+        return sum(shard.raw_bytes if shard.packed is None else shard.packed_bytes for shard in self._shards)
 
     def _read_shard(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         part = opened.parts.get(number, partial(self._part, number))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from types import MappingProxyType
@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged, gather_rows
 from holdfast.sources.remote import RemoteOptions
 
@@ -87,7 +87,20 @@ class MegatronSource(FileSource[_Opened]):
         """Gather the tokens of the documents or sequences at ``indices``."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="MegatronSource")
+        self._hurry(rows)
         return read_by_part(rows, opened.bounds, partial(self._read_file, opened))
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        opened = self._opened
+        for number, where in zip(*split_by_part(rows, opened.bounds), strict=True):
+            index, own = opened.indexes[number], rows[where] - opened.bounds[number]
+            first, stop = own, own + 1
+            if self._unit == "document":
+                first, stop = index.documents[first], index.documents[stop]
+            some = stop > first  # a document may have no sequence
+            first, last = first[some], stop[some] - 1
+            ends = index.starts[last] + index.lengths[last].astype(np.int64) * index.dtype.itemsize
+            yield self._files[number], index.starts[first].astype(np.int64), ends
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the index alone."""

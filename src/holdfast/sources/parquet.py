@@ -26,6 +26,7 @@ from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.parts import bounds_of, split_by_part, take_by_part
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.seekable import SeekableFile
+from holdfast.sources.window import Window, plan_window
 
 # When to warn of a cache that is too small: after this many groups, if more rows than this were decoded per row read.
 MIN_DECODED, MAX_WASTE = 32, 8
@@ -103,6 +104,21 @@ class ParquetSource(FileSource[_Opened]):
             if count:
                 self._count(file, count, 0)
         return columns
+
+    def window(self) -> Window | None:
+        """How a remote source is best shuffled: by row groups, as many as the cache of decoded ones holds."""
+        if not self._is_remote:
+            return None
+        opened = self._opened
+        decoded = sum(file.footer.row_group(group).total_byte_size for file in opened.files for group in file.groups)
+        return plan_window(
+            len(self),
+            stored_bytes=self._stored_bytes(),
+            options=self._first_remote().options,
+            shards=self.shards(),
+            decoded_bytes=decoded,
+            memory=self._cache_bytes // 2,
+        )
 
     @property
     def decoded_bytes(self) -> int:
@@ -216,8 +232,9 @@ class _ParquetFile:
         except pa.ArrowInvalid as error:
             raise SourceFormatError(f"not a readable Parquet file: {error}", file=file.name) from error
         self.schema = reader.schema_arrow
-        self._footer = reader.metadata
-        self.lengths = [self._footer.row_group(group).num_rows for group in range(self._footer.num_row_groups)]
+        self.footer = reader.metadata
+        self.groups = range(self.footer.num_row_groups)
+        self.lengths = [self.footer.row_group(group).num_rows for group in self.groups]
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
         """The row group as an Arrow table, and how many bytes of the file it took."""
@@ -227,7 +244,7 @@ class _ParquetFile:
         chunks = self._chunks(group, columns)
         try:
             opened = _open_for_arrow(self._file, [_range_of(chunk) for chunk in chunks])
-            reader = parquet.ParquetFile(opened, metadata=self._footer)
+            reader = parquet.ParquetFile(opened, metadata=self.footer)
             table = reader.read_row_group(group, columns=columns, use_threads=False)
         except SourceError:
             raise
@@ -245,7 +262,7 @@ class _ParquetFile:
 
     def describe(self, group: int, columns: list[str]) -> str:
         """What the footer says about the content of a row group, the same for the same data anywhere."""
-        about = [str(self._footer.row_group(group).num_rows)]
+        about = [str(self.footer.row_group(group).num_rows)]
         for chunk in self._chunks(group, columns):
             statistics = chunk.statistics
             bounds = (statistics.min, statistics.max, statistics.null_count) if statistics is not None else None
@@ -253,7 +270,7 @@ class _ParquetFile:
         return "|".join(about)
 
     def _chunks(self, group: int, columns: list[str]) -> list[Any]:
-        about = self._footer.row_group(group)
+        about = self.footer.row_group(group)
         chunks = [about.column(number) for number in range(about.num_columns)]
         return [chunk for chunk in chunks if chunk.path_in_schema.split(".")[0] in columns]
 

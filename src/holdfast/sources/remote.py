@@ -40,7 +40,7 @@ class RemoteFile(DataFile):
 
     def __init__(self, url: str, options: RemoteOptions, stamp: Stamp | None = None) -> None:
         super().__init__(url)
-        self._options = options
+        self.options = options
         self._stamp = stamp
         self._blocks: BlockFile | None = None
         self._lock = ForkSafeLock()
@@ -57,17 +57,17 @@ class RemoteFile(DataFile):
         if self._stamp is None:
             with self._lock:
                 if self._stamp is None:
-                    transport = transport_of(self.name, self._options)
+                    transport = transport_of(self.name, self.options)
                     ask = transport.stamp
-                    self._stamp = retry(lambda: ask(self.name), self._options, self.name, "ask for the size of")
+                    self._stamp = retry(lambda: ask(self.name), self.options, self.name, "ask for the size of")
         assert self._stamp is not None
         return self._stamp
 
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
         """Copy many byte ranges, fetching each block they touch at most once."""
         self._check_ranges(starts, stops)
-        numbers, begins, ends = _pieces_of(starts, stops, self._options.block_size)
-        blocks, cost = fetcher_of(self._options).get(self._file(), dict.fromkeys(numbers))
+        numbers, begins, ends = _pieces_of(starts, stops, self.options.block_size)
+        blocks, cost = fetcher_of(self.options).get(self._file(), dict.fromkeys(numbers))
         self.counters.add_fetch(cost)
         pieces = zip(numbers, begins, ends, strict=True)
         joined = bytearray().join([blocks[number][begin:end] for number, begin, end in pieces])
@@ -84,29 +84,29 @@ class RemoteFile(DataFile):
             owner: the reader; None where they are about to be read, before all that is to come.
         """
         self._check_ranges(starts, stops)
-        numbers, _, _ = _pieces_of(starts, stops, self._options.block_size)
-        return fetcher_of(self._options).want(self._file(), dict.fromkeys(numbers), owner)
+        numbers, _, _ = _pieces_of(starts, stops, self.options.block_size)
+        return fetcher_of(self.options).want(self._file(), dict.fromkeys(numbers), owner)
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
-        return fetcher_of(self._options).has_room(owner)
+        return fetcher_of(self.options).has_room(owner)
 
     def release(self, owner: int) -> None:
         """Forget what a reader named."""
-        fetcher_of(self._options).release(owner)
+        fetcher_of(self.options).release(owner)
 
     def close(self) -> None:
         """Nothing stays open between reads."""
         return
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return RemoteFile, (self.name, self._options, self._stamp)
+        return RemoteFile, (self.name, self.options, self._stamp)
 
     def _file(self) -> BlockFile:
         blocks = self._blocks
-        if blocks is None or blocks.transport is not transport_of(self.name, self._options):  # a fork has its own
-            transport = transport_of(self.name, self._options)
-            blocks = self._blocks = BlockFile.of(self.name, self.stamp(), self._options, transport)
+        if blocks is None or blocks.transport is not transport_of(self.name, self.options):  # a fork has its own
+            transport = transport_of(self.name, self.options)
+            blocks = self._blocks = BlockFile.of(self.name, self.stamp(), self.options, transport)
         return blocks
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import os
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any, Literal
@@ -22,10 +22,10 @@ from holdfast.sources.arrow_columns import objects_of
 from holdfast.sources.base import Column, Columns, Indices, check_indices
 from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.crc32c import crc32c_rows, masked
-from holdfast.sources.file_source import FileSource
+from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged, gather_rows
 from holdfast.sources.remote import RemoteOptions
 from holdfast.sources.tf_example import (
@@ -110,7 +110,14 @@ class TFRecordSource(FileSource[_Opened]):
         """Copy the records at ``indices``, check them, and decode the features asked for."""
         opened = self._opened
         rows = check_indices(indices, int(opened.bounds[-1]), source="TFRecordSource")
+        self._hurry(rows)
         return read_by_part(rows, opened.bounds, partial(self._read_file, opened))
+
+    def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
+        opened = self._opened
+        for number, where in zip(*split_by_part(rows, opened.bounds), strict=True):
+            arrays, own = opened.indexes[number].arrays, rows[where] - opened.bounds[number]
+            yield self._files[number], arrays["starts"][own], arrays["stops"][own] + _TAIL
 
     def _read_file(self, opened: _Opened, number: int, rows: Indices) -> Columns:
         file, index = self._files[number], opened.indexes[number]

@@ -21,6 +21,7 @@ from holdfast.sources.document_windows import MAX_TOKEN
 from holdfast.sources.function_fingerprint import fingerprint_of
 from holdfast.sources.kept_counts import Kept, keep_counts, kept_counts, kept_file
 from holdfast.sources.ragged import Ragged
+from holdfast.sources.window import Window
 
 __all__ = ["TransformedSource"]
 
@@ -113,6 +114,10 @@ class TransformedSource(Source):
     def parts(self) -> Sequence[Source]:
         """The source of samples."""
         return (self._source,)
+
+    def window(self) -> Window | None:
+        """How the source of samples is best shuffled."""
+        return self._source.window()
 
     def prefetch(self, indices: Indices, reader: int) -> bool:
         """Have the source underneath fetch samples that will be read soon."""

@@ -22,6 +22,7 @@ from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
 from holdfast.order.mixture import ArrangementName
 from holdfast.order.numbers import whole_number
 from holdfast.order.order import StopPolicy
+from holdfast.order.shuffle import WindowShuffle
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
 from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
@@ -281,7 +282,8 @@ class StreamDataset(OrderedDataset):
     Args:
         source: its storage.
         name: the name under which its samples and metrics are counted.
-        shuffle: ``"full"``, ``"window"`` (uses the source's own shards), ``"none"`` or a ``WindowShuffle``.
+        shuffle: ``"full"``, ``"window"`` (uses the source's own shards), ``"none"`` or a ``WindowShuffle``. By default
+            ``full``; windows of a size chosen to fit the cache where the source is remote, which ``repr`` shows.
         seed: of its shuffles.
         transform: Python function of one sample, applied while reading.
         column_transform: function of a batch of columns, applied before ``transform``; no per-sample Python.
@@ -295,7 +297,7 @@ class StreamDataset(OrderedDataset):
         source: Source,
         *,
         name: str,
-        shuffle: Shuffle | str | None = "full",
+        shuffle: Shuffle | str | None = "auto",
         seed: int = 0,
         transform: Transform | None = None,
         column_transform: ColumnTransform | None = None,
@@ -307,6 +309,16 @@ class StreamDataset(OrderedDataset):
         seed = whole_number(seed, "a seed")
         named = NamedSource(name, source, seed, shuffle, transform, column_transform, metric_transform)
         super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
+
+    def __repr__(self) -> str:
+        """Say how it is shuffled where that is by windows."""
+        (named,) = self.sources
+        if not isinstance(named.layout, WindowShuffle):
+            return super().__repr__()
+        shards = named.layout.shards if isinstance(named.layout.shards, int) else len(named.layout.shards)
+        mixed = named.layout.group * len(named.source) // shards
+        window = f"window of about {mixed:,} samples from {named.layout.group} of {shards:,} shards"
+        return f"holdfast.StreamDataset({self.dataset_name!r}, shuffle={window!r})"
 
 
 def single(dataset: HasSources, order: Locates, positions: np.ndarray[Any, Any]) -> list[Sample | None]:

@@ -64,7 +64,8 @@ class HFIterableDataset(OrderedDataset):
         output_transform: makes what the training step wants of tokens.
         metric_transform: makes metrics of the final sample; told this dataset's name.
         filter_fn: says of a row, as stored, whether to keep it. It runs over all rows once, when the dataset is made.
-        shuffle: ``"full"``, ``"window"`` (uses the data's own shards), ``"none"`` or a ``WindowShuffle``.
+        shuffle: ``"full"``, ``"window"`` (uses the data's own shards), ``"none"`` or a ``WindowShuffle``. By default
+            ``full``, and windows where the data is remote.
         seed: of its shuffles.
         weight: its weight where it becomes part of a mixture that gives none.
         stop: ``cycle_forever``, or ``first_exhausted`` to end after one pass.
@@ -76,7 +77,7 @@ class HFIterableDataset(OrderedDataset):
         *,
         name: str,
         seed: int = 0,
-        shuffle: Shuffle | str | None = "full",
+        shuffle: Shuffle | str | None = "auto",
         message_transform: Transform | None = None,
         model_transform: Transform | None = None,
         output_transform: Transform | None = None,

@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from holdfast.errors import ConfigError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Shuffle, SourceSpec
-from holdfast.order.shuffle import parse_shuffle
+from holdfast.order.shuffle import FullShuffle, WindowShuffle, parse_shuffle
 from holdfast.sources import Columns, Source
 
 __all__ = ["Collate", "HasSources", "NamedSource", "Sample", "Stages", "Transform", "named_copy", "wants_rng"]
@@ -34,7 +34,7 @@ class NamedSource:
         name: the name under which its samples and metrics are counted.
         source: its storage.
         seed: of its shuffles.
-        shuffle: how an epoch is laid out.
+        shuffle: how an epoch is laid out; ``"auto"`` is ``full``, and windows where the source is remote.
         transform: Python function of one sample; None leaves samples as they are. A transform with a parameter ``rng``
             is given a generator that depends only on (seed, name, epoch, index), so that augmentation repeats exactly.
         column_transform: function of a whole batch of columns, applied before ``transform``.
@@ -44,11 +44,12 @@ class NamedSource:
     name: str
     source: Source
     seed: int = 0
-    shuffle: Shuffle | str | None = "full"
+    shuffle: Shuffle | str | None = "auto"
     transform: Transform | None = None
     column_transform: ColumnTransform | None = None
     metric_transform: MetricTransform | None = None
     seeded: bool = field(init=False)
+    layout: Shuffle = field(init=False)  # the shuffle as it is
 
     def __post_init__(self) -> None:
         if not self.name:
@@ -56,11 +57,22 @@ class NamedSource:
         if len(self.source) < 1:
             raise ConfigError("the source has no samples", source=self.name)
         object.__setattr__(self, "seeded", wants_rng(self.transform))
+        object.__setattr__(self, "layout", self._layout())
 
     def spec(self) -> SourceSpec:
         """Return what the order needs to know of this source."""
+        return SourceSpec(self.name, len(self.source), self.seed, self.layout)
+
+    def _layout(self) -> Shuffle:
         shards = self.source.shards() if self.shuffle == "window" else None
-        return SourceSpec(self.name, len(self.source), self.seed, parse_shuffle(self.shuffle, shards))
+        if self.shuffle == "auto" or (self.shuffle == "window" and shards is None):
+            window = self.source.window()
+            if window is not None:
+                mixed = window.shards if isinstance(window.shards, int) else tuple(window.shards)
+                return WindowShuffle(mixed, window.group)
+            if self.shuffle == "auto":
+                return FullShuffle()
+        return parse_shuffle(self.shuffle, shards)
 
 
 class HasSources(Protocol):

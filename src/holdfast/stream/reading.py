@@ -9,6 +9,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from time import perf_counter
 from typing import NamedTuple
 
@@ -40,9 +41,14 @@ class Reading:
 
     batches: list[Batch]
     seconds: float = 0.0
-    counts: ReadCounts = field(default=ReadCounts())
+    by_source: dict[str, ReadCounts] = field(default_factory=dict)
     failure: ReadFailure | None = None
     lazy: bool = False
+
+    @property
+    def counts(self) -> ReadCounts:
+        """What was read of all sources."""
+        return reduce(ReadCounts.plus, self.by_source.values(), ReadCounts())
 
     def raise_failure(self) -> None:
         """Raise the error that ended the reading early, if one did."""
@@ -108,7 +114,7 @@ class StepReader:
             reading = Reading(batches, lazy=lazy and any(isinstance(batch.content, MemoryRows) for batch in batches))
         except Exception as error:
             reading = self._until_failure(steps, error)
-        reading.counts = self._counts().since(before)
+        reading.by_source = {name: counts.since(before[name]) for name, counts in self._counts().items()}
         reading.seconds = perf_counter() - began
         return reading
 
@@ -145,11 +151,10 @@ class StepReader:
             error = told
         return Reading(batches, failure=ReadFailure(error, text))
 
-    def _counts(self) -> ReadCounts:
+    def _counts(self) -> dict[str, ReadCounts]:
         # Each source once, though it may stand in a mixture under several names.
-        sources = {id(named.source): named.source for named in self.dataset.sources}.values()
-        counts = [source.counters.own_counts() for source in sources]
-        return counts[0] if len(counts) == 1 else ReadCounts(*map(sum, zip(*counts, strict=True)))
+        named = {id(named.source): named for named in reversed(self.dataset.sources)}.values()
+        return {one.name: one.source.counters.own_counts() for one in named}
 
 
 class _ReaderTraceback(Exception):

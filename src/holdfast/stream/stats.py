@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from holdfast.sources import ReadCounts
 from holdfast.stream.batch import Batch, MemoryRows
 from holdfast.stream.reading import Reading
 
@@ -27,10 +28,16 @@ class StreamStats:
     bytes_read: int = 0  # taken from storage
     samples_failed: int = 0  # left out under ``on_error="skip"``
     workers_restarted: int = 0  # worker processes replaced after they died
+    bytes_fetched: int = 0  # that came over a network; compare with ``bytes_read``
+    cache_hits: int = 0  # blocks of remote files found on this machine's disk
+    remote_retries: int = 0  # blocks asked for again after a failure
+    remote_hedges: int = 0  # requests sent a second time, as the first was late
+    remote_wait_seconds: float = 0.0  # readers waited for remote blocks, summed over them
+    sources: dict[str, ReadCounts] = field(default_factory=dict)  # the same by source, by name
 
     def as_dict(self) -> dict[str, Any]:
-        """Return the counts by name, as plain numbers."""
-        return asdict(self)
+        """Return the counts by name, as plain numbers; those of a source by their names."""
+        return {**asdict(self), "sources": {name: counts._asdict() for name, counts in self.sources.items()}}
 
 
 class Tally:
@@ -55,6 +62,13 @@ class Tally:
         stats.local_samples += reading.counts.samples_local
         stats.remote_samples += reading.counts.samples_remote
         stats.bytes_read += reading.counts.bytes_read
+        stats.bytes_fetched += reading.counts.bytes_fetched
+        stats.cache_hits += reading.counts.cache_hits
+        stats.remote_retries += reading.counts.retries
+        stats.remote_hedges += reading.counts.hedges
+        stats.remote_wait_seconds += reading.counts.seconds_waited
+        for name, counts in reading.by_source.items():
+            stats.sources[name] = stats.sources.get(name, ReadCounts()).plus(counts)
         stats.workers_restarted += restarted
 
     def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:

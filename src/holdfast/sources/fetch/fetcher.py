@@ -51,6 +51,7 @@ class Fetcher:
     def __init__(self, folder: Path | None, *, memory_limit: int, max_connections: int) -> None:
         self._claims = None if folder is None else Claims(folder)
         self._limit = memory_limit
+        self._max_connections = max_connections
         self._pace = Pace(max_connections)
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
@@ -115,9 +116,9 @@ class Fetcher:
                     block.owner = None
 
     def wait_until_idle(self) -> None:
-        """Wait until nothing is being fetched, or written to the cache."""
+        """Wait until nothing is to be fetched, or being written to the cache; what waits for a retry does not count."""
         with self._lock:
-            while self._running:
+            while self._running or self._queued_bytes:
                 self._arrived.wait()
 
     def get(self, file: BlockFile, numbers: Iterable[int]) -> tuple[dict[int, Data], Cost]:
@@ -221,9 +222,14 @@ class Fetcher:
     def _call_for_work(self) -> None:
         if self._idle:
             self._work.notify()
-        elif self._threads < self._pace.connections + self._most_hedged():
+        elif self._threads < self._most_running() + self._most_hedged():
             self._threads += 1
             threading.Thread(target=self._serve, name="holdfast-fetch", daemon=True).start()
+
+    def _most_running(self) -> int:
+        """Return how many requests may run: as many as pay off, or all that may where somebody waits."""
+        urgent = bool(self._queue) and self._queue[0][0] == URGENT
+        return self._max_connections if urgent else self._pace.connections
 
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
@@ -306,7 +312,7 @@ class Fetcher:
                 if self._second:  # bounded where they are made
                     self._running += 1
                     return self._second.popleft()
-                if self._running - self._hedged < self._pace.connections and (blocks := self._next_blocks()):
+                if self._running - self._hedged < self._most_running() and (blocks := self._next_blocks()):
                     self._running += 1
                     if self._queue:
                         self._call_for_work()

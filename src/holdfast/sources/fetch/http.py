@@ -14,6 +14,7 @@ import re
 import socket
 import ssl
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, urljoin, urlsplit
@@ -76,6 +77,7 @@ class HttpTransport:
         self._lock = threading.Lock()
         self._moved: dict[str, str] = {}  # where a URL led last: most redirects hold for many requests
         self._tls: ssl.SSLContext | None = None
+        weakref.finalize(self, _close_all, self._idle)
 
     def stamp(self, url: str) -> Stamp:
         """Ask for the headers; where they are refused or say too little, for the first byte."""
@@ -160,7 +162,8 @@ class HttpTransport:
                 return connection, connection.getresponse()
             except _BROKEN:
                 connection.close()
-                if connection is not kept:  # one that was kept may have been closed by the server meanwhile
+                # One that was kept may have been closed by the server meanwhile.
+                if connection is not kept or (cancel is not None and cancel.cancelled):
                     raise
             except BaseException:
                 connection.close()
@@ -264,6 +267,12 @@ def _same_version(found: str, known: str) -> bool:
 def _origin(url: str) -> _Origin:
     parts = urlsplit(url)
     return _Origin(parts.scheme, parts.netloc)
+
+
+def _close_all(idle: dict[_Origin, list[http.client.HTTPConnection]]) -> None:
+    for connections in idle.values():
+        for connection in connections:
+            connection.close()
 
 
 def _hang_up(connection: http.client.HTTPConnection) -> None:

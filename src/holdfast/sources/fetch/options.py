@@ -41,7 +41,7 @@ class RemoteOptions:
     first_pause: float = 0.2
     longest_pause: float = 10.0
     memory_limit: int = 256 * 2**20
-    max_connections: int = 64
+    max_connections: int = 128
     hedge: bool = True
 
     def __post_init__(self) -> None:

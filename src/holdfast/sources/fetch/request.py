@@ -24,7 +24,7 @@ class Request:
         if first is not None:
             first.twin = self
         self.began = 0.0
-        self.done = False
+        self.done = self.cancelled = False
         self._cancel: Callable[[], None] | None = None
 
     @property
@@ -38,6 +38,7 @@ class Request:
 
     def cancel(self) -> None:
         """Give it up, where the transport can: its thread gets an error."""
+        self.cancelled = True
         action = self._cancel
         if action is not None and not self.done:
             action()

@@ -50,6 +50,10 @@ class WrongAnswer(OSError):
 class Cancel(Protocol):
     """Lets a request be given up from another thread."""
 
+    @property
+    def cancelled(self) -> bool:
+        """Whether it was given up."""
+
     def on_cancel(self, action: Any) -> None:
         """Have an action run when the request is given up."""
 

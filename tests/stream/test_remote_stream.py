@@ -1,0 +1,194 @@
+"""Streams over remote files: the same batches as from disk, from few bytes and few round trips."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as parquet
+import pytest
+import torch
+from hypothesis import Phase, given, settings
+from hypothesis import strategies as st
+from tests.sources.servers import FaultyServer
+
+import holdfast as hfast
+from holdfast.order import Shuffle, WindowShuffle
+from holdfast.sources import ParquetSource, RemoteOptions, Source, TokenFileSource
+
+LENGTH, FILES, PER_FILE = 50, 4, 1000
+NEEDED = FILES * PER_FILE * LENGTH * 2
+BLOCK = 2_000
+
+
+@pytest.fixture(scope="module")
+def files() -> dict[str, bytes]:
+    made = {
+        f"{number}.bin": np.arange(number * 50_000, (number + 1) * 50_000).astype("<u2").tobytes()
+        for number in range(FILES)
+    }
+    packed = pa.BufferOutputStream()
+    table = pa.table({"id": np.arange(4000), "value": np.random.default_rng(0).random(4000)})
+    parquet.write_table(table, packed, row_group_size=200)
+    return {**made, "table.parquet": packed.getvalue().to_pybytes()}
+
+
+@pytest.fixture(scope="module")
+def server(files: dict[str, bytes]) -> Iterator[FaultyServer]:
+    with FaultyServer(files) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def folder(files: dict[str, bytes], tmp_path_factory: pytest.TempPathFactory) -> Path:
+    made = tmp_path_factory.mktemp("files")
+    for name, content in files.items():
+        (made / name).write_bytes(content)
+    return made
+
+
+def tokens(server: FaultyServer, options: RemoteOptions) -> TokenFileSource:
+    return TokenFileSource([server.url(f"{number}.bin") for number in range(FILES)], LENGTH, remote=options)
+
+
+def loader_of(source: Source, shuffle: Any = "auto", **options: Any) -> hfast.StreamingShardLoader:
+    options = {"rank": 0, "world_size": 1, "batch_size": 32, "epochs": 1, **options}
+    dataset = hfast.StreamDataset(source, name="data", shuffle=shuffle, seed=3)
+    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(**options))
+
+
+def same(ours: Any, theirs: Any) -> bool:
+    return len(ours) == len(theirs) and all(
+        a.keys() == b.keys() and all(torch.equal(a[name], b[name]) for name in a if name != "metrics")
+        for a, b in zip(ours, theirs, strict=True)
+    )
+
+
+@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@given(
+    kind=st.sampled_from(["tokens", "table"]),
+    shuffle=st.sampled_from(["full", "none", WindowShuffle(16, 4)]),
+    batch_size=st.integers(1, 200),
+    world_size=st.integers(1, 3),
+    block_size=st.integers(500, 50_000),
+    memory_limit=st.sampled_from([0, 20_000, 10**8]),
+    cached=st.booleans(),
+    faults=st.lists(st.sampled_from(["ok", "500", "reset", "truncated"]), max_size=6),
+    start=st.integers(0, 5),
+)
+def test_remote_batches_are_those_from_disk_also_after_a_resume(
+    server: FaultyServer,
+    folder: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    kind: str,
+    shuffle: Shuffle | str,
+    batch_size: int,
+    world_size: int,
+    block_size: int,
+    memory_limit: int,
+    cached: bool,
+    faults: list[str],
+    start: int,
+) -> None:
+    options = RemoteOptions(
+        cache_dir=tmp_path_factory.mktemp("blocks"),
+        cache_limit=10**7 if cached else 0,
+        block_size=block_size,
+        memory_limit=memory_limit,
+        first_pause=0.0001,
+        longest_pause=0.0002,
+        attempts=8,
+    )
+    if kind == "tokens":
+        remote, local = tokens(server, options), TokenFileSource(folder, LENGTH)
+    else:
+        remote, local = ParquetSource(server.url("table.parquet"), remote=options), ParquetSource(folder)  # type: ignore[assignment]
+    where = {"rank": world_size - 1, "world_size": world_size, "batch_size": batch_size}
+    ours, theirs = loader_of(remote, shuffle, **where), loader_of(local, shuffle, **where)
+    first = list(islice(ours, start))
+    state = ours.state_dict()
+    server.faults.clear()
+    server.faults.extend(faults)
+    again = loader_of(remote, shuffle, **where)
+    again.load_state_dict(state)
+    count = min(12, len(theirs))
+    expected = list(islice(theirs, count))
+    rest = list(islice(again, count - len(first)))
+    server.faults.clear()
+    assert same([*first, *rest], expected)
+
+
+@pytest.mark.parametrize("workers", [0, 2])
+@pytest.mark.parametrize("shuffle", ["none", "auto", "full"])
+def test_every_block_is_fetched_once(server: FaultyServer, tmp_path: Path, shuffle: str, workers: int) -> None:
+    # On a busy machine an answer may be late, and asked for twice.
+    options = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, cache_limit=NEEDED * 2, hedge=False)
+    source = tokens(server, options)
+    len(source)
+    server.ranges.clear()
+    seen = sum(batch["tokens"].numel() for batch in loader_of(source, shuffle, num_workers=workers))
+    assert seen * 2 == NEEDED
+    assert sum(stop - start for _, start, stop in server.ranges) == NEEDED
+
+
+def test_a_window_needs_a_cache_of_a_part_of_the_data_only(server: FaultyServer, tmp_path: Path) -> None:
+    options = RemoteOptions(
+        cache_dir=tmp_path, block_size=BLOCK, cache_limit=NEEDED // 2, memory_limit=NEEDED // 16, hedge=False
+    )
+    source = tokens(server, options)
+    loader = loader_of(source)
+    server.ranges.clear()
+    for _ in loader:
+        pass
+    assert sum(stop - start for _, start, stop in server.ranges) <= 1.3 * NEEDED  # stretches of 12 blocks share ends
+    held = sum(path.stat().st_size for path in tmp_path.glob("*/*.block"))
+    assert held <= NEEDED // 2
+
+
+def test_a_remote_source_is_shuffled_by_windows_that_its_repr_states(server: FaultyServer, tmp_path: Path) -> None:
+    small = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, cache_limit=NEEDED // 2)
+    shown = repr(hfast.StreamDataset(tokens(server, small), name="data"))
+    assert shown == "holdfast.StreamDataset('data', shuffle='window of about 500 samples from 4 of 32 shards')"
+    large = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK)
+    assert repr(hfast.StreamDataset(tokens(server, large), name="data")) == "holdfast.StreamDataset('data')"
+
+
+def test_the_first_batch_takes_few_round_trips_after_the_index(files: dict[str, bytes], tmp_path: Path) -> None:
+    with FaultyServer(files, in_rounds=True) as server:
+        source = tokens(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK))
+        loader = loader_of(source, WindowShuffle(32, 8), batch_size=100)
+        server.rounds = 0
+        next(iter(loader))
+        starts = [2 * LENGTH * sample.index for sample in loader.samples_in(0)]
+        size = PER_FILE * LENGTH * 2
+        needed = {(f"{start // size}.bin", start % size // BLOCK * BLOCK) for start in starts}
+        rounds = [
+            number
+            for (name, start, stop), number in server.round_of.items()
+            if any((name, at) in needed for at in range(start, stop, BLOCK))
+        ]
+        assert len(needed) > 40
+        assert max(rounds) <= 3
+
+
+def test_statistics_tell_what_remote_reading_took(server: FaultyServer, tmp_path: Path) -> None:
+    options = RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, first_pause=0.001, hedge=False)
+    loader = loader_of(tokens(server, options), "none")
+    server.faults.extend(["500"])
+    for _ in loader:
+        pass
+    stats = loader.get_stats()
+    assert (stats.bytes_read, stats.bytes_fetched) == (NEEDED, NEEDED)
+    assert stats.remote_retries >= 1
+    assert stats.cache_hits == 0
+    again = loader_of(tokens(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, memory_limit=0)), "none")
+    for _ in again:
+        pass
+    assert again.get_stats().bytes_fetched == 0
+    assert again.get_stats().cache_hits > 0
+    (only,) = again.get_stats().sources.values()
+    assert only.bytes_read == NEEDED
