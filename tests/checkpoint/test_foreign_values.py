@@ -13,6 +13,7 @@ import pytest
 import torch
 from safetensors.torch import save_file
 from tests.checkpoint.support import save
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from holdfast import checkpoint
 from holdfast.checkpoint.archive import DamagedArchiveError
@@ -92,6 +93,35 @@ def test_what_does_not_fit_the_destination_is_a_mismatch_with_its_name(tmp_path:
     with pytest.raises(CheckpointMismatchError, match="no such key") as caught:
         checkpoint.load({"absent": torch.zeros(3)}, tmp_path)
     assert caught.value.where["tensor"] == "absent"
+    for planner in (None, DefaultLoadPlanner()):
+        with pytest.raises(CheckpointMismatchError, match="stores a tensor") as caught:
+            checkpoint.load({"w": "text"}, tmp_path, planner=planner)
+        assert caught.value.where["tensor"] == "w"
+    partial = DefaultLoadPlanner(allow_partial_load=True)
+    with pytest.raises(CheckpointMismatchError) as caught:
+        checkpoint.load({"absent": torch.zeros(3), "w": torch.zeros(3)}, tmp_path, planner=partial)
+    assert caught.value.where["tensor"] == "w"
+
+
+@pytest.mark.parametrize(
+    "number", [np.int64(3), np.uint8(3), torch.tensor(3)], ids=lambda number: type(number).__name__
+)
+def test_whole_numbers_of_any_kind_are_whole_numbers(tmp_path: Path, number: Any) -> None:
+    report = checkpoint.save({"w": torch.zeros(2)}, tmp_path / "c-3", step=number, keep=number, thread_count=number)
+    assert type(report.step) is int
+    found = checkpoint.latest_verified(tmp_path, not_after=number)
+    assert found is not None
+    assert found.step == 3
+    checkpoint.load({"w": torch.zeros(2)}, tmp_path / "c-3", num_workers=number, memory_limit=number)
+
+
+@pytest.mark.parametrize("number", [True, 2.0, "3", -1, torch.tensor([1, 2]), None])
+def test_what_is_not_a_whole_number_is_refused(tmp_path: Path, number: Any) -> None:
+    with pytest.raises(ConfigError, match="step must be a whole number"):
+        checkpoint.save({"w": torch.zeros(2)}, tmp_path / "c", step=number)
+    if number is not None:
+        with pytest.raises(ConfigError, match="not_after must be a whole number"):
+            checkpoint.latest_verified(tmp_path, not_after=number)
 
 
 def test_an_unknown_option_of_installed_is_refused_at_once() -> None:

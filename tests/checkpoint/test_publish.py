@@ -46,6 +46,66 @@ def test_what_is_not_a_checkpoint_is_never_replaced(tmp_path: Path, monkeypatch:
     assert (tmp_path / "results" / "plot.png").read_text() == "a plot"
 
 
+@pytest.mark.parametrize(("name", "content"), [(".metadata", "my own"), ("holdfast.json", "{}"), (".metadata", None)])
+def test_a_folder_is_not_a_checkpoint_because_of_a_name_in_it(tmp_path: Path, name: str, content: str | None) -> None:
+    folder = tmp_path / "c"
+    folder.mkdir()
+    if content is None:
+        os.mkfifo(folder / name)
+    else:
+        (folder / name).write_text(content)
+    (folder / "data.csv").write_text("1,2")
+    with pytest.raises(CheckpointWriteError, match="not a checkpoint"):
+        checkpoint.save(state(1), folder, step=1)
+    assert names(folder) == sorted([name, "data.csv"])
+
+
+@pytest.mark.parametrize("damaged", [".metadata", "holdfast.json", "__0_0.distcp"])
+def test_a_damaged_checkpoint_may_be_replaced(tmp_path: Path, damaged: str) -> None:
+    folder = tmp_path / "c"
+    checkpoint.save(state(1), folder, step=1)
+    for name in names(folder):
+        if name != damaged:
+            (folder / name).unlink()
+    (folder / damaged).write_bytes((folder / damaged).read_bytes()[:20])
+    checkpoint.save(state(2), folder, step=2)
+    assert loaded(folder) == 2
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_everything_is_on_the_disk_before_it_takes_its_name_and_the_name_before_save_returns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: bool
+) -> None:
+    if again:
+        checkpoint.save(state(1), tmp_path / "c", step=1)
+    log: list[str] = []
+    fsync, rename, exchange = os.fsync, os.rename, publish._exchange
+
+    def logged_fsync(descriptor: int) -> None:
+        fsync(descriptor)
+        log.append(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path))
+
+    def logged_rename(one: Any, other: Any) -> None:
+        rename(one, other)
+        log.append(f"rename to {os.path.relpath(other, tmp_path)}")
+
+    def logged_exchange(one: Path, other: Path) -> bool:
+        log.append("exchange")
+        return exchange(one, other)
+
+    monkeypatch.setattr(os, "fsync", logged_fsync)
+    monkeypatch.setattr(os, "rename", logged_rename)
+    monkeypatch.setattr(publish, "_exchange", logged_exchange)
+    checkpoint.save({"v": torch.ones(3), **state(2)}, tmp_path / "c", step=2, thread_count=2)
+    place = log.index("exchange" if again else "rename to c")
+    staging = {os.path.dirname(name) for name in log[:place] if name.endswith("holdfast.json")}.pop()
+    written = names(tmp_path / "c")
+    assert written == [".metadata", "__0_0.distcp", "__0_1.distcp", "holdfast.json"]
+    assert {os.path.normpath(f"{staging}/{name}") for name in written} | {staging} <= set(log[:place])
+    assert log[place - 1] == staging, "the folder last, when all names are in it"
+    assert "." in log[place:]
+
+
 def test_an_empty_folder_is_a_place_to_save_to(tmp_path: Path) -> None:
     (tmp_path / "c").mkdir()
     checkpoint.save(state(1), tmp_path / "c", step=1)

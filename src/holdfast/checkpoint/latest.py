@@ -11,6 +11,7 @@ from pathlib import Path
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, read_manifest
 from holdfast.checkpoint.metadata_files import is_checkpoint
+from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.verify import VerifyReport, verify_checkpoint
 from holdfast.errors import CheckpointError, ConfigError, HoldfastError, UnusableCheckpointError
@@ -63,8 +64,8 @@ def latest_verified(
     """
     if is_url(folder):
         raise ConfigError("latest_verified looks into local folders only", folder=os.fspath(folder))
-    if not_after is not None and type(not_after) is not int:
-        raise ConfigError("not_after must be a step", value=not_after)
+    if not_after is not None:
+        not_after = whole_number("not_after", not_after, least=0)
     passed_over: list[tuple[Path, str]] = []
     for step, _, path in sorted(_candidates(Path(folder)), reverse=True):
         if not_after is not None and not_after < step < _UNKNOWN:

@@ -13,6 +13,7 @@ import ctypes
 import errno
 import fcntl
 import os
+import pickle
 import re
 import shutil
 import socket
@@ -30,6 +31,7 @@ __all__ = ["Staging", "check_replaceable", "prune", "sync_files", "sync_folder"]
 _OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
 MAX_SYNC_THREADS = 16
+_LEAST_MANIFEST_BYTES = 16
 _AT_FDCWD = -100
 _RENAME_EXCHANGE = 2
 
@@ -40,13 +42,25 @@ def check_replaceable(target: Path) -> None:
         return
     if target.is_dir():
         names = os.listdir(target)
-        if not names or any(map(_OURS.fullmatch, names)):
+        if not names or any(_is_of_checkpoint(target / name) for name in names if _OURS.fullmatch(name)):
             return
     raise CheckpointWriteError(
         "something that is not a checkpoint stands where this one should go",
         path=str(target),
         hint="nothing was written or removed: save under another name, such as checkpoints/step-00001000",
     )
+
+
+def _is_of_checkpoint(path: Path) -> bool:
+    """Whether a file with the name of one of ours is one, be it damaged: data, a pickle, or a manifest."""
+    if not path.is_file():
+        return False
+    if path.suffix == ".distcp":
+        return True
+    with path.open("rb") as file:
+        start = file.read(_LEAST_MANIFEST_BYTES)
+    expected = b'{"version":' if path.name == MANIFEST else pickle.PROTO
+    return not start or start.startswith(expected)
 
 
 class Staging:

@@ -28,6 +28,7 @@ from holdfast.checkpoint.files import FileLayer, FileTable, is_remote
 from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
 from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
+from holdfast.checkpoint.options import check_choice, whole_number
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
@@ -36,7 +37,7 @@ from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
 from holdfast.checkpoint.sequential import load_sequentially
 from holdfast.checkpoint.sharing import NodeSharing, check_group
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
-from holdfast.errors import ConfigError, UnusableCheckpointError
+from holdfast.errors import UnusableCheckpointError
 
 __all__ = ["ParallelFileSystemReader"]
 
@@ -101,10 +102,8 @@ class ParallelFileSystemReader(FileSystemReader):
         file_layer: FileLayer | None = None,
     ) -> None:
         super().__init__(path)
-        _check_choice("engine", engine, ("thread", "process"))
-        _check_choice("verify", verify, ("crc", "full", "off"))
-        _check_positive("num_workers", num_workers)
-        _check_positive("memory_limit", memory_limit)
+        check_choice("engine", engine, ("thread", "process"))
+        check_choice("verify", verify, ("crc", "full", "off"))
         if share_within is not None:
             check_group(share_within)
         self._share_within = share_within
@@ -118,8 +117,8 @@ class ParallelFileSystemReader(FileSystemReader):
         self.use_collectives = True
         self._parallel = parallel
         self._engine = engine
-        self._num_workers = num_workers
-        self._memory_limit = memory_limit
+        self._num_workers = None if num_workers is None else whole_number("num_workers", num_workers, least=1)
+        self._memory_limit = None if memory_limit is None else whole_number("memory_limit", memory_limit, least=1)
         self._options = LoadOptions(verify=verify, cast=cast, trusted=trusted)
         self._progress = progress
         self._registry = extension_registry if _extension_registry is None else _extension_registry
@@ -399,13 +398,3 @@ class _NotLoaded(NamedTuple):
 
 def _unbound(_: MetadataIndex) -> None:
     """Metadata that the caller brought along has no manifest."""
-
-
-def _check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
-    if value not in choices:
-        raise ConfigError(f"{name} must be one of {', '.join(choices)}", value=value)
-
-
-def _check_positive(name: str, value: int | None) -> None:
-    if value is not None and (type(value) is not int or value < 1):
-        raise ConfigError(f"{name} must be a whole number above zero", value=value)

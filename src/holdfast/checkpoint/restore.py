@@ -8,13 +8,14 @@ as it was raised.
 from __future__ import annotations
 
 import os
-import re
 import warnings
 from typing import Any
 
 import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
-from torch.distributed.checkpoint.planner import LoadPlanner
+from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast.checkpoint.reader import ParallelFileSystemReader
@@ -24,11 +25,46 @@ from holdfast.errors import CheckpointError, CheckpointMismatchError, HoldfastEr
 __all__ = ["load"]
 
 
-# What torch's planner says where destination and checkpoint do not fit.
-_MISMATCHES = (
-    re.compile(r"Size mismatch between saved (?P<stored>.+) and current: (?P<wanted>.+) for (?P<tensor>.+)"),
-    re.compile(r"Missing key in checkpoint state_dict: (?P<tensor>.+)\."),
-)
+class _NamingPlanner(DefaultLoadPlanner):
+    """Torch's default planner; where destination and checkpoint do not fit it says so with our error, to every rank."""
+
+    def create_local_plan(self) -> LoadPlan:
+        try:
+            return super().create_local_plan()
+        except (RuntimeError, ValueError) as error:
+            raise misfit(self) or error from None
+
+
+def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:
+    """The first entry of the state dict that cannot be loaded, as an error."""
+    if getattr(planner, "metadata", None) is None:
+        return None
+    assert planner.metadata is not None
+    stored = planner.metadata.state_dict_metadata
+    for name, value in planner.state_dict.items():
+        entry = stored.get(name)
+        if entry is None and not planner.allow_partial_load:
+            return CheckpointMismatchError("the checkpoint has no such key", tensor=name)
+        if not isinstance(entry, TensorStorageMetadata):
+            continue
+        size = getattr(value, "size", None)
+        if not callable(size):
+            return CheckpointMismatchError(
+                "the checkpoint stores a tensor where the destination is something else",
+                tensor=name,
+                stored=tuple(entry.size),
+                destination=type(value).__name__,
+                hint="put a tensor of that shape there",
+            )
+        if size() != entry.size:
+            return CheckpointMismatchError(
+                "the destination's shape is another",
+                tensor=name,
+                stored=tuple(entry.size),
+                destination=tuple(size()),
+                hint="build the model with the configuration it was saved with",
+            )
+    return None
 
 
 def load(
@@ -55,6 +91,7 @@ def load(
         CheckpointError: it cannot be loaded; the error of this rank, or else of the first rank that failed.
     """
     reader = ParallelFileSystemReader(path, **options)
+    planner = _NamingPlanner() if planner is None else planner
     alone = not (dist.is_available() and dist.is_initialized())
     failure: CheckpointException | None = None
     try:
@@ -74,15 +111,8 @@ def load(
         if own is not None:
             raise own from failure
         rank, (cause, _) = next(iter(failure.failures.items()))
-        raise _own_error(str(cause), str(path), rank) from failure
+        named = misfit(planner) if isinstance(planner, DefaultLoadPlanner) else None
+        message = f"the checkpoint cannot be loaded: {cause}"
+        raise named or CheckpointError(message, path=str(path), rank=rank) from failure
     assert reader.report is not None
     return reader.report
-
-
-def _own_error(cause: str, path: str, rank: int) -> CheckpointError:
-    for pattern in _MISMATCHES:
-        if found := pattern.match(cause):
-            where = found.groupdict()
-            message = "the destination's shape is another" if "stored" in where else "the checkpoint has no such key"
-            return CheckpointMismatchError(message, path=path, rank=rank, **where)
-    return CheckpointError(f"the checkpoint cannot be loaded: {cause}", path=path, rank=rank)

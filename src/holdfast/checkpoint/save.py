@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import _stateful_to_state_dict
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
+from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.writer import VerifiedWriter
 from holdfast.errors import CheckpointWriteError, ConfigError
@@ -72,8 +73,9 @@ def save(
             one step; what else lies in its folder stays. Anything that is not a checkpoint is refused.
         step: after how many steps this is; stored in the manifest.
         run_id: the run this belongs to; stored in the manifest.
-        keep: how many checkpoints in the parent to keep, this one included; ``None`` keeps all. Removed are older,
-            whole ones of the same ``run_id`` whose names differ in their digits only, when this one is on the disk.
+        keep: how many checkpoints in the parent to keep, this one included; ``None`` keeps all. Removed are whole ones
+            of an earlier step and the same ``run_id`` whose names differ in their digits only, when this one is on the
+            disk; after a rollback those of later steps neither count nor go.
         process_group: the ranks that save together; the default group where torch.distributed is initialised.
         planner: torch's default one when ``None``.
         thread_count: files, and threads that write them, per rank.
@@ -85,7 +87,7 @@ def save(
     """
     began = time.perf_counter()
     target = _target(path)
-    _check(state_dict, step=step, run_id=run_id, keep=keep, thread_count=thread_count)
+    step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     alone = not (dist.is_available() and dist.is_initialized())
     writer: VerifiedWriter | None = None
     try:
@@ -155,7 +157,7 @@ def async_save(
     ``torch.distributed.new_group(backend="gloo")``: the training loop goes on using the default group meanwhile.
     """
     _target(path)
-    _check(state_dict, step=step, run_id=run_id, keep=keep, thread_count=thread_count)
+    step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     if process_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             "async_save needs a process group of its own",
@@ -199,11 +201,12 @@ def _target(path: str | os.PathLike[str]) -> Path:
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
-def _check(state_dict: Any, *, step: int, run_id: str | None, keep: int | None, thread_count: int) -> None:
+def _checked(
+    state_dict: Any, step: int, run_id: str | None, keep: int | None, thread_count: int
+) -> tuple[int, int | None, int]:
+    """Refuse what cannot be saved; returns step, keep and thread_count as they are used."""
     if not isinstance(state_dict, dict):
         raise ConfigError(f"the state must be a dict, got {type(state_dict).__name__}")
-    if type(step) is not int or step < 0:
-        raise ConfigError("step must be a whole number, 0 or more", value=step)
     if run_id is not None and type(run_id) is not str:
         raise ConfigError("run_id must be text", value=run_id)
     if not torch.serialization.get_crc32_options():
@@ -211,9 +214,11 @@ def _check(state_dict: Any, *, step: int, run_id: str | None, keep: int | None, 
             "checkpoint.save needs the checksums that torch.save writes",
             hint="call torch.serialization.set_crc32_options(True), which is the default",
         )
-    for name, value in (("keep", keep), ("thread_count", thread_count)):
-        if value is not None and (type(value) is not int or value < 1):
-            raise ConfigError(f"{name} must be a whole number above zero", value=value)
+    return (
+        whole_number("step", step, least=0),
+        None if keep is None else whole_number("keep", keep, least=1),
+        whole_number("thread_count", thread_count, least=1),
+    )
 
 
 def _write_error(error: BaseException, target: Path) -> BaseException:

@@ -148,7 +148,7 @@ def verify_checkpoint(
 
     Args:
         path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one a rank, or safetensors.
-        num_workers: threads to use; the number of cores, at most 8, when ``None``.
+        num_workers: threads to use; 8, or one per item where there are fewer, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
         require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
         progress: as for :class:`~holdfast.checkpoint.ParallelFileSystemReader`.
@@ -176,7 +176,7 @@ def verify_checkpoint(
         uses[item.file] = uses.get(item.file, 0) + 1
     files = FileTable(folder, layer, uses, follow_links_out=trusted)
     budget = MemoryBudget(_MEMORY_LIMIT)
-    engine = Engine(num_workers or min(len(os.sched_getaffinity(0)), _MOST_WORKERS), budget)
+    engine = Engine(max(1, min(len(items), _MOST_WORKERS)) if num_workers is None else num_workers, budget)
     checker = _Checker(files, budget, extension_registry or default_registry(), trusted=trusted)
     total = sum(item.length for item in items)
     done = 0

@@ -1,0 +1,31 @@
+"""Checks of what the user passes; anything that counts as a whole number does, a NumPy or torch one too."""
+
+from __future__ import annotations
+
+import operator
+from typing import Any
+
+from holdfast.errors import ConfigError
+
+__all__ = ["check_choice", "whole_number"]
+
+
+def whole_number(name: str, value: Any, *, least: int) -> int:
+    """Return an option as an ``int``.
+
+    Raises:
+        ConfigError: it is not a whole number, or below ``least``.
+    """
+    try:
+        number = operator.index(value) if type(value) is not bool else None
+    except (TypeError, RuntimeError):  # RuntimeError: a tensor of several numbers
+        number = None
+    if number is None or number < least:
+        raise ConfigError(f"{name} must be a whole number, {least} or more", value=value)
+    return number
+
+
+def check_choice(name: str, value: str, choices: tuple[str, ...]) -> None:
+    """Raise unless an option is one of its choices."""
+    if value not in choices:
+        raise ConfigError(f"{name} must be one of {', '.join(choices)}", value=value)
