@@ -1,7 +1,9 @@
-"""One rank of a job that loads a checkpoint another number of ranks saved, and saves it again for the next.
+"""One rank of jobs that load a checkpoint another number of ranks saved, and save it again for the next.
 
-``checkpoint_worker.py FOLDER LOAD SAVE``: load ``FOLDER/LOAD`` (or make the first state, for ``-``), hold torch's
-reader against ours, and save ``FOLDER/SAVE``. Each rank writes what it found to ``FOLDER/SAVE.rank.json``.
+``checkpoint_worker.py FOLDER SIZE…``: for every size, the first ranks of the launch form a group of their own, load the
+checkpoint of the group before (the first makes the state), hold torch's reader against ours, and save. Each rank writes
+what it found to ``FOLDER/hop<number>.<rank>.json``. At last two ranks load a checkpoint with a damaged shard that only
+one of them reads. One launch serves all: starting torch costs far more than the work.
 """
 
 from __future__ import annotations
@@ -9,12 +11,17 @@ from __future__ import annotations
 import json
 import os
 import sys
+import threading
+import time
 import warnings
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_dict
 from torch.distributed.checkpoint.state_dict_loader import load
@@ -62,7 +69,7 @@ def local_bits(value: Any) -> Any:
     if isinstance(value, DTensor):
         value = value.to_local()
     if isinstance(value, torch.Tensor):
-        return value.detach().contiguous().view(-1).view(torch.uint8).tolist() if value.numel() else []
+        return value.detach().contiguous().view(-1).view(torch.uint8).numpy().tobytes() if value.numel() else b""
     return value
 
 
@@ -70,12 +77,10 @@ def whole(value: Any) -> Any:
     return value.full_tensor() if isinstance(value, DTensor) else value
 
 
-def main(folder: Path, load_from: str, save_to: str) -> None:
-    warnings.simplefilter("ignore")
-    dist.init_process_group("gloo")
+def hop(folder: Path, load_from: str | None, save_to: str) -> None:
     mesh = init_device_mesh("cpu", (dist.get_world_size(),))
     found: dict[str, Any] = {"world_size": dist.get_world_size()}
-    if load_from == "-":
+    if load_from is None:
         state, _, _ = build(mesh, filled=True)
         expected = {name: whole(value) for name, value in flatten(state).items()}
         if dist.get_rank() == 0:
@@ -108,11 +113,54 @@ def main(folder: Path, load_from: str, save_to: str) -> None:
         found["bytes_read"], found["bytes_needed"] = reader.report.bytes_read, reader.report.bytes_needed
     save(state, storage_writer=FileSystemWriter(folder / save_to, sync_files=False))
     (folder / f"{save_to}.{dist.get_rank()}.json").write_text(json.dumps(found))
+
+
+def damaged(folder: Path) -> None:
+    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
+    place = folder / "damaged"
+    state = {"w": distribute_tensor(torch.ones(100, 3000), mesh, [Shard(0)])}
+    save(state, storage_writer=FileSystemWriter(place, sync_files=False))
+    if dist.get_rank() == 0:
+        path = place / "__1_0.distcp"  # what the second rank saved, and will load
+        data = bytearray(path.read_bytes())
+        data[len(data) // 2] ^= 1
+        path.write_bytes(data)
     dist.barrier()
+    found = {}
+    try:
+        load(state, storage_reader=ParallelFileSystemReader(place, num_workers=2))
+    except CheckpointException as wrapped:
+        found = {
+            rank: [type(error).__name__, getattr(error, "tensor", None), getattr(error, "file", None)]
+            for rank, (error, _) in wrapped.failures.items()
+        }
+    left = [thread.name for thread in threading.enumerate() if thread.name.startswith("holdfast")]
+    (folder / f"damaged.{dist.get_rank()}.json").write_text(json.dumps({"failures": found, "threads": left}))
+
+
+def main(folder: Path, sizes: list[int]) -> None:
+    warnings.simplefilter("ignore")
+    dist.init_process_group("gloo")
+    rank, everyone = dist.get_rank(), dist.distributed_c10d._get_default_store()
+    dist.destroy_process_group()
+    scenarios: list[tuple[int, Callable[[], None]]] = [
+        (size, partial(hop, folder, f"hop{number - 1}" if number else None, f"hop{number}"))
+        for number, size in enumerate(sizes)
+    ]
+    for number, (size, scenario) in enumerate([*scenarios, (2, partial(damaged, folder))]):
+        if rank < size:  # a job of that size: its default process group holds these ranks and no others
+            store = dist.PrefixStore(f"scenario-{number}", everyone)
+            dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
+            scenario()
+            dist.barrier()
+            dist.destroy_process_group()
+        everyone.add(f"left-{number}", 1)  # a larger group reads what this one wrote
+        while everyone.add(f"left-{number}", 0) < max(sizes):
+            time.sleep(0.01)
     sys.stdout.flush()
     # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
     os._exit(0)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), sys.argv[2], sys.argv[3])
+    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]])

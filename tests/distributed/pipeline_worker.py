@@ -124,7 +124,7 @@ def stop_and_resume_alike(folder: Path, rank: int, world_size: int, group: Any) 
     loader, aggregator = pipeline(folder, rank, world_size, group)
     seen = train(loader, aggregator, BEFORE + AFTER)
     whole = repr(aggregator.get_metrics())
-    loader, aggregator = pipeline(folder, rank, world_size, group)
+    loader, aggregator = pipeline(folder, rank, world_size, group, workers=0)  # the number of workers is no state
     train(loader, aggregator, BEFORE)
     (folder / f"metrics-{world_size}-{rank}.json").write_text(json.dumps(aggregator.state_dict()))
     run_state = aggregator.run_state_dict()
@@ -138,8 +138,9 @@ def resume_elsewhere(folder: Path, before: int, rank: int, world_size: int, grou
     stream_state, run_state = json.loads((folder / f"run-{before}.json").read_text())
     ranks = [json.loads((folder / f"metrics-{before}-{old}.json").read_text()) for old in range(before)]
     results: dict[str, Any] = {}
-    for way, state in (("run state", run_state), ("rank states", merge_state_dicts(ranks[rank::world_size]))):
-        loader, aggregator = pipeline(folder, rank, world_size, group)
+    merged = merge_state_dicts(ranks[rank::world_size])
+    for way, state, workers in (("run state", run_state, 2), ("rank states", merged, 0)):
+        loader, aggregator = pipeline(folder, rank, world_size, group, workers)
         loader.load_state_dict(stream_state)
         aggregator.load_state_dict(state)
         results["seen"] = train(loader, aggregator, BEFORE + AFTER)

@@ -15,30 +15,31 @@ WORLD_SIZES = [1, 2, 3, 2, 1]
 
 
 def torchrun(ranks: int, script: str, *arguments: str) -> None:
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
     result = subprocess.run(
-        [
-            sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks),
-            str(ROOT / "tests/distributed" / script), *arguments,
-        ],
+        [*command, str(ROOT / "tests/distributed" / script), *arguments],
         capture_output=True,
         text=True,
         timeout=240,
         cwd=ROOT,
         check=False,
-    )  # fmt: skip
+    )
     assert result.returncode == 0, result.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
-    """What every rank of every hop found."""
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where the ranks of every scenario left what they found, all from one launch."""
     folder = tmp_path_factory.mktemp("resharding")
-    reports = []
-    for hop, ranks in enumerate(WORLD_SIZES):
-        torchrun(ranks, "checkpoint_worker.py", str(folder), "-" if hop == 0 else f"hop{hop - 1}", f"hop{hop}")
-        if hop:
-            reports += [json.loads((folder / f"hop{hop}.{rank}.json").read_text()) for rank in range(ranks)]
-    return reports
+    torchrun(max(WORLD_SIZES), "checkpoint_worker.py", str(folder), *map(str, WORLD_SIZES))
+    return folder
+
+
+@pytest.fixture(scope="module")
+def found(folder: Path) -> list[dict[str, Any]]:
+    """What every rank of every hop found."""
+    ranks = [(hop, rank) for hop, size in enumerate(WORLD_SIZES) if hop for rank in range(size)]
+    return [json.loads((folder / f"hop{hop}.{rank}.json").read_text()) for hop, rank in ranks]
 
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(600)]
@@ -66,8 +67,7 @@ def test_row_resharding_reads_no_more_than_five_percent_beyond_its_rows(found: l
         assert report["bytes_read"] <= 1.05 * report["bytes_needed"]
 
 
-def test_a_shard_that_one_rank_finds_damaged_fails_on_every_rank_with_the_tensor_named(tmp_path: Path) -> None:
-    torchrun(2, "checkpoint_damaged_worker.py", str(tmp_path))
+def test_a_shard_that_one_rank_finds_damaged_fails_on_every_rank_with_the_tensor_named(folder: Path) -> None:
     for rank in range(2):
-        found = json.loads((tmp_path / f"{rank}.json").read_text())
+        found = json.loads((folder / f"damaged.{rank}.json").read_text())
         assert found == {"failures": {"1": ["CorruptRecordError", "w", "__1_0.distcp"]}, "threads": []}
