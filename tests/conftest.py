@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, settings
 # Property tests decide on counts, never on time; a noisy machine must not fail them. Everyday runs try the same ones
 # every time, so that a red run is about the change at hand; soak runs try many new ones.
 settings.register_profile(
-    "default", deadline=None, max_examples=60, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
+    "default", deadline=None, max_examples=30, derandomize=True, suppress_health_check=[HealthCheck.too_slow]
 )
 settings.register_profile("soak", deadline=None, max_examples=2000, suppress_health_check=[HealthCheck.too_slow])
 

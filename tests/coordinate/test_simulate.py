@@ -27,7 +27,7 @@ from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.integers(1, 40), st.floats(0.05, 50), st.floats(0, 0.5), st.integers(0, 2), st.integers(0, 10**6))
 def test_every_chunk_is_committed_once_as_long_as_a_rank_lives(
     ranks: int, mtbf: float, stragglers: float, replication: int, seed: int
@@ -41,7 +41,7 @@ def test_every_chunk_is_committed_once_as_long_as_a_rank_lives(
         assert cost.committed == cost.chunks
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.integers(1, 5000), st.floats(3, 10_000), st.integers(0, 10**6))
 def test_no_position_is_lost_through_any_failures_and_resizes(ranks: int, mtbf: float, seed: int) -> None:
     cost = simulate_training(Scenario(ranks=ranks, node_mtbf_hours=mtbf, seed=seed, hours=100.0))
@@ -104,7 +104,7 @@ def test_adaptive_shares_cost_less_than_even_ones_where_a_rank_is_slow() -> None
     assert cost.step_slowdown_adaptive < 1.2
 
 
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(
     st.lists(
         st.tuples(
@@ -164,7 +164,7 @@ def test_a_simulated_heartbeat_makes_the_operations_of_a_real_one(world: int) ->
     assert run.store.operations - before == real
 
 
-@settings(max_examples=20)
+@settings(max_examples=12)
 @given(
     st.integers(3, 80),  # beyond the number of workers that each one watches
     st.integers(0, 10**6),

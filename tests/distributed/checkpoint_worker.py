@@ -147,9 +147,10 @@ def main(folder: Path, sizes: list[int]) -> None:
         (size, partial(hop, folder, f"hop{number - 1}" if number else None, f"hop{number}"))
         for number, size in enumerate(sizes)
     ]
-    for number, (size, scenario) in enumerate([*scenarios, (2, partial(damaged, folder))]):
+    scenarios.append((2, partial(damaged, folder)))
+    for number, (size, scenario) in enumerate(scenarios):
         if rank < size:  # a job of that size: its default process group holds these ranks and no others
-            store = dist.PrefixStore(f"scenario-{number}", everyone)
+            store = dist.PrefixStore(f"scenario-{number}", everyone)  # type: ignore[attr-defined]
             dist.init_process_group("gloo", store=store, rank=rank, world_size=size)
             scenario()
             dist.barrier()

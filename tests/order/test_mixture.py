@@ -57,7 +57,7 @@ def test_the_bound_of_up_to_four_sources_is_one_sample_whatever_their_weights(dr
     assert _mixture(drawn, seed).max_deviation <= 1
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.floats(1e-3, 1), min_size=5, max_size=60), seeds(), st.integers(0, 10**12))
 def test_the_bound_of_any_number_of_sources_is_one_sample(drawn: list[float], seed: int, start: int) -> None:
     mixture = _mixture(drawn, seed)
@@ -94,7 +94,7 @@ def test_usual_weights_are_within_one_sample_after_every_position(drawn: list[fl
     assert _deviation(mixture, drawn, 10**12, 100_000) <= 1 + 1e-6
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(weights(), seeds())
 def test_of_the_earlier_arrangement_every_prefix_of_whole_blocks_holds_each_source_within_one(
     drawn: list[float], seed: int
@@ -110,7 +110,7 @@ def test_of_the_earlier_arrangement_every_prefix_of_whole_blocks_holds_each_sour
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(weights(), seeds(), st.integers(0, 10**12))
 def test_each_source_keeps_its_own_order_without_gaps(
     arrangement: Any, drawn: list[float], seed: int, start: int
@@ -125,7 +125,7 @@ def test_each_source_keeps_its_own_order_without_gaps(
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(weights(), seeds(), st.lists(st.integers(0, 10**13), min_size=1, max_size=40))
 def test_random_access_equals_sequential(arrangement: Any, drawn: list[float], seed: int, chosen: list[int]) -> None:
     one_by_one = [
@@ -144,7 +144,7 @@ def test_random_access_equals_sequential(arrangement: Any, drawn: list[float], s
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(weights(), seeds(), st.lists(st.integers(0, 10**13), min_size=1, max_size=20))
 def test_position_of_inverts_locate_however_far_out(
     arrangement: Any, drawn: list[float], seed: int, chosen: list[int]
@@ -158,7 +158,7 @@ def test_position_of_inverts_locate_however_far_out(
 
 
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
-@settings(max_examples=30)
+@settings(max_examples=15)
 @given(weights(), seeds(), st.integers(0, 10**12))
 def test_counts_are_monotone_and_add_up_to_the_position(
     arrangement: Any, drawn: list[float], seed: int, start: int
@@ -299,7 +299,7 @@ def _run_of(schedule: list[tuple[int, dict[str, Any]]], mixture: Mixture, stop: 
     return worst
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 500), st.floats(0, 1)), min_size=1, max_size=5), seeds())
 def test_two_sources_stay_within_one_sample_over_any_schedule(changes: list[tuple[int, float]], seed: int) -> None:
     starts = np.cumsum([0, *(gap for gap, _ in changes)]).tolist()
@@ -310,7 +310,7 @@ def test_two_sources_stay_within_one_sample_over_any_schedule(changes: list[tupl
     assert _run_of(schedule, mixture, starts[-1] + 500) <= 1 + 1e-6
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.lists(st.tuples(st.integers(1, 400), st.lists(st.integers(0, 9), min_size=5, max_size=5)), max_size=8))
 def test_the_deviations_of_a_schedule_do_not_add_up(changes: list[tuple[int, list[int]]]) -> None:
     names = _names(5)

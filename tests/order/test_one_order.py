@@ -61,7 +61,7 @@ def lived(data: st.DataObject, kind: str, most_ranks: int = 6) -> tuple[Delivere
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 @given(data=st.data())
-@settings(max_examples=60)
+@settings(max_examples=30)
 def test_every_rank_reads_in_the_streams_order_whatever_happens(kind: str, data: st.DataObject) -> None:
     job, epochs = lived(data, kind)
     turn = alone(job.order, epochs)
@@ -74,7 +74,7 @@ def test_every_rank_reads_in_the_streams_order_whatever_happens(kind: str, data:
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 @given(data=st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_one_rank_reads_exactly_what_is_left_in_the_streams_order(kind: str, data: st.DataObject) -> None:
     job, epochs = lived(data, kind, most_ranks=1)
     turn = alone(job.order, epochs)

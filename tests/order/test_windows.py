@@ -38,7 +38,7 @@ def test_every_column_is_less_than_one_sample_off_in_exact_fractions(drawn: list
     assert -1 < low <= high < 1
 
 
-@settings(max_examples=25)
+@settings(max_examples=15)
 @given(st.lists(st.floats(1e-3, 1), min_size=2, max_size=40), st.integers(0, 10**9))
 def test_counts_at_the_start_of_blocks_add_up_and_never_shrink(drawn: list[float], number: int) -> None:
     weights = tuple(integer_weights(drawn))
@@ -70,7 +70,7 @@ def test_weights_with_a_window_longer_than_the_largest_block_do_not_fit() -> Non
     assert not WindowArrangement.fits(integer_weights([1, 1 / MAX_BLOCK / 2]))
 
 
-@settings(max_examples=40)
+@settings(max_examples=20)
 @given(st.floats(0.01, 0.99), st.floats(-0.999, 0.999), st.integers(0, 5))
 def test_two_columns_can_always_make_up_for_what_they_owe(share: float, behind: float, seed: int) -> None:
     weights = tuple(integer_weights([share, 1 - share]))

@@ -67,7 +67,7 @@ def test_a_dataset_that_stops_stops_when_iterated() -> None:
     assert list(dataset) == []
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(
     lengths=st.lists(st.integers(1, 40), min_size=1, max_size=3),
     before=st.integers(0, 130),

@@ -26,7 +26,7 @@ from holdfast.stream import (
 )
 
 CHUNK = 250
-WORKERS_EVERY = 100  # jobs in worker processes: starting those is most of what such a job costs
+WORKERS_EVERY = 200  # jobs in worker processes: starting those is most of what such a job costs
 
 
 def source(length: int) -> ArraySource:
@@ -151,9 +151,10 @@ class Job:
         name = self.draw.choice([named.name for named in self.dataset.sources])
         length = next(len(named.source) for named in self.dataset.sources if named.name == name)
         indices = self.draw.sample(range(length), self.draw.randint(1, min(3, length - 1)))
-        total = loader.schedule.total_steps or 0
-        ahead = range(step, min(step + self.draw.randint(1, 2), total))
-        positions = {ref.position for later in ahead for ref in loader.samples_in(later)}
+        ahead, positions = range(0), set()
+        if chosen.endswith("steps"):
+            ahead = range(step, min(step + self.draw.randint(1, 2), loader.schedule.total_steps or 0))
+            positions = {ref.position for later in ahead for ref in loader.samples_in(later)}
         if chosen == "skip":
             loader.skip(samples={name: indices})
             model.skipped.append(lambda position: model.names(position) in {(name, i) for i in indices})

@@ -70,7 +70,7 @@ def test_a_step_that_does_not_exist_is_refused() -> None:
 
 
 @given(st.data())
-@settings(max_examples=40)
+@settings(max_examples=20)
 def test_when_is_the_inverse_of_samples_in_for_every_partition(data: st.DataObject) -> None:
     length = data.draw(st.integers(6, 40))
     config = StreamingConfig(

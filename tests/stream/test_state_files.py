@@ -111,7 +111,7 @@ def test_save_writes_at_once_and_needs_a_place(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_torn_or_changed_file_is_refused_and_the_one_before_it_named(tmp_path: Path, data: st.DataObject) -> None:
     loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
     earlier = loader.save(tmp_path)

@@ -81,7 +81,7 @@ def test_it_is_described_with_a_length_nobody_knows() -> None:
 # --- stopped and continued -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=20, deadline=None)
 @given(before=st.integers(0, 700), window=st.integers(1, 30), shuffle=st.booleans())
 def test_it_resumes_exactly_from_any_sample(before: int, window: int, shuffle: bool) -> None:
     def make() -> ForwardMixture:

@@ -137,7 +137,7 @@ def as_process(process: Process, state: Mapping[str, Any] | None, count: int) ->
         return seen, json.loads(json.dumps(mixed.state_dict()))
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 @given(st.data())
 def test_however_often_the_processes_change_in_number_no_position_and_no_sample_is_lost_or_repeated(
     data: st.DataObject,
