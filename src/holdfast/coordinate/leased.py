@@ -40,6 +40,7 @@ from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.coordinate.turns import Turns
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
+from holdfast.order.numbers import Positions
 from holdfast.stream.batch import Batch
 from holdfast.stream.named_source import Collate
 from holdfast.stream.read_batches import Cut, read_batches
@@ -309,7 +310,7 @@ class LeasedReader:
 
     def _read(self, positions: NDArray[np.int64]) -> list[Batch]:
         offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
-        cut = Cut(self._order, positions, offsets)
+        cut = Cut(self._order, Positions(positions), offsets)
         return read_batches(self._dataset, cut, range(len(offsets) - 1), 0, collate=self._collate)
 
     def _holds(self, lease: Lease) -> bool:

@@ -15,6 +15,7 @@ import numpy as np
 
 from holdfast.coordinate import Dead, Done, LeasedChunk, LeasedReader, StreamCoordinator, open_store
 from holdfast.errors import ConfigError, DeadLetterError, MissingDependencyError
+from holdfast.order.numbers import Positions
 from holdfast.stream.read_batches import Cut, read_batches
 
 try:
@@ -184,7 +185,7 @@ class _Read:
 def _blocks(dataset: OrderedDataset, positions: range, batch_size: int, position_column: str) -> Iterator[Any]:
     order = dataset.order()
     for first in range(positions.start, positions.stop, batch_size):
-        numbers = np.arange(first, min(first + batch_size, positions.stop), dtype=np.int64)
+        numbers = Positions(np.arange(first, min(first + batch_size, positions.stop), dtype=np.int64))
         (batch,) = read_batches(dataset, Cut(order, numbers, np.array([0, len(numbers)])), range(1), 0)
         columns = {name: _plain(value) for name, value in batch.make().items() if name not in ("metrics", "__valid__")}
         if position_column:

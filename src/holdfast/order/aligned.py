@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import EverythingSkippedError, OrderError
 from holdfast.order.assignment import Assignment
 from holdfast.order.keys import derive_key, scramble
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Int64, Positions, one_position
 from holdfast.order.order import Order
 from holdfast.order.remaining import Excluding, Remaining, WholeEpoch
 from holdfast.order.segment import Segment
@@ -59,7 +59,7 @@ class Aligned(Walk):
         if epochs is not None and not self.total_steps():
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
 
-    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's places of these steps as positions, epoch by epoch."""
         index = bisect_right(self._step, first) - 1
         size = self._sizes[index].of(rank)
@@ -77,7 +77,7 @@ class Aligned(Walk):
             lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
             first = until
         positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
-        return positions, np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
+        return Positions(positions), np.concatenate(([0], np.cumsum(np.concatenate(lengths)))).astype(np.int64)
 
     def is_full(self, step: int) -> bool:
         """Say whether no rank has run out at this step of its epoch."""
@@ -96,7 +96,7 @@ class Aligned(Walk):
         assignment = self._assignment(index, epoch)
         return assignment.remaining_after(step - first).n - assignment.remaining_after(step + 1 - first).n
 
-    def assigned(self, positions: Int64) -> Assigned:
+    def assigned(self, positions: Positions) -> Assigned:
         """Return step, rank and slot by asking every segment that read a part of the epoch."""
         result = nothing_assigned(len(positions))
         epochs = np.array([self._order.epoch_of(int(position)) for position in positions], dtype=np.int64)
@@ -105,7 +105,7 @@ class Aligned(Walk):
                 continue
             mask = np.flatnonzero(epochs == epoch)
             for index in range(len(self._segments)):
-                self._assign_in(index, epoch, positions[mask], mask, result)
+                self._assign_in(index, epoch, Positions(positions[mask]), mask, result)
         return result
 
     def total_steps(self) -> int | None:
@@ -123,7 +123,7 @@ class Aligned(Walk):
         remaining = self._assignment(index, epoch).remaining_after(step - first).n
         return self._order.epoch_start(epoch + 1) - remaining
 
-    def _assign_in(self, index: int, epoch: int, positions: Int64, where: Int64, result: Assigned) -> None:
+    def _assign_in(self, index: int, epoch: int, positions: Positions, where: Int64, result: Assigned) -> None:
         begin = self._begin[index]
         following = self._begin[index + 1] if index + 1 < len(self._segments) else None
         if epoch < begin.epoch or (following is not None and epoch > following.epoch):
@@ -137,7 +137,7 @@ class Aligned(Walk):
             steps = self._step[index + 1] - first
         kept = self._kept[self._root(index, epoch)]
         start = self._order.epoch_start(epoch)
-        places = kept.count_before(positions) - int(kept.count_before(np.array([start]))[0])
+        places = kept.count_before(positions) - int(kept.count_before(one_position(start))[0])
         numbers = assignment.remaining.number_of(np.where(kept.is_skipped(positions), -1, places))
         found = np.flatnonzero(numbers >= 0)
         rank, turn = assignment.turn_of(numbers[found])
@@ -148,9 +148,9 @@ class Aligned(Walk):
         result.rank[at] = rank[now]
         result.slot[at] = slot[now]
 
-    def _to_positions(self, index: int, epoch: int, places: Int64) -> Int64:
+    def _to_positions(self, index: int, epoch: int, places: Int64) -> Positions:
         kept = self._kept[self._root(index, epoch)]
-        start = np.array([self._order.epoch_start(epoch)])
+        start = one_position(self._order.epoch_start(epoch))
         return kept.position_at(int(kept.count_before(start)[0]) + places)
 
     def _root(self, index: int, epoch: int) -> int:
@@ -162,7 +162,7 @@ class Aligned(Walk):
     def _assign(self, index: int, epoch: int) -> Assignment:
         sizes = self._sizes[index]
         root = self._kept[self._root(index, epoch)]
-        bounds = np.array([self._order.epoch_start(epoch), self._order.epoch_start(epoch + 1)])
+        bounds = Positions(np.array([self._order.epoch_start(epoch), self._order.epoch_start(epoch + 1)]))
         first, last = (int(value) for value in root.count_before(bounds))
         remaining: Remaining
         if self._begin[index].chained and self._begin[index].epoch == epoch:
@@ -173,7 +173,7 @@ class Aligned(Walk):
             remaining = WholeEpoch(last - first)
         lanes = None
         if self._order.layout is not None:
-            offsets = root.count_before(int(bounds[0]) + self._order.layout.offsets) - first
+            offsets = root.count_before(Positions(int(bounds[0]) + self._order.layout.offsets)) - first
             lanes = remaining.count_before(offsets)
         return self._order.partition.assign(remaining, sizes, lanes, partial(self._mix, index, epoch))
 
@@ -182,10 +182,10 @@ class Aligned(Walk):
         key = derive_key("deal", self._order.sources[0].seed, self._order.name)
         return scramble(self._to_positions(index, epoch, places).astype(np.uint64), key)
 
-    def _newly_skipped(self, index: int, bounds: Int64, root: Kept) -> Int64:
+    def _newly_skipped(self, index: int, bounds: Positions, root: Kept) -> Int64:
         """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""
         skipped = self._kept[index].skipped_between(int(bounds[0]), int(bounds[1]))
-        return root.count_before(skipped[~root.is_skipped(skipped)]) - int(root.count_before(bounds[:1])[0])
+        return root.count_before(Positions(skipped[~root.is_skipped(skipped)])) - int(root.count_before(bounds)[0])
 
     def _special_epochs(self, index: int, after: int) -> Iterable[int]:
         """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""

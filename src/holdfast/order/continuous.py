@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.errors import EverythingSkippedError
 from holdfast.order.assignment import StrideAssignment
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Int64, Positions, one_position
 from holdfast.order.order import Order
 from holdfast.order.remaining import WholeEpoch
 from holdfast.order.segment import Segment
@@ -34,14 +34,14 @@ class Continuous(Walk):
         self._position = [0]  # where each segment begins in the stream …
         self._number = [0]  # … and among what remains under its own skips
         for index in range(len(segments)):
-            self._number[index] = int(self._kept[index].count_before(np.array([self._position[index]]))[0])
+            self._number[index] = int(self._kept[index].count_before(one_position(self._position[index]))[0])
             if index + 1 < len(segments):
                 self._position.append(self._position_after(index, self._step[index + 1] - self._step[index]))
                 self._number.append(0)
         if self._end is not None and not self._remaining(0):
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
 
-    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's numbers of these steps as positions."""
         index = bisect_right(self._step, first) - 1
         sizes = self._sizes[index]
@@ -72,13 +72,13 @@ class Continuous(Walk):
             return total
         return max(0, min(total, remaining - (step - self._step[index]) * total))
 
-    def assigned(self, positions: Int64) -> Assigned:
+    def assigned(self, positions: Positions) -> Assigned:
         """Return step, rank and slot by inverting the stride."""
         result = nothing_assigned(len(positions))
         index = np.searchsorted(self._position, positions, side="right") - 1
         for value in np.unique(index):
             mask = index == value
-            chosen = positions[mask]
+            chosen = Positions(positions[mask])
             sizes = self._sizes[value]
             wanted = ~self._kept[value].is_skipped(chosen)
             if self._end is not None:
@@ -105,7 +105,7 @@ class Continuous(Walk):
     def _remaining(self, index: int) -> int | None:
         if self._end is None:
             return None
-        return int(self._kept[index].count_before(np.array([self._end]))[0]) - self._number[index]
+        return int(self._kept[index].count_before(one_position(self._end))[0]) - self._number[index]
 
     def _position_after(self, index: int, steps: int) -> int:
         count = steps * self._sizes[index].total

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import OrderError
-from holdfast.order.numbers import Bool, Int64
+from holdfast.order.numbers import Bool, Int64, Positions
 from holdfast.order.order import Located, Order
 from holdfast.order.skips import Skips
 
@@ -62,7 +62,7 @@ def check_masks(masks: Sequence[Mask], order: Order) -> None:
                 raise OrderError("a mask names no sample of the source", source=name, index=indices[-1], length=length)
 
 
-def masked(masks: Sequence[Mask], order: Order, step: int, positions: Int64, located: Located) -> Bool | None:
+def masked(masks: Sequence[Mask], order: Order, step: int, positions: Positions, located: Located) -> Bool | None:
     """Say which samples are masked at the step; None where no mask is in force."""
     in_force = [mask for mask in masks if mask.from_step <= step]
     if not in_force:

@@ -6,6 +6,7 @@ goes into a source's cycle, and nothing else does.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from operator import index
 from typing import Any, NewType
 
@@ -13,7 +14,17 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 
-__all__ = ["MAX_STEP", "Bool", "Indices", "Int64", "Ordinals", "Positions", "whole_number"]
+__all__ = [
+    "MAX_STEP",
+    "Bool",
+    "Indices",
+    "Int64",
+    "Ordinals",
+    "Positions",
+    "one_position",
+    "whole_number",
+    "whole_numbers",
+]
 
 Int64 = np.ndarray[tuple[Any, ...], np.dtype[np.int64]]
 Bool = np.ndarray[tuple[Any, ...], np.dtype[np.bool_]]
@@ -27,6 +38,12 @@ Ordinals = NewType("Ordinals", Int64)
 Indices = NewType("Indices", Int64)
 """Samples' numbers inside their source, 0 … N-1."""
 
+
+def one_position(position: int) -> Positions:
+    """Return an array of one position."""
+    return Positions(np.array([position], dtype=np.int64))
+
+
 MAX_STEP = 1 << 60  # steps beyond are out of reach: three times as far must still be a 64-bit number
 
 
@@ -38,3 +55,12 @@ def whole_number(value: Any, what: str) -> int:
         return index(value)
     except TypeError:
         raise ConfigError(f"{what} must be a whole number", found=f"{value!r}"[:80]) from None
+
+
+def whole_numbers(values: Iterable[Any], what: str) -> set[int]:
+    """Return the numbers as ints, or raise ``ConfigError``."""
+    try:
+        each = list(values)
+    except TypeError:
+        raise ConfigError(f"{what} must come as a list or another iterable", found=f"{values!r}"[:80]) from None
+    return {whole_number(value, f"each of {what}") for value in each}

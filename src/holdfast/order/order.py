@@ -19,7 +19,7 @@ from numpy.typing import ArrayLike, NDArray
 from holdfast.errors import ConfigError, MixtureError, OrderError
 from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
-from holdfast.order.numbers import Indices, Int64, Ordinals, Positions
+from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_number
 from holdfast.order.partition import Partition, RoundRobin, parse_partition
 from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import FullShuffle, Shuffle, parse_shuffle
@@ -40,6 +40,9 @@ class SourceSpec:
     seed: int = 0
     shuffle: Shuffle = field(default_factory=FullShuffle)
     growth: tuple[tuple[int, int], ...] = ()
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "seed", whole_number(self.seed, "a seed"))  # one of NumPy's cannot be saved as JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,9 +81,9 @@ class Located(NamedTuple):
 
     source: NDArray[np.int32]
     epoch: Int64
-    index: Indices  # type: ignore[assignment]  # a field named as in the design; tuple.index is not used
+    index: Indices  # type: ignore[assignment]  # a tuple, as the design says; nobody calls tuple.index
 
-    def part(self, rows: slice) -> Located:
+    def part(self, rows: slice | NDArray[np.intp]) -> Located:
         """Return what stands at some of the positions."""
         return Located(self.source[rows], self.epoch[rows], Indices(self.index[rows]))
 
@@ -111,7 +114,7 @@ class Order:
         arrangement: ArrangementName = "even",
     ) -> None:
         self.sources = tuple(sources)
-        self.seed = seed
+        self.seed = whole_number(seed, "a seed")
         self.name = name
         self.partition: Partition = partition if partition is not None else RoundRobin()
         self.stop: StopPolicy = stop
@@ -185,9 +188,10 @@ class Order:
         """Return the positions of a source's samples counted from its start, over all epochs."""
         return Positions(ordinals) if self._mixture is None else self._mixture.position_of(source, ordinals)
 
-    def count(self, source: int, positions: Int64) -> Ordinals:
+    def count(self, source: int, positions: ArrayLike) -> Ordinals:
         """Return how many samples of the source stand before each position."""
-        return Ordinals(positions) if self._mixture is None else self._mixture.count(source, positions)
+        array = Positions(np.asarray(positions, dtype=np.int64))
+        return Ordinals(array) if self._mixture is None else self._mixture.count(source, array)
 
     def reweighted(self, position: int, weights: Weights) -> Order:
         """Return the order with other weights from this position on; what stands before it does not change."""

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, OrderError
 from holdfast.order.aligned import Aligned
 from holdfast.order.continuous import Continuous
 from holdfast.order.masks import Mask, check_masks, masked
-from holdfast.order.numbers import MAX_STEP, Int64, whole_number
+from holdfast.order.numbers import MAX_STEP, Int64, Positions, whole_number
 from holdfast.order.order import Located, Order
 from holdfast.order.partition import check_shares
 from holdfast.order.segment import Segment
@@ -116,11 +116,11 @@ class Schedule:
             raise OrderError("there is no such step: it is negative, or out of reach", step=step)
         return self.segments[bisect_right(self._steps, step) - 1]
 
-    def positions(self, step: int, rank: int) -> Int64:
+    def positions(self, step: int, rank: int) -> Positions:
         """Return the positions the rank reads at the step; fewer than its batch size at the end of an epoch."""
         return self.positions_in(step, step + 1, rank)[0]
 
-    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the positions the rank reads at steps first … stop-1, all of one segment, in one go.
 
         Returns:
@@ -144,7 +144,7 @@ class Schedule:
         later = [start for start in (*self._steps, *(mask.from_step for mask in self.masks)) if start > step]
         return min(later, default=None)
 
-    def masked(self, step: int, positions: Int64, located: Located) -> NDArray[np.bool_] | None:
+    def masked(self, step: int, positions: Positions, located: Located) -> NDArray[np.bool_] | None:
         """Say which of a step's samples are masked; None where no mask is in force."""
         return masked(self.masks, self.order, step, positions, located) if self.masks else None
 
@@ -167,7 +167,7 @@ class Schedule:
 
     def assigned(self, positions: ArrayLike) -> Assigned:
         """Return step, rank and slot at which each position is read; -1 where it is skipped or past the end."""
-        return self._walk.assigned(np.atleast_1d(np.asarray(positions, dtype=np.int64)))
+        return self._walk.assigned(Positions(np.atleast_1d(np.asarray(positions, dtype=np.int64))))
 
     @property
     def total_steps(self) -> int | None:

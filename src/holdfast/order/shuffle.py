@@ -22,7 +22,7 @@ import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Int64, whole_number
 from holdfast.order.permutation import Permutation
 
 __all__ = ["EpochOrder", "FullShuffle", "NoShuffle", "Shuffle", "WindowShuffle", "parse_shuffle"]
@@ -123,14 +123,16 @@ class WindowShuffle(Shuffle):
     group: int = 8
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "group", whole_number(self.group, "a window shuffle's group"))
         if self.group < 1:
             raise ConfigError("a window shuffle mixes at least one shard at a time", group=self.group)
-        if isinstance(self.shards, int):
-            if self.shards < 1:
-                raise ConfigError("a window shuffle needs at least one shard", shards=self.shards)
-        else:
-            lengths = np.array(self.shards, dtype=np.int64)  # a billion packed documents have a quarter million shards
-            object.__setattr__(self, "shards", tuple(lengths.tolist()))
+        lengths = np.asarray(self.shards)  # a billion packed documents have a quarter million shards
+        if not lengths.size or (lengths.ndim == 0 and whole_number(self.shards, "a number of shards") < 1):
+            raise ConfigError("a window shuffle needs at least one shard", shards=self.shards)
+        if lengths.dtype.kind not in "iu" or lengths.ndim > 1:
+            raise ConfigError("the lengths of shards must be whole numbers", shards=f"{self.shards!r}"[:80])
+        object.__setattr__(self, "shards", tuple(lengths.tolist()) if lengths.ndim else int(lengths))
+        if lengths.ndim:
             empty = np.flatnonzero(lengths < 1)
             if len(empty):
                 raise ConfigError("a shard has no samples", shard=int(empty[0]), length=int(lengths[empty[0]]))

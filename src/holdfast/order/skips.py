@@ -16,15 +16,16 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import EverythingSkippedError, OrderError
+from holdfast.errors import ConfigError, EverythingSkippedError, OrderError
 from holdfast.order.cycle import Cycle
-from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_number
+from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_number, whole_numbers
 
 __all__ = ["Kept", "Skips"]
 
 EPOCHS_KEPT = 64
 # Above this many positions between scattered numbers each is bisected, instead of walking the stretch between them.
 MAX_WALK = 1 << 17
+SAMPLES_BY_SOURCE = "pass the indices by source name, as in samples={'wiki': [5, 9]}"
 FARTHEST = 1 << 60  # positions beyond are out of reach: three times as far must still be a 64-bit number
 
 
@@ -50,8 +51,10 @@ class Skips:
                 joined[-1][1] = max(joined[-1][1], stop)
             else:
                 joined.append([start, stop])
+        if not isinstance(samples or {}, Mapping):
+            raise ConfigError("samples are named by their source", found=f"{samples!r}"[:80], hint=SAMPLES_BY_SOURCE)
         chosen = {
-            name: tuple(sorted({whole_number(index, "the index of a sample") for index in indices}))
+            name: tuple(sorted(whole_numbers(indices, f"the indices of samples of {name!r}")))
             for name, indices in (samples or {}).items()
         }
         for name, indices in chosen.items():
@@ -93,7 +96,7 @@ class CountedOrder(Protocol):
     def cycles(self) -> tuple[Cycle, ...]:
         """Return the sources, by number."""
 
-    def count(self, source: int, positions: Int64) -> Ordinals:
+    def count(self, source: int, positions: Positions) -> Ordinals:
         """Return how many samples of the source stand before each position."""
 
     def position_of_ordinal(self, source: int, ordinals: Ordinals) -> Positions:
@@ -108,8 +111,8 @@ class Kept:
 
     def __init__(self, order: CountedOrder, skips: Skips) -> None:
         self._order = order
-        self._starts = np.array([start for start, _ in skips.intervals], dtype=np.int64)
-        self._stops = np.array([stop for _, stop in skips.intervals], dtype=np.int64)
+        self._starts = Positions(np.array([start for start, _ in skips.intervals], dtype=np.int64))
+        self._stops = Positions(np.array([stop for _, stop in skips.intervals], dtype=np.int64))
         numbers = {cycle.name: number for number, cycle in enumerate(order.cycles)}
         self._samples: dict[int, Indices] = {}
         for name, indices in skips.samples:
@@ -145,7 +148,7 @@ class Kept:
         """Whether samples are skipped, beside intervals of positions."""
         return bool(self._samples)
 
-    def skipped_between(self, start: int, stop: int) -> Int64:
+    def skipped_between(self, start: int, stop: int) -> Positions:
         """Return the positions from start to stop-1 that are left out, in order."""
         found = [
             np.arange(max(start, low), min(stop, high), dtype=np.int64)
@@ -154,23 +157,22 @@ class Kept:
         ]
         for source in self._samples:
             cycle = self._order.cycles[source]
-            bounds = self._order.count(source, np.array([start, stop]))
+            bounds = self._order.count(source, Positions(np.array([start, stop])))
             first, last = (int(epoch) for epoch in cycle.split(bounds)[0])
             for epoch in range(first, last + 1):
                 ordinals = cycle.epoch_start(epoch) + self._skipped_places(source, epoch)
                 inside = Ordinals(ordinals[(ordinals >= bounds[0]) & (ordinals < bounds[1])])
                 found.append(self._order.position_of_ordinal(source, inside))
-        return np.unique(np.concatenate(found)) if found else np.empty(0, dtype=np.int64)
+        return Positions(np.unique(np.concatenate([np.empty(0, dtype=np.int64), *found])))
 
-    def is_skipped(self, positions: Int64) -> NDArray[np.bool_]:
+    def is_skipped(self, positions: Positions) -> NDArray[np.bool_]:
         """Say of each position whether it is left out."""
-        return self.removed_before(positions + 1) > self.removed_before(positions)
+        return self.removed_before(Positions(positions + 1)) > self.removed_before(positions)
 
-    def removed_before(self, positions: Int64) -> Int64:
+    def removed_before(self, positions: Positions) -> Int64:
         """Return how many positions before each of these are left out."""
         if self.trivial:
             return np.zeros(np.shape(positions), dtype=np.int64)
-        positions = np.asarray(positions, dtype=np.int64)
         occurrences = self._occurrences(positions)
         number = np.searchsorted(self._starts, positions, side="right")
         result = occurrences + self._before_interval[number]
@@ -178,55 +180,54 @@ class Kept:
             last = np.maximum(number - 1, 0)
             inside = (number > 0) & (positions < self._stops[last])
             if inside.any():
-                start = self._starts[last]
+                start = Positions(self._starts[last])
                 partial = positions - start - (occurrences - self._occurrences(start))
                 result = np.where(inside, occurrences + self._before_interval[last] + partial, result)
         return result
 
-    def count_before(self, positions: Int64) -> Int64:
+    def count_before(self, positions: Positions) -> Int64:
         """Return how many positions before each of these remain."""
-        return np.asarray(positions, dtype=np.int64) - self.removed_before(positions)
+        return positions - self.removed_before(positions)
 
-    def position_at(self, numbers: Int64) -> Int64:
+    def position_at(self, numbers: Int64) -> Positions:
         """Return the position of each remaining number."""
-        numbers = np.asarray(numbers, dtype=np.int64)
         if self.trivial or not numbers.size:
-            return numbers
+            return Positions(numbers)
         low, high = int(numbers.min()), int(numbers.max())
         if high - low < MAX_WALK:
-            return self._stretch(low, high + 1)[numbers - low]
+            return Positions(self._stretch(low, high + 1)[numbers - low])
         return self._bisect(numbers)
 
-    def _stretch(self, start: int, stop: int) -> Int64:
+    def _stretch(self, start: int, stop: int) -> Positions:
         """Return the positions of the remaining numbers start … stop-1 by walking from the first of them."""
         first = int(self._bisect(np.array([start]))[0])
         found: list[Int64] = []
         missing = stop - start
         while missing > 0:
             chunk = np.arange(first, first + missing + 64, dtype=np.int64)
-            before = self.removed_before(np.append(chunk, chunk[-1] + 1))
+            before = self.removed_before(Positions(np.append(chunk, chunk[-1] + 1)))
             kept = chunk[before[1:] == before[:-1]][:missing]
             found.append(kept)
             missing -= len(kept)
             first = int(chunk[-1]) + 1
             if not len(kept):
                 first = int(self._bisect(np.array([stop - missing]))[0])
-        return np.concatenate(found)
+        return Positions(np.concatenate(found))
 
-    def _bisect(self, numbers: Int64) -> Int64:
+    def _bisect(self, numbers: Int64) -> Positions:
         low, high = numbers.copy(), numbers + 1
-        while (short := self.count_before(high) <= numbers).any():
+        while (short := self.count_before(Positions(high)) <= numbers).any():
             if int(high[short].max()) > FARTHEST:
                 raise EverythingSkippedError("the skips leave nothing within reach", after=int(numbers[short][0]))
             high = np.where(short, high + 2 * (high - low), high)
         while (unsure := high - low > 1).any():
             middle = low + (high - low) // 2
-            enough = self.count_before(middle) > numbers
+            enough = self.count_before(Positions(middle)) > numbers
             high = np.where(unsure & enough, middle, high)
             low = np.where(unsure & ~enough, middle, low)
-        return high - 1
+        return Positions(high - 1)
 
-    def _occurrences(self, positions: Int64) -> Int64:
+    def _occurrences(self, positions: Positions) -> Int64:
         """Return how often a skipped sample stands before each position."""
         total = np.zeros(np.shape(positions), dtype=np.int64)
         for source, indices in self._samples.items():
@@ -249,7 +250,7 @@ def _final_length(cycle: Cycle) -> int:
     return cycle.growth[-1][1] if cycle.growth else cycle.length
 
 
-def _full_epochs(cycle: Cycle, indices: Int64, epoch: int) -> int:
+def _full_epochs(cycle: Cycle, indices: Indices, epoch: int) -> int:
     """Return how many occurrences of the indices there are in epochs 0 … epoch-1."""
     stages = [(0, cycle.length), *cycle.growth]
     total = 0

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Int64, Positions
 
 __all__ = ["Assigned", "Walk", "nothing_assigned"]
 
@@ -24,7 +24,7 @@ class Walk(ABC):
     """One way through an order: how steps follow each other."""
 
     @abstractmethod
-    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the positions the rank reads at steps first … stop-1 end to end, and where each step begins."""
 
     @abstractmethod
@@ -36,7 +36,7 @@ class Walk(ABC):
         """Return how many samples all ranks together read at the step."""
 
     @abstractmethod
-    def assigned(self, positions: Int64) -> Assigned:
+    def assigned(self, positions: Positions) -> Assigned:
         """Return when and by whom each position is read."""
 
     @abstractmethod

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from holdfast.errors import ConfigError, SourceFormatError
+from holdfast.order.numbers import whole_number
 from holdfast.sources.arrays import gather
 from holdfast.sources.base import Columns, Indices, check_indices
 from holdfast.sources.file_source import FileRanges, FileSource
@@ -57,13 +58,14 @@ class TokenFileSource(FileSource[_Opened]):
         remote: RemoteOptions | None = None,
     ) -> None:
         super().__init__(find_files(paths, suffixes=(".bin",), remote=remote))
-        stored = np.dtype(dtype)
+        stored, out = _dtype(dtype, "dtype"), _dtype(out_dtype, "out_dtype")
         if stored not in _STORED:
             raise ConfigError("a token is stored as uint8, uint16, uint32, int32 or int64", dtype=str(stored))
+        length, header_bytes = whole_number(length, "length"), whole_number(header_bytes, "header_bytes")
         if length < 1 or header_bytes < 0:
             raise ConfigError("length must be at least 1, header_bytes at least 0", length=length, header=header_bytes)
         self._stored = stored.newbyteorder("<")
-        self._out = np.dtype(out_dtype)
+        self._out = out
         if self._out.kind not in "iu" or not np.can_cast(stored, self._out):
             raise ConfigError("out_dtype cannot hold every token", dtype=str(stored), out_dtype=str(self._out))
         self._length = length
@@ -139,3 +141,10 @@ class TokenFileSource(FileSource[_Opened]):
 def _windows_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Every sequence of a file as a row, overlapping where they do, without a copy."""
     return np.ndarray((count, span), dtype, buffer=values, strides=(step, dtype.itemsize))
+
+
+def _dtype(value: DTypeLike, name: str) -> np.dtype[Any]:
+    try:
+        return np.dtype(value)
+    except TypeError:
+        raise ConfigError(f"{name} must name a NumPy dtype", found=f"{value!r}"[:80]) from None

@@ -99,7 +99,9 @@ def _differences(saved: Mapping[str, Any], order: Order) -> list[tuple[str, bool
                 found.append((f"{field} of source {name!r} was {old[field]!r} and is {source[field]!r}", False))
         if source["length"] != length:
             safe = source["length"] > length and (partition.continuous or (not partition.by_index and len(after) == 1))
-            found.append((f"source {name!r} had {length} samples and has {source['length']}", safe))
+            why = f", and {type(partition).__name__} divides it by its length" if source["length"] > length else ""
+            text = f"source {name!r} had {length} samples and has {source['length']}"
+            found.append((text if safe else text + why, safe))
     if before.keys() == after.keys() and saved["weights"][-1][1] != current["weights"][-1][1]:
         found.append((f"weights were {_ratios(saved)} and are {_ratios(current)}", False))
     elif before.keys() == after.keys() and len(current["weights"]) > 1 and saved["weights"] != current["weights"]:

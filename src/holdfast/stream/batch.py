@@ -7,6 +7,7 @@ copied when they are asked for. ``make`` gives the dict of tensors that the trai
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
@@ -19,11 +20,12 @@ from holdfast.stream.collate import mask_labels, slice_batch, to_tensors
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
 
 
-class Failed(NamedTuple):
+@dataclass(frozen=True, slots=True)
+class Failed:
     """A sample that could not be read or transformed, left out under ``on_error="skip"``."""
 
     source: str
-    index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
+    index: int
     position: int = -1
     error: str = ""
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
@@ -90,6 +91,9 @@ class StreamingConfig:
                 world_size=self.world_size,
                 hint="give both, or neither",
             )
+        methods = get_all_start_methods()
+        if self.multiprocessing_context is not None and self.multiprocessing_context not in methods:
+            raise ConfigError("unknown multiprocessing_context", found=self.multiprocessing_context, known=methods)
         if self.last_batch is not None and self.last_batch not in get_args(LastBatch):
             raise ConfigError("unknown last_batch", last_batch=self.last_batch, known=list(get_args(LastBatch)))
         if self.on_error not in get_args(OnError):

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
 from holdfast.order.mixture import ArrangementName
-from holdfast.order.numbers import whole_number
+from holdfast.order.numbers import Positions, whole_number
 from holdfast.order.order import StopPolicy
 from holdfast.order.shuffle import WindowShuffle
 from holdfast.order.weights import WeightSchedule
@@ -210,7 +210,7 @@ class OrderedDataset(DescribedDataset):
                 positions = positions[positions < self._own.length]
             if not positions.size:
                 return
-            for position, sample in zip(positions.tolist(), single(self, self._own, positions), strict=True):
+            for position, sample in zip(positions.tolist(), single(self, self._own, Positions(positions)), strict=True):
                 following = self._position = position - process.number + process.total
                 if sample is None:  # the transform left it out
                     left_out += 1
@@ -306,7 +306,6 @@ class StreamDataset(OrderedDataset):
         stop: StopPolicy = "cycle_forever",
     ) -> None:
         metric_transform = named_copy(metric_transform, name)
-        seed = whole_number(seed, "a seed")
         named = NamedSource(name, source, seed, shuffle, transform, column_transform, metric_transform)
         super().__init__([named], [(0, {name: 1.0})], info=DatasetInfo(name, len(source), weight), seed=seed, stop=stop)
 
@@ -321,7 +320,7 @@ class StreamDataset(OrderedDataset):
         return f"holdfast.StreamDataset({self.dataset_name!r}, shuffle={window!r})"
 
 
-def single(dataset: HasSources, order: Locates, positions: np.ndarray[Any, Any]) -> list[Sample | None]:
+def single(dataset: HasSources, order: Locates, positions: Positions) -> list[Sample | None]:
     """Return the single samples at the positions, with their metrics; None where a transform left one out."""
     cut = Cut(order, positions, np.arange(len(positions) + 1))
     batches = read_batches(dataset, cut, range(len(positions)), 0, collate=_only)

@@ -19,7 +19,7 @@ import torch
 
 from holdfast.errors import ConfigError, EmptyBatchError, OrderError, StreamError
 from holdfast.order import Adaptive, Order, Schedule, Skips
-from holdfast.order.numbers import whole_number
+from holdfast.order.numbers import whole_number, whole_numbers
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
 from holdfast.stream.adopt import adopt
@@ -69,8 +69,11 @@ class StreamingShardLoader:
                 hint="wrap a source in StreamDataset, or load without streaming as HFIterableDataset; "
                 "what can only be streamed goes to torch's DataLoader, or torchdata's StatefulDataLoader",
             )
+        if not isinstance(config, StreamingConfig | None):
+            raise ConfigError("config must be a StreamingConfig", found=f"{config!r}"[:80])
         self.dataset = dataset
         self._asked = config or StreamingConfig()
+        _check_device(self._asked.device)
         self._collate = collate
         self.config = self._asked.resolved()
         """The options, with rank and world size filled in."""
@@ -276,7 +279,7 @@ class StreamingShardLoader:
         """
         if self._outstanding is None:
             raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        if not 0 <= batches <= len(self._outstanding):
+        if not 0 <= whole_number(batches, "batches") <= len(self._outstanding):
             raise StreamError(
                 "more batches were acknowledged than were handed over", batches=batches, outstanding=self.unacknowledged
             )
@@ -295,6 +298,8 @@ class StreamingShardLoader:
 
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
+        if whole_number(samples, "samples") < 0:
+            raise ConfigError("prefetch takes a number of samples, 0 or more", samples=samples)
         if self._ready is None or self._ready[0] != self.step:
             self.close()
             self._ready = (self.step, self._start_ahead(_earliest(self.schedule.total_steps, self._epoch_end())))
@@ -354,7 +359,7 @@ class StreamingShardLoader:
         """Return what reads a rank's steps from one on."""
         # Where the option was left open, it depends on how many ranks there were at that step.
         last = self._asked.last_batch or ("pad" if self.schedule.segment_at(step).world_size > 1 else "short")
-        rank = self.rank if rank is None else rank
+        rank = self.rank if rank is None else whole_number(rank, "rank")
         return StepReader(self.dataset, self.schedule, rank, last, self.config.on_error, self._collate)
 
     def _steps_at_once(self) -> int:
@@ -462,10 +467,13 @@ class StreamingShardLoader:
 
         Samples that are made of documents (`holdfast.sources.PackedSource`) also say which stretches of which.
         """
+        step = whole_number(step, "a step")
+        rank = None if rank is None else whole_number(rank, "rank")
         return with_pieces(samples_in(self.schedule, step, rank), self._sources_by_name())
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
         """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
+        step = whole_number(step, "a step")
         if self.schedule.epochs is not None and step >= (self.schedule.total_steps or 0):
             raise StreamError("there is no such step", step=step, steps=self.schedule.total_steps)
         reader = self._reader(step, rank)
@@ -490,10 +498,11 @@ class StreamingShardLoader:
             document: or the number of a document, of a source whose samples are made of them.
             epochs: how many epochs of the source to look at; by default those begun so far and the next.
         """
+        number = self.order.number_of(source)
         if epochs is None:
             epochs = epochs_begun(self.schedule, source, self.step) + 1
         if document is not None and index is None:
-            return when_document(self.schedule, source, self._sources_by_name()[source], document, epochs=epochs)
+            return when_document(self.schedule, source, self.dataset.sources[number].source, document, epochs=epochs)
         if index is None or document is not None:
             raise OrderError("name either a sample or a document", source=source)
         return when(self.schedule, source, index, epochs=epochs)
@@ -542,7 +551,7 @@ class StreamingShardLoader:
 
     def _chosen(self, steps: Iterable[int] | None, samples: Mapping[str, Iterable[int]] | None) -> Skips:
         intervals: list[tuple[int, int]] = []
-        for step in sorted({whole_number(step, "a step") for step in steps or ()}):
+        for step in sorted(whole_numbers(() if steps is None else steps, "the steps")):
             if step < self.step:
                 raise StreamError(
                     "a step that was delivered cannot be skipped or masked any more",
@@ -553,6 +562,13 @@ class StreamingShardLoader:
             for rank in range(self.schedule.segment_at(step).world_size):
                 intervals += [(p, p + 1) for p in self.schedule.positions(step, rank).tolist()]
         return Skips.of(intervals, samples)
+
+
+def _check_device(device: Any) -> None:
+    try:
+        torch.device("cpu" if device is None else device)
+    except (RuntimeError, TypeError) as error:
+        raise ConfigError(f"unknown device: {error}", device=f"{device!r}"[:80]) from None
 
 
 def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:

@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.errors import OrderError
 from holdfast.order import Schedule
-from holdfast.order.numbers import Indices
+from holdfast.order.numbers import Indices, whole_number
 from holdfast.sources.base import Source
 from holdfast.sources.document_windows import MadeOfDocuments, Piece
 
@@ -66,12 +66,14 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
         raise OrderError("ask for at least one epoch", epochs=epochs)
     number = schedule.order.number_of(source)
     cycle = schedule.order.cycles[number]
+    index = whole_number(index, "the index of a sample")
+    end = None if schedule.epochs is None else schedule.order.epoch_start(schedule.epochs)
     seen: list[Seen] = []
     for epoch in range(epochs):
         if index >= cycle.epoch_length(epoch):
             continue
         position = int(schedule.order.position_of(source, epoch, np.array([index]))[0])
-        if position < 0:
+        if position < 0 or (end is not None and position >= end):
             break
         step, rank, slot = (int(column[0]) for column in schedule.assigned(np.array([position])))
         seen.append(Seen(epoch, step, rank, slot, position) if step >= 0 else Seen(epoch, None, None, None, position))
@@ -105,11 +107,8 @@ def when_document(schedule: Schedule, name: str, source: Source, document: int, 
 
 
 def epochs_begun(schedule: Schedule, source: str, step: int) -> int:
-    """Return how many epochs of the source have begun at the start of the step (no more than there are)."""
+    """Return how many epochs of the source have begun at the start of the step."""
     order = schedule.order
     number = order.number_of(source)
     count = order.count(number, np.array([schedule.delivered_before(step)]))
-    begun = int(order.cycles[number].split(count)[0][0]) + 1
-    if schedule.epochs is not None and len(order.sources) == 1:
-        return min(begun, schedule.epochs)
-    return begun
+    return int(order.cycles[number].split(count)[0][0]) + 1

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, Schedule
-from holdfast.order.numbers import Bool, Int64
+from holdfast.order.numbers import Bool, Int64, Positions
 from holdfast.sources import check_indices
 from holdfast.stream.batch import Batch, ColumnSlices, Content, Failed, Made, MemoryRows
 from holdfast.stream.batch_metrics import add_sample_metrics, column_metrics
@@ -39,7 +39,7 @@ __all__ = ["Cut", "Locates", "Plan", "memory_columns", "read_batches"]
 class Locates(Protocol):
     """Says what stands at positions: an ``Order``."""
 
-    def locate(self, positions: Int64) -> Located:
+    def locate(self, positions: Positions) -> Located:
         """Return the source, epoch and index that stand at each position."""
 
 
@@ -47,19 +47,19 @@ class Cut(NamedTuple):
     """Given positions cut into batches: step i reads ``positions[offsets[i] : offsets[i + 1]]``, whatever the rank."""
 
     order: Locates
-    positions: Int64
+    positions: Positions
     offsets: Int64
 
-    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Int64, Int64]:
+    def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the positions of some batches."""
         bounds = self.offsets[first : stop + 1]
-        return self.positions[bounds[0] : bounds[-1]], bounds - bounds[0]
+        return Positions(self.positions[bounds[0] : bounds[-1]]), bounds - bounds[0]
 
     def next_change(self, step: int) -> int | None:
         """Return None: nothing changes."""
         return None
 
-    def masked(self, step: int, positions: Int64, located: Located) -> Bool | None:
+    def masked(self, step: int, positions: Positions, located: Located) -> Bool | None:
         """Return None: nothing is masked."""
         return None
 
@@ -134,7 +134,7 @@ class _Rows(NamedTuple):
     """The samples of several steps, end to end."""
 
     steps: range
-    positions: Int64
+    positions: Positions
     offsets: list[int]
     located: Located
     valid: Bool | None
@@ -194,7 +194,9 @@ def _failed_in(rows: _Rows, failed: list[Failed], start: int, stop: int) -> tupl
     return tuple({failure.position: failure for failure in failed if failure.position in own}.values())
 
 
-def _padded(schedule: Schedule, steps: range, rank: int, positions: Int64, offsets: Int64) -> tuple[Int64, Int64, Bool]:
+def _padded(
+    schedule: Schedule, steps: range, rank: int, positions: Positions, offsets: Int64
+) -> tuple[Positions, Int64, Bool]:
     size = schedule.batch_size(steps.start, rank)
     lengths = np.diff(offsets)
     valid = (np.arange(len(steps) * size) % size) < np.repeat(lengths, size)
@@ -204,11 +206,11 @@ def _padded(schedule: Schedule, steps: range, rank: int, positions: Int64, offse
     filled[valid] = positions
     for i in np.flatnonzero(lengths < size).tolist():
         rows = slice(i * size, (i + 1) * size)
-        filled[rows][~valid[rows]] = _filler(schedule, steps[i], positions[offsets[i] : offsets[i + 1]])
-    return filled, np.arange(len(steps) + 1) * size, valid
+        filled[rows][~valid[rows]] = _filler(schedule, steps[i], Positions(positions[offsets[i] : offsets[i + 1]]))
+    return Positions(filled), np.arange(len(steps) + 1) * size, valid
 
 
-def _filler(schedule: Schedule, step: int, own: Int64) -> int:
+def _filler(schedule: Schedule, step: int, own: Positions) -> int:
     """Return a position to repeat: one of the rank's own, or, if it has none, another rank's of the same step."""
     if len(own):
         return int(own[0])

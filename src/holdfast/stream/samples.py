@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError, SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Positions
 from holdfast.sources import Columns, Source
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -19,20 +19,20 @@ from holdfast.stream.named_source import NamedSource, Sample
 __all__ = ["read_columns", "read_samples", "sample_rng"]
 
 
-def read_columns(sources: Sequence[NamedSource], positions: Int64, located: Located) -> Columns:
+def read_columns(sources: Sequence[NamedSource], positions: Positions, located: Located) -> Columns:
     """Return the columns of the samples at the positions, those of all sources merged."""
     if len(sources) == 1:
-        return _columns(sources[0], located.index, located.epoch, positions)
+        return _columns(sources[0], located, positions)
     parts = []
     for number in np.unique(located.source).tolist():
         rows = np.flatnonzero(located.source == number)
-        columns = _columns(sources[number], located.index[rows], located.epoch[rows], positions[rows])
+        columns = _columns(sources[number], located.part(rows), Positions(positions[rows]))
         parts.append((sources[number].name, rows, columns))
     return merge_columns(parts, len(positions))
 
 
 def read_samples(
-    sources: Sequence[NamedSource], positions: Int64, located: Located, on_error: OnError = "raise"
+    sources: Sequence[NamedSource], positions: Positions, located: Located, on_error: OnError = "raise"
 ) -> tuple[list[Sample | None], list[Failed]]:
     """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
     samples: list[Sample | None] = [None] * len(positions)
@@ -40,7 +40,7 @@ def read_samples(
     for number in np.unique(located.source).tolist():
         source = sources[number]
         rows = np.flatnonzero(located.source == number)
-        stored = _rows(source, located.index[rows], located.epoch[rows], positions[rows], on_error, failed)
+        stored = _rows(source, located.part(rows), Positions(positions[rows]), on_error, failed)
         for row, sample in zip(rows.tolist(), stored, strict=True):
             if sample is None:
                 continue
@@ -60,28 +60,28 @@ def sample_rng(*key: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
-def _read(source: Source, indices: Int64, epochs: Int64) -> Columns:
+def _read(source: Source, located: Located) -> Columns:
     """Read samples, of a source that differs from epoch to epoch as they are in theirs."""
     read_at = getattr(source, "read_at", None)
-    columns: Columns = source.read(indices) if read_at is None else read_at(indices, epochs)
+    columns: Columns = source.read(located.index) if read_at is None else read_at(located.index, located.epoch)
     if "__valid__" in columns:
         raise SourceError("a column cannot be called __valid__: batches say there which samples are real")
     return columns
 
 
-def _columns(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64) -> Columns:
+def _columns(source: NamedSource, located: Located, positions: Positions) -> Columns:
     try:
-        columns = _read(source.source, indices, epochs)
+        columns = _read(source.source, located)
         return columns if source.column_transform is None else source.column_transform(columns)
     except Exception as error:
-        raise _blame(source, indices, epochs, positions, error) from error
+        raise _blame(source, located, positions, error) from error
 
 
-def _blame(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64, error: Exception) -> HoldfastError:
+def _blame(source: NamedSource, located: Located, positions: Positions, error: Exception) -> HoldfastError:
     """Find the one sample that fails, so that the error can name it."""
-    for number, (index, position) in enumerate(zip(indices.tolist(), positions.tolist(), strict=True)):
+    for number, (index, position) in enumerate(zip(located.index.tolist(), positions.tolist(), strict=True)):
         try:
-            columns = _read(source.source, indices[number : number + 1], epochs[number : number + 1])
+            columns = _read(source.source, located.part(slice(number, number + 1)))
         except Exception as cause:
             return SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
         try:
@@ -90,7 +90,7 @@ def _blame(source: NamedSource, indices: Int64, epochs: Int64, positions: Int64,
         except Exception as cause:
             return _failure(cause, source, index, position)
     return SourceError(
-        f"reading {len(indices)} samples together failed, though each can be read alone: {error}", source=source.name
+        f"reading {len(positions)} samples together failed, though each can be read alone: {error}", source=source.name
     )
 
 
@@ -99,18 +99,18 @@ def _failure(cause: Exception, source: NamedSource, index: int, position: int) -
 
 
 def _rows(
-    source: NamedSource, indices: Int64, epochs: Int64, positions: Int64, on_error: OnError, failed: list[Failed]
+    source: NamedSource, located: Located, positions: Positions, on_error: OnError, failed: list[Failed]
 ) -> list[Sample | None]:
     try:
-        return [*rows_of(_columns(source, indices, epochs, positions), len(indices))]
+        return [*rows_of(_columns(source, located, positions), len(positions))]
     except (SourceError, TransformError) as error:
         if on_error == "raise":
             raise
-        if len(indices) == 1:
-            failed.append(Failed(source.name, int(indices[0]), int(positions[0]), str(error)))
+        if len(positions) == 1:
+            failed.append(Failed(source.name, int(located.index[0]), int(positions[0]), str(error)))
             return [None]
-    one_by_one = (slice(i, i + 1) for i in range(len(indices)))
-    return [_rows(source, indices[row], epochs[row], positions[row], on_error, failed)[0] for row in one_by_one]
+    one_by_one = (slice(i, i + 1) for i in range(len(positions)))
+    return [_rows(source, located.part(row), Positions(positions[row]), on_error, failed)[0] for row in one_by_one]
 
 
 def _transformed(source: NamedSource, sample: Sample, epoch: int, index: int) -> Sample | None:

@@ -40,11 +40,11 @@ class CheckpointState:
     fingerprint: str  # of the order
     segments: list[_Segment]  # every stretch of the run with its topology, so that past steps stay addressable
     skips: Annotated[list[_Samples], AS_TEXT]  # what was left out, in the order it was decided
+    sources: Annotated[dict[str, str], AS_TEXT]  # a fingerprint of each source's data
     epochs: Annotated[int, Between(1, MAX_COUNT)] | None = None  # how many the stream has; None for no end
     # What was marked as invalid, each from a step on, and weights that were changed, each from a position on.
     masks: Annotated[list[tuple[Count, _Samples]], AS_TEXT] = field(default_factory=list)
     reweightings: Annotated[list[tuple[Count, dict[str, int]]], AS_TEXT] = field(default_factory=list)
-    sources: Annotated[dict[str, str], AS_TEXT] = field(default_factory=dict)  # a fingerprint of each source's data
     samples_failed: list[tuple[str, Count]] = field(default_factory=list)  # (source, index) of samples left out
 
     def to_json(self) -> dict[str, Any]:
@@ -67,6 +67,9 @@ class CheckpointState:
             schedule = self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
             if schedule.planned_order.fingerprint() != self.fingerprint:
                 raise StateMismatchError("the fingerprint is not of the order in the stream state", hint=_DAMAGED)
+            names = {spec.name for spec in schedule.planned_order.sources}
+            if self.shuffle_seed != schedule.planned_order.seed or names != self.sources.keys():
+                raise StateError("the stream state has another seed or other sources than its order", hint=_DAMAGED)
             if schedule.delivered_before(self.step) != self.position:
                 raise StateError("the step and the position of the stream state disagree", position=self.position)
             return schedule

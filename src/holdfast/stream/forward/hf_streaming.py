@@ -18,6 +18,7 @@ from holdfast.errors import (
     TransformError,
 )
 from holdfast.metrics import MetricTransform
+from holdfast.order.numbers import whole_number
 from holdfast.sources.filtered import Filter
 from holdfast.stream.dataset import DatasetInfo, Sample
 from holdfast.stream.forward.base import ForwardDataset
@@ -84,7 +85,7 @@ class HFStreamingDataset(ForwardDataset):
         self._on_error = on_error
         self._transform = Stages.of((message_transform, model_transform, output_transform))
         self._seeded = wants_rng(self._transform)
-        identity = StreamIdentity(name, seed, _count_shards(dataset, name), window, shuffle)
+        identity = StreamIdentity(name, whole_number(seed, "a seed"), _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
         self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
         self._given = 0  # samples of that window; counted, as a queue is dear to make for every sample

@@ -20,7 +20,7 @@ from holdfast.errors import StateError, StreamError
 from holdfast.order import ARRANGEMENTS, Located, Order
 from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Positions, whole_number
 from holdfast.order.weights import Weights, WeightSchedule, check_weight_schedule, nest
 from holdfast.stream.dataset import (
     DATASET_STATE,
@@ -78,7 +78,7 @@ class _Stored(NamedTuple):
     mixture: Mixture
     numbers: tuple[int, ...]  # of the sources, in the mixture
 
-    def locate(self, positions: Int64) -> Located:
+    def locate(self, positions: Positions) -> Located:
         """Return which source, epoch and index stand at each position, none of which is a forward child's."""
         number, ordinal = self.mixture.locate(positions)
         source = np.searchsorted(self.numbers, number).astype(np.int32)
@@ -120,7 +120,7 @@ class ForwardMixture(ForwardDataset):
             if isinstance(dataset, (OrderedDataset, ForwardMixture)) and dataset.children
         }
         self.weight_schedule: WeightSchedule = nest(schedule, nested)
-        self.seed = seed
+        self.seed = whole_number(seed, "a seed")
         names = [_name(part) for part in self.parts]
         check_weight_schedule(self.weight_schedule, names)
         self.streams = {name: p for name, p in zip(names, self.parts, strict=True) if not isinstance(p, NamedSource)}
@@ -239,7 +239,8 @@ class ForwardMixture(ForwardDataset):
             self._taken = 0
             positions = self._queue.upcoming(READ_AT_ONCE)
             numbers = self._stored.mixture.locate(positions)[0]
-            read = iter(single(self._stored, self._stored, positions[~np.isin(numbers, list(streams))]))
+            stored = Positions(positions[~np.isin(numbers, list(streams))])
+            read = iter(single(self._stored, self._stored, stored))
             for number in numbers.tolist():
                 sample = self._next_of(number, streams[number]) if number in streams else next(read)
                 self._taken += 1

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import numpy as np
 
 from holdfast.errors import StateError
-from holdfast.order.numbers import Int64
+from holdfast.order.numbers import Positions
 from holdfast.stream.process import Process, check_same, complete
 from holdfast.versioned import Count
 
@@ -53,13 +53,14 @@ class PositionQueue:
         check_same(self.process, process, dataset=dataset)
         return self
 
-    def upcoming(self, count: int) -> Int64:
+    def upcoming(self, count: int) -> Positions:
         """Return the next ``count`` positions, or fewer where a run ends."""
         if self.left:
             first, step, length = self.left[0]
-            return first + step * np.arange(min(count, length), dtype=np.int64)
+            return Positions(first + step * np.arange(min(count, length), dtype=np.int64))
         assert self.process is not None
-        return self.position + self.process.number + self.process.total * np.arange(count, dtype=np.int64)
+        number, total = self.process
+        return Positions(self.position + number + total * np.arange(count, dtype=np.int64))
 
     def past(self, count: int) -> PositionQueue:
         """Return this queue without the first of its ``upcoming`` positions."""
