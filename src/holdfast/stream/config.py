@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from holdfast.errors import ConfigError
 from holdfast.order import Adaptive, Partition, RoundRobin
+from holdfast.order.extent import LastBatch
 from holdfast.order.numbers import whole_number
 
 if TYPE_CHECKING:
@@ -18,7 +19,6 @@ if TYPE_CHECKING:
 
 __all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig"]
 
-LastBatch = Literal["pad", "short", "drop"]
 OnError = Literal["raise", "skip"]
 _MAY_BE_NONE = ("batch_size", "epochs", "checkpoint_interval", "world_size")
 _AT_LEAST_ONE = (*_MAY_BE_NONE, "prefetch_buffer_size", "prefetch_threads", "keep_checkpoints")

@@ -8,9 +8,7 @@ A jump (a state loaded, a skip, another topology) moves the cursor, and whatever
 from __future__ import annotations
 
 import time
-from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -18,36 +16,32 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigError, EmptyBatchError, OrderError, StreamError
-from holdfast.order import Adaptive, Order, Schedule, Skips
-from holdfast.order.numbers import whole_number, whole_numbers
+from holdfast.order import Adaptive, Order, Schedule
+from holdfast.order.choose import chosen
+from holdfast.order.extent import count_batches, count_samples, epoch_bounds, real_samples
+from holdfast.order.numbers import whole_number
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
+from holdfast.stream.acknowledgement import Acknowledgement
 from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
 from holdfast.stream.collate import map_tensors
 from holdfast.stream.config import Coordinator, StreamingConfig
 from holdfast.stream.dataset import OrderedDataset
-from holdfast.stream.extent import count_batches, count_samples, epoch_bounds, real_samples
 from holdfast.stream.interleaved import InterleavedDataset
-from holdfast.stream.look_ahead import LookAhead
 from holdfast.stream.named_source import Collate
 from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
-from holdfast.stream.read_batches import memory_columns
-from holdfast.stream.reading import Reading, StepRanges, StepReader
+from holdfast.stream.reading import Reading, StepReader
+from holdfast.stream.start_ahead import start_reading_ahead
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import load_state, save_state
 from holdfast.stream.stats import StreamStats, Tally
-from holdfast.stream.worker_processes import ProcessReadAhead
 
 __all__ = ["StreamingShardLoader"]
 
 # A failing run may fail on very many samples; the state keeps the first ones and the statistics count them all.
 MAX_FAILURES = 10_000
-# Samples read together, and positions computed together where samples lie in memory: few at a time are dominated by the
-# cost of calling NumPy (bench/order.py), many take memory.
-READ_SAMPLES = 2048
-LOCATE_SAMPLES = 8192
 
 
 class StreamingShardLoader:
@@ -89,9 +83,7 @@ class StreamingShardLoader:
         self._tally = Tally()
         self._failed: list[Failed] = []
         self._saved_at = 0
-        # Where it stood after each batch that was not acknowledged yet; None: a batch counts when it is handed over.
-        self._outstanding: deque[int] | None = None
-        self._acknowledged = 0  # the step after the last batch that was
+        self._acknowledgement: Acknowledgement | None = None  # None: a batch counts when it is handed over
         self._coordinator: Coordinator | None = None
         self._fingerprints: dict[str, str] | None = None
 
@@ -192,7 +184,7 @@ class StreamingShardLoader:
             if self._ready is not None and self._ready[0] == self.step:
                 ahead, self._ready = self._ready[1], None
             else:
-                ahead = self._start_ahead(stop)
+                ahead = start_reading_ahead(self._reader(self.step), self.config, self.step, stop)
             restarted = ahead.restarted
             turn = self._turn = object()
             try:
@@ -218,8 +210,8 @@ class StreamingShardLoader:
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
             self.step += 1
-            if self._outstanding is not None:
-                self._outstanding.append(self.step)
+            if self._acknowledgement is not None:
+                self._acknowledgement.handed_over(self.step)
             tally.count_delivered(batch, hit)
             hit = True  # the rest of the reading is here now
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
@@ -265,8 +257,8 @@ class StreamingShardLoader:
 
         For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
         """
-        if self._outstanding is None:
-            self._outstanding, self._acknowledged = deque(), self.step
+        if self._acknowledgement is None:
+            self._acknowledgement = Acknowledgement(self.step)
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that the oldest batches handed over were trained on.
@@ -277,24 +269,19 @@ class StreamingShardLoader:
         Raises:
             StreamError: fewer are outstanding, or acknowledgement was not required.
         """
-        if self._outstanding is None:
+        if self._acknowledgement is None:
             raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        if not 0 <= whole_number(batches, "batches") <= len(self._outstanding):
-            raise StreamError(
-                "more batches were acknowledged than were handed over", batches=batches, outstanding=self.unacknowledged
-            )
-        for _ in range(batches):
-            self._acknowledged = self._outstanding.popleft()
+        self._acknowledgement.acknowledge(batches)
 
     @property
     def unacknowledged(self) -> int:
         """How many batches were handed over and not acknowledged yet."""
-        return len(self._outstanding or ())
+        return len(self._acknowledgement or ())
 
     def take_back(self) -> None:
         """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
-        if self._outstanding:
-            self._jump(self.schedule, self._acknowledged)
+        if self._acknowledgement:
+            self._jump(self.schedule, self._acknowledgement.step)
 
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
@@ -302,10 +289,11 @@ class StreamingShardLoader:
             raise ConfigError("prefetch takes a number of samples, 0 or more", samples=samples)
         if self._ready is None or self._ready[0] != self.step:
             self.close()
-            self._ready = (self.step, self._start_ahead(_earliest(self.schedule.total_steps, self._epoch_end())))
+            stop = _earliest(self.schedule.total_steps, self._epoch_end())
+            self._ready = (self.step, start_reading_ahead(self._reader(self.step), self.config, self.step, stop))
         ahead = self._ready[1]
         if isinstance(ahead, ThreadReadAhead):
-            each = self._steps_at_once() * self.schedule.batch_size(self.step, self.rank)
+            each = ahead.ranges.each * self.schedule.batch_size(self.step, self.rank)
             ahead.wait_for(1 + -(-samples // each))
 
     def reset(self) -> None:
@@ -335,9 +323,8 @@ class StreamingShardLoader:
 
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
-        if step is not None and self._outstanding is not None:
-            # What is in the training loop's hands belongs to another place.
-            self._outstanding, self._acknowledged = deque(), step
+        if step is not None and self._acknowledgement is not None:
+            self._acknowledgement = Acknowledgement(step)  # what is in the training loop's hands belongs elsewhere
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -362,37 +349,6 @@ class StreamingShardLoader:
         rank = self.rank if rank is None else whole_number(rank, "rank")
         return StepReader(self.dataset, self.schedule, rank, last, self.config.on_error, self._collate)
 
-    def _steps_at_once(self) -> int:
-        samples = min(READ_SAMPLES, self.config.prefetch_buffer_size)
-        return max(1, samples // self.schedule.batch_size(self.step, self.rank))
-
-    def _start_ahead(self, stop: int | None) -> ReadAhead:
-        config, reader = self.config, self._reader(self.step)
-        pin = config.pin_memory and torch.cuda.is_available()
-        ranges = StepRanges(self.step, stop, self._steps_at_once())
-        if LookAhead.is_worthwhile(self.dataset):
-            look = LookAhead(self.dataset, self.schedule, self.rank, stop=stop, each=ranges.each)
-            reader = replace(reader, look_ahead=look)
-        samples = ranges.each * self.schedule.batch_size(self.step, self.rank)
-        ahead = max(2, -(-config.prefetch_buffer_size // samples))
-        if config.num_workers:
-            return ProcessReadAhead(
-                reader,
-                ranges,
-                samples_of=lambda steps: [
-                    (ref.source, ref.index) for step in steps for ref in self.samples_in(step, self.rank)
-                ],
-                workers=config.num_workers,
-                ahead=max(ahead, 2 * config.num_workers),
-                pin_memory=pin,
-                context=config.multiprocessing_context,
-            )
-        in_memory = self._collate is None and memory_columns(self.dataset) is not None
-        at_once = max(1, LOCATE_SAMPLES // samples) if in_memory else 1
-        return ThreadReadAhead(
-            reader, ranges, threads=config.prefetch_threads, ahead=ahead, at_once=at_once, pin_memory=pin
-        )
-
     # --- state -----------------------------------------------------------------------------------------------------
 
     def state_dict(self) -> dict[str, Any]:
@@ -412,7 +368,7 @@ class StreamingShardLoader:
         """Return the stream state in its typed form."""
         if self._fingerprints is None:
             self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
-        step = self.step if self._outstanding is None else self._acknowledged
+        step = self.step if self._acknowledgement is None else self._acknowledgement.step
         position = self.schedule.delivered_before(step)
         return CheckpointState(
             step=step,
@@ -518,7 +474,7 @@ class StreamingShardLoader:
             steps: steps not yet delivered; their positions are left out.
             samples: indices by source name.
         """
-        self._jump(self.schedule.skipping(self.step, self._chosen(steps, samples)))
+        self._jump(self.schedule.skipping(self.step, chosen(self.schedule, self.step, steps, samples)))
 
     def mask(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
         """Mark samples as invalid from now on, and leave every batch as it is and where it is.
@@ -531,7 +487,7 @@ class StreamingShardLoader:
             steps: steps not yet delivered; their samples are masked at the positions they have there.
             samples: indices by source name, masked in every epoch.
         """
-        self._jump(self.schedule.masking(self.step, self._chosen(steps, samples)))
+        self._jump(self.schedule.masking(self.step, chosen(self.schedule, self.step, steps, samples)))
 
     def reweight(self, weights: Weights) -> int:
         """Mix by other weights from now on; past steps stay what they were, and a resumed run keeps the change.
@@ -548,20 +504,6 @@ class StreamingShardLoader:
         table = self.dataset.source_weights(weights, self.schedule.delivered_before(self.step))
         self._jump(self.schedule.reweighted(self.step, table))
         return self.schedule.reweightings[-1][0]
-
-    def _chosen(self, steps: Iterable[int] | None, samples: Mapping[str, Iterable[int]] | None) -> Skips:
-        intervals: list[tuple[int, int]] = []
-        for step in sorted(whole_numbers(() if steps is None else steps, "the steps")):
-            if step < self.step:
-                raise StreamError(
-                    "a step that was delivered cannot be skipped or masked any more",
-                    step=step,
-                    next_step=self.step,
-                    hint="load a state from before it first",
-                )
-            for rank in range(self.schedule.segment_at(step).world_size):
-                intervals += [(p, p + 1) for p in self.schedule.positions(step, rank).tolist()]
-        return Skips.of(intervals, samples)
 
 
 def _check_device(device: Any) -> None:

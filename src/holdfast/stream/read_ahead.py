@@ -72,7 +72,7 @@ class ThreadReadAhead(ReadAhead):
         self._asked: SimpleQueue[_Task | None] = SimpleQueue()
         self._pending: deque[_Task] = deque()
         self._read = read
-        self._ranges = ranges
+        self.ranges = ranges
         self._at_once = at_once
         self._pin = pin_memory
         self._returned = perf_counter()
@@ -98,7 +98,7 @@ class ThreadReadAhead(ReadAhead):
 
     def _fill(self) -> None:
         while len(self._pending) < self._ahead and (self._total is None or self._submitted < self._total):
-            task = _Task(self._ranges.steps(self._submitted), SimpleQueue())
+            task = _Task(self.ranges.steps(self._submitted), SimpleQueue())
             self._pending.append(task)
             self._asked.put(task)
             self._submitted += 1
@@ -131,14 +131,14 @@ class ThreadReadAhead(ReadAhead):
         first, self._submitted = self._submitted, self._submitted + self._at_once
         if self._total is not None:
             self._submitted = min(self._submitted, self._total)
-        steps = range(self._ranges.steps(first).start, self._ranges.steps(self._submitted - 1).stop)
+        steps = range(self.ranges.steps(first).start, self.ranges.steps(self._submitted - 1).stop)
         return _pinned(self._read(steps)) if self._pin else self._read(steps, lazy=True)
 
     def _judge(self, last: Reading, away: float) -> None:
         """Learn from the last reading, and from how long the loop was away with it, whether to read ahead."""
         if last.lazy:
             away -= last.seconds  # the loop had it copied meanwhile
-        cheap = last.seconds * self._ranges.each < CHEAP_SECONDS * len(last.batches)
+        cheap = last.seconds * self.ranges.each < CHEAP_SECONDS * len(last.batches)
         if cheap and away < BUSY_RATIO * last.seconds:
             self._worthwhile = max(0, self._worthwhile - 1)
         else:

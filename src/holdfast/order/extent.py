@@ -6,13 +6,17 @@ Counted by bisection over the schedule, so that it costs the same for a thousand
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from typing import Literal
 
 import numpy as np
 
-from holdfast.order import Schedule
-from holdfast.stream.config import LastBatch
+from holdfast.order.schedule import Schedule
 
-__all__ = ["count_batches", "count_samples", "epoch_bounds", "real_samples"]
+__all__ = ["LastBatch", "count_batches", "count_samples", "epoch_bounds", "real_samples"]
+
+
+LastBatch = Literal["pad", "short", "drop"]
+"""What becomes of batches that are not full."""
 
 
 def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:

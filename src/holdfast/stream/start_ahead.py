@@ -1,0 +1,51 @@
+"""How a loader reads ahead: in threads or in worker processes, how many steps at a time, and how far."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from holdfast.stream.config import StreamingConfig
+from holdfast.stream.look_ahead import LookAhead
+from holdfast.stream.provenance import samples_in
+from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
+from holdfast.stream.read_batches import memory_columns
+from holdfast.stream.reading import StepRanges, StepReader
+from holdfast.stream.worker_processes import ProcessReadAhead
+
+__all__ = ["start_reading_ahead"]
+
+# Samples read together, and positions computed together where samples lie in memory: few at a time are dominated by the
+# cost of calling NumPy (bench/order.py), many take memory.
+READ_SAMPLES = 2048
+LOCATE_SAMPLES = 8192
+
+
+def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, stop: int | None) -> ReadAhead:
+    """Begin to read a rank's steps from one on, up to ``stop`` (None: no end)."""
+    dataset, schedule, rank = reader.dataset, reader.schedule, reader.rank
+    batch = schedule.batch_size(step, rank)
+    ranges = StepRanges(step, stop, max(1, min(READ_SAMPLES, config.prefetch_buffer_size) // batch))
+    if LookAhead.is_worthwhile(dataset):
+        reader = replace(reader, look_ahead=LookAhead(dataset, schedule, rank, stop=stop, each=ranges.each))
+    pin = config.pin_memory and torch.cuda.is_available()
+    samples = ranges.each * batch
+    ahead = max(2, -(-config.prefetch_buffer_size // samples))
+    if config.num_workers:
+        return ProcessReadAhead(
+            reader,
+            ranges,
+            samples_of=lambda steps: [
+                (ref.source, ref.index) for number in steps for ref in samples_in(schedule, number, rank)
+            ],
+            workers=config.num_workers,
+            ahead=max(ahead, 2 * config.num_workers),
+            pin_memory=pin,
+            context=config.multiprocessing_context,
+        )
+    in_memory = reader.collate is None and memory_columns(dataset) is not None
+    at_once = max(1, LOCATE_SAMPLES // samples) if in_memory else 1
+    return ThreadReadAhead(
+        reader, ranges, threads=config.prefetch_threads, ahead=ahead, at_once=at_once, pin_memory=pin
+    )
