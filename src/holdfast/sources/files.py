@@ -145,7 +145,7 @@ class LocalFile(DataFile):
                 if found != known:
                     self._take_over(known, found)
                 if self._values is None:
-                    self._values = map_file(self.name)
+                    self._values = map_file(self.name, found.size)
                     self.probe()
                 values = self._values
         if self._recent is not None:
@@ -235,13 +235,16 @@ class RecentFiles:
         return type(self), ()
 
 
-def map_file(path: PathLike) -> NDArray[np.uint8]:
+def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
     """The bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
     try:
-        size = os.stat(path).st_size
+        size = os.stat(path).st_size if size is None else size
         if size <= MAX_COPIED:  # an empty file cannot be mapped, and a small one is copied sooner
-            with open(path, "rb", buffering=0) as opened:
-                return np.frombuffer(opened.read(size), dtype=np.uint8)
+            descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                return np.frombuffer(os.read(descriptor, size), dtype=np.uint8)
+            finally:
+                os.close(descriptor)
         import pyarrow as pa
 
         # Python's own mmap keeps a duplicate of the descriptor. Arrow's map outlives the file it was made from.

@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -249,7 +250,8 @@ def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
     for file in files:
         file.close()
     for file, content in zip(files, contents, strict=True):
-        check_not_compressed(content[:LONGEST_MARK], file.name)
+        if not content.startswith(b"{"):
+            check_not_compressed(content[:LONGEST_MARK], file.name)
     if any(content.startswith(_BYTE_ORDER_MARK) for content in contents):
         return [_build_index(file, looked_at) for file in files]
     sizes = np.array([len(content) for content in contents], dtype=np.int64)
@@ -261,15 +263,15 @@ def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
     blank = [not whole[start:stop].strip() for start, stop in zip(starts[short], stops[short], strict=True)]
     starts, stops = np.delete(starts, short[blank]), np.delete(stops, short[blank])
     firsts = np.searchsorted(starts, begins)
+    file_of = np.repeat(np.arange(len(files)), np.diff(firsts))  # of every line
+    starts, stops = starts - begins[file_of], np.minimum(stops - begins[file_of], sizes[file_of])
     indexes = []
-    for number, file in enumerate(files):
-        lines = slice(firsts[number], firsts[number + 1])
-        own_starts = starts[lines] - begins[number]
-        own_stops = np.minimum(stops[lines] - begins[number], sizes[number])
-        picked = _spread(len(own_starts), looked_at).tolist()
-        texts = [contents[number][own_starts[line] : own_stops[line]] for line in picked]
-        about = {"fields": _fields(file, own_starts[picked].tolist(), texts)}
-        indexes.append(Index({"starts": own_starts, "stops": own_stops}, about))
+    for file, content, (first, last) in zip(files, contents, pairwise(firsts.tolist()), strict=True):
+        own_starts, own_stops = starts[first:last], stops[first:last]
+        picked = _spread(last - first, looked_at)
+        places = own_starts[picked].tolist()
+        texts = [content[start:stop] for start, stop in zip(places, own_stops[picked].tolist(), strict=True)]
+        indexes.append(Index({"starts": own_starts, "stops": own_stops}, {"fields": _fields(file, places, texts)}))
     return indexes
 
 
