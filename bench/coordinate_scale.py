@@ -16,6 +16,7 @@ import json
 import multiprocessing
 import statistics
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -31,10 +32,12 @@ import torch.distributed as dist
 from common import arguments, publish
 from holdfast.coordinate import Done, LeasedReader, StreamCoordinator
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size
+from holdfast.coordinate.finals import Finals
 from holdfast.coordinate.ledger import Ledger
 from holdfast.coordinate.records import to_line
 from holdfast.coordinate.scenario import Scenario
 from holdfast.coordinate.simulate_leases import simulate_leases
+from holdfast.coordinate.stores import TorchStore
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
 
@@ -139,6 +142,38 @@ def from_a_folder(chunks: int) -> float:
     return seconds
 
 
+def longest_holds(chunks: int) -> dict[str, float]:
+    """Return for how long saving keeps a thread that renews leases from running, in CPU seconds of this process.
+
+    CPU seconds, as a crowded machine keeps everybody from running: that says nothing about saving.
+    """
+    store = TorchStore(dist.HashStore())
+    for chunk in range(chunks):
+        store.set(f"chunk/{chunk}", Done(chunk, "bench", 1, "a small result").encode())
+    store.add("tickets", chunks)
+    finals, gaps, ended = Finals(store, chunks, []), [0.0], threading.Event()
+
+    def renew() -> None:
+        last = time.process_time()
+        while not ended.wait(0.005):
+            gaps.append(time.process_time() - last)
+            last = time.process_time()
+
+    def hold(function: Callable[[], Any]) -> tuple[float, Any]:
+        gaps[:] = [0.0]
+        result = function()
+        return max(gaps), result
+
+    thread = threading.Thread(target=renew)
+    thread.start()
+    first, (pages, _) = hold(finals.read)
+    again, _ = hold(finals.read)
+    writing, _ = hold(lambda: json.dumps(pages))
+    ended.set()
+    thread.join()
+    return {"hold_first_cpu_seconds": first, "hold_again_cpu_seconds": again, "hold_json_cpu_seconds": writing}
+
+
 def million(chunks: int) -> dict[str, float]:
     context = multiprocessing.get_context("spawn")
     channel, theirs = context.Pipe()
@@ -194,7 +229,12 @@ def billion(positions: int, ranks: int) -> dict[str, float]:
 def main() -> None:
     options = arguments(__doc__ or "")
     chunks, positions, ranks = (20_000, 10**6, 100) if options.quick else (1_000_000, 10**9, 1000)
-    figures = {**million(chunks), "resume_from_folder_seconds": from_a_folder(chunks), **billion(positions, ranks)}
+    figures = {
+        **longest_holds(chunks),
+        **million(chunks),
+        "resume_from_folder_seconds": from_a_folder(chunks),
+        **billion(positions, ranks),
+    }
     publish(
         figures,
         {
