@@ -23,7 +23,7 @@ from holdfast.cli.main import run
 from holdfast.coordinate import Done, FolderSink, LeasedChunk, LeasedReader, StreamCoordinator
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, MAX_CHUNKS, default_chunk_size
 from holdfast.coordinate.ledger import Ledger
-from holdfast.errors import ConfigError, CoordinationError, DeadLetterError, SupersededError
+from holdfast.errors import ConfigError, CoordinationError, DeadLetterError, StaleLeaseError, SupersededError
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
 
@@ -125,6 +125,20 @@ def test_a_zombie_of_the_old_store_can_commit_nothing(tmp_path: Path) -> None:
             lease(zombie, folder=tmp_path / "job", sink=sink)
         iterator.close()  # type: ignore[attr-defined]
     assert [file.name for file in (tmp_path / "out").glob("part-*")] == []
+
+
+def test_a_zombie_whose_output_was_swept_away_hears_that_its_lease_is_stale(tmp_path: Path) -> None:
+    sink = FolderSink(tmp_path / "out")
+    with worker(hash_store()) as zombie:
+        reader = lease(zombie, folder=tmp_path / "job", sink=sink)
+        chunk = next(iterator := iter(reader))
+        chunk.open("w").write("what nobody needs")
+        with worker(hash_store()) as successor:
+            lease(successor, folder=tmp_path / "job", sink=sink).process(lambda chunk: "")
+            with pytest.raises(StaleLeaseError, match="swept away"):
+                chunk.commit()
+        assert reader.chunks_lost == 1
+        iterator.close()  # type: ignore[attr-defined]
 
 
 def test_a_commit_whose_worker_died_before_it_was_kept_is_completed_at_the_end(tmp_path: Path) -> None:

@@ -36,10 +36,11 @@ FAULTS = {
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """Something that happens once ``after`` outputs are there."""
+    """Something that happens once ``after`` outputs are there, in the job's first generation or a later one."""
 
     after: int
     kind: str
+    generation: int = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,10 +103,15 @@ class Fleet:
             for _ in range(self.plan.workers):
                 self.start_worker()
             for fault in self.plan.faults:
-                self.tend(lambda after=fault.after: self.outputs() >= after)
+                self.tend(
+                    lambda fault=fault: (
+                        self.outputs() >= fault.after
+                        and (fault.generation == 1 or self.generations() >= fault.generation)
+                    )
+                )
                 self.inflict(fault.kind)
             self.tend(lambda: not self.workers)
-            self.result.generations = len(list((self.folder / "job").glob("generation-*")))
+            self.result.generations = self.generations()
             self.result.problems += problems(
                 self.folder,
                 self.server.raw(),
@@ -125,6 +131,9 @@ class Fleet:
     def start_worker(self) -> None:
         self.result.lives += 1
         self.workers.append(start(work_in_a_fleet, asdict(self.plan)))
+
+    def generations(self) -> int:
+        return len(list((self.folder / "job").glob("generation-*")))
 
     def outputs(self) -> int:
         with suppress(FileNotFoundError):

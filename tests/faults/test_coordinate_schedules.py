@@ -16,7 +16,7 @@ AT_ONCE = 6  # they wait more than they compute
 
 NAMED = {
     "the store is killed": [Fault(10, "kill the store")],
-    "everything is lost, twice": [Fault(6, "lose everything"), Fault(16, "lose everything")],
+    "everything is lost, twice": [Fault(6, "lose everything"), Fault(16, "lose everything", generation=2)],
 }
 SCHEDULES = [(kind, name) for kind in KINDS for name in [*NAMED, *map(str, range(SEEDS))]] + [
     ("tcp", "4"),

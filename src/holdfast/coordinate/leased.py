@@ -269,14 +269,14 @@ class LeasedReader:
                 type=type(payload).__name__,
                 hint="str(…) or json.dumps(…) it; write what is large to the job's sink, and keep its digest here",
             )
-        file = chunk.settle_output()
-        with self._lock:
-            try:
+        try:
+            file = chunk.settle_output()
+            with self._lock:
                 done = self._table.commit(chunk.chunk, chunk.token, time.monotonic(), payload, file)
-            except StaleLeaseError:
-                self.chunks_lost += 1
-                chunk.discard_output()
-                raise
+        except StaleLeaseError:
+            self.chunks_lost += 1
+            chunk.discard_output()
+            raise
         self._outcome.keep(done)
         with self._lock:
             now = time.perf_counter()

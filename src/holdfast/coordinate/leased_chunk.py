@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.coordinate.records import TOKENS_PER_GENERATION, generation_of
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StaleLeaseError
 from holdfast.stream.batch import Batch
 
 if TYPE_CHECKING:
@@ -87,6 +87,15 @@ class LeasedChunk:
         """Close the output and bring it to disk; return its name, or nothing if there is none."""
         for name, file in self._output:
             assert self._reader.sink is not None
-            self._reader.sink.settle(name, file)
+            try:
+                self._reader.sink.settle(name, file)
+            except FileNotFoundError as error:  # a newer generation sweeps what older ones had not committed
+                raise StaleLeaseError(
+                    "the chunk's output was swept away, as of an attempt that can commit no more",
+                    chunk=self.chunk,
+                    token=self.token,
+                    file=name,
+                    hint="throw this chunk's work away: whoever holds it now commits it",
+                ) from error
             return name
         return ""
