@@ -184,7 +184,7 @@ class ReadCounters:
 
     def add(self, *, local: int = 0, remote: int = 0, bytes_read: int = 0) -> None:
         """Count samples and bytes just read."""
-        own = self._own()
+        own = self._by_thread.get(get_ident()) or self._own()
         own[0] += local
         own[1] += remote
         own[2] += bytes_read

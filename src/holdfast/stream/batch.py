@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from holdfast.order.numbers import Bool, Int64
 from holdfast.sources import Columns, ReadCounters
-from holdfast.stream.collate import mask_labels, slice_batch, to_tensors
+from holdfast.stream.collate import mask_labels, slice_batch
 
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
 
@@ -91,11 +91,7 @@ class MemoryRows(NamedTuple):
     valid: Bool | None
     masked: Bool | None
     counters: ReadCounters
-
-    @property
-    def row_bytes(self) -> int:
-        """Bytes per sample."""
-        return sum(column[:1].nbytes for column in self.columns.values())
+    row_bytes: int  # per sample
 
     def cut(self, start: int, stop: int) -> dict[str, Any]:
         """Return some of the rows as fresh tensors."""
@@ -105,7 +101,7 @@ class MemoryRows(NamedTuple):
         if self.masked is not None:
             taken = mask_labels(taken, self.masked[start:stop])
         self.counters.add(local=stop - start, bytes_read=(stop - start) * self.row_bytes)
-        batch = to_tensors(taken)
+        batch: dict[str, Any] = {name: torch.from_numpy(column) for name, column in taken.items()}  # all are numbers
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch

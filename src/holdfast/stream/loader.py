@@ -346,8 +346,9 @@ class StreamingShardLoader:
         """Return what reads a rank's steps from one on."""
         # Where the option was left open, it depends on how many ranks there were at that step.
         last = self._asked.last_batch or ("pad" if self.schedule.segment_at(step).world_size > 1 else "short")
-        rank = self.rank if rank is None else whole_number(rank, "rank")
-        return StepReader(self.dataset, self.schedule, rank, last, self.config.on_error, self._collate)
+        whose = self.config.rank if rank is None else whole_number(rank, "rank")
+        assert whose is not None
+        return StepReader(self.dataset, self.schedule, whose, last, self.config.on_error, self._collate)
 
     # --- state -----------------------------------------------------------------------------------------------------
 
@@ -429,7 +430,8 @@ class StreamingShardLoader:
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
         """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
-        step = whole_number(step, "a step")
+        if type(step) is not int:
+            step = whole_number(step, "a step")
         if self.schedule.epochs is not None and step >= (self.schedule.total_steps or 0):
             raise StreamError("there is no such step", step=step, steps=self.schedule.total_steps)
         reader = self._reader(step, rank)

@@ -152,7 +152,8 @@ class _Rows(NamedTuple):
 def _memory_batches(dataset: HasSources, rows: _Rows, columns: Mapping[str, NDArray[Any]]) -> list[Batch]:
     only = dataset.sources[0]
     indices = check_indices(rows.located.index, len(only.source), source=only.name)
-    return rows.batches(MemoryRows(columns, indices, rows.valid, rows.masked, only.source.counters))
+    row_bytes = sum(column[:1].nbytes for column in columns.values())
+    return rows.batches(MemoryRows(columns, indices, rows.valid, rows.masked, only.source.counters, row_bytes))
 
 
 def _column_batches(dataset: HasSources, rows: _Rows) -> list[Batch]:
@@ -181,14 +182,13 @@ def _sample_batches(dataset: HasSources, rows: _Rows, on_error: OnError, collate
             if rows.valid is not None:
                 batch["__valid__"] = to_tensors({"v": rows.valid[chosen]})["v"]
             content = Made(batch)
-        batches.append(Batch(step, start, stop, content, None, _failed_in(rows, failed, start, stop)))
+        own = _failed_in(rows, failed, start, stop) if failed else ()
+        batches.append(Batch(step, start, stop, content, None, own))
     return batches
 
 
 def _failed_in(rows: _Rows, failed: list[Failed], start: int, stop: int) -> tuple[Failed, ...]:
     """Return a batch's own failures, each once; repeats that fill a batch are no failures of their own."""
-    if not failed:
-        return ()
     positions = rows.positions[start:stop]
     own = set((positions if rows.valid is None else positions[rows.valid[start:stop]]).tolist())
     return tuple({failure.position: failure for failure in failed if failure.position in own}.values())

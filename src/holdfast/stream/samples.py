@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError, SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.numbers import Positions
+from holdfast.order.numbers import Indices, Positions
 from holdfast.sources import Columns, Source
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -40,13 +40,15 @@ def read_samples(
     for number in np.unique(located.source).tolist():
         source = sources[number]
         rows = np.flatnonzero(located.source == number)
-        stored = _rows(source, located.part(rows), Positions(positions[rows]), on_error, failed)
-        for row, sample in zip(rows.tolist(), stored, strict=True):
+        part = Located(located.source[rows], located.epoch[rows], Indices(located.index[rows]))
+        own = Positions(positions[rows])
+        stored = _rows(source, part, own, on_error, failed)
+        columns = (rows.tolist(), stored, part.epoch.tolist(), part.index.tolist(), own.tolist())
+        for row, sample, epoch, index, position in zip(*columns, strict=True):
             if sample is None:
                 continue
-            index, position = int(located.index[row]), int(positions[row])
             try:
-                samples[row] = _transformed(source, sample, int(located.epoch[row]), index)
+                samples[row] = _transformed(source, sample, epoch, index)
             except Exception as cause:
                 if on_error == "raise":
                     raise _failure(cause, source, index, position) from cause

@@ -80,10 +80,11 @@ class Tally:
         made = batch.make()
         seconds = time.perf_counter() - began
         reading.seconds += seconds
+        size = batch.stop - batch.start
         self._busy += seconds
-        self._samples_read += batch.size
-        self.stats.local_samples += batch.size
-        self.stats.bytes_read += batch.size * content.row_bytes
+        self._samples_read += size
+        self.stats.local_samples += size
+        self.stats.bytes_read += size * content.row_bytes
         return made
 
     def count_delivered(self, batch: Batch, hit: bool) -> None:
