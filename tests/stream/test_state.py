@@ -315,3 +315,13 @@ def test_weights_that_changed_backwards_are_refused() -> None:
     twice = json.dumps([change, [change[0] - 1, change[1]]])
     with pytest.raises(OrderError, match="later and later"):
         loader_of(dataset_of({"a": 50, "b": 30}), epochs=3).load_state_dict({**state, "reweightings": twice})
+
+
+@pytest.mark.parametrize(("steps", "epoch"), [(0, 0), (1, 1), (3, 1), (5, 2), (6, 2)])
+def test_a_source_that_grew_takes_its_new_samples_in_with_the_next_epoch_that_begins(steps: int, epoch: int) -> None:
+    before = loader_of(dataset_of({"a": 12}), batch_size=4)
+    take(before, steps)
+    grown = loader_of(dataset_of({"a": 16}), batch_size=4)
+    grown.load_state_dict(before.state_dict(), strict=False)
+    assert [seen.epoch for seen in grown.when("a", 15, epochs=4)] == list(range(epoch, 4))
+    assert grown.order.epoch_start(epoch + 1) == 12 * epoch + 16

@@ -194,8 +194,7 @@ class Aligned(Walk):
         special = set(self._order.growth_epochs)
         for start, stop in self._kept[index].intervals():
             # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
-            first, last = self._order.epoch_of(start), self._order.epoch_of(stop - 1)
-            special.update((first, first + 1, last, last + 1))
+            special.update((self._order.epoch_of(start), self._order.epoch_of(stop - 1)))
         return sorted(epoch for epoch in special if epoch > after)
 
     def _runs(self, index: int) -> Iterator[_Run]:
