@@ -229,6 +229,13 @@ def test_waiting_for_most_of_a_step_is_starvation(share: float, starved: bool) -
     assert bool(found) is starved
 
 
+@pytest.mark.parametrize(("share", "severity"), [(0.6, Severity.INFO), (0.9, Severity.WARNING)])
+def test_waiting_is_a_remark_until_it_is_most_of_the_bill(share: float, severity: Severity) -> None:
+    step = np.full(100, 1.0)
+    (found,) = found_by(DataStarvationDetector(), signal("step_time", step), signal("data_time", share * step))
+    assert found.severity is severity
+
+
 def test_a_layer_of_zeros_is_dead_and_named() -> None:
     dead = signal("activation_zero_share/mlp.3", np.full(50, 1.0), kind="activation", layer="mlp.3")
     alive = signal("activation_zero_share/mlp.1", np.full(50, 0.55), kind="activation", layer="mlp.1")

@@ -212,3 +212,33 @@ def test_an_error_that_other_lines_follow_was_no_end(tmp_path: Path, after: int,
     else:
         with pytest.raises(UnreadableLogError):
             DEBUGGER.debug(path)
+
+
+def test_a_table_between_bars_after_pages_of_settings_is_read(tmp_path: Path) -> None:
+    settings = "[[33449,1],0]: A point-to-point messaging module\n" + "".join(f"_option_{n}: {n}\n" for n in range(300))
+    tables = "".join(
+        f"{'-' * 30}\n| epoch              | {n} |\n"
+        f"| train/episode      | {n * 100} |\n| train/success_rate | 0.{n + 10} |\n"
+        for n in range(9)
+    )
+    run = run_of(tmp_path, "log.txt", settings + tables + "-" * 30 + "\n")
+    assert series(run, "train/success_rate").values.tolist() == [float(f"0.{n + 10}") for n in range(9)]
+
+
+@pytest.mark.parametrize(
+    ("line", "name", "kind"),
+    [
+        ("Episode {n}\tFrame {n}98 \tAverage100 Score: {loss}", "Average100 Score", "reward"),
+        ("(epoch: 1, iters: {n}, time: 0.3) D: 0.1, 0.2 | G: 0.1, 0.2 | Cyc: {loss}, 0.04 | ", "Cyc", "loss"),
+        ("Loss at epoch 0 and iteration {n} is {loss}", "Loss", "loss"),
+        ("idx: {n}loss: tensor({loss}, device='cuda:0')", "loss", "loss"),
+        ("{n}: loss={loss}", "loss", "loss"),
+        ("Epoch[2] Batch [0-{n}]\tSpeed: 25.20 samples/sec\tRPNLoss={loss}", "RPNLoss", "loss"),
+    ],
+)
+def test_forms_of_rows_seen_in_public_logs(tmp_path: Path, line: str, name: str, kind: str) -> None:
+    text = "".join(line.format(n=n, loss=loss) + "\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, "output.log", text)
+    assert series(run, name).values.tolist() == LOSSES
+    assert series(run, name).steps.tolist() == list(range(24))
+    assert series(run, name).kind == kind

@@ -114,6 +114,8 @@ class DataStarvationDetector(BaseDetector):
     """The share of the step time that goes into waiting."""
     minimum_points: int = 10
     """Fewer steps than this say nothing."""
+    severe_share: float = 0.75
+    """From this share on the wait is most of the bill: a warning. Below, it costs time and no quality: a remark."""
     warm_up: float = 0.1
     """The share of the first steps that is left out: they compile, fill caches and fill the loader's queue."""
 
@@ -148,7 +150,7 @@ class DataStarvationDetector(BaseDetector):
             self.failure,
             waiting,
             f"{share:.0%} of a step of {step:.3g} is spent waiting for data, {wait:.3g} on the median",
-            severity=Severity.WARNING,
+            severity=Severity.WARNING if share >= self.severe_share else Severity.INFO,
             confidence=graded(share),
             first=float(waiting.steps[0]),
             last=float(waiting.steps[-1]),

@@ -37,6 +37,9 @@ MAX_NAME_CHARACTERS = 60
 
 # What a tensor prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
 _TENSOR = re.compile(r"tensor\((?=[-+\d.nN\[])|, ?(?:grad_fn=<\w+>|device='[\w:]+'|dtype=[\w.]+)\)?")
+# What stands between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
+_LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
+_RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
     r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
@@ -83,7 +86,8 @@ class Pairs:
 
 def with_gaps(line: str) -> str:
     """Return the line with every wide space made one character, so that patterns need not backtrack over it."""
-    return _WIDE.sub(GAP, _TENSOR.sub(" ", line.strip()) if "tensor(" in line else line.strip())
+    line = _TENSOR.sub(" ", line.strip()) if "tensor(" in line else line.strip()
+    return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 
 def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
@@ -93,6 +97,8 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
     """
     fields: dict[str, float | None] = {}
     covered, telling = 0, False
+    if "and" in text:
+        text = _LEFT_OVER.sub(" ", text)
     for match in _PAIR.finditer(text):
         if match["bar"]:
             continue

@@ -26,10 +26,11 @@ _EPOCH = re.compile(
 _STEP = re.compile(
     rf"{_BEFORE}{_NOT_TOTAL}(?:\b(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|iteration|"
     r"iterations(?=[\s:=]*\d+\s*/)|iters?|itr|it|update|updates|mini-?batch|"
-    r"batch(?:[ _]?(?:idx|id|index|num|no))?|episode|timesteps?|total_timesteps)\b|Up\.)"
+    r"batch(?:[ _]?(?:idx|id|index|num|no))?|idx|episode|timesteps?|total_timesteps)\b|Up\.)"
     rf"{_SIGNS}(\d[\d,]{{0,64}}(?:(?:\.\d{{1,64}})?[kKM]\b)?)(?:\.0+(?!\d))?(?![\d.]{{0,64}}\s?%|\.\d)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",
     re.IGNORECASE,
 )
+_RANGE = re.compile(r"(\bbatch \[)\d{1,12}-(?=\d{1,12}\])", re.IGNORECASE)  # MXNet: "Batch [0-20]"
 _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
 _PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
 _INSIDE = re.compile(r"[\[(|\x1f]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
@@ -50,6 +51,7 @@ class Place:
 
 def find_place(text: str) -> Place:
     """Find the counters of a line that went through :func:`~holdfast.debug.ingestion.line_pairs.with_gaps`."""
+    text = _RANGE.sub(r"\1", text)
     paired = _PAIRED.search(text)
     if paired:
         rest = text[: paired.start()] + GAP + text[paired.end() :]

@@ -11,6 +11,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
+from holdfast.debug.ingestion.foreign_words import in_english
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.errors import UnreadableLogError
 
@@ -20,14 +21,18 @@ _SAMPLE = 1 << 16
 _BLOCK = 4 << 20
 MAX_NUL_SHARE = 1000
 """One byte in this many may be NUL: a hole a crash left in a text; binary files have far more."""
+_HOLE = re.compile(rb"\0{8,}")
+_WIDE_TEXT = re.compile(rb"(?:[\t\r\n -~]\0){16,}")
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
 
 
 def clean_line(line: str) -> str:
-    """Take terminal colours off a line and keep what stands after the last carriage return of a progress bar."""
+    """Take terminal colours and NUL bytes off a line, and put the words that name series into English."""
     if "\x1b" in line:
         line = _ANSI.sub("", line)
-    return line.replace("\0", "") if "\0" in line else line
+    if "\0" in line:
+        line = line.replace("\0", "")
+    return line if line.isascii() else in_english(line)
 
 
 class LineSplitter:
@@ -103,7 +108,8 @@ class LogFile:
             return False
         if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
             return True
-        head = head.lstrip(b"\0")  # A file that was cut under its writer, or that a full disk left holes in.
+        # A file that was cut under its writer, or that a full disk left holes in; UTF-16 appended to UTF-8.
+        head = _WIDE_TEXT.sub(lambda match: match[0].replace(b"\0", b""), _HOLE.sub(b"", head))
         if not head:
             return False
         if b"\0" in head:

@@ -61,6 +61,8 @@ EXACT: Mapping[str, str] = MappingProxyType(
         "energy": "loss",
         "nll": "loss",
         "elbo": "metric+",
+        "cyc": "loss",
+        "cycle": "loss",
         "return": "reward",
         "score": "reward",
         "episode_reward": "reward",
@@ -163,11 +165,13 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|bits_per_(byte|char|token|dim)|objective)$",
             "loss",
         ),
+        (r"(^|_)(verlust|perda|perdida|perte)(_|$)", "loss"),
         (r"(^|_)(reward|rewards|return|returns|rew)(_|$)", "reward"),
+        (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
-            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness)(_|$)",
+            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness)(_|$)|_scores?$",
             "metric+",
         ),
         (
@@ -209,6 +213,7 @@ STEP_NAMES: tuple[str, ...] = (
     "batch_idx",
     "batch_index",
     "batch_id",
+    "idx",
     "minibatch",
     "micro_step",
     "tokens_seen",

@@ -278,7 +278,7 @@ def rises(signal: Signal) -> bool:
         return True
     levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
     gain = float(np.median(late) - np.median(early))
-    return gain >= REWARD_WANDERING * float(np.median(np.abs(np.diff(levels))))
+    return gain > 0.0 and gain >= REWARD_WANDERING * float(np.median(np.abs(np.diff(levels))))
 
 
 def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:

@@ -16,6 +16,8 @@ __all__ = ["BorderedTableFormat"]
 
 _ROW = re.compile(r"^\|\s{1,8}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
 _WIDEST = 400
+MIN_ROWS = 4
+"""Rows from which bars may be those of a log."""
 _BORDER = re.compile(r"^[-=+]{10,}$")
 
 
@@ -67,5 +69,7 @@ class BorderedTableFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Rows between bars are common in documents; a log is mostly made of them."""
-        return 0.0 if hits < 4 or hits * 4 < lines else 0.9
+        """Rows between bars are common in documents; a log is mostly made of them, or prints its settings before."""
+        if hits < MIN_ROWS:
+            return 0.0
+        return 0.9 if hits * 4 >= lines else 0.4

@@ -1,0 +1,156 @@
+"""Rows of bare numbers: no header, no names. ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
+
+A column that counts is the step. What the other columns are only the file's name can say: in ``loss.txt`` the first of
+them is the loss. In a file that is merely called a training log it is taken for one where it falls, or is NaN.
+"""
+
+from __future__ import annotations
+
+import re
+from array import array
+from collections import Counter
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.debug.ingestion.columns import read_columns
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.names import meaning_of, plain
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.ingestion.table import Column
+
+__all__ = ["BareNumbersFormat"]
+
+MIN_ROWS = 6
+"""Rows from which numbers without a name are a series."""
+MIN_ROW_SHARE = 0.95
+"""The share of the lines that must be rows of numbers."""
+MIN_WIDTH_SHARE = 0.6
+"""The share of the rows that must have as many numbers as most of them."""
+MAX_COLUMNS = 16
+"""Numbers per row beyond which it is data, not a log."""
+MAX_UNNAMED = 2
+"""Columns of which the first may be the loss: of more, any may be."""
+MAX_UNNAMED_BESIDE_COUNTER = 4
+"""The same after a counter: who prints the epoch prints the loss next, then what is derived from it."""
+MIN_COUNTING_SHARE = 0.9
+"""The share of the rows that must go on from the one before for a column to be a counter."""
+_NUMBER = re.compile(
+    r"[-+]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf|infinity)", re.I
+)
+_BRACKETS = str.maketrans("[](){}\"'", " " * 8)
+_APART = re.compile(r"[,;\s]+")
+_TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
+
+Floats = NDArray[np.float64]
+
+
+class BareNumbersFormat(LogFormat):
+    """Tables without names."""
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "bare-numbers"
+
+    def sniff(self, file: LogFile) -> float:
+        """Nothing but rows of numbers, in a file whose name says what they are."""
+        if not file.is_text or not (_named(file) or _is_training(file)):
+            return 0.0
+        lines = [line for line in file.sample_lines if line.strip()]
+        rows = [row for row in map(_row, lines) if row]
+        if not rows or len(rows) < MIN_ROW_SHARE * len(lines):
+            return 0.0
+        if len(rows) == 1:
+            return 0.6 if _named(file) and len(rows[0]) >= MIN_ROWS else 0.0
+        width, most = Counter(map(len, rows)).most_common(1)[0]
+        if len(rows) < MIN_ROWS or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
+            return 0.0
+        return 0.6 if _named(file) else 0.5
+
+    def read(self, file: LogFile) -> RunLog:
+        """Read every row."""
+        columns, count = _columns(file)
+        counted = len(columns) > 1 and _counts(columns[0].values)
+        values = columns[1:] if counted else columns
+        sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
+        names = [_name_of(file, values[0]) if sure else "", *[""] * (len(values) - 1)]
+        named = [
+            Column(name or f"column {number}", column.values, column.rows)
+            for number, (name, column) in enumerate(zip(names, values, strict=True), start=1)
+        ]
+        steps = [Column("step", columns[0].values, columns[0].rows)] if counted else []
+        reading = read_columns(count, [*steps, *named], {}, source_name=file.name)
+        if not reading.signals:
+            raise file.unreadable("is a table of numbers without a series")
+        note = "the numbers have no names; what they are was taken from the file's name"
+        return log_of_readings(RunLog(str(file.path), self.name, confidence=0.6, notes=(note,)), reading)
+
+
+def _columns(file: LogFile) -> tuple[list[Column], int]:
+    """Return the columns of the file and the number of its rows; a single row is one column."""
+    cells: list[array[float]] = []
+    places: list[array[int]] = []
+    count = 0
+    single: list[float] = []
+    for line in file.lines(longest=file.limits.structured_line_characters):
+        row = _row(line)
+        if not row:
+            continue
+        if count == 0:
+            single = row
+        for number, value in enumerate(row[:MAX_COLUMNS]):
+            if number == len(cells):
+                cells.append(array("d"))
+                places.append(array("q"))
+            cells[number].append(value)
+            places[number].append(count)
+        count += 1
+        if count >= file.limits.rows:
+            break
+    if count == 1:
+        return [Column("", np.array(single))], len(single)
+    return [
+        Column("", np.array(values), None if len(values) == count else np.array(rows))
+        for values, rows in zip(cells, places, strict=True)
+    ], count
+
+
+def _row(line: str) -> list[float]:
+    """Return the numbers of a line that holds nothing else."""
+    cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
+    return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
+
+
+def _counts(values: Floats) -> bool:
+    """Whether a column counts: whole numbers that go up by the same stride, but where they begin again."""
+    if len(values) < MIN_ROWS or not np.all(np.isfinite(values)) or np.any((values != np.floor(values)) | (values < 0)):
+        return False
+    strides = np.diff(values)
+    stride = float(np.median(strides))
+    return stride > 0 and float(np.mean(strides == stride)) >= MIN_COUNTING_SHARE
+
+
+def _named(file: LogFile) -> bool:
+    return meaning_of(file.path.stem).kind is not None
+
+
+def _is_training(file: LogFile) -> bool:
+    return bool(_TRAINING & set(plain(file.path.stem).split("_")))
+
+
+def _name_of(file: LogFile, first: Column) -> str:
+    """Return the name of the first column that does not count; empty where nothing says what it is."""
+    if _named(file):
+        return file.path.stem
+    return "loss" if _falls(first.values) else ""
+
+
+def _falls(values: Floats) -> bool:
+    """Whether the numbers end below where they began, as a loss does, or are lost in between."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < MIN_ROWS or float(finite.min()) < 0.0:
+        return False
+    width = max(1, len(finite) // 10)
+    return float(np.median(finite[-width:])) < float(np.median(finite[:width]))

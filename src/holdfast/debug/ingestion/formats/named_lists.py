@@ -1,0 +1,99 @@
+"""Whole series on a line each: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists when it has ended.
+
+A name that comes again begins another run. Where the names are those of models, the file's name says what the numbers
+are, and each list is a run.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+import numpy as np
+
+from holdfast.debug.ingestion.columns import Reading, read_columns
+from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.log_format import LogFormat
+from holdfast.debug.ingestion.names import meaning_of
+from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.ingestion.table import Column
+
+__all__ = ["NamedListsFormat"]
+
+MIN_NUMBERS = 3
+"""Numbers from which a list is a series: two may be a range or a shape."""
+MIN_CHARACTER_SHARE = 0.5
+"""The share of the text that must stand in such lists; else they sum up what other lines say."""
+_LINE = re.compile(
+    r"^[^\[\]]{0,40}?(?P<name>[A-Za-z_][\w /.\-]{0,40}?)\s*(?:is|are)?\s*[:=]\s*\[(?P<numbers>[^\[\]]*)\]\s*,?$"
+)
+
+
+class NamedListsFormat(LogFormat):
+    """Lists of numbers with a name before each."""
+
+    @property
+    def name(self) -> str:
+        """The format's name."""
+        return "named-lists"
+
+    def sniff(self, file: LogFile) -> float:
+        """Most of the text stands in lists, and something says what their numbers are."""
+        if not file.is_text:
+            return 0.0
+        lines = [line for line in file.sample_lines if line.strip()]
+        lists = [(name, len(line)) for line in lines for name, _ in _lists([line])]
+        if not any(meaning_of(name).kind for name, _ in lists) and meaning_of(file.path.stem).kind is None:
+            return 0.0
+        share = sum(length for _, length in lists) / max(1, sum(map(len, lines)))
+        return 0.7 if share >= MIN_CHARACTER_SHARE else 0.0
+
+    def read(self, file: LogFile) -> RunLog:
+        """Read every list."""
+        readings = [
+            read_columns(max(len(values) for values in run.values()), _columns(run), {})
+            for run in _runs(file)
+        ]  # fmt: skip
+        readings = [reading for reading in readings if reading.signals]
+        if not readings:
+            raise file.unreadable("holds no list of numbers with a name")
+        whole: Reading = readings[0]
+        whole.later += readings[1:]
+        return log_of_readings(RunLog(str(file.path), self.name, confidence=0.7), whole)
+
+
+def _lists(lines: Iterator[str] | list[str]) -> Iterator[tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+    for line in lines:
+        match = _LINE.match(line.strip())
+        if match is None:
+            continue
+        try:
+            values = np.array([float(cell) for cell in match["numbers"].split(",") if cell.strip()])
+        except ValueError:
+            continue
+        if len(values) >= MIN_NUMBERS:
+            name = match["name"].strip().removesuffix(" is").removesuffix(" are")
+            yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values
+
+
+def _runs(file: LogFile) -> Iterator[dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+    """Yield the lists of each run by their names."""
+    run: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    stem = file.path.stem
+    for name, values in _lists(file.lines(longest=file.limits.structured_line_characters)):
+        own = name
+        if meaning_of(name).kind is None and meaning_of(stem).kind is not None:
+            own = stem
+        if own in run:
+            yield run
+            run = {}
+        run[own] = values
+    if run:
+        yield run
+
+
+def _columns(run: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> list[Column]:
+    longest = max(len(values) for values in run.values())
+    return [
+        Column(name, values, None if len(values) == longest else np.arange(len(values))) for name, values in run.items()
+    ]

@@ -1,0 +1,128 @@
+"""Numbers without names: rows of bare numbers, one per line or in a single line, and lists that a script printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, Verdict
+from holdfast.debug.types import ReasonCode, Signal
+from holdfast.errors import UnreadableLogError
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
+
+
+def runs_of(folder: Path, name: str, content: str) -> list[list[Signal]]:
+    path = folder / name
+    path.write_text(content, encoding="utf-8")
+    return [list(run.signals) for run in DEBUGGER.debug(path).runs]
+
+
+def losses(signals: list[Signal]) -> list[list[float]]:
+    return [signal.values.tolist() for signal in signals if signal.kind == "loss"]
+
+
+@pytest.mark.parametrize("name", ["loss.txt", "losses.csv", "train_loss.log", "loss_log.txt"])
+def test_one_number_per_line_is_what_the_file_is_named_after(tmp_path: Path, name: str) -> None:
+    (signals,) = runs_of(tmp_path, name, "".join(f"{loss}\n" for loss in LOSSES))
+    assert losses(signals) == [LOSSES]
+    assert signals[0].steps.tolist() == list(range(24))
+
+
+@pytest.mark.parametrize("row", ["{n},{loss}", "{n}\t{loss}", "{n} {loss}", "{n}, {loss}, 0.5", "[{n}  {loss}]"])
+def test_a_column_that_counts_is_the_step(tmp_path: Path, row: str) -> None:
+    text = "".join(row.format(n=7 + 10 * n, loss=loss) + "\n" for n, loss in enumerate(LOSSES))
+    (signals,) = runs_of(tmp_path, "losses.csv", text)
+    assert losses(signals) == [LOSSES]
+    assert signals[0].steps.tolist() == [7 + 10 * n for n in range(24)]
+
+
+def test_a_count_that_begins_again_is_another_run(tmp_path: Path) -> None:
+    text = "".join(f"{n}, {loss}\n" for n, loss in enumerate(LOSSES))
+    assert [losses(signals) for signals in runs_of(tmp_path, "loss.txt", text * 2)] == [[LOSSES], [LOSSES]]
+
+
+def test_several_columns_without_a_count_keep_their_order(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "loss_log.txt", "".join(f"{loss},{-200 + n}\n" for n, loss in enumerate(LOSSES)))
+    assert losses(signals) == [LOSSES]
+    assert [signal.kind for signal in signals] == ["loss", None]
+
+
+def test_of_a_training_log_the_first_column_that_falls_is_the_loss(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "train.log", "".join(f"{n}, {loss}, 49.8\n" for n, loss in enumerate(LOSSES)))
+    assert losses(signals) == [LOSSES]
+
+
+def test_a_column_that_nothing_names_and_that_does_not_fall_has_no_kind(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{n} {n % 7 + 0.5}\n" for n in range(40)), encoding="utf-8")
+    (run,) = DEBUGGER.debug(path).runs
+    assert [signal.kind for signal in run.signals] == [None]
+    assert run.reason is not None
+    assert run.reason.code is ReasonCode.NO_LOSS
+
+
+def test_a_bare_loss_that_turns_nan_is_found(tmp_path: Path) -> None:
+    values = [*LOSSES, *([float("nan")] * 8)]
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"{n}, {value}, 50.2\n" for n, value in enumerate(values)), encoding="utf-8")
+    (run,) = DEBUGGER.debug(path).runs
+    assert [finding.detection.failure.name for finding in run.findings] == ["nan"]
+
+
+def test_a_run_whose_bare_loss_is_nan_from_its_first_row_is_found(tmp_path: Path) -> None:
+    good = "".join(f"{n}, {loss}, 50.{n}\n" for n, loss in enumerate(LOSSES))
+    bad = "".join(f"{n},     nan, 50.{n}\n" for n in range(9))
+    path = tmp_path / "train.log"
+    path.write_text(good + bad, encoding="utf-8")
+    found = [finding.detection.failure.name for run in DEBUGGER.debug(path).runs for finding in run.findings]
+    assert found == ["nan"]
+
+
+def test_a_single_line_of_numbers_is_a_series(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "losses.csv", "," + ",".join(map(str, LOSSES)) + "\n")
+    assert losses(signals) == [LOSSES]
+
+
+@pytest.mark.parametrize(
+    "form", ["{name}: {values}", "{name} = {values}", "{name}:{values}", "the {name} is: {values}"]
+)
+def test_lists_that_were_printed_are_series(tmp_path: Path, form: str) -> None:
+    text = form.format(name="train_loss", values=LOSSES) + "\n" + form.format(name="val_acc", values=[0.5] * 24) + "\n"
+    (signals,) = runs_of(tmp_path, "output.txt", "loading data\n" + text + "done\n")
+    assert losses(signals) == [LOSSES]
+    assert [signal.kind for signal in signals if len(signal.values) == 24 and signal.kind != "loss"] == ["metric"]
+
+
+def test_lists_under_names_of_models_are_runs_of_what_the_file_is_named_after(tmp_path: Path) -> None:
+    runs = runs_of(tmp_path, "acc_log.txt", f"RNN:{[0.5, *LOSSES]}\nLSTM:{LOSSES}\n")
+    assert [[(signal.kind, len(signal.values)) for signal in signals] for signals in runs] == [
+        [("metric", 25)],
+        [("metric", 24)],
+    ]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "12 0.5 0.5 0.1 0.2\n3 0.1 0.7 0.2 0.2\n",  # labels of boxes
+        "/data/one.jpg\n/data/two.jpg\n" * 20,
+        "".join(f"192.168.0.{n}\n" for n in range(20)),
+        "".join(f"2024-01-{n:02d}\n" for n in range(1, 20)),
+    ],
+)
+def test_what_is_no_table_of_numbers_is_not_read_as_one(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "notes.txt"
+    path.write_text(text, encoding="utf-8")
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(path)
+
+
+def test_a_healthy_bare_loss_is_healthy(tmp_path: Path) -> None:
+    noise = np.random.default_rng(3).normal(0.0, 0.01, 400)
+    path = tmp_path / "loss.txt"
+    path.write_text("".join(f"{2.0 / (1 + n / 40) + noise[n]:.5f}\n" for n in range(400)), encoding="utf-8")
+    assert DEBUGGER.debug(path).verdict is Verdict.HEALTHY

@@ -1,0 +1,71 @@
+"""Logs whose words are not English, and bytes that are not plain UTF-8."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, RunReport
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
+
+
+def run_of(folder: Path, content: bytes) -> RunReport:
+    path = folder / "train.log"
+    path.write_bytes(content)
+    (run,) = DEBUGGER.debug(path).runs
+    return run
+
+
+def by_kind(run: RunReport) -> dict[str | None, list[float]]:
+    return {signal.kind: signal.values.tolist() for signal in run.signals}
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "2026-01-28 18:28:20,294 - INFO - 训练损失: {loss}, 训练准确率: 36.46%",
+        "第{n}轮，训练损失：{loss}，学习率：0.001",
+        "エポック {n} 損失: {loss} 精度: 0.5",
+        "에포크 {n} 손실: {loss} 정확도: 0.5",
+        "Эпоха {n}: потери: {loss}, точность: 0.5",
+        "Época {n} pérdida: {loss} precisión: 0.5",
+    ],
+)
+def test_words_of_other_languages_name_series(tmp_path: Path, line: str) -> None:
+    text = "".join(f"Epoch {n}/24\n" + line.format(n=n, loss=loss) + "\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, text.encode())
+    assert by_kind(run)["loss"] == LOSSES
+    assert len(run.signals) > 1
+
+
+def test_a_held_out_loss_in_chinese_is_held_out(tmp_path: Path) -> None:
+    text = "".join(f"Epoch [{n}/24] 训练损失: {loss} 验证损失: {loss + 1:.4f}\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, text.encode())
+    assert by_kind(run)["loss"] == LOSSES
+    assert by_kind(run)["eval_loss"][0] == round(LOSSES[0] + 1, 4)
+
+
+def test_a_hole_of_nul_bytes_in_the_middle_hides_nothing(tmp_path: Path) -> None:
+    lines = "".join(f"step: {n} loss: {loss}\n" for n, loss in enumerate(LOSSES)).encode()
+    half = lines.index(b"\n", len(lines) // 2) + 1
+    run = run_of(tmp_path, lines[:half] + b"\0" * 3000 + lines[half:])
+    assert by_kind(run)["loss"] == LOSSES
+
+
+def test_utf_16_appended_to_utf_8_is_read(tmp_path: Path) -> None:
+    first = "".join(f"step: {n} loss: {loss}\r\n" for n, loss in enumerate(LOSSES[:4]))
+    rest = "".join(f"step: {n + 4} loss: {loss}\r\n" for n, loss in enumerate(LOSSES[4:]))
+    run = run_of(tmp_path, first.encode() + rest.encode("utf-16-le"))
+    assert by_kind(run)["loss"] == LOSSES
+
+
+def test_a_crash_after_a_hole_is_found(tmp_path: Path) -> None:
+    text = (
+        b"\0" * 900
+        + b'Traceback (most recent call last):\n  File "a.py", line 1, in <module>\nRuntimeError: no space\n'
+    )
+    run = run_of(tmp_path, b"starting\n" + text)
+    assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
