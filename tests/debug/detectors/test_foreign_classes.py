@@ -171,3 +171,32 @@ def test_an_agents_loss_that_grew_and_came_back_is_excused_where_its_reward_did_
     loss, reward = signal("loss", noisy(grown, 0.1)), signal("reward", wandering)
     assert found_by(GradientExplosionDetector(), loss, reward) == ()
     assert len(found_by(GradientExplosionDetector(), loss)) == 1
+
+
+def test_the_overshoot_of_the_first_steps_of_thousands_is_no_spike() -> None:
+    steps = np.concatenate([np.arange(1, 11), np.arange(200, 9000, 200)]).astype(float)
+    later = 2.0 + np.exp(-np.arange(44) / 6) + 0.02 * np.random.default_rng(5).standard_normal(44)
+    first = [6.93, 15.26, 15.20, 15.06, 14.66, 14.33, 13.58, 12.78, 11.81, 10.69]
+    loss = signal("train_loss", np.concatenate([first, later]), kind="loss", steps=steps)
+    assert not found_by(LossSpikeDetector(), loss)
+    every = signal("train_loss", np.concatenate([first, later]), kind="loss")
+    assert len(found_by(LossSpikeDetector(), every)) == 1
+
+
+def test_the_loss_of_an_agent_is_not_held_against_the_accuracy_of_its_discriminator() -> None:
+    generator = np.random.default_rng(6)
+    loss = signal("loss", 20.0 + np.abs(generator.standard_normal(100)) * 12)
+    accuracy = signal("agent acc", 0.7 + 0.1 * generator.random(100), kind="metric")
+    reward = signal("mean 100 episode reward", np.linspace(30, 150, 100), kind="reward")
+    assert not found_by(GradientExplosionDetector(), loss, accuracy, reward)
+
+
+def test_a_value_that_comes_down_from_its_first_point_did_not_grow() -> None:
+    value = signal("value loss", np.concatenate([[21.0], np.full(29, 1e-4)]), kind="value_loss")
+    assert not found_by(GradientExplosionDetector(), value)
+
+
+def test_the_sides_of_a_game_are_known_without_the_word_loss() -> None:
+    names = ("D_A", "G_A", "cycle_A", "D_B", "G_B", "cycle_B", "G_L1")
+    losses = [signal(name, np.full(20, 1.0 + number), kind="loss") for number, name in enumerate(names)]
+    assert [one.name for one in training_losses(losses)] == ["cycle_A", "cycle_B", "G_L1"]

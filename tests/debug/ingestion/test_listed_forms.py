@@ -233,6 +233,15 @@ def test_a_table_between_bars_after_pages_of_settings_is_read(tmp_path: Path) ->
         ("Loss at epoch 0 and iteration {n} is {loss}", "Loss", "loss"),
         ("idx: {n}loss: tensor({loss}, device='cuda:0')", "loss", "loss"),
         ("{n}: loss={loss}", "loss", "loss"),
+        ("(TaskRunner pid=62{n:02d}, ip=10.0.0.1) step:{n} - actor/pg_loss:{loss} - lr:1e-06", "actor/pg_loss", "loss"),
+        (
+            "iter {n} || Loss: {loss} || /usr/lib/ssd.pytorch/utils/augmentations.py:238: VisibleDeprecationWarning: "
+            "Creating an ndarray from ragged nested sequences (which is a list-or-tuple of lists-or-tuples-or ndarrays "
+            "with different lengths or shapes) is deprecated. If you meant to do this, you must specify 'dtype=object' "
+            "when creating the ndarray.",
+            "Loss",
+            "loss",
+        ),
         ("Epoch[2] Batch [0-{n}]\tSpeed: 25.20 samples/sec\tRPNLoss={loss}", "RPNLoss", "loss"),
     ],
 )

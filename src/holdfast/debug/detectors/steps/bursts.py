@@ -68,6 +68,9 @@ class BurstRule:
     """How many times, where its top reaches ``early_top``."""
     early_top: float = 2.0
     """The top of an early jump that is believed by its shoulders."""
+    early_span: float = 0.005
+    """The share of the run's steps within which its first steps overshoot: the rate stands at full height and the
+    moments of the optimizer are empty. Competition logs that print the first ten of 20,000 steps show it."""
     early_ratio_noises: float = 4.0
     """``early_ratio`` in the factors by which neighbours differ, where that is more."""
     early_shoulder_noises: float = 3.0
@@ -172,6 +175,8 @@ class BurstRule:
         top = max(np.log(self.early_top), self.early_top_noises * factor)
         broad = len(raised) >= self.minimum_points and float(height.max()) > top
         if len(high) == 0 or high[0] == 0 or not (len(high) >= self.minimum_points or broad):
+            return None
+        if shape.steps[high[-1]] - shape.steps[0] <= self.early_span * (shape.steps[-1] - shape.steps[0]):
             return None
         return Rise(
             first_step=float(shape.steps[min(raised[0], high[0])]),

@@ -112,7 +112,8 @@ class LossGrowthRule:
         first = _first_level(values)
         factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), LARGEST_EXPONENT)))
         over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
-        peak = float(values.max())
+        over[: int(np.argmin(over))] = False  # What is high from the first point on came down; it did not grow.
+        peak = float(values.max(where=over, initial=0.0))
         lasts = np.count_nonzero(over) >= self.minimum_points or (over.any() and peak > self.beyond_measure * first)
         if not lasts or shape.count < 2 * self.minimum_points:
             return None
@@ -122,7 +123,8 @@ class LossGrowthRule:
         last_good = max(onset - 1, 0)
         claim = (
             f"grew from {float(values[last_good]):.4g} at step {shape.steps[last_good]:g} to {peak:.4g} "
-            f"at step {shape.steps[int(np.argmax(values))]:g}" + (f", back at {shape.end:.4g}" if back else "")
+            f"at step {shape.steps[int(np.argmax(np.where(over, values, 0.0)))]:g}"
+            + (f", back at {shape.end:.4g}" if back else "")
         )
         return Growth(
             signal,
@@ -182,8 +184,8 @@ def is_classifier(losses: Sequence[Signal], signals: Sequence[Signal], *, wild_r
     Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
     of ``wild_rate`` or more.
     """
-    if len({loss.name for loss in training_losses(signals, games=True)}) != 1:
-        return False
+    if len({loss.name for loss in training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
+        return False  # Several losses, or an agent's: an accuracy beside them is another network's.
     if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
         return True
     accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]

@@ -44,7 +44,9 @@ _GAME_PART = (
     r"ppo|alpha|aux\w*|reg\w*|penalty|commit\w*|vq|bal\w*|load_balanc\w*|z|moe|router)"
 )
 _GAME = re.compile(
-    rf"(?:^|[^a-z]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)", re.IGNORECASE
+    rf"(?:^|[^a-z]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)"
+    r"|^[dg]_(?:[ab]{1,2}|real|fake|gan|adv|total)$",
+    re.IGNORECASE,
 )
 # What the model is compared with does not learn.
 _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)

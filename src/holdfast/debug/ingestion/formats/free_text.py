@@ -36,8 +36,11 @@ MIN_POINTS = 2
 _PREFIX = re.compile(
     r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
     r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
-    r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s\x1f]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__)+"
+    r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s\x1f]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__"
+    r"|\([A-Za-z]\w{0,60} pid=\d{1,10}(?:, ip=[\d.]{7,15})?\))+"  # Ray: "(TaskRunner pid=12) step:1 - loss:2.5"
 )
+# A warning that was written into the line, because the row before it had no line break.
+_WARNING = re.compile(r"\s?(?:[\w.~:-]{0,40}[/\\])?[\w./\\ -]{0,300}\.py:\d{1,6}: \w{0,40}Warning\b.*$")
 # torchrun and torch's own logger: "[rank3]: …", "[default3]:…", "[trainer3|3]:…"
 _RANK = re.compile(
     r"^\s*\[(?:(?:default|rank|local_rank|gpu)[ _:=]?|[a-z]{1,20}\d{1,5}\|)(\d{1,5})\]:?\s*", re.IGNORECASE
@@ -62,6 +65,8 @@ class _Reader(LineReader):
     def feed(self, line: str) -> bool:
         if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line) or line.lstrip().startswith(_CLIENTS):
             return False
+        if "Warning" in line:
+            line = _WARNING.sub("", line)
         line = with_gaps(line)
         rank, line = _rank_of(line)
         prefix = _PREFIX.match(line)
