@@ -251,3 +251,11 @@ def test_forms_of_rows_seen_in_public_logs(tmp_path: Path, line: str, name: str,
     assert series(run, name).values.tolist() == LOSSES
     assert series(run, name).steps.tolist() == list(range(24))
     assert series(run, name).kind == kind
+
+
+def test_rows_of_an_evaluation_that_counts_down_move_no_training_row(tmp_path: Path) -> None:
+    rows = "".join(f"{n + 1}/20000 train_loss: {loss} tok/s: 99\n" for n, loss in enumerate(LOSSES))
+    down = "".join(f"ttt_progress: batch {n}/782 batch_loss:{3 - n / 782:.4f}\n" for n in range(781, 0, -40))
+    run = run_of(tmp_path, "log.txt", rows + down)
+    assert series(run, "train_loss").steps.tolist() == list(range(1, 25))
+    assert run.verdict is Verdict.HEALTHY

@@ -78,6 +78,13 @@ class DivergentTrainingDetector(BaseDetector):
     """… and was set free where it falls below this share of that at once."""
     part_share: float = 0.2
     """How large a rise in one of several parts of a loss must be beside their sum."""
+    held_out_fall: float = 0.1
+    """A rise is no divergence where the held-out loss falls by this share through it and ends at its best: what is
+    minimised has changed, not what is learnt."""
+    best_again: float = 1.01
+    """How many times the best held-out loss the last one may be to end at its best: evaluations are noisy."""
+    held_out_points: int = 4
+    """Held-out losses after the rise for that."""
     metric_lost: float = 0.6
     """The share of its gain that a metric must give up where there is no loss to ask."""
     agent_rise: float = 10.0
@@ -100,7 +107,7 @@ class DivergentTrainingDetector(BaseDetector):
             return DetectionResult(self.name)
         losses, rates = training_losses(signals), of_kind(signals, "lr")
         found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
-        found = [seen for seen in found if self._matters(seen, signals)]
+        found = [seen for seen in found if self._matters(seen, signals) and not self._improves(seen, signals)]
         if reward_holds(signals):
             found = [seen for seen in found if self._is_runaway(seen)]
         if not found and not reward_holds(signals):
@@ -150,6 +157,18 @@ class DivergentTrainingDetector(BaseDetector):
         numbers = seen.evidence[0].numbers
         beside = level_of_parts(signals, seen.first_step or 0.0)
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
+
+    def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Whether a held-out loss went on falling through the rise."""
+        for signal in evaluation_losses(signals):
+            finite = np.isfinite(signal.values)
+            later = signal.values[finite & (signal.steps >= (seen.first_step or 0.0))]
+            if len(later) < self.held_out_points or later[-1] <= 0:
+                continue
+            at_best = later[-1] <= self.best_again * float(signal.values[finite].min())
+            if at_best and later[-1] <= (1.0 - self.held_out_fall) * later[0]:
+                return True
+        return False
 
     def _is_runaway(self, seen: Detection) -> bool:
         """Whether a loss grew by more than an agent's does that merely learns nothing."""

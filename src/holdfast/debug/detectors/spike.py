@@ -113,10 +113,12 @@ class LossSpikeDetector(BaseDetector):
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
         """The bursts that are more than noise; the first moments of a run are all over the place."""
         factor = shape.factor_noise()
+        begun = float(shape.steps[0] + self.burst.early_span * (shape.steps[-1] - shape.steps[0]))
         return [
             burst
             for burst in self.burst.bursts(shape)
             if burst.certain_step > shape.steps[0]
+            and burst.last_step > begun
             and burst.height > self.burst.minimum_height * abs(burst.before)
             and (self.burst.is_believed(burst, factor) or self._confirmed(burst, norms))
         ]

@@ -48,7 +48,9 @@ _RANK = re.compile(
 _LABEL = re.compile(r"^\s*(\d{1,4}):[\s\x1f]+(?=\S)")  # srun --label: "3: step 12 loss 2.5"
 _HELD_OUT = re.compile(r"[\[(](?:val|valid|validation|eval|evaluation|test|dev)[\])]", re.IGNORECASE)
 _EVALUATION = re.compile(
-    r"^\s*(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)", re.IGNORECASE
+    r"^\s*(?:(?:test|val|valid|validation|eval|evaluation):?\s*(?:\[|\(|epoch|\d+\s*\[)"
+    r"|(?:ttt|test|val|valid|validation|eval|evaluation|infer|inference)[_ ](?:progress|chunk|batch)\b)",
+    re.IGNORECASE,
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
 _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
