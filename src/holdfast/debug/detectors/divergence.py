@@ -160,6 +160,8 @@ class DivergentTrainingDetector(BaseDetector):
 
     def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Whether a held-out loss went on falling through the rise."""
+        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
+            return False
         for signal in evaluation_losses(signals):
             finite = np.isfinite(signal.values)
             later = signal.values[finite & (signal.steps >= (seen.first_step or 0.0))]
