@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from holdfast.errors import ConfigError, HoldfastError, StateError, StateMismatchError
+from holdfast.errors import ConfigError, HoldfastError, StateError, StateMismatchError, StreamError
 from holdfast.order import HashBased, WindowShuffle
 from holdfast.sources import ArraySource, TokenFileSource
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
@@ -40,6 +40,8 @@ REFUSED: dict[str, Callable[[], Any]] = {
     "samples that are one number": lambda: loader().skip(samples={"a": 5}),  # type: ignore[dict-item]
     "samples that are no numbers": lambda: loader().mask(samples={"a": ["x"]}),  # type: ignore[list-item]
     "samples of a source that is not there": lambda: loader().skip(samples={"b": [1]}),
+    "a sample behind the last": lambda: loader().skip(samples={"a": [28]}),
+    "a masked sample behind the last": lambda: loader().mask(samples={"a": [28]}),
     "a step that is text": lambda: loader().batch_at("3"),  # type: ignore[arg-type]
     "half a step": lambda: loader().batch_at(1.5),  # type: ignore[arg-type]
     "no step": lambda: loader().batch_at(None),  # type: ignore[arg-type]
@@ -105,6 +107,15 @@ def test_whole_numbers_of_numpy_and_torch_are_whole_numbers(number: Any) -> None
     one.skip(steps=[number(1)], samples={"a": [number(3)]})
     same.skip(steps=[1], samples={"a": [3]})
     assert told(one) == told(same)
+
+
+def test_the_next_step_can_be_skipped_and_masked_and_the_one_before_cannot() -> None:
+    for change in (StreamingShardLoader.skip, StreamingShardLoader.mask):
+        made = loader()
+        next(iter(made))
+        change(made, steps=[1])
+        with pytest.raises(StreamError, match="delivered"):
+            change(made, steps=[0])
 
 
 def test_when_lists_no_epoch_that_there_is_not() -> None:

@@ -59,16 +59,17 @@ class Tally:
         stats = self.stats
         self._busy += reading.seconds
         self._samples_read += 0 if reading.lazy or not reading.batches else reading.batches[-1].stop
-        stats.local_samples += reading.counts.samples_local
-        stats.remote_samples += reading.counts.samples_remote
-        stats.bytes_read += reading.counts.bytes_read
-        stats.bytes_fetched += reading.counts.bytes_fetched
-        stats.cache_hits += reading.counts.cache_hits
-        stats.remote_retries += reading.counts.retries
-        stats.remote_hedges += reading.counts.hedges
-        stats.remote_wait_seconds += reading.counts.seconds_waited
-        for name, counts in reading.by_source.items():
-            stats.sources[name] = stats.sources.get(name, ReadCounts()).plus(counts)
+        counts = reading.counts
+        stats.local_samples += counts.samples_local
+        stats.remote_samples += counts.samples_remote
+        stats.bytes_read += counts.bytes_read
+        stats.bytes_fetched += counts.bytes_fetched
+        stats.cache_hits += counts.cache_hits
+        stats.remote_retries += counts.retries
+        stats.remote_hedges += counts.hedges
+        stats.remote_wait_seconds += counts.seconds_waited
+        for name, own in reading.by_source.items():
+            stats.sources[name] = stats.sources.get(name, ReadCounts()).plus(own)
         stats.workers_restarted += restarted
 
     def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:
