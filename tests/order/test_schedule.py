@@ -318,6 +318,15 @@ def _mix(partition: Partition) -> Order:
     return Order(specs, weights={"a": 1, "b": 1}, seed=3, partition=partition)
 
 
+@pytest.mark.parametrize(("step", "start"), [(0, 0), (1, 100), (9, 100), (10, 100), (11, 200)])
+def test_where_epochs_end_on_all_ranks_together_other_weights_hold_from_the_next_that_begins(
+    step: int, start: int
+) -> None:
+    schedule = Schedule.start(_mix(Contiguous()), world_size=2, global_batch_size=10, epochs=3)
+    assert schedule.order.epoch_length(0) == 100
+    assert schedule.reweighted(step, {"a": 1, "b": 9}).reweightings[0][0] == start
+
+
 @settings(max_examples=20)
 @given(st.integers(1, 20), st.sampled_from([RoundRobin(), Contiguous(), Adaptive(RoundRobin())]), st.booleans())
 def test_other_weights_hold_from_the_step_on_and_past_steps_stay(step: int, partition: Partition, skips: bool) -> None:
