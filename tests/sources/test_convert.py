@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import shutil
 import signal
@@ -16,7 +17,7 @@ import pytest
 from tests.sources.peer_files.make import COUNT, HERE
 from tests.sources.test_arrow_ipc import write
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, SourceError
 from holdfast.sources import ArrowSource, MDSSource, MegatronSource, ParquetSource, Source, TFRecordSource
 from holdfast.sources.convert import PLAN, convert
 from holdfast.sources.shard_writers import arrow_table
@@ -121,3 +122,25 @@ def test_what_mds_cannot_hold_is_named(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="no encoding") as refused:
         convert(str(tmp_path / "rows.arrow"), tmp_path / "out", to="mds")
     assert refused.value.where["column"] == "flag"
+
+
+def test_what_cannot_be_written_is_said_before_anything_is(tmp_path: Path) -> None:
+    path, _ = source_of("arrow", tmp_path)
+    with pytest.raises(ConfigError, match="compression"):
+        convert(path, tmp_path / "out", compression="foo")
+    assert not (tmp_path / "out").exists()
+    with pytest.raises(SourceError, match="cannot be written to"):
+        convert(path, path)
+
+
+def test_a_full_disk_is_an_error_with_the_folder_in_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = source_of("arrow", tmp_path)
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("holdfast.sources.convert.write_parquet", full)
+        with pytest.raises(SourceError, match="No space left"):
+            convert(path, tmp_path / "out", workers=1)
+    assert convert(path, tmp_path / "out", workers=1).written == 1

@@ -15,8 +15,9 @@ from hypothesis import strategies as st
 from tests.sources.support import plain, ragged, rows
 
 import holdfast.sources
+from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.errors import ConfigError, SourceFormatError
-from holdfast.sources import ArraySource, ConcatSource, JsonlSource, Ragged, Source
+from holdfast.sources import ArraySource, ConcatSource, JsonlSource, PackedSource, Ragged, Source
 from holdfast.testing import check_source
 
 
@@ -98,3 +99,37 @@ def test_a_source_open_in_its_parent_reads_in_a_child(tmp_path: Path, context: A
     assert answers.get(timeout=60) == [9, 2]
     child.join()
     assert child.exitcode == 0
+
+
+def test_plain_sources_end_to_end_are_made_of_no_documents() -> None:
+    a = ArraySource({"x": np.arange(10)})
+    dataset = StreamDataset(ConcatSource([a, a]), name="d", seed=3)
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=4))
+    assert [one.pieces for one in loader.samples_in(0)] == [()] * 4
+    with pytest.raises(ConfigError, match="documents"):
+        loader.when("d", document=3)
+
+
+def test_packs_end_to_end_keep_their_epochs_and_their_documents() -> None:
+    def packed(first: int) -> PackedSource:
+        rows = [[first + number] * (number % 4 + 1) for number in range(30)]
+        return PackedSource(ArraySource({"tokens": Ragged.from_rows(rows)}), length=4, window=10)
+
+    parts = [packed(100), packed(200)]
+    both = ConcatSource([parts[0], ConcatSource([parts[1]])])
+    rows = np.random.default_rng(0).permutation(len(both))
+    for epoch in range(3):
+        got = plain(both.read_at(rows, np.full(len(rows), epoch)), "tokens")
+        wanted = [plain(part.read_at(np.arange(len(part)), np.full(len(part), epoch)), "tokens") for part in parts]
+        assert np.array_equal(got, np.concatenate(wanted)[rows])
+        for index in range(len(both)):
+            pieces = both.pieces(index, epoch)
+            tokens = [(piece.document % 30) + 100 * (1 + piece.document // 30) for piece in pieces]
+            row = got[np.flatnonzero(rows == index)[0]]
+            assert sorted(set(row[row > 0].tolist())) == sorted(tokens)
+            for piece in pieces:
+                assert index in both.samples_of(piece.document, epoch)
+    assert not np.array_equal(
+        plain(both.read_at(rows, np.zeros(len(rows), dtype=np.int64)), "tokens"),
+        plain(both.read_at(rows, np.ones(len(rows), dtype=np.int64)), "tokens"),
+    )

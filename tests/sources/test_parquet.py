@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import warnings
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources.support import plain, ragged, rows, through_pickle
 
-from holdfast.errors import ConfigError, SourceChangedError, SourceFormatError
+from holdfast.errors import ConfigError, HoldfastError, SourceChangedError, SourceFormatError
 from holdfast.sources import ParquetSource, Ragged
 from holdfast.sources.base import Indices
 from holdfast.sources.decoded_cache import DecodedCache
@@ -261,3 +263,32 @@ def test_a_piece_that_failed_to_decode_is_tried_again() -> None:
     with pytest.raises(ValueError, match="damaged"):
         cache.get(1, fail)
     assert cache.get(1, lambda: b"good") == b"good"
+
+
+def test_damage_is_always_an_error_of_ours(tmp_path: Path) -> None:
+    """Arrow itself aborts on rare footers (it lets a C++ exception escape), so every try has a process of its own."""
+    path = tmp_path / "p.parquet"
+    parquet.write_table(pa.table({"a": range(50), "s": [f"row {n}" for n in range(50)]}), path, row_group_size=20)
+    sound = path.read_bytes()
+    generator = np.random.default_rng(0)
+    ended: Counter[str] = Counter()
+    for place in generator.integers(0, len(sound), 150).tolist():
+        damaged = bytearray(sound)
+        damaged[place] ^= 1 << int(generator.integers(8))
+        path.write_bytes(damaged)
+        child = os.fork()
+        if child == 0:
+            os.dup2(os.open(os.devnull, os.O_WRONLY), 2)
+            try:
+                source = ParquetSource(path)
+                source.read(np.arange(len(source)))
+            except HoldfastError as error:
+                os._exit(1 if str(path) in str(error) else 3)
+            except BaseException:
+                os._exit(2)
+            os._exit(0)
+        _, status = os.waitpid(child, 0)
+        ended["arrow aborted" if os.WIFSIGNALED(status) else str(os.WEXITSTATUS(status))] += 1
+    assert ended["1"] > 20
+    assert not ended["2"], "foreign exceptions"
+    assert not ended["3"], "errors that name no file"

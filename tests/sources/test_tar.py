@@ -121,7 +121,8 @@ def test_folders_links_and_dot_files_are_no_samples(tmp_path: Path) -> None:
             member.size = 3
             archive.addfile(member, io.BytesIO(b"abc"))
     source = TarSource(tmp_path / "a.tar")
-    assert ragged(source.read(rows(0)), "__key__").to_strings() == ["train.set/one"]
+    with pytest.warns(UserWarning, match=r"symbolic links or devices and are not read, 'link.txt' first"):
+        assert ragged(source.read(rows(0)), "__key__").to_strings() == ["train.set/one"]
     assert len(source) == 1
 
 
@@ -166,3 +167,38 @@ def test_a_second_opening_walks_no_headers(tmp_path: Path, monkeypatch: pytest.M
     monkeypatch.setattr(tarfile, "open", refuse)
     again = TarSource(path).read(rows(5))
     assert ragged(again, "jpg").to_bytes() == ragged(first, "jpg").to_bytes()
+
+
+_LINKED = (("0.txt", b"same", ""), ("1.txt", b"", "0.txt"), ("2.txt", b"other", ""), ("3.txt", b"", "2.txt"))
+
+
+def test_hard_links_are_the_files_they_link_to(tmp_path: Path) -> None:
+    with tarfile.open(tmp_path / "t.tar", "w") as archive:
+        for name, data, linked in _LINKED:
+            member = tarfile.TarInfo(name)
+            member.size = len(data)
+            if linked:
+                member.type, member.linkname = tarfile.LNKTYPE, linked
+            archive.addfile(member, io.BytesIO(data))
+    source = TarSource(tmp_path / "t.tar")
+    assert [bytes(row) for row in ragged(source.read(np.arange(4)), "txt")] == [b"same", b"same", b"other", b"other"]
+    check_source(source)
+
+
+@pytest.mark.parametrize(
+    ("kind", "name", "linked", "said"),
+    [
+        (tarfile.LNKTYPE, "1.txt", "nowhere.txt", "not before it"),
+        (tarfile.REGTYPE, "1.__key__", "", "is the key"),
+    ],
+)
+def test_members_that_would_be_lost_or_forged_are_refused(
+    kind: bytes, name: str, linked: str, said: str, tmp_path: Path
+) -> None:
+    path = write(tmp_path / "t.tar", [("0.txt", b"x")])
+    with tarfile.open(path, "a") as archive:
+        member = tarfile.TarInfo(name)
+        member.type, member.linkname = kind, linked
+        archive.addfile(member, io.BytesIO(b""))
+    with pytest.raises(SourceFormatError, match=said):
+        len(TarSource(path))

@@ -5,10 +5,13 @@ from __future__ import annotations
 import hashlib
 import os
 from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
 
 from holdfast.errors import ConfigError
 from holdfast.sources.base import Columns, Indices, Source, check_indices
-from holdfast.sources.document_windows import DocumentWindows, Piece
+from holdfast.sources.document_windows import DocumentWindows, MadeOfDocuments, Piece, check_epochs
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.token_cuts import TokenCuts
 
@@ -52,19 +55,43 @@ class ConcatSource(Source):
         rows = check_indices(indices, len(self), source="ConcatSource")
         return read_by_part(rows, self._bounds, lambda number, local: self._sources[number].read(local))
 
+    def read_at(self, indices: Indices, epochs: Indices) -> Columns:
+        """Read from each source what belongs to it, each sample as it is in its epoch."""
+        rows, epochs = check_epochs(indices, epochs, len(self), source="ConcatSource")
+        own = dict(zip(*split_by_part(rows, self._bounds), strict=True))
+
+        def read_part(number: int, local: Indices) -> Columns:
+            source: Any = self._sources[number]
+            found: Columns = (
+                source.read_at(local, epochs[own[number]]) if hasattr(source, "read_at") else source.read(local)
+            )
+            return found
+
+        return read_by_part(rows, self._bounds, read_part)
+
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
-        """Return which stretches of which documents a sample of ``length`` tokens is made of."""
-        return self._cuts().pieces(index, epoch)
+        """Return which stretches of which documents a sample is made of; none where it is not made of documents.
+
+        Documents are numbered through all sources, the first one's first.
+        """
+        check_indices([index], len(self), source="ConcatSource")
+        number = int(np.searchsorted(self._bounds, index, side="right")) - 1
+        source, before = self._sources[number], sum(map(_documents_in, self._sources[:number]))
+        if not isinstance(source, MadeOfDocuments):
+            return []
+        inside = source.pieces(index - int(self._bounds[number]), epoch)
+        return [piece._replace(document=piece.document + before) for piece in inside]
 
     def samples_of(self, document: int, epoch: int = 0) -> list[int]:
-        """Return the samples of ``length`` tokens that hold a document, or pieces of it."""
-        return self._cuts().samples_of(document, epoch)
-
-    def _cuts(self) -> TokenCuts:
-        (first, *_) = self._sources
-        if not isinstance(first, TokenCuts):
-            raise ConfigError("samples are made of documents only where ConcatSource is given a length")
-        return first
+        """Return the samples that hold a document, or pieces of it; documents are numbered through all sources."""
+        counts = bounds_of([_documents_in(source) for source in self._sources])
+        if not counts[-1]:
+            raise ConfigError("samples are made of documents only where they are packed or cut to a length")
+        check_indices([document], int(counts[-1]), source="ConcatSource")
+        number = int(np.searchsorted(counts, document, side="right")) - 1
+        source: Any = self._sources[number]
+        inside: list[int] = source.samples_of(document - int(counts[number]), epoch)
+        return [sample + int(self._bounds[number]) for sample in inside]
 
     def fingerprint(self, length: int | None = None) -> str:
         """Made of the fingerprints of the sources, so that appending one leaves the beginning recognisable."""
@@ -90,3 +117,10 @@ class ConcatSource(Source):
             self._sources[number].prefetch(indices[where] - self._bounds[number], reader) for number, where in parts
         ]
         return any(rooms)
+
+
+def _documents_in(source: Source) -> int:
+    """Return of how many documents the samples of a source are made; 0 where they are not."""
+    if isinstance(source, ConcatSource):
+        return sum(map(_documents_in, source.parts()))
+    return len(source.parts()[0]) if isinstance(source, MadeOfDocuments) else 0

@@ -20,10 +20,17 @@ from typing import Any, Literal
 
 import numpy as np
 
-from holdfast.errors import ConfigError, SourceError
+from holdfast.errors import ConfigError, HoldfastError, SourceError
 from holdfast.sources.base import Source
 from holdfast.sources.open_data import TokenLayout, open_data
-from holdfast.sources.shard_writers import arrow_table, mds_encoding, mds_index, write_mds, write_parquet
+from holdfast.sources.shard_writers import (
+    arrow_table,
+    check_compression,
+    mds_encoding,
+    mds_index,
+    write_mds,
+    write_parquet,
+)
 
 __all__ = ["ConvertReport", "convert"]
 
@@ -113,10 +120,11 @@ def convert(
     """
     if to not in ("parquet", "mds") or samples_per_shard < 1 or workers < 1:
         raise ConfigError("to is 'parquet' or 'mds'; samples_per_shard and workers are at least 1", to=to)
+    if to == "parquet":
+        check_compression(compression)
     kind, opened = open_data(source, layout)
     folder = Path(destination)
-    folder.mkdir(parents=True, exist_ok=True)
-    with _locked(folder):
+    with _writing(folder), _locked(folder):
         plan = _plan(source, layout or TokenLayout(), to, samples_per_shard, compression, opened)
         _check_plan(folder, plan)
         missing = [number for number in range(plan.shards) if not (folder / plan.name(number)).exists()]
@@ -239,6 +247,22 @@ def _publish(aside: Path, path: Path) -> None:
     with open(aside, "rb") as written:
         os.fsync(written.fileno())
     os.replace(aside, path)
+
+
+@contextmanager
+def _writing(folder: Path) -> Iterator[None]:
+    """Make the folder, and name it where it cannot be written to."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        if isinstance(error, HoldfastError):
+            raise
+        raise SourceError(
+            f"the folder cannot be written to: {error.strerror}",
+            folder=str(folder),
+            hint="what is written so far stays; the same command goes on from there",
+        ) from error
 
 
 @contextmanager

@@ -44,6 +44,10 @@ class Chunk:
         tokens = checked.get("dim") or 0
         if not isinstance(tokens, int) or tokens < 0 or max(tokens, checked["chunk_size"]) > MAX_INFLATED:
             raise SourceFormatError("a chunk cannot hold what the index says", file=folder.index_name)
+        if not tokens and not checked["chunk_size"]:
+            raise SourceFormatError(
+                "the index says that a chunk is empty", file=folder.index_name, chunk=checked["filename"][:200]
+            )
         codec = config.get("compression")
         level = None if codec is None else config.get("compression_level") or "chunk"
         if codec is not None and (not isinstance(codec, str) or level not in ("chunk", "batch", "sample")):

@@ -229,26 +229,30 @@ class _ParquetFile:
         self._file = file
         try:
             reader = parquet.ParquetFile(_open_for_arrow(file, []))
-        except pa.ArrowInvalid as error:
+            self.schema = reader.schema_arrow
+            self.footer = reader.metadata
+            self.groups = range(self.footer.num_row_groups)
+            self.lengths = [self.footer.row_group(group).num_rows for group in self.groups]
+        except SourceError:
+            raise
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise SourceFormatError(f"not a readable Parquet file: {error}", file=file.name) from error
-        self.schema = reader.schema_arrow
-        self.footer = reader.metadata
-        self.groups = range(self.footer.num_row_groups)
-        self.lengths = [self.footer.row_group(group).num_rows for group in self.groups]
+        if min(self.lengths, default=0) < 0:
+            raise SourceFormatError("a row group has fewer than no rows", file=file.name)
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
         """The row group as an Arrow table, and how many bytes of the file it took."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
-        chunks = self._chunks(group, columns)
         try:
+            chunks = self._chunks(group, columns)
             opened = _open_for_arrow(self._file, [_range_of(chunk) for chunk in chunks])
             reader = parquet.ParquetFile(opened, metadata=self.footer)
             table = reader.read_row_group(group, columns=columns, use_threads=False)
         except SourceError:
             raise
-        except (pa.ArrowInvalid, OSError) as error:
+        except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise SourceFormatError(
                 f"a row group cannot be decoded: {error}", file=self.name, row_group=group
             ) from error

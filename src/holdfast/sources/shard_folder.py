@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 from dataclasses import dataclass
 from pathlib import PurePosixPath
 from typing import Any
@@ -16,6 +17,7 @@ __all__ = ["ShardFolder", "check_fields"]
 
 MAX_INDEX_BYTES = 2**30  # an index of a million shards takes about 500 MB
 MAX_NAME_CHARACTERS = 4096
+_NAME = re.compile(r"[^\0\\\ud800-\udfff]+")  # neither a backslash nor a half of a character
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +48,7 @@ class ShardFolder:
 
     def file(self, name: object) -> DataFile:
         """Return a file that an index names; a name that leads out of the folder is refused."""
-        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or "\0" in name or "\\" in name:
+        if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
             raise SourceFormatError("the index names a file by something that is no name", file=self.index_name)
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or "://" in name or str(parts) in (".", "index.json"):

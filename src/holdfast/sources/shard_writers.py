@@ -20,6 +20,15 @@ __all__ = ["arrow_table", "mds_encoding", "mds_index", "write_mds", "write_parqu
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in MDS shards have 32 bits
 
 
+def check_compression(name: str | None) -> None:
+    """Raise unless Parquet files can be written with a compression."""
+    import pyarrow as pa
+
+    known = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
+    if name is not None and (name not in known or (name != "none" and not pa.Codec.is_available(name))):
+        raise ConfigError("there is no such compression", compression=name, known=known)
+
+
 def write_parquet(columns: Columns, path: Path, *, schema: Any, compression: str | None) -> None:
     """Write columns as a Parquet file, whole or not at all."""
     import pyarrow.parquet as parquet

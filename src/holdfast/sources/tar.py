@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import tarfile
+import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -162,6 +163,8 @@ def _build_index(file: DataFile) -> Index:
         if not keys or keys[-1] != key:
             keys.append(key)
             members.append({})
+        if extension == KEY:
+            raise SourceFormatError(f"a member may not be called {KEY!r}: that is the key", file=file.name, member=name)
         if extension in members[-1]:
             raise SourceFormatError("a sample has the same member twice", file=file.name, member=name)
         members[-1][extension] = (start, start + size)
@@ -186,10 +189,21 @@ def _has_form(index: Index) -> bool:
     return all(end is not None and end.dtype == np.int64 and len(end) == count for end in ends)
 
 
+def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: DataFile) -> tuple[int, int]:
+    """Return where the content of a hard link lies: in a member before it."""
+    if member.linkname not in places:
+        raise SourceFormatError(
+            "a member links to one that is not before it", file=file.name, member=member.name, to=member.linkname[:200]
+        )
+    return places[member.linkname]
+
+
 def _walk(file: DataFile) -> list[tuple[str, int, int]]:
-    """Name, start and size of every regular member; long names and pax headers are tarfile's business."""
+    """Name, start and size of every file, hard links included; long names and pax headers are tarfile's business."""
     raw = SeekableFile(file, read_ahead=_HEADER_READ)
-    found = []
+    found: list[tuple[str, int, int]] = []
+    places: dict[str, tuple[int, int]] = {}  # of the members before a link
+    passed_over: list[str] = []
     try:
         with tarfile.open(fileobj=raw, mode="r:") as archive:
             for member in archive:
@@ -199,6 +213,12 @@ def _walk(file: DataFile) -> list[tuple[str, int, int]]:
                     )
                 if member.isreg():
                     found.append((member.name, member.offset_data, member.size))
+                elif member.islnk():
+                    for name, start, size in found[len(places) :]:
+                        places[name] = (start, size)
+                    found.append((member.name, *_linked(member, places, file)))
+                elif not member.isdir() and _split(member.name)[1]:
+                    passed_over.append(member.name)
                 archive.members = []  # type: ignore[attr-defined]  # keeps memory flat over millions of members
             end = archive.offset
     except (tarfile.TarError, EOFError) as error:
@@ -211,6 +231,12 @@ def _walk(file: DataFile) -> list[tuple[str, int, int]]:
         raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
     if found and found[-1][1] + found[-1][2] > file.size:
         raise SourceFormatError("the tar file is cut short", file=file.name, member=found[-1][0])
+    if passed_over:
+        warnings.warn(
+            f"{len(passed_over):,} members of {file.name} are symbolic links or devices and are not read, "
+            f"{passed_over[0]!r} first; tar --dereference stores what links lead to",
+            stacklevel=2,
+        )
     return found
 
 
