@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 import threading
@@ -99,3 +100,17 @@ def test_blocks_are_used_again() -> None:
     address = first.tensor.data_ptr()
     first.release()
     assert budget.take(2_000_000).tensor.data_ptr() == address
+
+
+@pytest.mark.parametrize(("limit", "workers"), [(None, 8), (12 << 20, 3), (4 << 20, 1), (1, 1)])
+@pytest.mark.parametrize("cores", [1, 2])
+def test_the_threads_of_a_load_follow_the_disk_and_the_memory_not_the_cores(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, limit: int | None, workers: int
+) -> None:
+    monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))
+    saved = {f"t{number}": torch.ones(100, 1500) for number in range(10)}
+    folder = save(saved, tmp_path / "c", thread_count=10)
+    reader = ParallelFileSystemReader(folder, memory_limit=limit)
+    load({name: torch.zeros_like(value) for name, value in saved.items()}, reader)
+    assert reader.report is not None
+    assert reader.report.workers == workers

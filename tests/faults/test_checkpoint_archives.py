@@ -6,13 +6,14 @@ import io
 import os
 import pickle
 import struct
+import zipfile
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from tests.checkpoint.support import load, save
-from tests.faults.checkpoint_archives import UNUSED, Field, archive, changed, fields_of
+from tests.faults.checkpoint_archives import LOCAL, UNUSED, Field, archive, changed, fields_of
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
@@ -55,6 +56,55 @@ def test_a_change_of_any_field_that_a_reader_uses_is_refused(data: bytes) -> Non
     used = {str(field) for field in survived if (field.structure, field.name) not in UNUSED}
     # With a different kind of extra field the padding is still padding.
     assert {name for name in used if not name.endswith("extra_kind")} == set()
+
+
+@pytest.mark.parametrize("data", [TENSOR, OBJECT], ids=["tensor", "object"])
+def test_bytes_between_two_records_that_belong_to_neither_are_refused(data: bytes) -> None:
+    """Every offset is right, so only the gap itself can tell: another reader might find a record in it."""
+    fields = fields_of(data)
+    starts = sorted(field.offset for field in fields if (field.structure, field.name) == ("local", "signature"))
+    moved = bytearray(data)
+    for field in fields:
+        if field.name in ("header_offset", "directory_offset", "end64_offset"):
+            place = int.from_bytes(data[field.offset : field.offset + field.width], "little")
+            if starts[1] <= place < 1 << 8 * field.width - 1:
+                moved[field.offset : field.offset + field.width] = (place + 64).to_bytes(field.width, "little")
+    moved[starts[1] : starts[1]] = bytes(64)
+    assert torch.load(io.BytesIO(moved), weights_only=True) is not None, "torch reads it"
+    with pytest.raises(DamagedArchiveError, match="gap"):
+        accepted(bytes(moved))
+
+
+@pytest.mark.parametrize("flag", [bit for bit in range(16) if bit not in (3, 11)])
+def test_a_record_that_says_it_is_encrypted_or_patched_is_refused(flag: int) -> None:
+    """In both headers alike; only a descriptor behind the payload (3) and names in UTF-8 (11) change nothing."""
+    data = TENSOR
+    for field in fields_of(TENSOR):
+        if field.name == "flags" and field.record.endswith("data/0"):
+            data = changed(data, field, 1 << flag)
+    assert data != TENSOR
+    with pytest.raises(DamagedArchiveError):
+        accepted(data)
+
+
+def test_sizes_and_checksums_that_the_local_header_holds_itself_must_agree_too() -> None:
+    """Torch leaves them to a descriptor; other writers, such as Python's ``zipfile``, do not."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(TENSOR)) as source, zipfile.ZipFile(buffer, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+    data = buffer.getvalue()
+    assert torch.equal(accepted(data), torch.arange(40.0))
+    with zipfile.ZipFile(buffer) as plain:
+        headers = [entry.header_offset for entry in plain.infolist()]
+    for at in headers:
+        for field in ("crc", "packed", "size"):
+            place = at + sum(width for _, width in LOCAL[: [name for name, _ in LOCAL].index(field)])
+            for byte in range(4):
+                wrong = bytearray(data)
+                wrong[place + byte] ^= 1
+                with pytest.raises(DamagedArchiveError):
+                    accepted(bytes(wrong))
 
 
 @pytest.mark.parametrize("bits", [1, 0xFFFFFFFF, 0x0102])

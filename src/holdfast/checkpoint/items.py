@@ -44,6 +44,7 @@ __all__ = [
 ]
 
 NO_CHECKSUM = "no checksum was stored"
+NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
 MAX_CACHED_OBJECT_BYTES = 4096
 """Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
 # What no checkpoint needs, and no line to paste should ever allow.

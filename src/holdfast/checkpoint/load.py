@@ -11,7 +11,6 @@ from __future__ import annotations
 import ctypes
 import io
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 from typing import Any
 
 from torch.distributed.checkpoint.planner import LoadPlanner
@@ -24,6 +23,7 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
+    NO_CHECKSUMS_IN_SAFETENSORS,
     ItemLayout,
     KnownItems,
     ObjectDecoder,
@@ -36,29 +36,19 @@ from holdfast.checkpoint.items import (
 from holdfast.checkpoint.layouts import chunk_layout, raw_layout
 from holdfast.checkpoint.load_state import ChunkState, Copy, Finished
 from holdfast.checkpoint.naming import corrupt, naming
+from holdfast.checkpoint.options import LoadOptions
 from holdfast.checkpoint.plan import Chunk
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.slices import is_dense
 from holdfast.checkpoint.windows import fits_window, pack_windows
 from holdfast.errors import CheckpointError
 
-__all__ = ["Load", "LoadOptions"]
+__all__ = ["Load"]
 
 PIECE_BYTES = 16 << 20
 """How much one job reads straight into a destination."""
 HOT_BYTES = 1 << 20
 """How much is read before its CRC is taken: what stays in a core's own cache."""
-
-NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
-
-
-@dataclass(frozen=True, slots=True)
-class LoadOptions:
-    """What the user chose; see :class:`ParallelFileSystemReader`."""
-
-    verify: str
-    cast: bool
-    trusted: bool
 
 
 class Load:
@@ -239,8 +229,7 @@ class Load:
         with naming(chunk):
             if chunk.transforms:
                 self._check_stored(chunk)
-                data, reserved = self._unfold(chunk)
-                self._take_unfolded(chunk, data, reserved)
+                self._take_whole(chunk, *self._unfold(chunk))
                 return
             layout = self._layout(chunk)
             if chunk.is_bytes or layout is None or not is_dense(layout.recipe.shape, layout.recipe.strides):
@@ -250,7 +239,7 @@ class Load:
                 check_request(request, layout.recipe.shape, layout.recipe.dtype, chunk.file, cast=self._options.cast)
             self._read_parts(chunk, layout)
 
-    def _take_unfolded(self, chunk: Chunk, data: bytearray, reserved: int) -> None:
+    def _take_whole(self, chunk: Chunk, data: bytearray, reserved: int) -> None:
         if chunk.is_bytes:
             self._finish_object(chunk, data, reserved)
         else:
@@ -263,10 +252,7 @@ class Load:
         data = self._files.get(chunk.file).read(chunk.offset, chunk.length)
         self._report.read(chunk.length)
         self._check_bound(chunk, memoryview(data))
-        if chunk.is_bytes:
-            self._finish_object(chunk, data, reserved)
-            return
-        self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data)), reserved)
+        self._take_whole(chunk, data, reserved)
 
     def _layout(self, chunk: Chunk) -> ItemLayout | None:
         if chunk.is_bytes:

@@ -1,13 +1,23 @@
-"""Checks of what the user passes; anything that counts as a whole number does, a NumPy or torch one too."""
+"""What the user chose, and checks of it; anything that counts as a whole number is one, a NumPy or torch one too."""
 
 from __future__ import annotations
 
 import operator
+from dataclasses import dataclass
 from typing import Any
 
 from holdfast.errors import ConfigError
 
-__all__ = ["check_choice", "whole_number"]
+__all__ = ["LoadOptions", "check_choice", "whole_number"]
+
+
+@dataclass(frozen=True, slots=True)
+class LoadOptions:
+    """How a load checks and converts; see :class:`ParallelFileSystemReader`."""
+
+    verify: str
+    cast: bool
+    trusted: bool
 
 
 def whole_number(name: str, value: Any, *, least: int) -> int:

@@ -22,13 +22,13 @@ from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, Stora
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
-from holdfast.checkpoint.budget import BLOCK_BYTES, MemoryBudget
+from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileLayer, FileTable, is_remote
-from holdfast.checkpoint.load import PIECE_BYTES, Load, LoadOptions
+from holdfast.checkpoint.load import Load
 from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
-from holdfast.checkpoint.options import check_choice, whole_number
+from holdfast.checkpoint.options import LoadOptions, check_choice, whole_number
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
@@ -37,17 +37,12 @@ from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
 from holdfast.checkpoint.sequential import load_sequentially
 from holdfast.checkpoint.sharing import NodeSharing, check_group
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
+from holdfast.checkpoint.workers import default_workers
 from holdfast.errors import UnusableCheckpointError
 
 __all__ = ["ParallelFileSystemReader"]
 
 DEFAULT_MEMORY_LIMIT = 256 << 20
-_INLINE_BYTES = 4 << 20
-_SMALL_CHUNK_BYTES = 16 << 10
-_MOST_WORKERS = 16
-# On two cores, from a cold cache: 0.23 GB/s with 2 workers, 0.35 with 4, 0.64 with 8, where bare reading comes to 0.68;
-# readahead hints add nothing from 8 on. From a warm cache any number from 1 to 8 is as fast (bench/checkpoint_load.py).
-_LEAST_LOCAL_WORKERS = 8
 
 
 class ParallelFileSystemReader(FileSystemReader):
@@ -294,8 +289,12 @@ class ParallelFileSystemReader(FileSystemReader):
     def _read_parallel(
         self, chunks: list[Chunk], planner: LoadPlanner, files: FileTable, report: ReportBuilder
     ) -> tuple[int, int]:
-        workers = self._workers(chunks, sum(chunk.needed_bytes for chunk in chunks))
-        limit = self._limit(workers)
+        limit = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
+        workers = self._num_workers
+        if workers is None:
+            workers = default_workers(chunks, memory_limit=limit, remote=is_remote(self._layer))
+        if workers:  # else less is read than asking for the free memory would cost
+            limit = max(1, min(limit, psutil.virtual_memory().available // 2))
         pinned = any(
             request.target is not None and request.target.device.type == "cuda"
             for chunk in chunks
@@ -366,28 +365,6 @@ class ParallelFileSystemReader(FileSystemReader):
         if self._registry is None:
             self._registry = default_registry()
         return self._registry
-
-    def _limit(self, workers: int) -> int:
-        wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
-        if not workers:
-            return wanted  # less is read than asking for the free memory would cost
-        return max(1, min(wanted, psutil.virtual_memory().available // 2))
-
-    def _workers(self, chunks: list[Chunk], total: int) -> int:
-        """How many threads: none for a tiny checkpoint, else what the disk can serve, and bytes and memory allow."""
-        inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
-        if self._num_workers is not None:
-            return self._num_workers
-        transforms = any(chunk.transforms for chunk in chunks)
-        # Small tensors cost Python time, not disk time, and Python runs one thread at a time.
-        if total <= max(_INLINE_BYTES, len(chunks) * _SMALL_CHUNK_BYTES) and inline and not transforms:
-            return 0
-        # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
-        pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
-        wanted = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
-        # A request to a store waits for the network, not for a core; a cold read waits for the disk's queue.
-        able = _MOST_WORKERS if is_remote(self._layer) else max(_LEAST_LOCAL_WORKERS, len(os.sched_getaffinity(0)))
-        return max(1, min(able, _MOST_WORKERS, pieces, wanted // BLOCK_BYTES))
 
 
 class _NotLoaded(NamedTuple):

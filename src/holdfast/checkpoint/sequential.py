@@ -11,9 +11,9 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 
 from holdfast.checkpoint.destination import check_request, narrow
 from holdfast.checkpoint.files import FileTable
-from holdfast.checkpoint.items import ObjectDecoder, decode_tensor, memory_reader
-from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS, LoadOptions
+from holdfast.checkpoint.items import NO_CHECKSUMS_IN_SAFETENSORS, ObjectDecoder, decode_tensor, memory_reader
 from holdfast.checkpoint.naming import naming
+from holdfast.checkpoint.options import LoadOptions
 from holdfast.checkpoint.plan import Chunk, resolve
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.transforms import FileSlice, undo_transforms

@@ -23,6 +23,7 @@ from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
+    NO_CHECKSUMS_IN_SAFETENSORS,
     Expected,
     ItemLayout,
     KnownItems,
@@ -34,7 +35,6 @@ from holdfast.checkpoint.items import (
     open_item,
 )
 from holdfast.checkpoint.layouts import chunk_layout
-from holdfast.checkpoint.load import NO_CHECKSUMS_IN_SAFETENSORS
 from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.metadata_files import Described, read_all_metadata
 from holdfast.checkpoint.plan import ExpectedChunks
