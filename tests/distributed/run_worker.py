@@ -242,6 +242,43 @@ def sharded(folder: Path) -> dict[str, Any]:
     return Job(sharded=True).train(folder, steps=30)
 
 
+def replayed(folder: Path) -> dict[str, Any]:
+    """Steps made again by all ranks have the recorded bits; what differs on one rank is seen by all."""
+    told: dict[str, Any] = {}
+    job = Job()
+    made = [0]
+    with Run(
+        folder,
+        model=job.model,
+        optimizer=job.optimizer,
+        loader=job.loader,
+        train_step=lambda batch: job.step(batch, FAULT),
+        options=OPTIONS,
+    ) as run:
+        run.train(steps=16)
+
+        def count() -> None:
+            made[0] += 1
+
+        before = hash_parameters(job.net).whole
+        told["as recorded"] = run.replay(range(12, 16), on_step=count).differs_at
+
+        calls = [0]
+
+        def flip(job: Job, at: int) -> None:
+            calls[0] += 1
+            if calls[0] % 6 == 0 and dist.get_rank() == 1:  # in the last step: no other rank's numbers show it
+                assert job.net.second.weight.grad is not None
+                job.net.second.weight.grad[0, 0] += 1e-3
+
+        job.before_update = flip
+        found = run.replay(range(12, 16))
+        told |= {"differs": found.differs_at, "bitwise": found.bitwise, "made": made[0]}
+        told["untouched"] = hash_parameters(job.net).whole == before
+    job.loader.close()
+    return {**told, "faults": [str(fault) for fault in RunLog(folder).verify()], "steps": list(range(16))}
+
+
 def resized(folder: Path) -> dict[str, Any]:
     """Continue a sharded and a replicated run with one rank fewer; the last rank has no part in what follows."""
     rank, world = dist.get_rank(), dist.get_world_size()
@@ -271,6 +308,7 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
     "corrupt": corrupt,
     "full_disk": full_disk,
     "sharded": sharded,
+    "replayed": replayed,
     "resized": resized,
 }
 

@@ -167,3 +167,11 @@ def test_sharded_and_replicated_runs_continue_with_one_rank_fewer(told: Told) ->
             assert events(rank[name], "start")[-1]["checkpoint"] == "step-00000020"
     for name in ("sharded", "replicated"):
         assert len({rank[name]["hash"] for rank in told["resized"][:-1]}) == 1
+
+
+def test_all_ranks_make_recorded_steps_again_and_see_a_fault_that_was_one_ranks(told: Told) -> None:
+    for rank in told["replayed"]:
+        assert rank["as recorded"] is None
+        assert rank["made"] == 6, "from the checkpoint of step 10 on"
+        assert rank["untouched"]
+        assert (rank["differs"], rank["bitwise"]) == (15, True)

@@ -99,3 +99,15 @@ def test_the_commands_replay_blame_and_prove_through_a_program(tmp_path: Path) -
     assert (told["verdict"], told["samples"]) == ("these samples", {"numbers": [guilty]})
     for wrong in (["--steps", "9:3", *program], ["--steps", "20:22", "--program", "nowhere.py:build"]):
         assert isinstance(runner.invoke(app, ["replay", run, *wrong]).exception, HoldfastError)
+
+
+@pytest.mark.parametrize(
+    "program",
+    ["def build(folder):\n    raise ValueError('oh')\n", "def build(one, two):\n    pass\n", "import nowhere_at_all\n"],
+)
+def test_a_program_that_fails_is_bad_input_and_no_difference(tmp_path: Path, program: str) -> None:
+    (tmp_path / "train.py").write_text(program)
+    arguments = ["replay", str(tmp_path), "--steps", "3:5", "--program", f"{tmp_path / 'train.py'}:build"]
+    error = CliRunner().invoke(build_app(), arguments).exception
+    assert isinstance(error, ConfigError)
+    assert "the program failed" in str(error)

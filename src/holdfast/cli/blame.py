@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
-from typing import Annotated
 
 import typer
 
-from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
 
 __all__ = ["register"]
 
@@ -18,12 +16,12 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def blame(
-        run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
-        step: Annotated[int, typer.Option(help="The step at which the loss jumped.", show_default=False)],
-        program: Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)],
-        before: Annotated[int, typer.Option(help="Steps before it that are suspect too.")] = 1,
-        horizon: Annotated[int, typer.Option(help="Steps after it in which the harm is watched.")] = 3,
-        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+        run: Folder,
+        step: Step,
+        program: Program,
+        before: Before = 1,
+        horizon: Horizon = 3,
+        as_json: Json = False,
     ) -> None:
         """Name the samples behind a jump of the loss, or say that nobody stands out; the run stays as it is.
 
@@ -32,7 +30,9 @@ def register(app: typer.Typer) -> None:
         """
         from holdfast.run.blame import BlameOptions
 
-        found = load_program(program, run).blame(step, options=BlameOptions(before=before, horizon=horizon))
+        looking = BlameOptions(before=before, horizon=horizon)
+        with investigating(program, run) as (made, on_step):
+            found = made.blame(step, options=looking, on_step=on_step)
         if as_json:
             typer.echo(json.dumps(found.to_json()))
             return

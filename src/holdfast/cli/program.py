@@ -5,15 +5,16 @@ from __future__ import annotations
 import importlib.util
 import inspect
 import sys
+import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
     from holdfast.run import Run
 
-__all__ = ["PROGRAM_HELP", "load_program"]
+__all__ = ["PROGRAM_HELP", "load_program", "program_failed"]
 
 PROGRAM_HELP = "FILE.py:FUNCTION that returns the run, not started; a function with an argument is given the folder."
 
@@ -22,7 +23,7 @@ def load_program(program: str, folder: Path) -> Run:
     """Return the run that a program's function makes.
 
     Raises:
-        ConfigError: there is no such function, or it does not return a run of this folder.
+        ConfigError: there is no such function, it fails, or it does not return a run of this folder.
     """
     from holdfast.run import Run
 
@@ -45,6 +46,10 @@ def load_program(program: str, folder: Path) -> Run:
         if not callable(make):
             raise ConfigError("the program has no such function", file=name, function=function)
         made = make(folder) if inspect.signature(make).parameters else make()
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise program_failed(program, error) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
     if not isinstance(made, Run):
@@ -52,3 +57,16 @@ def load_program(program: str, folder: Path) -> Run:
     if made.folder.root.resolve() != folder.resolve():
         raise ConfigError("the program's run is in another folder", folder=str(made.folder.root), expected=str(folder))
     return made
+
+
+def program_failed(program: str, error: Exception) -> ConfigError:
+    """Return the error that says where a program failed: an exit code of 1 means something else."""
+    file = Path(program.rpartition(":")[0]).resolve()
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if Path(frame.filename).resolve() == file] or list(frames)
+    return ConfigError(
+        f"the program failed: {type(error).__name__}: {error}",
+        program=program,
+        line=own[-1].lineno if own else None,
+        hint="a program's function takes no argument, or the folder, and returns a Run that is not started",
+    )

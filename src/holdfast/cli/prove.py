@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
 
 __all__ = ["register"]
 
@@ -18,13 +17,13 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def prove(
-        run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
-        step: Annotated[int, typer.Option(help="The step at which the loss jumped.", show_default=False)],
-        program: Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)],
-        before: Annotated[int, typer.Option(help="Steps before it that are suspect too.")] = 1,
-        horizon: Annotated[int, typer.Option(help="Steps after it in which the harm is watched.")] = 3,
+        run: Folder,
+        step: Step,
+        program: Program,
+        before: Before = 1,
+        horizon: Horizon = 3,
         draws: Annotated[int, typer.Option(help="How often random samples are left out.", min=1)] = 3,
-        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+        as_json: Json = False,
     ) -> None:
         """Say whose fault a jump of the loss was: the machine, these samples, or model and optimizer.
 
@@ -35,7 +34,8 @@ def register(app: typer.Typer) -> None:
         from holdfast.run.proof import ProofOptions
 
         looking = BlameOptions(before=before, horizon=horizon)
-        found = load_program(program, run).prove(step, options=ProofOptions(draws=draws), looking=looking)
+        with investigating(program, run) as (made, on_step):
+            found = made.prove(step, options=ProofOptions(draws=draws), looking=looking, on_step=on_step)
         if as_json:
             typer.echo(json.dumps(found.to_json()))
             return

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.cli.investigation import Folder, Json, Program, investigating
 from holdfast.errors import ConfigError
 
 __all__ = ["register"]
@@ -21,10 +20,10 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def replay(
-        run: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
+        run: Folder,
         steps: Annotated[str, typer.Option(help="FIRST:STOP, as in 980:1010.", show_default=False)],
-        program: Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)],
-        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+        program: Program,
+        as_json: Json = False,
     ) -> None:
         """Make recorded steps again and compare them with the record; the run stays as it is.
 
@@ -33,7 +32,8 @@ def register(app: typer.Typer) -> None:
         Example:
           holdfast replay runs/exp7 --steps 980:1010 --program train.py:build
         """
-        found = load_program(program, run).replay(_parse_steps(steps))
+        with investigating(program, run) as (built, on_step):
+            found = built.replay(_parse_steps(steps), on_step=on_step)
         if as_json:
             typer.echo(json.dumps(found.to_json()))
         else:

@@ -35,16 +35,20 @@ class _Scene(NamedTuple):
     history: list[float]
 
 
-def replay_steps(run: Run, steps: range, *, null_replays: int = 2) -> Replay:
+OnStep = Callable[[], None] | None
+"""Called after every step that is made again."""
+
+
+def replay_steps(run: Run, steps: range, *, null_replays: int = 2, on_step: OnStep = None) -> Replay:
     """Make recorded steps of a run again and compare them with the record."""
-    with run.rehearsing(steps.start) as rehearsal:
+    with run.rehearsing(steps.start, on_step=on_step) as rehearsal:
         return replay(rehearsal, steps, null_replays=null_replays)
 
 
-def blame_step(run: Run, step: int, options: BlameOptions | None = None) -> Blame:
+def blame_step(run: Run, step: int, options: BlameOptions | None = None, *, on_step: OnStep = None) -> Blame:
     """Find the samples behind a step's excess."""
     options = options or BlameOptions()
-    with _scene(run, step, options) as scene:
+    with _scene(run, step, options, on_step) as scene:
         found = blame(scene.trials, scene.window, scene.history, options)
     keep_investigation(run.folder.root, "blame", step, found.to_json())
     return found
@@ -57,11 +61,12 @@ def prove_step(
     samples: Mapping[str, Sequence[int]] | None = None,
     options: ProofOptions | None = None,
     looking: BlameOptions | None = None,
+    on_step: OnStep = None,
 ) -> Proof:
     """Find out whose fault a step's excess was."""
     looking = looking or BlameOptions()
     environment = run.log.header().get("environment") or {}
-    with _scene(run, step, looking) as scene:
+    with _scene(run, step, looking, on_step) as scene:
         found = prove(
             scene.trials,
             scene.window,
@@ -76,7 +81,7 @@ def prove_step(
 
 
 @contextmanager
-def _scene(run: Run, step: int, options: BlameOptions) -> Iterator[_Scene]:
+def _scene(run: Run, step: int, options: BlameOptions, on_step: OnStep) -> Iterator[_Scene]:
     recorded = {record["step"]: record for record in run.log.steps()}
     if step not in recorded:
         raise RunError("the run has not made this step", step=step, steps=len(recorded))
@@ -89,7 +94,7 @@ def _scene(run: Run, step: int, options: BlameOptions) -> Iterator[_Scene]:
     history = [float(record["loss"]) for record in earlier if "loss" in record]
     if len(history) < MIN_HISTORY:
         raise RunError("too few steps before this one say what is usual", step=step, found=len(history))
-    with run.rehearsing(window.start) as rehearsal:
+    with run.rehearsing(window.start, on_step=on_step) as rehearsal:
         yield _Scene(Trials(rehearsal, range(window.start, stop)), window, history)
 
 

@@ -95,6 +95,7 @@ class Rehearsal:
     Attributes:
         components: the borrowed parts; a counterfactual masks or skips samples of ``components.loader``.
         checkpoint: what it began from.
+        ranks: the processes that make the steps together.
         step: the next step.
     """
 
@@ -106,12 +107,14 @@ class Rehearsal:
         ranks: Ranks,
         train_step: Callable[[Any], Any],
         accumulate: int,
+        on_step: Callable[[], None] | None,
     ) -> None:
         self.components = components
         self.checkpoint = checkpoint
-        self._ranks = ranks
+        self.ranks = ranks
         self._train_step = train_step
         self._accumulate = accumulate
+        self._on_step = on_step
         self._cures = cures_for(log.events(), checkpoint.step)
         self._recorded = {record["step"]: record for record in log.steps(ranks.rank)}
         self._gauge = Gauge(components.model, components.optimizers, grad_norm=True, stats_every=1)
@@ -121,7 +124,7 @@ class Rehearsal:
     def _begin(self) -> None:
         for parameter in self.components.model.parameters():
             parameter.grad = None
-        restored = self.components.restore(self.checkpoint.path, self._ranks)
+        restored = self.components.restore(self.checkpoint.path, self.ranks)
         for cure in self._cures:
             cure.apply(self.components, set())
         self.step: int = restored.position["step"]
@@ -159,6 +162,8 @@ class Rehearsal:
         loss, norm = fields.pop("loss", None), fields.pop("grad_norm", None)
         record = StepRecord(self.step, (self._batch - count, self._batch), loss, norm, fields, self._gauge.take())
         self.step += 1
+        if self._on_step is not None:
+            self._on_step()
         return record.fields()
 
     def run_to(self, step: int) -> list[Record]:
@@ -191,8 +196,11 @@ def rehearsing(
     step: int,
     accumulate: int = 1,
     ranks: Ranks | None = None,
+    on_step: Callable[[], None] | None = None,
 ) -> Iterator[Rehearsal]:
     """Rehearse from the newest good checkpoint at or before a step; all ranks call it.
+
+    ``on_step`` is called after every step that is made.
 
     Raises:
         ConfigError: the run does not know how to make a step.
@@ -209,7 +217,7 @@ def rehearsing(
     held = Held(components)
     rehearsal: Rehearsal | None = None
     try:
-        rehearsal = Rehearsal(components, RunLog(folder.root), found, ranks, train_step, accumulate)
+        rehearsal = Rehearsal(components, RunLog(folder.root), found, ranks, train_step, accumulate, on_step)
         yield rehearsal
     finally:
         if rehearsal is not None:

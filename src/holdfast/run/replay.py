@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from holdfast.errors import ConfigError, RunError
@@ -48,7 +48,7 @@ class Replay:
         began_at: the step of the checkpoint it began from; the steps between are compared too.
         bitwise: whether replays agree bit for bit, so that bits were compared; else the tolerance was.
         tolerance: the largest difference that is put down to rounding; 0 where bits were compared.
-        differs_at: the first step that is not as recorded; None if all are.
+        differs_at: the first step that is not as recorded, on any rank; None if all are.
         rate_differs_at: the first step with another learning rate: the program is not the one that ran.
         steps_made: how many steps it cost.
     """
@@ -80,11 +80,19 @@ def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Repl
     began, made = rehearsal.step, rehearsal.run_to(steps.stop)
     recorded = recorded_steps(rehearsal, range(began, steps.stop))
     nulls: list[list[Record]] = []
-    if not all(_bits_equal(*pair) for pair in zip(recorded, made, strict=True)):
+    differs = not all(_bits_equal(*pair) for pair in zip(recorded, made, strict=True))
+    if any(rehearsal.ranks.each(lambda: differs)):  # steps are made by all ranks together, or by none
         for _ in range(null_replays):
             rehearsal.rewind()
             nulls.append(rehearsal.run_to(steps.stop))
-    return compare(recorded, made, nulls)
+    found = compare(recorded, made, nulls)
+    others = rehearsal.ranks.each(lambda: (found.bitwise, found.tolerance, found.differs_at))
+    return replace(
+        found,
+        bitwise=all(bitwise for bitwise, _, _ in others),
+        tolerance=max(tolerance for _, tolerance, _ in others),
+        differs_at=min((step for _, _, step in others if step is not None), default=None),
+    )
 
 
 def recorded_steps(rehearsal: Rehearsal, steps: range) -> list[Record]:

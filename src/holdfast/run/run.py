@@ -248,8 +248,12 @@ class Run:
             attempt.close()
 
     @contextlib.contextmanager
-    def rehearsing(self, step: int) -> Iterator[Rehearsal]:
+    def rehearsing(self, step: int, *, on_step: Callable[[], None] | None = None) -> Iterator[Rehearsal]:
         """Make recorded steps again from the newest good checkpoint at or before a step; the run stays as it is.
+
+        Args:
+            step: where to begin at the latest.
+            on_step: called after every step made again.
 
         Yields:
             a ``Rehearsal``, whose ``take_step()`` returns a step's record as the log would have it.
@@ -267,18 +271,26 @@ class Run:
                     step=step,
                     accumulate=self.accumulate,
                     ranks=loop.attempt.ranks if loop is not None else None,
+                    on_step=on_step,
                 )
             )
 
     # --- looking back ----------------------------------------------------------------------------------------------
 
-    def replay(self, steps: range) -> Replay:
-        """Make recorded steps again and hold them to the recorded bits; the run stays as it is."""
-        return replay_steps(self, steps)
+    def replay(self, steps: range, *, on_step: Callable[[], None] | None = None) -> Replay:
+        """Make recorded steps again and hold them to the recorded bits; the run stays as it is.
 
-    def blame(self, step: int, *, options: BlameOptions | None = None) -> Blame:
+        Args:
+            steps: which steps.
+            on_step: called after every step made again, as in ``blame`` and ``prove``.
+        """
+        return replay_steps(self, steps, on_step=on_step)
+
+    def blame(
+        self, step: int, *, options: BlameOptions | None = None, on_step: Callable[[], None] | None = None
+    ) -> Blame:
         """Name the samples behind a jump of the loss at a step, if there are any; the run stays as it is."""
-        return blame_step(self, step, options)
+        return blame_step(self, step, options, on_step=on_step)
 
     def prove(
         self,
@@ -287,6 +299,7 @@ class Run:
         samples: Mapping[str, Sequence[int]] | None = None,
         options: ProofOptions | None = None,
         looking: BlameOptions | None = None,
+        on_step: Callable[[], None] | None = None,
     ) -> Proof:
         """Say whose fault a jump of the loss at a step was: machine, samples, or model and optimizer.
 
@@ -295,8 +308,9 @@ class Run:
             samples: the suspects, as source → indices; None looks for them.
             options: the rule of the proof.
             looking: how suspects are looked for.
+            on_step: called after every step made again.
         """
-        return prove_step(self, step, samples=samples, options=options, looking=looking)
+        return prove_step(self, step, samples=samples, options=options, looking=looking, on_step=on_step)
 
     def _repr_html_(self) -> str | None:
         """Show the run's page in a notebook; nothing but the name where nothing is recorded yet."""

@@ -1,0 +1,55 @@
+"""What ``replay``, ``blame`` and ``prove`` share: their arguments, the run of a program, and a count of steps made."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.program import PROGRAM_HELP, load_program, program_failed
+from holdfast.errors import HoldfastError
+
+if TYPE_CHECKING:
+    from holdfast.run import Run
+
+__all__ = ["Before", "Folder", "Horizon", "Json", "Program", "Step", "investigating"]
+
+Folder = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
+Step = Annotated[int, typer.Option(help="The step at which the loss jumped.", show_default=False)]
+Program = Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)]
+Before = Annotated[int, typer.Option(help="Steps before it that are suspect too.")]
+Horizon = Annotated[int, typer.Option(help="Steps after it in which the harm is watched.")]
+Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+@contextmanager
+def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[], None]]]:
+    """Yield the run that a program makes, and what to call after every step made again.
+
+    Raises:
+        ConfigError: there is no such program, or it fails.
+    """
+    run = load_program(program, folder)
+    with _count_of_steps() as on_step:
+        try:
+            yield run, on_step
+        except HoldfastError:
+            raise
+        except Exception as error:
+            raise program_failed(program, error) from error
+
+
+@contextmanager
+def _count_of_steps() -> Iterator[Callable[[], None]]:
+    """Show on a terminal how many steps were made again; how many it takes is not known beforehand."""
+    from rich.console import Console
+    from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
+
+    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps made again"), TimeElapsedColumn())
+    console = Console(stderr=True)
+    with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
+        task = bar.add_task("", total=None)
+        yield lambda: bar.advance(task)
