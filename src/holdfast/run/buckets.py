@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
 from typing import Any
 
 __all__ = ["BUCKETS", "TIME_FIELDS", "Goodput", "Origin", "Stopwatch", "goodput_of"]
@@ -106,15 +107,14 @@ class Stopwatch:
 
     def lap(self, bucket: str) -> None:
         """Count the time since the last lap in this bucket."""
-        now = time.monotonic()
+        now = monotonic()
         seconds = now - self._mark
         self._mark = now
-        spent = self._spent
+        spent, name = self._spent, TIME_FIELDS[bucket]
         if seconds > self._stall_after and bucket in STALLING:
-            usual = min(seconds, self._usual.get(TIME_FIELDS[bucket], 0.0))
+            usual = min(seconds, self._usual.get(name, 0.0))
             spent["stalled_time"] = spent.get("stalled_time", 0.0) + seconds - usual
             seconds = usual
-        name = TIME_FIELDS[bucket]
         if name in spent:
             spent[name] += seconds
         else:

@@ -16,7 +16,7 @@ from torch import nn
 
 from holdfast.run.parameters import is_sharded, local_tensor
 
-__all__ = ["Deferred", "Gauge", "Measured"]
+__all__ = ["NOTHING", "Deferred", "Gauge", "Measured"]
 
 
 class Deferred:
@@ -82,6 +82,7 @@ class Measured(NamedTuple):
 
 
 NOTHING = Measured()
+"""Of a step in which no optimizer made one."""
 
 
 class Gauge:

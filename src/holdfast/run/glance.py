@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import time
 
 __all__ = ["Glance"]
@@ -37,19 +36,21 @@ class Glance:
 
     def wants_look(self, loss: float) -> bool:
         """Take a loss; returns whether the detectors should look now."""
-        self._seen += 1
+        self._seen = seen = self._seen + 1
         due = self._due
         if due:
             self._due = due = [steps - 1 for steps in due]
-        if not math.isfinite(loss):
-            return bool(due) and self._take_due()
         distance = loss - self._level
-        deviation = self._deviation
-        alarm = self._seen > self._warm_up and distance > self._deviations * deviation
-        # The level follows slowly, and hardly at all what lies far out.
-        kept = min(abs(distance), 3.0 * deviation) if self._seen > self._warm_up else abs(distance)
-        weight = max(0.02, 1.0 / self._seen)
-        self._level += weight * math.copysign(kept, distance)
+        if distance - distance != 0.0:  # not a finite number
+            return bool(due) and self._take_due()
+        deviation, alarm = self._deviation, False
+        kept = -distance if distance < 0.0 else distance
+        if seen > self._warm_up:
+            alarm = distance > self._deviations * deviation
+            if kept > 3.0 * deviation:  # the level follows slowly, and hardly at all what lies far out
+                kept = 3.0 * deviation
+        weight = 0.02 if seen >= 50 else 1.0 / seen
+        self._level += weight * kept if distance > 0.0 else -weight * kept
         self._deviation += weight * (kept - deviation)
         if alarm and not due and time.monotonic() >= self._free_at:
             self._due = due = list(self._looks)

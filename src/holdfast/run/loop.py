@@ -264,10 +264,11 @@ class Loop:
     def _close_step(self) -> None:
         record, self._pending = self._pending, None
         assert record is not None
+        attempt = self.attempt
         self._waiting.append(record)
         self._batches_of.append((record.step, record.batches[0]))
-        self.attempt.step += 1
-        self._first_batch = self.attempt.batch
+        attempt.step += 1
+        self._first_batch = attempt.batch
         if self._has_order:
             self._loader_step = self._components.loader.step
 

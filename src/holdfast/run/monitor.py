@@ -64,12 +64,12 @@ class Monitor:
             if self._timed_steps == BUDGET_EVERY:
                 self._measure_out()
         self._last_step = step
-        found = bool(self._debugger.update(step, values))
-        loss = numbers.get("loss")
-        wanted = found or (loss is not None and self._glance.wants_look(loss))
-        if not wanted and not (self._unconfirmed and step - max(self._unconfirmed.values()) >= CONFIRM_STEPS):
-            return []
-        return self._look(step)
+        found = self._debugger.update(step, values)
+        if "loss" in numbers and self._glance.wants_look(numbers["loss"]):
+            return self._look(step)
+        if found or (self._unconfirmed and step - max(self._unconfirmed.values()) >= CONFIRM_STEPS):
+            return self._look(step)
+        return []
 
     def _measure_out(self) -> None:
         """Let the looks take their share of the time that steps take, and no more than the debugger allows."""

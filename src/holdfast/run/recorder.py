@@ -120,7 +120,8 @@ class Recorder:
         self._append(encode(fields)[:-1].encode())
 
     def _append(self, body: bytes) -> None:
-        line, head = self._chain.line(body)
+        chain = self._chain
+        line, head = chain.line(body)
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
@@ -129,7 +130,7 @@ class Recorder:
             os.ftruncate(self._descriptor, self._size)
             raise self._refused(OSError(28, "no space left on the device"))
         self._size += written
-        self._chain.advance(head)
+        chain.advance(head)
 
     def _refused(self, error: OSError) -> RunWriteError:
         return RunWriteError(

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.run.buckets import TIME_FIELDS
-from holdfast.run.gauge import Deferred, Measured, by_layer, total_norm
+from holdfast.run.gauge import NOTHING, Deferred, Measured, by_layer, total_norm
 from holdfast.run.step_line import BITS_OF, bits_of
 
 __all__ = ["RESERVED", "StepRecord"]
@@ -49,7 +49,9 @@ class StepRecord:
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] = {}
         self._measured = measured
-        if loss is not None:
+        if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype is torch.float32 and loss.ndim == 0:
+            self._numbers["loss"] = loss.item()  # as nearly every loss: what _add would do, at half its cost
+        elif loss is not None:
             self._add("loss", loss)
         if grad_norm is not None:
             self._add("grad_norm", grad_norm)
@@ -84,6 +86,8 @@ class StepRecord:
         given, measured = self._numbers, self._measured
         for name, deferred in self._deferred.items():
             given[name] = deferred.numbers()[0]
+        if measured is NOTHING:  # in the order in which they were given
+            return given
         numbers: dict[str, float] = {}
         if "loss" in given:
             numbers["loss"] = given["loss"]
