@@ -160,6 +160,26 @@ def test_unknown_sources_and_samples_and_other_data_are_refused(tmp_path: Path) 
         audit(tmp_path / "run", {"wiki": [0]}, loader=make_loader(3, offset=1))
 
 
+@pytest.mark.parametrize("index", [-1, 2**63, 10**30])
+def test_an_index_that_no_sample_can_have_is_refused(tmp_path: Path, index: int) -> None:
+    run = make_run(tmp_path / "run", make_loader(1), steps=3)
+    for _ in run:
+        run.step(loss=0.0)
+    with pytest.raises(OrderError, match="no such sample"):
+        audit(tmp_path / "run", {"wiki": [index]})
+
+
+def test_a_log_whose_end_was_cut_behind_a_checkpoint_is_noticed(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", make_loader(1), steps=9)
+    for _ in run:
+        run.step(loss=0.0)
+    assert RunLog(tmp_path / "run").verify() == []
+    (file,) = (tmp_path / "run" / "log").glob("*.jsonl")
+    file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-6]))
+    (fault,) = RunLog(tmp_path / "run").verify()
+    assert "later than the log" in fault.reason
+
+
 def test_a_log_without_an_ending_needs_to_be_asked_for(tmp_path: Path) -> None:
     run = make_run(tmp_path / "run", make_loader(1), steps=9)
     for _ in run:

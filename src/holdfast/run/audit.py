@@ -122,6 +122,10 @@ class _Statement:
 STATEMENT = Format("audit statement", _Statement, error=RunLogError, version_error=RunLogError)
 
 
+MAX_INDEX = 2**63 - 1
+"""The largest index a sample can have."""
+
+
 def audit(
     folder: str | Path,
     samples: Mapping[str, Sequence[int]],
@@ -157,6 +161,10 @@ def audit(
     partition = None if loader is None else loader.config.partition_strategy
     schedules = [rebuild(stretch.state, partition) for stretch in stretches]
     asked = {source: sorted({int(index) for index in indices}) for source, indices in samples.items()}
+    for source, indices in asked.items():
+        if indices and not (indices[0] >= 0 and indices[-1] <= MAX_INDEX):
+            wrong = indices[0] if indices[0] < 0 else indices[-1]
+            raise OrderError("there is no such sample", source=source, index=wrong)
     counted = {int(step) for each in stretches for step in each.steps[each.counted(each.steps)]}
     return Audit(
         run=str(log.identity.get("run")),

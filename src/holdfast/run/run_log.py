@@ -133,7 +133,11 @@ class RunLog:
         return goodput_of(self.records(rank))
 
     def verify(self) -> list[ChainFault]:
-        """Check the chain of every rank; returns every place at which the log is not as it was written."""
+        """Check the chain of every rank; returns every place at which the log is not as it was written.
+
+        A checkpoint is saved after the records of its steps are on disk: one that is later than the log shows that the
+        log's end was cut.
+        """
         faults: list[ChainFault] = []
         ends: dict[tuple[int, int], str] = {}
         for rank in self.ranks:
@@ -141,7 +145,20 @@ class RunLog:
         if not faults:  # only lines that are as they were written can be asked about others
             for file in self.folder.log_files(rank=0):
                 faults += _check_attempt(file, ends)
+            faults += self._check_end()
         return faults
+
+    def _check_end(self) -> Iterator[ChainFault]:
+        files, saved = self.folder.log_files(rank=0), max(self.folder.checkpoint_steps(), default=0)
+        if files and saved:
+            reached = max((record["step"] + 1 for record in self.records() if _is_step(record)), default=0)
+            if saved > reached:
+                reason = f"the checkpoint of step {saved} is later than the log: its end was cut"
+                yield ChainFault(files[-1].path.name, len(read_lines(files[-1])), reason)
+
+
+def _is_step(record: Record) -> bool:
+    return "event" not in record and isinstance(record.get("step"), int)
 
 
 def branch_step(record: Record) -> int | None:
