@@ -147,6 +147,29 @@ def test_watch_prints_what_is_new_as_the_log_grows_and_ends_on_interrupt(broken:
         process.communicate()
 
 
+def test_watch_with_json_prints_one_object_per_line(broken: str) -> None:
+    entry = "from holdfast.cli.main import run; run()"
+    command = [sys.executable, "-c", entry, "debug", broken, "--watch", "--json", "--interval", "0.05"]
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+    assert process.stdout is not None
+    try:
+        seen = json.loads(process.stdout.readline())
+        assert (seen["verdict"], seen["runs"][0]["path"]) == ("unhealthy", broken)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_page_cannot_be_watched(capsys: pytest.CaptureFixture[str], healthy: str) -> None:
+    code, _, err = run(capsys, healthy, "--watch", "--format", "html")
+    assert code == 2
+    assert "only text and JSON can be watched" in err
+
+
+def test_the_flag_for_json_is_the_format(capsys: pytest.CaptureFixture[str], healthy: str) -> None:
+    assert run(capsys, healthy, "--json") == run(capsys, healthy, "--format", "json")
+
+
 def test_a_terminal_gets_colours_and_a_pipe_does_not(broken: str) -> None:
     command = [sys.executable, "-c", "from holdfast.cli.main import run; run()", "debug", broken]
     piped = subprocess.run(command, capture_output=True, check=False)

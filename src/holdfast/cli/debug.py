@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 import sys
 import time
+from collections.abc import Callable
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -24,6 +26,7 @@ Examples:
   holdfast debug metrics.csv --fail-on critical          (exit code 1 stops a CI job)
   holdfast debug new.jsonl --compare last_good.jsonl
   holdfast debug train.log --watch                       (follows a growing log)
+  holdfast debug train.log --watch --json | jq .verdict  (one object per line)
   kubectl logs job/train | holdfast debug -              (standard input)
   holdfast debug https://example.org/run/train.log
   holdfast debug train.log --calibration fitted.json --thresholds fitted.json
@@ -66,6 +69,7 @@ def register(app: typer.Typer) -> None:
             typer.Argument(metavar="PATH...", help="Logs, folders of runs, URLs, or - for standard input."),
         ],
         format: Annotated[Format, typer.Option("--format", "-f", help="How to print the report.")] = Format.TEXT,  # noqa: A002
+        as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch, one object per line.")] = False,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
         fail_on: Annotated[Level, typer.Option("--fail-on", help="Exit 1 from this severity on.")] = Level.WARNING,
         compare: Annotated[str | None, typer.Option("--compare", help="A run that is known to be healthy.")] = None,
@@ -85,8 +89,12 @@ def register(app: typer.Typer) -> None:
         from holdfast.debug.debugger import MLSystemsDebugger
 
         debugger = MLSystemsDebugger(attribution=attribution.value, calibration=calibration, thresholds=thresholds)
+        format = Format.JSON if as_json else format  # noqa: A001
         if watch:
-            raise typer.Exit(_watch(debugger, local_paths(paths), fail_on, interval))
+            if format not in (Format.TEXT, Format.JSON):
+                raise ConfigError("only text and JSON can be watched", hint="leave --format out, or pass --json")
+            lines = _lines_of_json if format is Format.JSON else None
+            raise typer.Exit(_watch(debugger, local_paths(paths), fail_on, interval, lines))
         report = _read(debugger, paths, compare)
         _print(report, format, output)
         raise typer.Exit(exit_code(report, fail_on.value))
@@ -130,8 +138,24 @@ def _print(report: DebugReport, format: Format, output: Path | None) -> None:  #
     typer.echo(f"{output}: {report.verdict.value}", err=True)
 
 
-def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, interval: float) -> int:
-    """Look again whenever a file has grown; print what is new. Ends on Ctrl-C with the code of the last look."""
+def _lines_of_json(report: DebugReport) -> list[str]:
+    """Return the whole report as one line."""
+    from holdfast.debug.reporting.json_report import report_as_dict
+
+    return [json.dumps(report_as_dict(report), allow_nan=False)]
+
+
+def _watch(
+    debugger: MLSystemsDebugger,
+    paths: list[Path],
+    fail_on: Level,
+    interval: float,
+    render: Callable[[DebugReport], list[str]] | None,
+) -> int:
+    """Look again whenever a file has grown; print what is new. Ends on Ctrl-C with the code of the last look.
+
+    ``render`` makes the lines to print of a report in which something is new; without it the news are printed.
+    """
     from holdfast.debug.online import OnlineDebugger
 
     follower = OnlineDebugger(debugger, paths=paths)
@@ -151,7 +175,7 @@ def _watch(debugger: MLSystemsDebugger, paths: list[Path], fail_on: Level, inter
                 news = list(follower.news(report))
                 if news and shown:
                     typer.echo("\r\x1b[K", nl=False, err=True)
-                for line in news:
+                for line in news if render is None or not news else render(report):
                     typer.echo(line)
                 if shown:
                     typer.echo(f"\r\x1b[K{follower.status()}", nl=False, err=True)
