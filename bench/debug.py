@@ -280,10 +280,11 @@ def from_files(signals: list[Signal], steps: int, rounds: int) -> dict[str, floa
     return figures
 
 
-def main() -> None:
-    options = arguments(__doc__ or "")
-    steps = 100_000 if options.quick else 1_000_000
-    rounds = 3 if options.quick else 5
+PARTS = ("detectors", "files", "text", "online", "lab")
+
+
+def detector_speed(steps: int, rounds: int) -> tuple[dict[str, float], str]:
+    """How many points a second go through the detectors beside the peer, and the memory they take; the peer's name."""
     signals = make_signals(steps)
     points = float(sum(len(signal.values) for signal in signals))
     assert detect(signals) == 0, "the benchmark's run is healthy"
@@ -316,28 +317,50 @@ def main() -> None:
         part = make_signals(size)
         held = float(sum(signal.values.nbytes for signal in part))
         figures[f"peak_bytes_per_input_byte_{size}_steps"] = peak_bytes(lambda part=part: detect(part)) / held  # type: ignore[misc]
-    figures |= from_files(signals, steps, rounds)
-    figures |= plain_text(20 if options.quick else 500)
-    costs = [online_seconds(2_000 if options.quick else 20_000) for _ in range(rounds)]
-    figures["online_microseconds_per_step"] = 1e6 * sorted(wall for wall, _ in costs)[len(costs) // 2]
-    figures["online_cpu_microseconds_per_step"] = 1e6 * sorted(work for _, work in costs)[len(costs) // 2]
-    about = {
-        "steps": steps,
-        "signals": 20,
-        "peer": peer,
-        "fault_lab": "not cached: run `python -m bench.faultlab generate`",
+    return figures, peer
+
+
+def online_cost(steps: int, rounds: int) -> dict[str, float]:
+    """What one step of a live run costs."""
+    costs = [online_seconds(steps) for _ in range(rounds)]
+    return {
+        "online_microseconds_per_step": 1e6 * sorted(wall for wall, _ in costs)[len(costs) // 2],
+        "online_cpu_microseconds_per_step": 1e6 * sorted(work for _, work in costs)[len(costs) // 2],
     }
+
+
+def fault_lab() -> tuple[dict[str, float], str]:
+    """The figures of the fault lab, where its runs are cached, and what they are of."""
     # The fault lab is a package run as `python -m bench.faultlab`: its imports begin at the project's root.
     sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
     from bench.faultlab.generate import default_folder
 
-    if not options.quick and len(list(default_folder().glob("*/label.json"))) >= 400:
-        from bench.faultlab.score import lab_figures
+    if len(list(default_folder().glob("*/label.json"))) < 400:
+        return {}, "not cached: run `python -m bench.faultlab generate`"
+    from bench.faultlab.score import lab_figures
 
-        figures |= lab_figures(default_folder(), "report")
-        about["fault_lab"] = (
-            "the reporting half: other model families and other data than rules, thresholds and tables were fitted on"
-        )
+    about = "the reporting half: other model families and other data than rules, thresholds and tables were fitted on"
+    return lab_figures(default_folder(), "report"), about
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", parts=PARTS)
+    steps = 100_000 if options.quick else 1_000_000
+    rounds = 3 if options.quick else 5
+    figures: dict[str, float] = {}
+    about: dict[str, object] = {"steps": steps, "signals": 20}
+    if "detectors" in options.parts:
+        speed, about["peer"] = detector_speed(steps, rounds)
+        figures |= speed
+    if "files" in options.parts:
+        figures |= from_files(make_signals(steps), steps, rounds)
+    if "text" in options.parts:
+        figures |= plain_text(20 if options.quick else 500)
+    if "online" in options.parts:
+        figures |= online_cost(2_000 if options.quick else 20_000, rounds)
+    if "lab" in options.parts and not options.quick:
+        lab, about["fault_lab"] = fault_lab()
+        figures |= lab
     publish(figures, about, as_json=options.json)
 
 

@@ -7,11 +7,11 @@ look like training, up to the last of them.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.select import rises
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.types import Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
 
 __all__ = ["LOSS_LIKE", "VerdictRule"]
@@ -35,6 +35,8 @@ class VerdictRule:
     """The share of the lines that look like training that may stand unread at the end of the file."""
     worse: float = 0.1
     """A series may end this share of its span worse than it began: the last few points are noise."""
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When an agent gets better."""
 
     def judge(
         self, findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
@@ -88,7 +90,7 @@ class VerdictRule:
             text = f"the longest loss has {points} points, and they do not only improve"
             return Reason(ReasonCode.TOO_FEW_POINTS, text)
         rewards = [signal for signal in long if signal.kind == "reward"]
-        if rewards and not any(rises(signal) for signal in rewards):
+        if rewards and not any(self.reward.rises(signal) for signal in rewards):
             # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
             names = ", ".join(signal.name for signal in rewards[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")

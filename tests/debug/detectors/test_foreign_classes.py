@@ -16,8 +16,9 @@ from holdfast.debug.detectors import (
     LossSpikeDetector,
     OverfittingDetector,
 )
-from holdfast.debug.detectors.steps.onset import onset_of
-from holdfast.debug.detectors.steps.select import rises, sum_of_parts, training_losses
+from holdfast.debug.detectors.steps.onset import OnsetRule
+from holdfast.debug.detectors.steps.reward import RewardRule
+from holdfast.debug.detectors.steps.select import sum_of_parts, training_losses
 from holdfast.debug.types import Severity, Signal
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
@@ -93,10 +94,10 @@ def test_an_agents_loss_that_runs_away_while_its_reward_stands_still_is_found(en
 def test_a_reward_that_wanders_is_no_progress() -> None:
     wandering = -6400 + 350 * np.sin(np.arange(3600) / 120) + 60 * RNG.standard_normal(3600)
     wandering[-700:] += 150
-    assert not rises(signal("reward", wandering))
-    assert rises(signal("reward", np.linspace(-6400, -5000, 3600) + 200 * RNG.standard_normal(3600)))
+    assert not RewardRule().rises(signal("reward", wandering))
+    assert RewardRule().rises(signal("reward", np.linspace(-6400, -5000, 3600) + 200 * RNG.standard_normal(3600)))
     saturated = np.concatenate((np.linspace(20, 190, 60), 190 + 8 * RNG.standard_normal(400)))
-    assert rises(signal("reward", saturated))
+    assert RewardRule().rises(signal("reward", saturated))
 
 
 def test_a_bar_that_is_drawn_twice_per_batch_repeats_no_order() -> None:
@@ -127,7 +128,7 @@ def test_a_loss_that_is_the_same_to_the_last_digit_is_stuck_however_short_the_lo
 
 def test_a_rise_after_a_steep_fall_is_dated_where_it_began() -> None:
     values = np.concatenate((np.geomspace(3000, 0.1, 25), np.full(15, 0.1), 0.1 + np.linspace(0, 700, 60)))
-    assert 38 <= onset_of(values, certain=70, level=0.1, noise=0.01) <= 42
+    assert 38 <= OnsetRule().find(values, certain=70, level=0.1, noise=0.01) <= 42
 
 
 def test_a_loss_that_grows_slowly_is_dated_from_its_lowest_level() -> None:

@@ -11,7 +11,7 @@ from tests.debug.detectors.series import falling_loss, found_by, signal
 from holdfast.debug.detectors import DivergentTrainingDetector
 from holdfast.debug.detectors.steps.baseline import noise_of, shape_of
 from holdfast.debug.detectors.steps.evidence import LARGEST, detection, graded
-from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of, tail_length
 from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
 from holdfast.debug.detectors.steps.select import level_of_parts, objective_changes, training_losses
@@ -88,7 +88,7 @@ def test_a_rise_is_dated_where_it_left_the_noise_and_where_it_was_certain(ramp: 
 def test_an_onset_is_never_after_the_point_that_was_certain(at: int, ramp: int, noise: float, seed: int) -> None:
     values = 1 + np.clip((np.arange(260) - at) / ramp, 0, 1) + noise * np.random.default_rng(seed).standard_normal(260)
     certain = min(at + ramp, 259)
-    onset = onset_of(values, certain=certain, level=1.0, noise=noise)
+    onset = OnsetRule().find(values, certain=certain, level=1.0, noise=noise)
     assert 0 <= onset <= certain
     assert abs(onset - at) <= max(6, ramp / 3)
 

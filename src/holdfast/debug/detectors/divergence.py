@@ -12,14 +12,13 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import Shape, shape_of
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import (
     began,
     evaluation_losses,
     level_of_parts,
     of_kind,
-    reward_holds,
-    reward_rises,
     training_losses,
 )
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
@@ -91,6 +90,8 @@ class DivergentTrainingDetector(BaseDetector):
     """How many times its best the loss of an agent must end at where its reward stands still: it has no fixed scale."""
     metric_points: int = 12
     """Points of a metric for that."""
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When an agent gets better, whatever its losses do."""
 
     @property
     def name(self) -> str:
@@ -103,14 +104,14 @@ class DivergentTrainingDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss; at held-out losses alone where there is none, and at metrics after that."""
-        if reward_rises(signals):
+        if self.reward.any_rises(signals):
             return DetectionResult(self.name)
         losses, rates = training_losses(signals), of_kind(signals, "lr")
         found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
         found = [seen for seen in found if self._matters(seen, signals) and not self._improves(seen, signals)]
-        if reward_holds(signals):
+        if self.reward.holds(signals):
             found = [seen for seen in found if self._is_runaway(seen)]
-        if not found and not reward_holds(signals):
+        if not found and not self.reward.holds(signals):
             held_out = (self._of_held_out(signal, losses) for signal in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None][:1]
         if not found and not losses and not evaluation_losses(signals):

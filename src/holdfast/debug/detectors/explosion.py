@@ -13,12 +13,11 @@ from holdfast.debug.detectors.steps.baseline import shape_of
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, is_classifier
 from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.select import (
     evaluation_losses,
     is_objective_change,
     of_kind,
-    reward_holds,
-    reward_rises,
     total_gradient_norms,
     training_losses,
 )
@@ -59,6 +58,10 @@ class GradientExplosionDetector(BaseDetector):
     """… and a held-out loss that ends within this many times of its peak is then learnt by heart, not exploded."""
     layer_growth: float = 10.0
     """How many times its early norm a layer must reach to be named."""
+    stands_still: float = 1.3
+    """An accuracy that grew by less than this factor from its first third to its last stands still."""
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When an agent gets better, whatever its losses do."""
 
     @property
     def name(self) -> str:
@@ -84,16 +87,16 @@ class GradientExplosionDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness, then at the first forward pass."""
-        agent = reward_rises(signals)
+        agent = self.reward.any_rises(signals)
         losses = training_losses(signals)
-        classifier = is_classifier(losses, signals, wild_rate=self.wild_rate)
+        classifier = is_classifier(losses, signals, wild_rate=self.wild_rate, stands_still=self.stands_still)
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
         found = [
             self._told(growth)
             for growth in grown
             if growth is not None and not is_objective_change(signals, growth.signal, growth.first)
         ]
-        if reward_holds(signals):  # An agent whose loss came back, and whose reward did not fall, lost nothing.
+        if self.reward.holds(signals):  # An agent whose loss came back, and whose reward did not fall, lost nothing.
             found = [seen for seen in found if seen.severity is Severity.CRITICAL]
         if not found:
             held_out = (self._held_out(loss, losses) for loss in evaluation_losses(signals))
@@ -101,7 +104,7 @@ class GradientExplosionDetector(BaseDetector):
         if not found and not agent:
             values = (self.loss.find(loss, agent=False, classifier=False) for loss in of_kind(signals, "value_loss"))
             found = [self._told(growth) for growth in values if growth is not None and growth.shape is GrowthShape.GREW]
-        witness = LossWitness(None, False, True) if reward_holds(signals) else self.norm.witness(signals)
+        witness = LossWitness(None, False, True) if self.reward.holds(signals) else self.norm.witness(signals)
         layer = self._grown_layer(signals)
         for signal in total_gradient_norms(signals):
             climbing = self.norm.climbing(signal) if context.live else None

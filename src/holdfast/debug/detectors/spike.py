@@ -13,12 +13,12 @@ from holdfast.debug.detectors.steps.baseline import Shape, shape_of
 from holdfast.debug.detectors.steps.bursts import BurstRule
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.periodic import PeriodRule, Swing
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import (
     is_objective_change,
     level_of_parts,
     of_kind,
-    reward_holds,
     total_gradient_norms,
     training_losses,
 )
@@ -69,6 +69,8 @@ class LossSpikeDetector(BaseDetector):
     """A loss that swings, and ends below this share of its level half-way, learns all the same."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When an agent gets better, whatever its losses do."""
 
     @property
     def name(self) -> str:
@@ -81,7 +83,7 @@ class LossSpikeDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at every total loss."""
-        if reward_holds(signals):
+        if self.reward.holds(signals):
             return DetectionResult(self.name)
         norms, rates = total_gradient_norms(signals), of_kind(signals, "lr")
         found: list[Detection] = []

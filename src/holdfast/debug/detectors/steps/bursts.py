@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import Array, Shape, noise_of, running_median, sample_of
-from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of
 from holdfast.debug.detectors.steps.recovery import recovered_share
 from holdfast.debug.detectors.steps.rise import TINY_NOISE, Rise, beyond_factors
@@ -79,6 +79,8 @@ class BurstRule:
     """``early_top`` in those factors."""
     usual_quantile: float = 0.9
     """The usual highest loss after the first moments: a first batch that happens to be easy is no reference."""
+    onset: OnsetRule = field(default_factory=OnsetRule)
+    """From where on a rise is dated."""
 
     def bursts(self, shape: Shape) -> list[Rise]:
         """Every stretch far above the level around it, single points included.
@@ -101,7 +103,7 @@ class BurstRule:
             rest = shape.values[last : last + max(self.after_points, self.minimum_points)]
             after = float(np.median(rest)) if len(rest) else peak
             noise = float(bar[first]) / self.minimum_noises
-            onset = onset_of(shape.values, certain=first, level=max(before, float(level[first])), noise=noise)
+            onset = self.onset.find(shape.values, certain=first, level=max(before, float(level[first])), noise=noise)
             found.append(
                 Rise(
                     first_step=float(shape.steps[max(onset, first - raised_around(raised, first, last))]),
@@ -148,7 +150,7 @@ class BurstRule:
         if len(high) * shape.width < self.minimum_points:
             return None
         certain = int(high[0]) * shape.width
-        onset = onset_of(shape.values, certain=certain, level=before, noise=shape.noise_near(before_at))
+        onset = self.onset.find(shape.values, certain=certain, level=before, noise=shape.noise_near(before_at))
         return Rise(
             first_step=float(shape.steps[onset]),
             certain_step=float(shape.steps[certain]),

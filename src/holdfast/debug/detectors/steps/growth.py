@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, running_median, shape_of
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, STRONG
-from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.select import of_kind, training_losses
 from holdfast.debug.types import Severity, Signal
 
@@ -84,6 +84,8 @@ class LossGrowthRule:
     """A loss that begins above this is out of all proportion, in any unit people use …"""
     absurd_fall: float = 0.1
     """… unless it falls below this share of its beginning: a regression in large units learns."""
+    onset: OnsetRule = field(default_factory=OnsetRule)
+    """From where on a rise is dated."""
 
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
         """The first way in which the loss is far too large; None for one that is not."""
@@ -119,7 +121,7 @@ class LossGrowthRule:
             return None
         at = np.flatnonzero(over)
         back = shape.end < self.back * first
-        onset = _onset_in_logs(shape, int(at[0]))
+        onset = _onset_in_logs(shape, int(at[0]), self.onset)
         last_good = max(onset - 1, 0)
         claim = (
             f"grew from {float(values[last_good]):.4g} at step {shape.steps[last_good]:g} to {peak:.4g} "
@@ -178,11 +180,13 @@ class LossGrowthRule:
         return _growth(signal, shape, GrowthShape.ABSURD, claim, (0, -1), Severity.CRITICAL, LIKELY, numbers)
 
 
-def is_classifier(losses: Sequence[Signal], signals: Sequence[Signal], *, wild_rate: float) -> bool:
+def is_classifier(
+    losses: Sequence[Signal], signals: Sequence[Signal], *, wild_rate: float, stands_still: float
+) -> bool:
     """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
 
     Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
-    of ``wild_rate`` or more.
+    of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times.
     """
     if len({loss.name for loss in training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
         return False  # Several losses, or an agent's: an accuracy beside them is another network's.
@@ -191,11 +195,7 @@ def is_classifier(losses: Sequence[Signal], signals: Sequence[Signal], *, wild_r
     accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
     thirds = [(values[: len(values) // 3], values[-(len(values) // 3) :]) for values in accuracies if len(values) >= 6]
     wild = any(float(np.median(rate.values)) >= wild_rate for rate in of_kind(signals, "lr"))
-    return bool(thirds) and (wild or all(np.median(last) <= STANDS_STILL * np.median(first) for first, last in thirds))
-
-
-STANDS_STILL = 1.3
-"""An accuracy that grew by less than this factor from its first third to its last stands still."""
+    return bool(thirds) and (wild or all(np.median(last) <= stands_still * np.median(first) for first, last in thirds))
 
 
 def _first_level(values: Array) -> float:
@@ -203,7 +203,7 @@ def _first_level(values: Array) -> float:
     return float(np.median(values[: max(1, min(3, len(values) // 4))]))
 
 
-def _onset_in_logs(shape: Shape, certain: int) -> int:
+def _onset_in_logs(shape: Shape, certain: int, rule: OnsetRule) -> int:
     """Where a series that grows by factors left its noise before the point at which that was certain."""
     before = shape.level[: max(1, certain // shape.width)]
     if float(shape.values[: certain + 1].min()) <= 0 or float(before.min()) <= 0:
@@ -212,7 +212,7 @@ def _onset_in_logs(shape: Shape, certain: int) -> int:
     noise = max(shape.factor_noise(), float(np.finfo(np.float32).eps))
     # The lowest level it held: one that grows slowly is far above its beginning long before that is certain.
     lowest = float(running_median(before, 1).min())
-    return onset_of(logs, certain=certain, level=float(np.log(lowest)), noise=noise)
+    return rule.find(logs, certain=certain, level=float(np.log(lowest)), noise=noise)
 
 
 def _growth(

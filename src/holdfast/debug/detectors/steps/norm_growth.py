@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import Array, robust_spread, shape_of
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape
-from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.select import of_kind, training_losses
 from holdfast.debug.types import Severity, Signal
 
@@ -76,6 +76,8 @@ class NormGrowthRule:
     """How far above all that came before, in such spreads."""
     live_spread: float = 0.1
     """The least spread: a norm of ten equal values has none."""
+    onset: OnsetRule = field(default_factory=OnsetRule)
+    """From where on a rise is dated."""
 
     def witness(self, signals: Sequence[Signal]) -> LossWitness:
         """Ask the training losses."""
@@ -167,7 +169,7 @@ class NormGrowthRule:
     ) -> Growth:
         logs = np.log(values)
         noise = max(robust_spread(logs[: max(certain, self.minimum_points)]), self.live_spread)
-        onset = onset_of(logs, certain=certain, level=float(np.log(usual)), noise=noise)
+        onset = self.onset.find(logs, certain=certain, level=float(np.log(usual)), noise=noise)
         return Growth(
             signal,
             GrowthShape.NORM,

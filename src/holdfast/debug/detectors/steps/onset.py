@@ -6,63 +6,68 @@ for a slow ramp, where the straight line up through the ramp meets the line thro
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import running_median
 
-__all__ = ["bend_of", "left_noise", "onset_of"]
+__all__ = ["OnsetRule"]
 
 Array = NDArray[np.float64]
 
-NOISES = 2.0
-"""Inside the noise is at most this far above the level: 98% of Gaussian points are."""
 SMOOTH_REACH = 1
 """Neighbours on either side of a smoothed point: one outlier must not end a rise in the middle."""
-LEAD = 2.0
-"""Points before a rise that the line before it is fitted to, as a multiple of the points of the rise."""
-MINIMUM_LEAD = 12
-"""The least such points: fewer give no line."""
 MAXIMUM_PLACES = 240
 """Places tried for the bend; a longer stretch is averaged down to this many points."""
 
 
-def onset_of(values: Array, *, certain: int, level: float, noise: float) -> int:
-    """Return the first point of the rise that was certain at the point ``certain``.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnsetRule:
+    """From where on a rise is dated."""
 
-    Args:
-        values: the series, finite.
-        certain: a point that is certainly part of the rise.
-        level: the level before it.
-        noise: the noise around that level.
+    noises: float = 2.0
+    """Inside the noise is at most this far above the level: 98% of Gaussian points are."""
+    lead: float = 2.0
+    """Points before a rise that the line before it is fitted to, as a multiple of the points of the rise."""
+    minimum_lead: int = 12
+    """The least such points: fewer give no line."""
 
-    >>> onset_of(np.array([1.0, 1.1, 0.9, 1.0, 2.0, 3.0, 4.0]), certain=6, level=1.0, noise=0.1)
-    4
-    """
-    certain = min(certain, len(values) - 1)
-    left = left_noise(values, certain=certain, level=level, noise=noise)
-    return min(left, bend_of(values, left=left, certain=certain))
+    def find(self, values: Array, *, certain: int, level: float, noise: float) -> int:
+        """Return the first point of the rise that was certain at the point ``certain``.
 
+        Args:
+            values: the series, finite.
+            certain: a point that is certainly part of the rise.
+            level: the level before it.
+            noise: the noise around that level.
 
-def left_noise(values: Array, *, certain: int, level: float, noise: float) -> int:
-    """Return the first point after the last one that was still inside the noise."""
-    smooth = running_median(values[: certain + 1], SMOOTH_REACH)[:certain]
-    inside = np.flatnonzero(smooth <= level + NOISES * noise)
-    return int(inside[-1]) + 1 if len(inside) else 0
+        >>> OnsetRule().find(np.array([1.0, 1.1, 0.9, 1.0, 2.0, 3.0, 4.0]), certain=6, level=1.0, noise=0.1)
+        4
+        """
+        certain = min(certain, len(values) - 1)
+        left = self.left_noise(values, certain=certain, level=level, noise=noise)
+        return min(left, self.bend(values, left=left, certain=certain))
 
+    def left_noise(self, values: Array, *, certain: int, level: float, noise: float) -> int:
+        """Return the first point after the last one that was still inside the noise."""
+        smooth = running_median(values[: certain + 1], SMOOTH_REACH)[:certain]
+        inside = np.flatnonzero(smooth <= level + self.noises * noise)
+        return int(inside[-1]) + 1 if len(inside) else 0
 
-def bend_of(values: Array, *, left: int, certain: int) -> int:
-    """Return the bend of the two joined lines that fit the points around a rise best."""
-    lead = max(MINIMUM_LEAD, round(LEAD * (certain - left + 1)))
-    begin = max(0, left - lead, _last_fall(values, left=left, certain=certain))
-    stretch = values[begin : certain + 1]
-    if len(stretch) < MINIMUM_LEAD or certain - left < 2:
-        return left
-    width = -(-len(stretch) // MAXIMUM_PLACES)
-    means = stretch[len(stretch) % width :].reshape(-1, width).mean(axis=1)
-    places = np.arange(len(means), dtype=np.float64)
-    errors = [_error_of_bend(places, means, bend) for bend in range(1, len(means) - 1)]
-    return begin + len(stretch) % width + (int(np.argmin(errors)) + 2) * width - 1 - (width - 1) // 2
+    def bend(self, values: Array, *, left: int, certain: int) -> int:
+        """Return the bend of the two joined lines that fit the points around a rise best."""
+        lead = max(self.minimum_lead, round(self.lead * (certain - left + 1)))
+        begin = max(0, left - lead, _last_fall(values, left=left, certain=certain))
+        stretch = values[begin : certain + 1]
+        if len(stretch) < self.minimum_lead or certain - left < 2:
+            return left
+        width = -(-len(stretch) // MAXIMUM_PLACES)
+        means = stretch[len(stretch) % width :].reshape(-1, width).mean(axis=1)
+        places = np.arange(len(means), dtype=np.float64)
+        errors = [_error_of_bend(places, means, bend) for bend in range(1, len(means) - 1)]
+        return begin + len(stretch) % width + (int(np.argmin(errors)) + 2) * width - 1 - (width - 1) // 2
 
 
 def _last_fall(values: Array, *, left: int, certain: int) -> int:

@@ -16,8 +16,6 @@ LONGEST = 4096
 LONGEST_REPEATED = 1024
 """The last points that are compared with themselves one pass earlier: that costs the square of their number."""
 NEARLY_ONE = 0.999999
-FRESH = 0.7
-"""Where fewer points than this share differ from the one before, they are the same ones printed again."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,10 +68,12 @@ class PeriodRule:
     """So few batches are tasks that take turns rather than a pass over data …"""
     turns_explain: float = 0.7
     """… where they explain this share of the ups and downs."""
+    fresh_share: float = 0.7
+    """Where fewer of the values differ from the one before, a bar was drawn several times per point."""
 
     def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
         """The period and the swing of a series, or None; those that follow a cyclic learning rate do not count."""
-        values, steps = _drawn_once(signal, LONGEST)
+        values, steps = _drawn_once(signal, LONGEST, self.fresh_share)
         if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
             return None
         least = self.minimum_swing if least is None else least
@@ -104,7 +104,7 @@ class PeriodRule:
 
     def repeated_order(self, signal: Signal) -> float | None:
         """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""
-        values, steps = _drawn_once(signal, LONGEST_REPEATED)
+        values, steps = _drawn_once(signal, LONGEST_REPEATED, self.fresh_share)
         if len(values) < 2 * self.minimum_overlap or not np.isfinite(values).all():
             return None
         lag = self._repeated_lag(values)
@@ -167,12 +167,12 @@ class PeriodRule:
         return (lag, float(window[lag - 2])) if dips else (None, 0.0)
 
 
-def _drawn_once(signal: Signal, most: int) -> tuple[Array, Array]:
+def _drawn_once(signal: Signal, most: int, fresh_share: float) -> tuple[Array, Array]:
     """The last values and steps, without repeats where many are: a progress bar is drawn several times per point."""
     values, steps = signal.values[-most:], signal.steps[-most:]
     fresh = np.ones(len(values), dtype=bool)
     fresh[1:] = values[1:] != values[:-1]
-    return (values[fresh], steps[fresh]) if np.mean(fresh) < FRESH else (values, steps)
+    return (values[fresh], steps[fresh]) if np.mean(fresh) < fresh_share else (values, steps)
 
 
 def _similarity(values: Array, lag: int) -> float:

@@ -6,12 +6,12 @@ what came back (or was coming back when the log ended) is a spike, what stayed i
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, shape_of
-from holdfast.debug.detectors.steps.onset import onset_of
+from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
 from holdfast.debug.types import Signal
 
@@ -85,6 +85,8 @@ class RiseRule:
     """With fewer points than this after a jump nobody can know whether it stays."""
     early_ratio: float = 1.5
     """The jump for which that holds, as a multiple of the level before."""
+    onset: OnsetRule = field(default_factory=OnsetRule)
+    """From where on a rise is dated."""
 
     def lasting(self, signal: Signal) -> Rise | None:
         """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
@@ -131,7 +133,7 @@ class RiseRule:
         top = float(np.max(shape.level[first:]))
         point = _first_above(shape, first, best + (end - best) / 2)
         spread = max(shape.noise_near(best_at), TINY_NOISE * abs(best))
-        onset = onset_of(shape.values, certain=point, level=best, noise=spread)
+        onset = self.onset.find(shape.values, certain=point, level=best, noise=spread)
         sure = np.flatnonzero(shape.values[onset : point + 1] <= best + self.minimum_noises * spread)
         certain = min(onset + (int(sure[-1]) + 1 if len(sure) else 0), point)
         return Rise(

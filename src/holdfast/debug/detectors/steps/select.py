@@ -29,9 +29,6 @@ __all__ = [
     "objective_changes",
     "of_kind",
     "per_replica",
-    "reward_holds",
-    "reward_rises",
-    "rises",
     "serving",
     "sum_of_parts",
     "total_gradient_norms",
@@ -67,20 +64,6 @@ SUM_SHARE = 0.95
 """The share of these steps at which the largest must hold the sum …"""
 SUM_TOLERANCE = 0.02
 """… to within this share: logs round."""
-REWARD_TOLERANCE = 0.1
-"""A reward that ends within this share of where it began did not fall."""
-REWARD_FIFTHS = 5
-"""Early and late rewards are those of the first and the last fifth."""
-MIN_WIN_SHARE = 0.6
-"""Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
-REWARD_BLOCKS = 20
-"""Blocks over which the slow ups and downs of rewards are seen …"""
-REWARD_BLOCK_POINTS = 8
-"""… of at least this many points each …"""
-MIN_REWARD_BLOCKS = 5
-"""… and at least this many blocks."""
-REWARD_WANDERING = 2.0
-"""How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 _TOTAL = re.compile(
     r"^(?:.*[/:.])?(?:(?:train(?:ing)?|lm|total|mean|avg|average|batch|epoch|step|running|smoothed|overall|current|"
     r"global|phase|final)[_ /-]?)*(?:loss|trl|train)"
@@ -247,40 +230,6 @@ def finite_median(values: NDArray[np.float64]) -> float:
     sample = sample_of(values)
     finite = sample[np.isfinite(sample)]
     return float(np.median(finite)) if len(finite) else 0.0
-
-
-def reward_holds(signals: Sequence[Signal]) -> bool:
-    """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
-    for signal in of_kind(signals, "reward"):
-        values = signal.values[np.isfinite(signal.values)]
-        if len(values) >= 3:
-            third = max(1, len(values) // 3)
-            before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
-            return after >= before - REWARD_TOLERANCE * abs(before)
-    return False
-
-
-def reward_rises(signals: Sequence[Signal]) -> bool:
-    """Whether a reward was logged that is clearly higher at the end than at the beginning."""
-    return any(rises(signal) for signal in of_kind(signals, "reward") if len(signal.values) >= 3)
-
-
-def rises(signal: Signal) -> bool:
-    """Whether late values beat early ones clearly more often than chance, and by more than they wander."""
-    values = signal.values[np.isfinite(signal.values)]
-    width = max(1, min(len(values) // 2, max(3, len(values) // REWARD_FIFTHS)))
-    early, late = np.sort(values[:width]), values[-width:]
-    if not len(early):
-        return False
-    wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
-    if float(wins.mean()) / (2.0 * len(early)) < MIN_WIN_SHARE:
-        return False
-    blocks = min(REWARD_BLOCKS, len(values) // REWARD_BLOCK_POINTS)
-    if blocks < MIN_REWARD_BLOCKS:
-        return True
-    levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
-    gain = float(np.median(late) - np.median(early))
-    return gain > 0.0 and gain >= REWARD_WANDERING * float(np.median(np.abs(np.diff(levels))))
 
 
 def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:

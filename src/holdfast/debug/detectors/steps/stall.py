@@ -19,23 +19,20 @@ CLASS_COUNTS = (2, 10, 100, 1000, 32000, 50257)
 the more healthy language models would stand at one of them by chance."""
 CONSTANT_ANSWERS = (0.25, 1.0)
 """Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
-SQUARED_SHARE = 0.1
-"""Squared errors are met ten times as exactly as entropies: they are round numbers, which happen by chance."""
-GUESS_TOLERANCE = 0.02
 FIFTHS = 5
 
 
-def guessing_loss(value: float, *, tolerance: float = GUESS_TOLERANCE) -> str | None:
+def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> str | None:
     """Name the constant guess whose loss this is, or None.
 
-    >>> guessing_loss(0.6935)
+    >>> guessing_loss(0.6935, tolerance=0.02, squared_share=0.1)
     'an even guess among 2 classes (ln 2 = 0.6931)'
     """
     for count in CLASS_COUNTS:
         if abs(value - np.log(count)) <= tolerance * np.log(count):
             return f"an even guess among {count} classes (ln {count} = {np.log(count):.4f})"
     for squared in CONSTANT_ANSWERS:
-        if abs(value - squared) <= SQUARED_SHARE * tolerance * squared:
+        if abs(value - squared) <= squared_share * tolerance * squared:
             return f"a constant answer to balanced targets (squared error {squared:g})"
     return None
 
@@ -96,6 +93,10 @@ class StallRule:
     """The spread, relative to the level, of a second half that is frozen."""
     pinned_tolerance: float = 0.005
     """How near a frozen loss must be to the guess that names it."""
+    guess_tolerance: float = 0.02
+    """How near any other loss must be to it."""
+    squared_share: float = 0.1
+    """Squared errors are met ten times as exactly as entropies: they are round numbers, which happen by chance."""
     guess_flat: float = 0.01
     """How far the last three fifths may differ for a loss to be standing on a guess."""
     guess_above: float = 0.985
@@ -206,7 +207,7 @@ class StallRule:
         half = shape.level[len(shape.level) // 2 :]
         if len(half) * 2 < self.minimum_points or float(np.ptp(half)) > self.pinned_spread * shape.end:
             return None
-        guess = guessing_loss(shape.end, tolerance=self.pinned_tolerance)
+        guess = guessing_loss(shape.end, tolerance=self.pinned_tolerance, squared_share=self.squared_share)
         if guess is None:
             return None
         moving = np.flatnonzero(np.abs(shape.level - shape.end) > self.guess_flat * shape.end)
@@ -223,7 +224,7 @@ class StallRule:
 
     def _guessed(self, shape: Shape) -> str | None:
         """The guess a loss ends on, was never below, and no longer moves away from."""
-        guess = guessing_loss(shape.end)
+        guess = guessing_loss(shape.end, tolerance=self.guess_tolerance, squared_share=self.squared_share)
         if guess is None or len(shape.level) < FIFTHS:
             return guess
         fifths = _fifths(shape)

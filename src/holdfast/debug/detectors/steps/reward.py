@@ -1,0 +1,67 @@
+"""Whether an agent gets better: its reward says so, its losses rise and fall for reasons of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.select import of_kind
+from holdfast.debug.types import Signal
+
+__all__ = ["RewardRule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RewardRule:
+    """When a reward rises, and when it at least does not fall."""
+
+    tolerance: float = 0.1
+    """A reward that ends within this share of where it began did not fall."""
+    minimum_points: int = 3
+    """Fewer rewards than this say nothing."""
+    parts: int = 5
+    """Early and late rewards are those of the first and of the last of this many parts."""
+    win_share: float = 0.6
+    """Of pairs of a late and an early reward, the share in which the late one must be higher: one half is chance."""
+    blocks: int = 20
+    """Blocks over which the slow ups and downs of rewards are seen …"""
+    block_points: int = 8
+    """… of at least this many points each …"""
+    minimum_blocks: int = 5
+    """… and at least this many blocks."""
+    wandering: float = 2.0
+    """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
+
+    def holds(self, signals: Sequence[Signal]) -> bool:
+        """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
+        for signal in of_kind(signals, "reward"):
+            values = signal.values[np.isfinite(signal.values)]
+            if len(values) >= self.minimum_points:
+                third = max(1, len(values) // 3)
+                before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+                return after >= before - self.tolerance * abs(before)
+        return False
+
+    def any_rises(self, signals: Sequence[Signal]) -> bool:
+        """Whether a reward was logged that is clearly higher at the end than at the beginning."""
+        rewards = [signal for signal in of_kind(signals, "reward") if len(signal.values) >= self.minimum_points]
+        return any(self.rises(signal) for signal in rewards)
+
+    def rises(self, signal: Signal) -> bool:
+        """Whether late values beat early ones clearly more often than chance, and by more than they wander."""
+        values = signal.values[np.isfinite(signal.values)]
+        width = max(1, min(len(values) // 2, max(3, len(values) // self.parts)))
+        early, late = np.sort(values[:width]), values[-width:]
+        if not len(early):
+            return False
+        wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
+        if float(wins.mean()) / (2.0 * len(early)) < self.win_share:
+            return False
+        blocks = min(self.blocks, len(values) // self.block_points)
+        if blocks < self.minimum_blocks:
+            return True
+        levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
+        gain = float(np.median(late) - np.median(early))
+        return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
