@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 HERE = Path(__file__).resolve().parent
-NOT_BENCHMARKS = {"common.py", "run_all.py", "screenshots.py", "stream_peers.py", "trainers_ray.py"}
+NOT_BENCHMARKS = {"remote_server.py", "common.py", "run_all.py", "screenshots.py", "stream_peers.py", "trainers_ray.py"}
 TIMEOUT = 3_600.0
 
 

@@ -192,3 +192,18 @@ def test_statistics_tell_what_remote_reading_took(server: FaultyServer, tmp_path
     assert again.get_stats().cache_hits > 0
     (only,) = again.get_stats().sources.values()
     assert only.bytes_read == NEEDED
+
+
+def test_the_footers_of_many_files_come_side_by_side_and_are_kept(tmp_path: Path) -> None:
+    packed = pa.BufferOutputStream()
+    parquet.write_table(pa.table({"id": np.arange(50), "value": np.random.default_rng(0).random(50)}), packed)
+    many = {f"{number}.parquet": packed.getvalue().to_pybytes() for number in range(60)}
+    with FaultyServer(many, in_rounds=True) as server:
+        urls = [server.url(name) for name in many]
+        options = RemoteOptions(cache_dir=tmp_path)
+        assert len(ParquetSource(urls, remote=options)) == 60 * 50
+        assert (server.heads, len(server.ranges)) == (60, 60)
+        assert server.rounds <= 6
+        server.ranges.clear()
+        assert len(ParquetSource(urls, remote=options)) == 60 * 50
+        assert not server.ranges

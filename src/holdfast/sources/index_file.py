@@ -22,11 +22,13 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
 from holdfast.sources.files import DataFile, LocalFile, map_file
+from holdfast.sources.remote import look_at, side_by_side
 
 _MAGIC = b"holdfast index 1"
 _DIGEST_BYTES = 32
 _DTYPES = ("<i8", "|u1")
 MAX_HEADER_BYTES = 64 * 2**20
+MAX_INDEXED_AT_ONCE = 16  # remote files looked through side by side; each takes some 16 MiB of memory
 MAX_SMALL_FILE = 4 * 2**20  # local files up to this size share an index
 
 
@@ -57,9 +59,12 @@ def cached_indexes(
     # By name, as a file may be named twice.
     small = list({file.name: file for file in files if not file.is_remote and file.size <= MAX_SMALL_FILE}.values())
     shared = _shared_indexes(small, kind, build, has_form, folder) if len(small) > 1 else {}
-    return [
-        shared[file.name] if file.name in shared else _own_index(file, kind, build, has_form, folder) for file in files
-    ]
+
+    def index_of(file: DataFile) -> Index:
+        return shared[file.name] if file.name in shared else _own_index(file, kind, build, has_form, folder)
+
+    look_at(files)
+    return side_by_side(index_of, files, most=MAX_INDEXED_AT_ONCE)
 
 
 def _own_index(

@@ -23,8 +23,9 @@ from holdfast.sources.base import Columns, Indices, check_indices, digest_column
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
+from holdfast.sources.parquet_footer import read_footer
 from holdfast.sources.parts import bounds_of, split_by_part, take_by_part
-from holdfast.sources.remote import RemoteOptions
+from holdfast.sources.remote import RemoteFile, RemoteOptions, look_at, side_by_side
 from holdfast.sources.seekable import SeekableFile
 from holdfast.sources.window import Window, plan_window
 
@@ -158,7 +159,8 @@ class ParquetSource(FileSource[_Opened]):
                 yield self._files[number], starts, stops
 
     def _open(self) -> _Opened:
-        files = [_ParquetFile(file) for file in self._files]
+        look_at(self._files)
+        files = side_by_side(_ParquetFile, self._files)
         columns = self._columns if self._columns is not None else list(files[0].schema.names)
         for opened in files:
             missing = [name for name in columns if name not in opened.schema.names]
@@ -228,7 +230,8 @@ class _ParquetFile:
         self.name = file.name
         self._file = file
         try:
-            reader = parquet.ParquetFile(_open_for_arrow(file, []))
+            opened = read_footer(file) if isinstance(file, RemoteFile) else _open_for_arrow(file, [])
+            reader = parquet.ParquetFile(opened)
             self.schema = reader.schema_arrow
             self.footer = reader.metadata
             self.groups = range(self.footer.num_row_groups)

@@ -7,26 +7,29 @@ such file, no permission, a file that has changed), an error is raised at once.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.errors import SourceError
 from holdfast.sources.base import Indices, ReadCounters
-from holdfast.sources.fetch.blocks import BlockFile
+from holdfast.sources.fetch.blocks import Block, BlockFile, Cost
+from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.process import fetcher_of, transport_of
+from holdfast.sources.fetch.request import Request
 from holdfast.sources.fetch.transport import open_system, stamp_of
 from holdfast.sources.files import DataFile, Stamp
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.retry import retry
 
-__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "look_at"]
+__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "look_at", "side_by_side"]
 
-MAX_ASKED_AT_ONCE = 64  # files whose size is asked for at a time
+Value = TypeVar("Value")
 
 
 class RemoteFile(DataFile):
@@ -42,7 +45,7 @@ class RemoteFile(DataFile):
         super().__init__(url)
         self.options = options
         self._stamp = stamp
-        self._blocks: BlockFile | None = None
+        self._reached: dict[int, tuple[Fetcher, BlockFile]] = {}
         self._lock = ForkSafeLock()
         self.counters = ReadCounters()
         """What reading it took; a source puts its own here."""
@@ -67,7 +70,8 @@ class RemoteFile(DataFile):
         """Copy many byte ranges, fetching each block they touch at most once."""
         self._check_ranges(starts, stops)
         numbers, begins, ends = _pieces_of(starts, stops, self.options.block_size)
-        blocks, cost = fetcher_of(self.options).get(self._file(), dict.fromkeys(numbers))
+        fetcher, file = self._reach()
+        blocks, cost = fetcher.get(file, dict.fromkeys(numbers))
         self.counters.add_fetch(cost)
         pieces = zip(numbers, begins, ends, strict=True)
         joined = bytearray().join([blocks[number][begin:end] for number, begin, end in pieces])
@@ -85,7 +89,8 @@ class RemoteFile(DataFile):
         """
         self._check_ranges(starts, stops)
         numbers, _, _ = _pieces_of(starts, stops, self.options.block_size)
-        return fetcher_of(self.options).want(self._file(), dict.fromkeys(numbers), owner)
+        fetcher, file = self._reach()
+        return fetcher.want(file, dict.fromkeys(numbers), owner)
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
@@ -95,6 +100,20 @@ class RemoteFile(DataFile):
         """Forget what a reader named."""
         fetcher_of(self.options).release(owner)
 
+    def read_apart(self, start: int, stop: int) -> bytes:
+        """Read a few bytes without the blocks they are in: for what lies alone in many files, and is kept elsewhere."""
+        self._check_ranges(np.array([start]), np.array([stop]))
+        block = Block(self._reach()[1], 0, 0.0, None)
+
+        def read() -> bytes:
+            file = block.file
+            (piece,) = file.transport.read(file.url, start, [stop - start], file.stamp, Request([block]))
+            return bytes(piece)
+
+        data: bytes = retry(read, self.options, self.name, f"read bytes {start} to {stop} of") if stop > start else b""
+        self.counters.add_fetch(Cost(bytes_fetched=len(data)))
+        return data
+
     def close(self) -> None:
         """Nothing stays open between reads."""
         return
@@ -102,12 +121,13 @@ class RemoteFile(DataFile):
     def __reduce__(self) -> tuple[Any, ...]:
         return RemoteFile, (self.name, self.options, self._stamp)
 
-    def _file(self) -> BlockFile:
-        blocks = self._blocks
-        if blocks is None or blocks.transport is not transport_of(self.name, self.options):  # a fork has its own
-            transport = transport_of(self.name, self.options)
-            blocks = self._blocks = BlockFile.of(self.name, self.stamp(), self.options, transport)
-        return blocks
+    def _reach(self) -> tuple[Fetcher, BlockFile]:
+        """Return this process's fetcher, and the file as it knows it; found once per process, as a fork has its own."""
+        reach = self._reached.get(os.getpid())
+        if reach is None:
+            file = BlockFile.of(self.name, self.stamp(), self.options, transport_of(self.name, self.options))
+            reach = self._reached[os.getpid()] = fetcher_of(self.options), file
+        return reach
 
 
 def _pieces_of(starts: Indices, stops: Indices, size: int) -> tuple[list[int], list[int], list[int]]:
@@ -123,11 +143,16 @@ def _pieces_of(starts: Indices, stops: Indices, size: int) -> tuple[list[int], l
 
 def look_at(files: Sequence[DataFile]) -> None:
     """Ask for the size and version of many remote files side by side; each is then known."""
-    unknown = [file for file in files if isinstance(file, RemoteFile) and file._stamp is None]
-    if len(unknown) > 1:
-        with ThreadPoolExecutor(min(MAX_ASKED_AT_ONCE, len(unknown)), "holdfast-look") as pool:
-            for _ in pool.map(RemoteFile.stamp, unknown):
-                pass
+    side_by_side(DataFile.stamp, [file for file in files if isinstance(file, RemoteFile) and file._stamp is None])
+
+
+def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], most: int | None = None) -> list[Value]:
+    """Call for many files, side by side where they are remote, by at most ``most`` threads; the results in order."""
+    remote = next((file for file in files if isinstance(file, RemoteFile)), None)
+    if remote is None or len(files) < 2:
+        return [call(file) for file in files]
+    with ThreadPoolExecutor(min(most or remote.options.max_connections, len(files)), "holdfast-look") as pool:
+        return list(pool.map(call, files))
 
 
 def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOptions | None) -> list[DataFile]:

@@ -1,0 +1,282 @@
+"""Remote reading: megabytes per second beside plain parallel fetching, bytes fetched per byte needed, first batches.
+
+A web server on loopback, in a process of its own, with latency, failures and a bandwidth cap; and moto's S3. ``plain``
+fetches whole files with 8 threads into memory and looks at nothing; ``plain_kept`` also writes them to disk, as
+holdfast does with the blocks it fetches. holdfast reads every sample through a stream: in order, by windows, in a full
+shuffle; ``uncached`` is in order without the cache on disk. The sides take turns, and every round begins with empty
+caches. Peers read the same tokens in order, in their own format.
+"""
+
+from __future__ import annotations
+
+import http.client
+import io
+import logging
+import shutil
+import statistics
+import tarfile
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from common import arguments, publish
+from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
+from holdfast.order import WindowShuffle
+from holdfast.sources import RemoteOptions, TokenFileSource
+from holdfast.sources.fetch import process
+from remote_server import Remote, serve
+
+LENGTH, BATCH, THREADS = 1024, 64, 8
+CONDITIONS: dict[str, dict[str, float]] = {
+    "0ms": {},
+    "10ms": {"latency": 0.01},
+    "50ms": {"latency": 0.05},
+    "200ms": {"latency": 0.2},
+    "50ms_1pc_errors": {"latency": 0.05, "errors": 0.01},
+    "50ms_5pc_errors": {"latency": 0.05, "errors": 0.05},
+    "50ms_1GBs": {"latency": 0.05, "bandwidth": 1e9},
+    "50ms_100MBs": {"latency": 0.05, "bandwidth": 1e8},
+}
+QUICK = ("0ms", "50ms")
+
+
+def plain(get: Callable[[str], bytes], names: list[str], folder: Path | None) -> int:
+    """Fetch whole files with some threads; the bytes that came."""
+    left, lock, total = list(names), threading.Lock(), [0]
+
+    def work() -> None:
+        while True:
+            with lock:
+                if not left:
+                    return
+                name = left.pop(0)
+            data = get(name)
+            if folder is not None:
+                (folder / name.replace("/", "-")).write_bytes(data)
+            with lock:
+                total[0] += len(data)
+
+    threads = [threading.Thread(target=work) for _ in range(THREADS)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return total[0]
+
+
+class WebFiles:
+    """Whole files from the server, over one connection per thread."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._host = remote.url.removeprefix("http://")
+        self._local = threading.local()
+
+    def __call__(self, name: str) -> bytes:
+        """Return a file, asked for until it comes."""
+        connection = getattr(self._local, "connection", None)
+        if connection is None:
+            connection = self._local.connection = http.client.HTTPConnection(self._host)
+        while True:
+            connection.request("GET", f"/{name}")
+            answer = connection.getresponse()
+            data: bytes = answer.read()
+            if answer.status == 200:
+                return data
+
+
+def stream(urls: list[str], shuffle: Any, options: RemoteOptions) -> dict[str, float]:
+    """Read every sample; megabytes of tokens per second, and seconds until the first batch."""
+    source = TokenFileSource(urls, LENGTH, out_dtype=np.uint16, remote=options)
+    dataset = StreamDataset(source, name="tokens", shuffle=shuffle, seed=1)
+    loader = StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1, batch_size=BATCH, epochs=1))
+    began, first, seen = time.perf_counter(), 0.0, 0
+    for batch in loader:
+        first = first or time.perf_counter() - began
+        seen += batch["tokens"].numel() * 2
+    return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
+
+
+@contextmanager
+def empty_folder() -> Iterator[Path]:
+    folder = Path(tempfile.mkdtemp(prefix="holdfast-bench-"))
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def ours(urls: list[str], window: WindowShuffle, storage: dict[str, Any]) -> dict[str, Callable[[], dict[str, float]]]:
+    def side(shuffle: Any, **extra: Any) -> Callable[[], dict[str, float]]:
+        def run() -> dict[str, float]:
+            process._fetchers.clear()  # with the blocks they hold in memory
+            with empty_folder() as cache:
+                options = RemoteOptions(cache_dir=cache, storage_options=storage, first_pause=0.02, **extra)
+                return stream(urls, shuffle, options)
+
+        return run
+
+    return {
+        "in_order": side("none"),
+        "uncached": side("none", cache_limit=0),
+        "window": side(window),
+        "full": side("full"),
+    }
+
+
+def fetching(get: Callable[[str], bytes], names: list[str]) -> dict[str, Callable[[], dict[str, float]]]:
+    def run(keep: bool) -> dict[str, float]:
+        with empty_folder() as folder:
+            began = time.perf_counter()
+            count = plain(get, names, folder if keep else None)
+            return {"mbs": count / 1e6 / (time.perf_counter() - began)}
+
+    return {"plain": lambda: run(False), "plain_kept": lambda: run(True)}
+
+
+def measure(
+    sides: dict[str, Callable[[], dict[str, float]]], rounds: int, remote: Remote | None, conditions: dict[str, float]
+) -> dict[str, float]:
+    """Let the sides take turns; medians of all they report, and of what the server counted."""
+    found: dict[str, list[float]] = {}
+    for _ in range(rounds):
+        for name, side in sides.items():
+            if remote is not None:
+                remote.set(**conditions)
+            report = side()
+            if remote is not None:
+                report["requests"], report["bytes"] = map(float, remote.counts())
+            for kind, value in report.items():
+                found.setdefault(f"{name}_{kind}", []).append(value)
+    return {name: statistics.median(values) for name, values in found.items()}
+
+
+def write_tokens(folder: Path, files: int, size: int) -> list[str]:
+    generator = np.random.default_rng(0)
+    names = [f"{number:03}.bin" for number in range(files)]
+    for name in names:
+        (folder / name).write_bytes(generator.integers(0, 60_000, size // 2, dtype=np.uint16).tobytes())
+    return names
+
+
+def webdataset_side(folder: Path, remote: Remote, names: list[str]) -> Callable[[], dict[str, float]] | None:
+    """WebDataset over the same tokens in tar files, through curl, as it reads URLs."""
+    if find_spec("webdataset") is None or shutil.which("curl") is None:
+        return None
+    import webdataset
+
+    tars = []
+    for name in names:
+        tokens = np.fromfile(folder / name, dtype=np.uint16).reshape(-1, LENGTH)
+        tars.append(f"{remote.url}/{name}.tar")
+        with tarfile.open(folder / f"{name}.tar", "w") as archive:
+            for number, row in enumerate(tokens):
+                member = tarfile.TarInfo(f"{name[:3]}{number:07}.bin")
+                member.size = row.nbytes
+                archive.addfile(member, io.BytesIO(row.tobytes()))
+
+    def run() -> dict[str, float]:
+        began, first, seen = time.perf_counter(), 0.0, 0
+        batch: list[np.ndarray[Any, Any]] = []
+        for sample in webdataset.WebDataset(tars, shardshuffle=False, empty_check=False):
+            batch.append(np.frombuffer(sample["bin"], dtype=np.uint16))
+            if len(batch) == BATCH:
+                seen += np.stack(batch).nbytes
+                batch = []
+                first = first or time.perf_counter() - began
+        return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
+
+    return run
+
+
+def s3_sides(folder: Path, names: list[str], endpoint: str) -> dict[str, Callable[[], dict[str, float]]]:
+    """holdfast, plain s3fs, s3fs under torchdata and LitData on moto's S3."""
+    import fsspec
+
+    storage = {"key": "test", "secret": "test", "endpoint_url": endpoint, "client_kwargs": {"region_name": "eu-west-1"}}
+    system = fsspec.filesystem("s3", **storage)
+    system.mkdir("bench")
+    for name in names:
+        system.pipe_file(f"bench/{name}", (folder / name).read_bytes())
+    sides = fetching(lambda name: system.cat_file(f"bench/{name}"), names)
+    sides |= ours([f"s3://bench/{name}" for name in names], WindowShuffle(4 * len(names), 8), storage)
+    if find_spec("torchdata") is not None:
+        from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+        def torchdata_side() -> dict[str, float]:
+            began, first, seen = time.perf_counter(), 0.0, 0
+            node = ParallelMapper(IterableWrapper(names), lambda name: system.cat_file(f"bench/{name}"), THREADS)
+            for data in Loader(node):
+                for at in range(0, len(data), 2 * LENGTH * BATCH):
+                    seen += (
+                        np.frombuffer(data[at : at + 2 * LENGTH * BATCH], np.uint16).reshape(-1, LENGTH).copy().nbytes
+                    )
+                    first = first or time.perf_counter() - began
+            return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
+
+        sides["s3fs_torchdata"] = torchdata_side
+    return sides
+
+
+def main() -> None:
+    options = arguments(__doc__.splitlines()[0], parts=("web", "s3"))
+    files, size, rounds = (8, 4 * 2**20, 1) if options.quick else (16, 8 * 2**20, 5)
+    figures: dict[str, float] = {}
+    about: dict[str, Any] = {
+        "files": files,
+        "file_bytes": size,
+        "rounds": rounds,
+        "batch": f"{BATCH} x {LENGTH} uint16",
+    }
+    for peer in ("streaming", "webdataset", "litdata", "torchdata"):
+        if find_spec(peer) is None:
+            about[peer] = "not installed"
+    about["litdata over http"] = "not supported by it"
+    with empty_folder() as folder:
+        names = write_tokens(folder, files, size)
+        needed = files * size
+        if "web" in options.parts:
+            with serve(folder) as remote:
+                sides = fetching(WebFiles(remote), names)
+                sides |= ours([f"{remote.url}/{name}" for name in names], WindowShuffle(4 * files, 8), {})
+                web = webdataset_side(folder, remote, names)
+                for label, conditions in CONDITIONS.items():
+                    if options.quick and label not in QUICK:
+                        continue
+                    with_peer = sides if web is None or "errors" in conditions else {**sides, "webdataset": web}
+                    found = measure(with_peer, rounds, remote, conditions)
+                    figures |= {f"{label}_{name}": value for name, value in rows(found, needed).items()}
+        if "s3" in options.parts:
+            from moto.server import ThreadedMotoServer
+
+            server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+            server.start()
+            host, port = server.get_host_and_port()
+            logging.getLogger("werkzeug").setLevel(logging.ERROR)
+            few = names[:8]
+            found = measure(s3_sides(folder, few, f"http://{host}:{port}"), rounds, None, {})
+            figures |= {f"s3_{name}": value for name, value in rows(found, len(few) * size).items()}
+            server.stop()
+    publish(figures, about, as_json=options.json)
+
+
+def rows(found: dict[str, float], needed: int) -> dict[str, float]:
+    """What is published of a condition: rates, ours beside plain fetching, bytes per byte needed, first batches."""
+    made = {name: value for name, value in found.items() if name.endswith(("_mbs", "_first"))}
+    for side in ("in_order", "window", "full"):
+        made[f"{side}_to_plain_kept"] = found[f"{side}_mbs"] / found["plain_kept_mbs"]
+        if f"{side}_bytes" in found:
+            made[f"{side}_bytes_per_byte"] = found[f"{side}_bytes"] / needed
+    made["uncached_to_plain"] = found["uncached_mbs"] / found["plain_mbs"]
+    made["in_order_to_plain"] = found["in_order_mbs"] / found["plain_mbs"]
+    return made
+
+
+if __name__ == "__main__":
+    main()
