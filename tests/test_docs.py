@@ -77,6 +77,7 @@ RUN_ALONE = [
     "migrate/dcp.md",
     "tutorial.md",
     "packing.md",
+    "remote.md",
 ]
 
 
