@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
 # How long no request may come before those that wait are answered; longer makes the count of rounds surer.
-QUIET_SECONDS = 0.25
+QUIET_SECONDS = 0.5
 
 
 class FaultyServer:
@@ -58,6 +58,8 @@ class FaultyServer:
                 return
 
         class Server(ThreadingHTTPServer):
+            request_queue_size = 256  # connections that come at once
+
             def handle_error(self, request: Any, client_address: Any) -> None:
                 return  # clients that hang up mid-answer are part of the tests
 

@@ -143,7 +143,8 @@ def _pieces_of(starts: Indices, stops: Indices, size: int) -> tuple[list[int], l
 
 def look_at(files: Sequence[DataFile]) -> None:
     """Ask for the size and version of many remote files side by side; each is then known."""
-    side_by_side(DataFile.stamp, [file for file in files if isinstance(file, RemoteFile) and file._stamp is None])
+    unknown = [file for file in files if isinstance(file, RemoteFile) and file._stamp is None]
+    side_by_side(lambda file: file.stamp(), unknown)
 
 
 def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], most: int | None = None) -> list[Value]:
