@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import resource
 import threading
 import time
@@ -156,6 +157,64 @@ def test_a_commit_whose_worker_died_before_it_was_kept_is_completed_at_the_end(t
             again.process(lambda chunk: "")
     assert (tmp_path / "out" / file).read_text() == "text"
     assert sorted(Ledger(tmp_path / "job", owner="x").read()) == list(range(CHUNKS))
+
+
+def test_a_job_does_not_go_on_over_other_data(tmp_path: Path) -> None:
+    def over(first: int) -> StreamDataset:
+        numbers = np.arange(first, first + CHUNKS * SIZE)
+        return StreamDataset(ArraySource({"value": numbers}), name="data", seed=1)
+
+    with worker(hash_store()) as begins:
+        reader = lease(begins, over(0), folder=tmp_path / "job")
+        commit_some(reader, 3)
+        state = reader.state_dict()
+    for again in ({"folder": tmp_path / "job"}, {"state": state}):
+        with worker(hash_store()) as other, pytest.raises(CoordinationError, match="data differ"):
+            lease(other, over(1000), **again)
+        with worker(hash_store()) as same:
+            assert len(lease(same, over(0), **again).results()) == 3
+
+
+@pytest.mark.parametrize("damage", [b"\xff", b"}"], ids=["no text", "another text"])
+def test_a_damaged_record_is_refused_and_not_done_again_in_silence(tmp_path: Path, damage: bytes) -> None:
+    with worker(hash_store()) as begins:
+        commit_some(reader := lease(begins, folder=tmp_path / "job"), 3)
+        reader.close()
+    (journal,) = (tmp_path / "job").glob("generation-*/journal-*")
+    content = bytearray(journal.read_bytes())
+    content[content.index(b'"done"')] = damage[0]
+    journal.write_bytes(content)
+    with worker(hash_store()) as again, pytest.raises(CoordinationError, match="damaged"):
+        lease(again, folder=tmp_path / "job")
+
+
+def test_a_record_that_stands_nowhere_whole_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    with worker(hash_store()) as begins:
+        commit_some(reader := lease(begins, folder=tmp_path / "job"), 3)
+        reader.close()
+    (journal,) = (tmp_path / "job").glob("generation-*/journal-*")
+    journal.write_bytes(journal.read_bytes()[:-9])
+    with worker(hash_store()) as again:
+        lease(again, folder=tmp_path / "job")
+    assert "chunk 2 is done again" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"batch_size": 1.5}, {"chunk_size": "4"}, {"chunk_bytes": 0}, {"max_attempts": 0}, {"backoff": -1}, {"name": ""}],
+    ids=str,
+)
+def test_options_that_make_no_sense_are_refused_before_a_chunk_is_drawn(
+    coordinator: StreamCoordinator, wrong: dict[str, Any]
+) -> None:
+    with pytest.raises(ConfigError):
+        coordinator.lease(dataset(), **wrong)
+
+
+@pytest.mark.parametrize("wrong", [{"ttl": float("inf")}, {"ttl": "3"}, {"heartbeat": float("nan")}], ids=str)
+def test_times_that_are_none_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError):
+        StreamCoordinator(hash_store(), 1, **wrong)
 
 
 def test_a_folder_of_another_job_is_refused(coordinator: StreamCoordinator, tmp_path: Path) -> None:
@@ -462,6 +521,21 @@ def test_dead_letters_are_shown_and_tried_again_by_command(tmp_path: Path, capsy
         (chunk, "mended" if chunk == 5 else "") for chunk in range(CHUNKS)
     ]
     assert "nothing" in command(capsys, "retry", str(tmp_path))[1]
+
+
+def test_text_that_cannot_be_printed_is_shown_escaped(tmp_path: Path, capfdbinary: Any) -> None:
+    def half(chunk: LeasedChunk) -> str:
+        if chunk.chunk:
+            return "half \ud800"
+        raise ValueError("boom \ud800")
+
+    with worker(hash_store()) as coordinator:
+        lease(coordinator, folder=tmp_path, max_attempts=1, on_error="skip").process(half)
+    for arguments, expected in ((["show", "--tracebacks"], rb"boom \\ud800"), (["results"], rb"half \\ud800")):
+        with pytest.raises(SystemExit) as caught:
+            run(["job", arguments[0], str(tmp_path), *arguments[1:]])
+        assert caught.value.code == 0
+        assert re.search(expected, capfdbinary.readouterr().out)
 
 
 def test_a_folder_that_is_no_jobs_is_refused_in_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -59,9 +59,9 @@ def _show(summary: dict[str, Any], *, tracebacks: bool) -> None:
     typer.echo(f"{len(dead):,} dead letters:")
     for letter in dead:
         lines = letter["error"].strip().splitlines() or [""]
-        typer.echo(f"  chunk {letter['chunk']} after {letter['attempts']} attempts: {lines[-1]}")
+        typer.echo(_shown(f"  chunk {letter['chunk']} after {letter['attempts']} attempts: {lines[-1]}"))
         if tracebacks:
-            typer.echo("\n".join("    " + line for line in lines))
+            typer.echo(_shown("\n".join("    " + line for line in lines)))
 
 
 def register(app: typer.Typer) -> None:
@@ -101,7 +101,7 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(found))
             return
         for entry in found:
-            typer.echo(f"{entry['chunk']}\t{entry['token']}\t{entry['file']}\t{entry['payload']}")
+            typer.echo(_shown(f"{entry['chunk']}\t{entry['token']}\t{entry['file']}\t{entry['payload']}"))
 
     @job.command()
     def retry(
@@ -124,3 +124,8 @@ def register(app: typer.Typer) -> None:
             )
         else:
             typer.echo("there is nothing to try again")
+
+
+def _shown(text: str) -> str:
+    """Return a user's text without what cannot be printed: names of files may hold half a character."""
+    return text.encode(errors="backslashreplace").decode()

@@ -54,6 +54,7 @@ class Beginner:
         order: the fingerprint of the dataset's order.
         positions: what is read.
         chunk_size: positions per chunk, or None for whatever the job has.
+        data: the digest of the fingerprints of the dataset's sources.
         default_size: computes a chunk size where the job is new and none was given.
         ledger: the job's folder.
         state: from ``state_dict()`` of an earlier generation.
@@ -68,6 +69,7 @@ class Beginner:
         order: str,
         positions: range,
         chunk_size: int | None,
+        data: str,
         default_size: Callable[[], int],
         ledger: Ledger | None,
         state: Mapping[str, Any] | None,
@@ -75,7 +77,7 @@ class Beginner:
     ) -> None:
         self._store = store
         self._name = name
-        self._same: dict[str, Any] = {"order": order, "positions": positions, "chunk_size": chunk_size}
+        self._same: dict[str, Any] = {"order": order, "positions": positions, "chunk_size": chunk_size, "data": data}
         self._default_size = default_size
         self._ledger = ledger
         self._state = None if state is None else replace(JOB.from_json(state), name=name)
@@ -143,7 +145,7 @@ class Beginner:
 
     def _fresh(self) -> LeasedJob:
         size = self._same["chunk_size"] or self._default_size()
-        return LeasedJob(self._name, self._same["order"], self._same["positions"], size)
+        return LeasedJob(self._name, self._same["order"], self._same["positions"], size, data=self._same["data"])
 
 
 def _count(runs: Sequence[Run]) -> int:

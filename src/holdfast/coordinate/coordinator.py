@@ -38,6 +38,8 @@ __all__ = ["StreamCoordinator"]
 
 _log = logging.getLogger(__name__)
 
+MAX_SECONDS = 86_400.0  # of a TTL: the operating system cannot wait without end
+
 
 class StreamCoordinator:
     """Workers of one job, seen from one process.
@@ -75,6 +77,8 @@ class StreamCoordinator:
                 replication=replication,
                 balance_interval=balance_interval,
             )
+        if not all(isinstance(seconds, (int, float)) and seconds < MAX_SECONDS for seconds in (heartbeat, ttl)):
+            raise ConfigError("heartbeat and ttl are seconds, a day at most", heartbeat=heartbeat, ttl=ttl)
         if not 0 < heartbeat <= ttl / 2:
             raise ConfigError(
                 "a worker must be able to miss a heartbeat: heartbeat must be at most half the ttl",

@@ -6,8 +6,10 @@ it. Both are in every output's name, and the generation is in every fencing toke
 
 from __future__ import annotations
 
+import hashlib
 import json
 import uuid
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from holdfast.coordinate.pages import Pages
 from holdfast.errors import CoordinationError
 from holdfast.versioned import Count, Format
 
-__all__ = ["JOB", "JobRecord", "LeasedJob", "check_same"]
+__all__ = ["JOB", "JobRecord", "LeasedJob", "check_same", "data_digest"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,7 @@ class LeasedJob:
         positions: what is read.
         chunk_size: positions per chunk; the last one may be shorter.
         job: its identity; workers that begin a job draw it, the others read it.
+        data: the digest of the fingerprints of the sources; empty in jobs of earlier releases.
     """
 
     name: str
@@ -38,6 +41,7 @@ class LeasedJob:
     positions: range
     chunk_size: int
     job: str = field(default_factory=lambda: uuid.uuid4().hex[:8])
+    data: str = ""
 
     @property
     def chunks(self) -> int:
@@ -52,7 +56,7 @@ class LeasedJob:
     def record(self, **more: Any) -> JobRecord:
         """Return the job as it is saved, with what else is known of it."""
         positions = (self.positions.start, self.positions.stop)
-        record = JobRecord(self.job, self.name, self.order, positions, self.chunk_size)
+        record = JobRecord(self.job, self.name, self.order, positions, self.chunk_size, data=self.data)
         return replace(record, **more)
 
 
@@ -71,6 +75,7 @@ class JobRecord:
         finished: chunks that had ended before, or by now, as runs.
         pages: how many records of the store hold their results.
         results: of a saved state: the end of each chunk, a line each, on pages.
+        data: the digest of the fingerprints of the sources.
     """
 
     job: str
@@ -83,11 +88,12 @@ class JobRecord:
     finished: list[tuple[Count, Count]] = field(default_factory=list)
     pages: Count = 0
     results: list[str] = field(default_factory=list)
+    data: str = ""
 
     @property
     def definition(self) -> LeasedJob:
         """The job itself."""
-        return LeasedJob(self.name, self.order, range(*self.positions), self.chunk_size, self.job)
+        return LeasedJob(self.name, self.order, range(*self.positions), self.chunk_size, self.job, self.data)
 
 
 def _identified(old: dict[str, Any]) -> dict[str, Any]:
@@ -103,16 +109,25 @@ def _paged(old: dict[str, Any]) -> dict[str, Any]:
 JOB = Format(
     "leased job",
     JobRecord,
-    version=3,
-    upgrades={1: _identified, 2: _paged},
+    version=4,
+    upgrades={1: _identified, 2: _paged, 3: dict},  # the third knew nothing of the data
     error=CoordinationError,
     version_error=CoordinationError,
 )
 
 
-def check_same(stored: LeasedJob, *, order: str, positions: range, chunk_size: int | None, where: str) -> LeasedJob:
-    """Return a stored job, or raise if this worker's dataset, positions or chunk size are not the job's."""
+def data_digest(fingerprints: Mapping[str, str]) -> str:
+    """Return one digest of what every source, by its name, says of its data."""
+    return hashlib.blake2b(json.dumps(sorted(fingerprints.items())).encode(), digest_size=16).hexdigest()
+
+
+def check_same(
+    stored: LeasedJob, *, order: str, positions: range, chunk_size: int | None, data: str, where: str
+) -> LeasedJob:
+    """Return a stored job, or raise if this worker's dataset, its data, positions or chunk size are not the job's."""
     here: dict[str, object] = {"order": order, "positions": positions, "chunk_size": chunk_size or stored.chunk_size}
+    if stored.data:
+        here["data"] = data
     there: dict[str, object] = {name: getattr(stored, name) for name in here}
     different = [name for name in here if here[name] != there[name]]
     if different:

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from holdfast.coordinate.begin import Beginner
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size, sample_bytes
 from holdfast.coordinate.claims import READ_AHEAD, Claims
+from holdfast.coordinate.job import data_digest
 from holdfast.coordinate.leased_chunk import LeasedChunk
 from holdfast.coordinate.ledger import Ledger
 from holdfast.coordinate.outcome import Outcome
@@ -40,7 +41,7 @@ from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.coordinate.turns import Turns
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
-from holdfast.order.numbers import Positions
+from holdfast.order.numbers import Positions, whole_number
 from holdfast.stream.batch import Batch
 from holdfast.stream.named_source import Collate
 from holdfast.stream.read_batches import Cut, read_batches
@@ -110,12 +111,16 @@ class LeasedReader:
         on_error: Literal["raise", "skip"] = "raise",
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        if batch_size < 1 or (chunk_size is not None and chunk_size < 1) or standby_chunks < 0 or max_attempts < 1:
+        counts: dict[str, Any] = {"batch_size": batch_size, "chunk_bytes": chunk_bytes, "max_attempts": max_attempts}
+        counts |= {} if chunk_size is None else {"chunk_size": chunk_size}
+        if any(whole_number(value, what) < 1 for what, value in counts.items()):
+            raise ConfigError("batch_size, chunk_size, chunk_bytes and max_attempts must be at least 1", **counts)
+        if whole_number(standby_chunks, "standby_chunks") < 0 or not backoff >= 0 or not name:
             raise ConfigError(
-                "batch_size, chunk_size and max_attempts must be at least 1, standby_chunks 0 or more",
-                batch_size=batch_size,
+                "standby_chunks and backoff must be 0 or more, and a job needs a name",
                 standby_chunks=standby_chunks,
-                max_attempts=max_attempts,
+                backoff=backoff,
+                name=name,
             )
         if on_error not in ("raise", "skip") or (folder is not None and state is not None) or not save_interval > 0:
             raise ConfigError(
@@ -164,6 +169,7 @@ class LeasedReader:
             order=order.fingerprint(),
             positions=positions,
             chunk_size=chunk_size,
+            data=data_digest({named.name: named.source.fingerprint() for named in dataset.sources}),
             default_size=size,
             ledger=self._ledger,
             state=state,

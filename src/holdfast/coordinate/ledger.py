@@ -39,6 +39,7 @@ _log = logging.getLogger(__name__)
 
 # Commits of one worker that may be files of their own at any time.
 MAX_LOOSE = 512
+_BEGINS_WITH_CHUNK = re.compile(r"\[(\d+),")
 _GENERATION = re.compile(r"generation-(\d{6})(\.sealed)?")
 
 
@@ -262,14 +263,24 @@ class Ledger:
                 raise
             self._read_generation(sealed, found)
             return
+        torn: list[str] = []
         for text in texts:
             for line in text.splitlines():
                 try:
                     entry = from_line(line)
-                except CoordinationError:
-                    continue  # a journal's line, cut short by a crash or a full disk: its files are still there
+                except CoordinationError as error:
+                    if line.endswith("]"):  # whole, and not what was written
+                        raise CoordinationError(
+                            "a record of the job is damaged", folder=str(path), line=line
+                        ) from error
+                    torn.append(line)  # cut short by a crash or a full disk: the chunk's own file is still there
+                    continue
                 if isinstance(entry, (Done, Dead)):
                     found[entry.chunk] = entry
+        for line in torn:
+            begun = _BEGINS_WITH_CHUNK.match(line)
+            if begun is not None and int(begun[1]) not in found:
+                _log.warning("a record in %s was cut short, and chunk %s is done again: %s", path, begun[1], line[:80])
 
     def retry(self, chunks: Collection[int] | None = None) -> list[int]:
         """Let chunks that were given up be tried again by the next workers; None for all. Return which.
@@ -321,6 +332,8 @@ def _read_text(path: Path) -> str:
         if not path.parent.exists():
             raise
         return ""  # moved into its journal meanwhile
+    except UnicodeDecodeError as error:
+        raise CoordinationError("a file of the job is damaged", file=str(path), problem=str(error)) from error
 
 
 def _read_json(path: Path) -> Mapping[str, Any]:
