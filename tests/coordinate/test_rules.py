@@ -128,6 +128,34 @@ def test_a_chunk_is_given_up_at_its_last_attempt_and_counted_before_that_is_a_fa
     assert owner.is_finished()
 
 
+def test_giving_a_lease_back_keeps_the_attempts_that_failed_before() -> None:
+    store = MemoryStore()
+    owner, heir = table(store), table(store, "b")
+    (lease,) = owner.claim(0.0)
+    owner.fail(0, lease.token, 0.0, "failed")
+    owner.observe(0.0, [0])
+    assert owner.take_over(0, 50.0) is not None
+    owner.release(50.0)
+    heir.observe(50.0, [0])
+    again = heir.take_over(0, 100.0)
+    assert again is not None
+    assert again.attempts == 1
+
+
+def test_a_worker_that_holds_its_chunk_again_cannot_commit_what_it_made_under_the_earlier_lease() -> None:
+    store = MemoryStore()
+    owner = table(store)
+    (first,) = owner.claim(0.0)
+    owner.fail(0, first.token, 0.0, "failed")
+    owner.observe(0.0, [0])
+    second = owner.take_over(0, 50.0)
+    assert second is not None
+    assert second.token > first.token
+    with pytest.raises(StaleLeaseError):
+        owner.commit(0, first.token, 50.0)
+    assert owner.commit(0, second.token, 50.0).token == second.token
+
+
 def test_giving_a_lease_back_is_no_failed_attempt() -> None:
     store = MemoryStore()
     owner, heir = table(store), table(store, "b")
