@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.errors import StateError
 from holdfast.stream.forward.position_queue import PositionQueue, Stride
 from holdfast.stream.process import Process
 
@@ -56,3 +58,9 @@ def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[S
     one_by_one, after = taken(queue, len(upcoming))
     assert one_by_one == upcoming.tolist()
     assert queue.past(len(upcoming)) == after
+
+
+def test_states_of_processes_that_did_not_begin_together_are_refused() -> None:
+    queues = [PositionQueue(Process(number, 2), (), position) for number, position in ((0, 4), (1, 5))]
+    with pytest.raises(StateError, match="began together"):
+        PositionQueue.merge(queues, dataset="a")

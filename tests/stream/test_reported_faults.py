@@ -22,10 +22,12 @@ from holdfast.errors import (
     StateError,
     StateMismatchError,
     StreamError,
+    TransformError,
 )
 from holdfast.order import Contiguous, HashBased, RoundRobin, Stratified
 from holdfast.sources import ArraySource, Ragged
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
+from holdfast.stream.read_batches import read_batches
 
 
 def loader_of(dataset: Any, **options: Any) -> StreamingShardLoader:
@@ -260,6 +262,37 @@ def test_a_lambda_cannot_be_sent_to_a_spawned_worker_and_the_error_says_what_can
     with pytest.raises(ConfigError, match="top of a module") as caught:
         next(iter(loader))
     assert caught.value.multiprocessing_context == "spawn"
+
+
+def test_any_range_of_steps_reads_as_its_steps_one_by_one_across_every_change() -> None:
+    loader = loader_of(StreamDataset(numbers(60), name="a", seed=2))
+    take(loader, 2)
+    loader.mask(samples={"a": list(range(0, 60, 3))})
+    take(loader, 2)
+    loader.skip(samples={"a": [1, 4, 7]})
+    take(loader, 3)
+
+    def told(batch: dict[str, Any]) -> tuple[list[int], list[bool] | None]:
+        return batch["index"].tolist(), batch["__valid__"].tolist() if "__valid__" in batch else None
+
+    single = [told(loader.batch_at(step)) for step in range(7)]
+    assert [valid is None for _, valid in single] == [True] * 2 + [False] * 5
+    for first in range(7):
+        for stop in range(first + 1, 8):
+            batches = read_batches(loader.dataset, loader.schedule, range(first, stop), 0)
+            assert [told(batch.make()) for batch in batches] == single[first:stop]
+
+
+def test_the_one_sample_that_a_column_transform_fails_on_is_named() -> None:
+    def fails(columns: dict[str, Any]) -> dict[str, Any]:
+        if 7 in columns["index"]:
+            raise ValueError("no sevens")
+        return columns
+
+    loader = loader_of(StreamDataset(numbers(8), name="a", column_transform=fails), batch_size=8)
+    with pytest.raises(TransformError, match="no sevens") as caught:
+        loader.batch_at(0)
+    assert (caught.value.source, caught.value.index) == ("a", 7)
 
 
 # Found from outside: what was accepted, cut or counted without a word.
