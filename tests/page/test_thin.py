@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+import base64
+
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.page.model import Line
 from holdfast.page.thin import thinned
 
 VALUES = st.lists(
@@ -51,3 +55,14 @@ def test_a_stretch_is_cut_out_before_it_is_thinned() -> None:
 def test_steps_out_of_order_are_sorted() -> None:
     steps, values = thinned(np.array([3.0, 1.0, 2.0]), np.array([30.0, 10.0, 20.0]), columns=10)
     assert (steps.tolist(), values.tolist()) == ([1, 2, 3], [10, 20, 30])
+
+
+@pytest.mark.parametrize("steps", [[3, 4, 9], [0, 70_000, 70_001], [0.5, 1.25, 2.0], [7], []], ids=str)
+def test_a_line_is_sent_with_the_steps_it_has(steps: list[float]) -> None:
+    line = Line("loss", np.array(steps, dtype=np.float64), np.ones(len(steps))).to_json(columns=300)
+    sent = base64.b64decode(line["steps"])
+    if line["whole"]:
+        received = line["first"] + np.cumsum(np.frombuffer(sent, f"<u{line['gap_bytes']}"))
+    else:
+        received = line["first"] + np.frombuffer(sent, "<f8")
+    assert received.tolist() == steps

@@ -14,7 +14,7 @@ from holdfast.page.thin import thinned
 
 __all__ = ["Bucket", "Cause", "Chart", "Event", "Flag", "HeatMap", "Line", "Page", "Suspect"]
 
-MAX_UINT32 = 2**32 - 1
+MAX_UINT16, MAX_UINT32 = 2**16 - 1, 2**32 - 1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -30,14 +30,18 @@ class Line:
         """Return the line with at most the smallest and the largest value of each of ``columns`` stretches of steps."""
         steps, values = thinned(self.steps, self.values, columns=columns, first=first, last=last)
         offsets = steps - steps[0] if len(steps) else steps
-        whole = bool(len(steps)) and bool(np.all(offsets == np.floor(offsets))) and float(offsets[-1]) <= MAX_UINT32
+        gaps = np.diff(offsets, prepend=0.0)  # small numbers, which take half the room and compress better
+        widest = float(gaps.max(initial=0.0))
+        whole = bool(len(steps)) and bool(np.all(gaps == np.floor(gaps))) and widest <= MAX_UINT32
+        gap_bytes = 2 if widest <= MAX_UINT16 else 4
         return {
             "name": self.name,
             "points": len(self.values),
             "faded": self.faded,
             "first": float(steps[0]) if len(steps) else 0.0,
             "whole": whole,
-            "steps": _packed(offsets, "<u4" if whole else "<f8"),
+            "gap_bytes": gap_bytes,
+            "steps": _packed(gaps, f"<u{gap_bytes}") if whole else _packed(offsets, "<f8"),
             "values": _packed(values, "<f4"),
         }
 

@@ -62,8 +62,11 @@
   function bytes(text) { return Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer; }
   function unpack(line) {
     if (line.x) return line;
-    const offsets = line.whole ? new Uint32Array(bytes(line.steps)) : new Float64Array(bytes(line.steps));
-    line.x = Array.from(offsets, (offset) => line.first + offset);
+    if (line.whole) {
+      let step = line.first;
+      const gaps = new (line.gap_bytes === 2 ? Uint16Array : Uint32Array)(bytes(line.steps));
+      line.x = Array.from(gaps, (gap) => step += gap);
+    } else line.x = Array.from(new Float64Array(bytes(line.steps)), (offset) => line.first + offset);
     const values = new Float32Array(bytes(line.values));
     line.y = Array.from(values, (value) => Number.isFinite(value) ? value : null);
     line.broken = line.x.filter((_, place) => !Number.isFinite(values[place]));
