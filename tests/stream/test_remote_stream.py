@@ -17,6 +17,7 @@ from hypothesis import strategies as st
 from tests.sources.servers import FaultyServer
 
 import holdfast as hfast
+from holdfast.errors import RemoteReadError
 from holdfast.order import Shuffle, WindowShuffle
 from holdfast.sources import ParquetSource, RemoteOptions, Source, TokenFileSource
 
@@ -207,3 +208,19 @@ def test_the_footers_of_many_files_come_side_by_side_and_are_kept(tmp_path: Path
         server.ranges.clear()
         assert len(ParquetSource(urls, remote=options)) == 60 * 50
         assert not server.ranges
+
+
+class Unsteady(hfast.ArraySource):
+    """A source that says it is remote, and cannot fetch ahead."""
+
+    is_remote = True
+
+    def prefetch(self, indices: Any, reader: int) -> bool:
+        if len(indices):
+            raise RemoteReadError("not now", file="x")
+        return True
+
+
+def test_a_fault_of_looking_ahead_is_no_fault_of_a_batch() -> None:
+    batches = list(loader_of(Unsteady({"x": np.arange(200)}), "none"))
+    assert torch.cat([batch["x"] for batch in batches]).tolist() == list(range(200))

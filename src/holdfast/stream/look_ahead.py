@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import threading
 import weakref
+from contextlib import suppress
 from itertools import count
 from typing import Any
 
 import numpy as np
 
+from holdfast.errors import HoldfastError
 from holdfast.order import Schedule
 from holdfast.sources import Source
 from holdfast.stream.named_source import HasSources
@@ -62,8 +64,10 @@ class LookAhead:
                 if (self._stop is not None and self._next >= self._stop) or not self._has_room():
                     return
                 last = self._next + self._each
-                self._name(range(self._next, last if self._stop is None else min(last, self._stop)))
+                coming = range(self._next, last if self._stop is None else min(last, self._stop))
                 self._next = last
+                with suppress(HoldfastError):  # what cannot be read fails at its own step, or is skipped there
+                    self._name(coming)
         finally:
             self._lock.release()
 
