@@ -204,8 +204,8 @@ def test_the_sides_of_a_game_are_known_without_the_word_loss() -> None:
 
 
 def test_one_high_step_among_the_first_of_thousands_is_no_spike() -> None:
-    steps = np.concatenate([np.arange(1, 11), np.arange(200, 200 * 800, 200)]).astype(float)
-    later = noisy(2.0 + np.exp(-np.arange(799) / 40), 0.03)
+    steps = np.concatenate([np.arange(1, 11), np.arange(200, 200 * 1648, 200)]).astype(float)
+    later = noisy(2.0 + np.exp(-np.arange(1647) / 40), 0.04)
     first = [6.94, 16.84, 8.76, 6.64, 6.61, 7.42, 6.35, 6.16, 6.07, 5.98]
     assert not found_by(LossSpikeDetector(), signal("loss", np.concatenate([first, later]), steps=steps))
 
@@ -215,3 +215,10 @@ def test_a_rise_through_which_the_held_out_loss_falls_is_another_objective(last:
     loss = np.concatenate([np.linspace(1.0, 0.2, 12), np.linspace(0.95, 0.91, 40)])
     held_out = signal("val_loss", np.geomspace(2.8, last, 10), kind="eval_loss", steps=np.linspace(10, 51, 10))
     assert len(found_by(DivergentTrainingDetector(), signal("loss", noisy(loss)), held_out)) == alarms
+
+
+def test_a_held_out_loss_that_was_better_before_the_rise_excuses_nothing() -> None:
+    loss = np.concatenate([np.linspace(1.0, 0.2, 12), np.linspace(0.95, 0.91, 40)])
+    held_out = np.concatenate([[2.0, 1.0], np.linspace(3.0, 2.0, 8)])
+    evaluation = signal("val_loss", held_out, kind="eval_loss", steps=np.linspace(2, 51, 10))
+    assert len(found_by(DivergentTrainingDetector(), signal("loss", noisy(loss)), evaluation)) == 1

@@ -126,3 +126,10 @@ def test_a_healthy_bare_loss_is_healthy(tmp_path: Path) -> None:
     path = tmp_path / "loss.txt"
     path.write_text("".join(f"{2.0 / (1 + n / 40) + noise[n]:.5f}\n" for n in range(400)), encoding="utf-8")
     assert DEBUGGER.debug(path).verdict is Verdict.HEALTHY
+
+
+def test_a_column_that_stands_still_does_not_count(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "loss.txt", "".join(f"{loss} 16\n" for loss in LOSSES))
+    assert losses(signals) == [LOSSES]
+    (signals,) = runs_of(tmp_path, "loss_log.txt", "".join(f"16 {loss}\n" for loss in LOSSES))
+    assert signals[-1].steps.tolist() == list(range(24))
