@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import pytest
@@ -32,3 +33,8 @@ def test_the_gradient_norm_is_that_of_the_step_even_where_a_closure_makes_the_gr
         assert norms is not None
         assert total_norm(norms.numbers()) == pytest.approx(scale * 3**0.5)
     gauge.close()
+
+
+def test_a_norm_that_is_not_a_number_is_not_hidden_behind_an_infinite_one() -> None:
+    assert math.isnan(total_norm([1.0, math.inf, math.nan]))
+    assert total_norm([3.0, 4.0, math.inf]) == math.inf

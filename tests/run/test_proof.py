@@ -16,7 +16,7 @@ from holdfast.errors import OrderError, RunError
 from holdfast.run import RollbackOptions
 from holdfast.run.blame import BlameOptions
 from holdfast.run.preview import preview
-from holdfast.run.proof import Culprit
+from holdfast.run.proof import Culprit, ProofOptions
 
 
 @pytest.mark.parametrize("heeds_masks", [True, False])
@@ -26,6 +26,7 @@ def test_the_poisoned_samples_are_blamed_and_nobody_else(tmp_path: Path, poisone
     state, files = state_of(job), files_of(tmp_path / "run")
     found = run.blame(AT)
     assert sorted(suspect.index for suspect in found.blamed) == guilty
+    assert sorted(suspect.index for suspect in found.ranked[:poisoned]) == guilty, "the furthest out come first"
     assert found.heeds_masks == heeds_masks
     assert found.explained is not None
     assert found.explained > 0.9
@@ -54,6 +55,13 @@ def test_poisoned_samples_are_proven_within_seven_times_the_steps(tmp_path: Path
     assert found.cure == f"loader.mask(samples={{'numbers': {guilty}}})"
     k = found.steps[-1] + 1 - 20  # from the checkpoint on
     assert found.steps_made + -(-found.samples_measured // 8) <= 7 * k
+
+
+def test_suspects_are_guilty_only_where_random_samples_do_not_help_as_much(tmp_path: Path) -> None:
+    _, run, _ = trained(tmp_path / "run", poisoned=2)
+    found = run.prove(AT, options=ProofOptions(max_random_share=-1.0))  # as if no draw were unlike B
+    assert (found.verdict, found.samples, found.cure) == (Culprit.UNKNOWN, {}, None)
+    assert len(found.without_random) == 3
 
 
 def _flip_gradient(job: Job) -> None:
