@@ -11,6 +11,7 @@ import subprocess
 import sys
 import textwrap
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,17 +23,22 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, latest_verified, verify_checkpoint
-from holdfast.checkpoint.manifest import MANIFEST
+from holdfast.checkpoint.files import LocalFiles
+from holdfast.checkpoint.manifest import MANIFEST, read_manifest
 from holdfast.cli.main import run
 from holdfast.errors import CheckpointError, CheckpointWriteError, ConfigError, UnusableCheckpointError
 
 
 def state(step: int = 1) -> State:
+    # Beyond what is digested whole; the other differs in the middle only, where nothing but its checksum tells.
+    alike = random_bits(90, 60, seed=step + 4000)
     return {
         "model": {
             "large": random_bits(90_000, seed=step),
             "one": random_bits(40, 50, seed=step + 1000),
             "two": random_bits(40, 50, seed=step + 2000),
+            "three": alike,
+            "four": torch.cat([alike[:45], -alike[45:46], alike[46:]]),
             "small": random_bits(30, seed=step + 3000),
         },
         "step": step,
@@ -58,12 +64,12 @@ def test_what_was_saved_is_an_ordinary_checkpoint_that_torch_loads(tmp_path: Pat
     assert_same(load(blank(state(3)), FileSystemReader(path)), state(3))
     assert_same(load(blank(state(3)), ParallelFileSystemReader(path, require_manifest=True)), state(3))
     report = verify_checkpoint(path, require_manifest=True)
-    assert (report.verdict, report.manifest, report.verified) == ("sound", True, 5)
+    assert (report.verdict, report.manifest, report.verified) == ("sound", True, 7)
 
 
 def test_the_report_tells_what_was_written(tmp_path: Path) -> None:
     report = checkpoint.save(state(), place(tmp_path, 1), step=1, run_id="r7")
-    assert (report.path, report.step, report.items, report.removed) == (place(tmp_path, 1), 1, 5, ())
+    assert (report.path, report.step, report.items, report.removed) == (place(tmp_path, 1), 1, 7, ())
     assert report.bytes == sum(path.stat().st_size for path in place(tmp_path, 1).glob("*.distcp"))
     manifest = json.loads((place(tmp_path, 1) / MANIFEST).read_text())
     assert (manifest["version"], manifest["step"], manifest["run_id"]) == (1, 1, "r7")
@@ -109,10 +115,15 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
     assert names(tmp_path) == []
 
 
-def swapped_records(folder: Path) -> None:
+def swapped_large_records(folder: Path) -> None:
+    """Swap the stored bytes of two tensors of one shape of which only the ends are digested."""
+    swapped_records(folder, ("three", "four"))
+
+
+def swapped_records(folder: Path, swapped: tuple[str, str] = ("one", "two")) -> None:
     """Swap the stored bytes of two tensors of one shape."""
     metadata = FileSystemReader(folder).read_metadata()
-    one, two = (metadata.storage_data[MetadataIndex(f"model.{name}", torch.Size((0, 0)))] for name in ("one", "two"))
+    one, two = (metadata.storage_data[MetadataIndex(f"model.{name}", torch.Size((0, 0)))] for name in swapped)
     path = folder / one.relative_path
     data = bytearray(path.read_bytes())
     assert one.length == two.length
@@ -162,6 +173,14 @@ def newer_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text(text.replace('"version":1', '"version":2'))
 
 
+def resealed_manifest(folder: Path) -> None:
+    """A manifest with the right digest that places a record where the metadata does not."""
+    manifest = read_manifest(folder, LocalFiles())
+    assert manifest is not None
+    records = [[*record[:3], record[3] + 1, *record[4:]] for record in manifest.records]
+    (folder / MANIFEST).write_bytes(replace(manifest, records=records).sealed().to_bytes())
+
+
 def nested_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text("[" * 200_000)
 
@@ -170,7 +189,7 @@ def nested_manifest(folder: Path) -> None:
     "damage",
     [
         swapped_records, swapped_places, data_of_another_step, metadata_of_another_step, changed_manifest,
-        cut_manifest, newer_manifest, nested_manifest,
+        cut_manifest, newer_manifest, nested_manifest, resealed_manifest, swapped_large_records,
     ],
     ids=lambda damage: damage.__name__,
 )  # fmt: skip
