@@ -284,3 +284,14 @@ def test_a_checkpoint_of_unknown_step_may_be_the_newest_and_equal_steps_go_by_ti
     found = latest_verified(tmp_path)
     assert found is not None
     assert (found.path.name, [path.name for path, _ in found.passed_over]) == ("a", ["b"])
+
+
+def test_a_cut_off_checkpoint_neither_counts_nor_goes_when_the_last_k_are_kept(tmp_path: Path) -> None:
+    for step in (1, 2):
+        checkpoint.save(state(step), tmp_path / f"step-{step}", step=step)
+    os.truncate(tmp_path / "step-2" / "__0_0.distcp", 100)
+    report = checkpoint.save(state(3), tmp_path / "step-3", step=3, keep=2)
+    assert report.removed == ()
+    assert names(tmp_path) == ["step-1", "step-2", "step-3"]
+    checkpoint.save(state(4), tmp_path / "step-4", step=4, keep=2)
+    assert names(tmp_path) == ["step-2", "step-3", "step-4"]
