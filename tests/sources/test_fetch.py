@@ -329,4 +329,4 @@ def test_the_sizes_of_many_files_are_asked_for_side_by_side() -> None:
         look_at(files)
         assert [file.size for file in files] == list(range(100))
         assert server.heads == 100
-        assert server.rounds <= 10
+        assert server.rounds <= 4
