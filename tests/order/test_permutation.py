@@ -17,6 +17,7 @@ from holdfast.errors import ConfigError, OrderError
 from holdfast.order import Permutation, derive_key
 from holdfast.order.cycle import Cycle
 from holdfast.order.numbers import Ordinals
+from holdfast.order.permutation import TABLE_LIMIT, forward_each
 
 Int64 = NDArray[np.int64]
 
@@ -210,3 +211,18 @@ def test_small_lengths_reach_every_permutation_of_three(n: int) -> None:
     seen = np.unique(ranks, return_counts=True)[1]
     assert len(seen) == 6
     assert float(((seen - keys / 6) ** 2 / (keys / 6)).sum()) < chi2.ppf(0.9999, 5)
+
+
+@given(
+    sizes=st.lists(
+        st.integers(TABLE_LIMIT + 1, TABLE_LIMIT + 10**6) | st.integers(2**40, 2**62), min_size=1, max_size=6
+    ),
+    seed=st.integers(0, 2**32),
+)
+def test_several_permutations_in_one_pass_are_what_each_is_alone(sizes: list[int], seed: int) -> None:
+    permutations = [Permutation(size, f"{seed} {number}") for number, size in enumerate(sizes)]
+    generator = np.random.default_rng(seed)
+    number = generator.integers(0, len(sizes), 300)
+    places = np.array([generator.integers(0, sizes[one]) for one in number], dtype=np.int64)
+    alone = [int(permutations[one].forward(np.array([place]))[0]) for one, place in zip(number, places, strict=True)]
+    assert forward_each(permutations, number, places).tolist() == alone

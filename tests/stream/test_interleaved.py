@@ -178,3 +178,10 @@ def test_a_nested_mixture_resumes_exactly_with_worker_processes() -> None:
 def test_a_run_with_worker_processes_may_be_resumed_without_them_and_back() -> None:
     assert_exact_resume(lambda: pipeline(workers=2), 7, 12, create_resumed_fn=pipeline)
     assert_exact_resume(pipeline, 7, 12, create_resumed_fn=lambda: pipeline(workers=1))
+
+
+@pytest.mark.parametrize("weights", [[1, 2], [(0, 1)], [("a", 1, 2)], "ab"])
+def test_weights_that_name_no_child_are_refused(weights: Any) -> None:
+    children = [dataset_of({name: 10}) for name in ("a", "b")]
+    with pytest.raises(MixtureError, match="by name"):
+        InterleavedDataset(children, weights=weights)

@@ -18,12 +18,13 @@ from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key
 from holdfast.order.layout import Layout
 from holdfast.order.numbers import Indices, Int64, Ordinals, whole_number
-from holdfast.order.permutation import MAX_LENGTH
+from holdfast.order.permutation import MAX_LENGTH, TABLE_LIMIT, Permutation, forward_each
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
 __all__ = ["Cycle", "locate_each"]
 
 EPOCHS_KEPT = 8
+FEW_PLACES = 2048  # of one source: with more, one pass over all sources saves no time (bench/order.py)
 
 
 class Cycle:
@@ -103,6 +104,12 @@ class Cycle:
             index[mask] = self._epoch_order(int(value)).forward(place[mask])
         return epoch, Indices(index)
 
+    def permutation_of(self, epochs: Int64) -> Permutation | None:
+        """Return the computed permutation by which all these epochs are laid out; None where there is no single one."""
+        low, high = int(epochs.min()), int(epochs.max())
+        found = self._epoch_order(low).permutation if low == high else None
+        return found if found is not None and found.n > TABLE_LIMIT else None
+
     def ordinal_of(self, epoch: int, indices: Indices) -> Ordinals:
         """Return the ordinals at which the indices stand in the epoch."""
         size = self.epoch_length(epoch)
@@ -125,10 +132,22 @@ def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Or
     bounds = np.searchsorted(number[by_cycle], np.arange(len(cycles) + 1))
     ordered = ordinals[by_cycle]
     epoch, index = np.empty_like(ordered), np.empty_like(ordered)
+    together: list[tuple[Permutation, Int64, Int64]] = []  # permutations that are asked for few places each
     for cycle, (start, stop) in zip(cycles, pairwise(bounds.tolist()), strict=True):
-        if start < stop:
-            rows = by_cycle[start:stop]
-            epoch[rows], index[rows] = cycle.locate(Ordinals(ordered[start:stop]))
+        if start == stop:
+            continue
+        rows, own = by_cycle[start:stop], Ordinals(ordered[start:stop])
+        epochs, places = cycle.split(own)
+        permutation = cycle.permutation_of(epochs) if stop - start <= FEW_PLACES else None
+        if permutation is None:
+            epoch[rows], index[rows] = cycle.locate(own)
+        else:
+            epoch[rows] = epochs
+            together.append((permutation, rows, places))
+    if together:
+        permutations, every_row, every_place = zip(*together, strict=True)
+        which = np.repeat(np.arange(len(together)), [len(rows) for rows in every_row])
+        index[np.concatenate(every_row)] = forward_each(permutations, which, np.concatenate(every_place))
     return epoch, Indices(index)
 
 

@@ -35,6 +35,9 @@ GROUPS_KEPT = 16
 class EpochOrder(ABC):
     """One epoch of one source: place → index, and back."""
 
+    permutation: Permutation | None = None
+    """The permutation that it is, where it is nothing else."""
+
     @abstractmethod
     def forward(self, places: Int64) -> Int64:
         """Return the index that stands at each place of the epoch."""
@@ -74,14 +77,16 @@ class _AsStored(EpochOrder):
 
 
 class _Permuted(EpochOrder):
+    permutation: Permutation
+
     def __init__(self, permutation: Permutation) -> None:
-        self._permutation = permutation
+        self.permutation = permutation
 
     def forward(self, places: Int64) -> Int64:
-        return self._permutation.forward(places)
+        return self.permutation.forward(places)
 
     def inverse(self, indices: Int64) -> Int64:
-        return self._permutation.inverse(indices)
+        return self.permutation.inverse(indices)
 
 
 @dataclass(frozen=True, slots=True)

@@ -55,7 +55,7 @@ def check_weight_schedule(
     weights: Weights | WeightSchedule, names: Sequence[str]
 ) -> tuple[tuple[int, dict[str, float | Fraction]], ...]:
     """Return the weights as a schedule from position 0 on, or say what is wrong with it."""
-    schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    schedule = as_schedule(weights)
     if not schedule or schedule[0][0] != 0:
         raise MixtureError("a schedule of weights must begin at position 0", schedule=[start for start, _ in schedule])
     starts = [int(start) for start, _ in schedule]
@@ -63,6 +63,19 @@ def check_weight_schedule(
         if later <= earlier:
             raise MixtureError("the positions of a schedule must increase", position=later, after=earlier)
     return tuple((int(start), check_weights(table, names)) for start, table in schedule)
+
+
+def as_schedule(weights: Weights | WeightSchedule) -> list[tuple[int, Weights]]:
+    """Return weights as a schedule, or say that they are none."""
+    schedule = [(0, weights)] if isinstance(weights, Mapping) else list(weights)
+    for entry in schedule:
+        if not isinstance(entry, (tuple, list)) or len(entry) != 2 or not isinstance(entry[1], Mapping):
+            raise MixtureError(
+                "weights are given by name, or as a schedule of (position, weights by name)",
+                found=f"{entry!r}"[:80],
+                hint='{"web": 3, "code": 1}',
+            )
+    return [(start, table) for start, table in schedule]
 
 
 def check_named(schedule: WeightSchedule, names: Sequence[str]) -> None:

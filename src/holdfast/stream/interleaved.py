@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import final
 
 from holdfast.errors import MixtureError
 from holdfast.order.order import StopPolicy
-from holdfast.order.weights import Weights, WeightSchedule, check_named, check_weight_schedule, nest
+from holdfast.order.weights import Weights, WeightSchedule, as_schedule, check_named, check_weight_schedule, nest
 from holdfast.stream.dataset import DatasetInfo, OrderedDataset, TuneIterableDataset
 
 __all__ = ["InterleavedDataset", "check_children"]
@@ -109,5 +109,5 @@ def check_children(
     if weights is None:
         weights = {dataset.dataset_name: dataset.info.weight for dataset in datasets}
     names = [dataset.dataset_name for dataset in datasets]
-    check_named([(0, weights)] if isinstance(weights, Mapping) else weights, names)
+    check_named(as_schedule(weights), names)
     return check_weight_schedule(weights, names)
