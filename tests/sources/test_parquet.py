@@ -272,7 +272,7 @@ def test_damage_is_always_an_error_of_ours(tmp_path: Path) -> None:
     sound = path.read_bytes()
     generator = np.random.default_rng(0)
     ended: Counter[str] = Counter()
-    for place in generator.integers(0, len(sound), 150).tolist():
+    for place in generator.integers(0, len(sound), 60).tolist():
         damaged = bytearray(sound)
         damaged[place] ^= 1 << int(generator.integers(8))
         path.write_bytes(damaged)
@@ -289,6 +289,6 @@ def test_damage_is_always_an_error_of_ours(tmp_path: Path) -> None:
             os._exit(0)
         _, status = os.waitpid(child, 0)
         ended["arrow aborted" if os.WIFSIGNALED(status) else str(os.WEXITSTATUS(status))] += 1
-    assert ended["1"] > 20
+    assert ended["1"] > 10
     assert not ended["2"], "foreign exceptions"
     assert not ended["3"], "errors that name no file"

@@ -104,12 +104,6 @@ class Cycle:
             index[mask] = self._epoch_order(int(value)).forward(place[mask])
         return epoch, Indices(index)
 
-    def permutation_of(self, epochs: Int64) -> Permutation | None:
-        """Return the computed permutation by which all these epochs are laid out; None where there is no single one."""
-        low, high = int(epochs.min()), int(epochs.max())
-        found = self._epoch_order(low).permutation if low == high else None
-        return found if found is not None and found.n > TABLE_LIMIT else None
-
     def ordinal_of(self, epoch: int, indices: Indices) -> Ordinals:
         """Return the ordinals at which the indices stand in the epoch."""
         size = self.epoch_length(epoch)
@@ -138,8 +132,10 @@ def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Or
             continue
         rows, own = by_cycle[start:stop], Ordinals(ordered[start:stop])
         epochs, places = cycle.split(own)
-        permutation = cycle.permutation_of(epochs) if stop - start <= FEW_PLACES else None
-        if permutation is None:
+        low, high = int(epochs.min()), int(epochs.max())
+        few = low == high and stop - start <= FEW_PLACES
+        permutation = cycle._epoch_order(low).permutation if few else None
+        if permutation is None or permutation.n <= TABLE_LIMIT:
             epoch[rows], index[rows] = cycle.locate(own)
         else:
             epoch[rows] = epochs

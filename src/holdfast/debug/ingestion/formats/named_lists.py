@@ -24,9 +24,9 @@ MIN_NUMBERS = 3
 """Numbers from which a list is a series: two may be a range or a shape."""
 MIN_CHARACTER_SHARE = 0.5
 """The share of the text that must stand in such lists; else they sum up what other lines say."""
-_LINE = re.compile(
-    r"^[^\[\]]{0,40}?(?P<name>[A-Za-z_][\w /.\-]{0,40}?)\s*(?:is|are)?\s*[:=]\s*\[(?P<numbers>[^\[\]]*)\]\s*,?$"
-)
+MAX_BEFORE_NAME = 40
+"""Characters that may stand before a name: a time, a bullet."""
+_NAME = re.compile(r"[A-Za-z_][\w /.\-]{0,40}$")
 
 
 class NamedListsFormat(LogFormat):
@@ -64,16 +64,27 @@ class NamedListsFormat(LogFormat):
 
 def _lists(lines: Iterator[str] | list[str]) -> Iterator[tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
     for line in lines:
-        match = _LINE.match(line.strip())
-        if match is None:
+        head, bracket, rest = line.strip().partition("[")
+        numbers = rest.removesuffix(",").rstrip()
+        name = _name_in(head) if bracket and numbers.endswith("]") else None
+        if name is None:
             continue
         try:
-            values = np.array([float(cell) for cell in match["numbers"].split(",") if cell.strip()])
+            values = np.array([float(cell) for cell in numbers[:-1].split(",") if cell.strip()])
         except ValueError:
             continue
         if len(values) >= MIN_NUMBERS:
-            name = match["name"].strip().removesuffix(" is").removesuffix(" are")
             yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values
+
+
+def _name_in(head: str) -> str | None:
+    """Return the name that the text before a list ends with."""
+    before = head.rstrip()
+    if not before.endswith((":", "=")) or len(before) > 2 * MAX_BEFORE_NAME + 10:
+        return None
+    before = before[:-1].rstrip().removesuffix(" is").removesuffix(" are").rstrip()
+    found = _NAME.search(before)
+    return None if found is None or found.start() > MAX_BEFORE_NAME or "]" in before else found[0].strip()
 
 
 def _runs(file: LogFile) -> Iterator[dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
