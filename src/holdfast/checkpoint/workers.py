@@ -13,8 +13,7 @@ __all__ = ["default_workers"]
 
 MAX_WORKERS = 16
 MIN_LOCAL_WORKERS = 8
-"""On two cores, from a cold cache: 0.23 GB/s with 2 workers, 0.35 with 4, 0.64 with 8, where bare reading came to 0.68;
-readahead hints add nothing from 8 on. From a warm cache 1 to 8 are equally fast (bench/checkpoint_load.py)."""
+"""A cold disk serves several requests at a time, however few cores there are (bench/checkpoint_load.py)."""
 MAX_INLINE_BYTES = 4 << 20
 """Up to this much is read faster than threads are started."""
 _SMALL_CHUNK_BYTES = 16 << 10

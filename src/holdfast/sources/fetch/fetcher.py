@@ -152,6 +152,7 @@ class Fetcher:
                     if data is None:
                         self._enqueue(block)
                     else:
+                        block.place = Place.WAITING  # it never was in the queue, whose bytes are counted
                         self._blocks[block.key] = block
                 self._hurry(block)
                 block.waiters += 1
