@@ -20,6 +20,10 @@ from tests.stream.jobs import numbers
 from holdfast.errors import WorkerDiedError
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
+# Torch tells of a killed worker by raising from a signal handler, wherever the interpreter is: now and then inside a
+# callback of the garbage collector (hypothesis has one), where an exception is ignored with a warning.
+pytestmark = pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+
 PARENT = Path(__file__).with_name("stream_parent.py")
 
 
