@@ -20,6 +20,7 @@ import holdfast as hfast
 from holdfast.errors import RemoteReadError
 from holdfast.order import Shuffle, WindowShuffle
 from holdfast.sources import ParquetSource, RemoteOptions, Source, TokenFileSource
+from holdfast.sources.fetch.process import fetcher_of
 
 LENGTH, FILES, PER_FILE = 50, 4, 1000
 NEEDED = FILES * PER_FILE * LENGTH * 2
@@ -186,6 +187,7 @@ def test_statistics_tell_what_remote_reading_took(server: FaultyServer, tmp_path
     assert (stats.bytes_read, stats.bytes_fetched) == (NEEDED, NEEDED)
     assert stats.remote_retries >= 1
     assert stats.cache_hits == 0
+    fetcher_of(options).wait_until_idle()  # blocks are kept beside the reading
     again = loader_of(tokens(server, RemoteOptions(cache_dir=tmp_path, block_size=BLOCK, memory_limit=0)), "none")
     for _ in again:
         pass
