@@ -142,6 +142,7 @@ def test_huge_numbers_and_overlong_digits_are_no_traceback(tmp_path: Path) -> No
     survives(path)
 
 
+@pytest.mark.timeout(100)  # a second or two where nothing backtracks
 @pytest.mark.parametrize("form", default_formats(), ids=lambda form: form.name)
 def test_no_format_takes_quadratic_time_over_one_long_line(tmp_path: Path, form: Any) -> None:
     """Each reader is given lines built to make a careless pattern backtrack; the test's own timeout is the judge."""

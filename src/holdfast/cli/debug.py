@@ -89,14 +89,14 @@ def register(app: typer.Typer) -> None:
         from holdfast.debug.debugger import MLSystemsDebugger
 
         debugger = MLSystemsDebugger(attribution=attribution.value, calibration=calibration, thresholds=thresholds)
-        format = Format.JSON if as_json else format  # noqa: A001
+        chosen = Format.JSON if as_json else format
         if watch:
-            if format not in (Format.TEXT, Format.JSON):
+            if chosen not in (Format.TEXT, Format.JSON):
                 raise ConfigError("only text and JSON can be watched", hint="leave --format out, or pass --json")
-            lines = _lines_of_json if format is Format.JSON else None
+            lines = _lines_of_json if chosen is Format.JSON else None
             raise typer.Exit(_watch(debugger, local_paths(paths), fail_on, interval, lines))
         report = _read(debugger, paths, compare)
-        _print(report, format, output)
+        _print(report, chosen, output)
         raise typer.Exit(exit_code(report, fail_on.value))
 
 

@@ -1,4 +1,4 @@
-"""`holdfast samples STATE --step N`: which samples a step read or will read, from a saved state alone."""
+"""`holdfast samples STATE --step N`: which samples a step read or will read, told by a saved state."""
 
 from __future__ import annotations
 

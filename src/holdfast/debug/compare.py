@@ -23,7 +23,7 @@ _MIN_POINTS = 8
 
 
 def compare_runs(run: RunReport, healthy: RunReport, *, rule: VerdictRule | None = None) -> RunReport:
-    """The report on ``run``, compared with ``healthy``; ``rule`` says what *healthy* takes."""
+    """Return the report on ``run``, compared with ``healthy``; ``rule`` says what *healthy* takes."""
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(
         _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding

@@ -146,7 +146,7 @@ class MLSystemsDebugger:
         return DebugReport(runs)
 
     def compare(self, run: RunReport, healthy: RunReport) -> RunReport:
-        """The report on ``run``, compared with one on a run that went well."""
+        """Return the report on ``run``, compared with one on a run that went well."""
         return compare_runs(run, healthy, rule=self._tuning.verdict)
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:

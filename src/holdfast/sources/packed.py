@@ -24,12 +24,12 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
 from holdfast.order.numbers import whole_number
-from holdfast.sources.base import Column, Columns, Indices, Source, check_indices
+from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.best_fit import Packs, best_fit
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one, check_epochs, checked_epoch
 from holdfast.sources.file_source import LazySource
-from holdfast.sources.parts import bounds_of, read_by_part
+from holdfast.sources.parts import bounds_of, merge_parts, read_by_part
 from holdfast.sources.ragged import Ragged
 
 __all__ = ["PackedSource", "Piece"]
@@ -114,11 +114,10 @@ class PackedSource(LazySource[_Opened]):
         indices, epochs = check_epochs(indices, epochs, len(self), source="PackedSource")
         if self._seed is None or not len(epochs) or (epochs == epochs[0]).all():
             return self._read(indices, int(epochs[0]) if len(epochs) else 0)
-        found, places = np.unique(epochs, return_inverse=True)
-        order = np.argsort(places, kind="stable")
-        parts = [self._read(indices[places == number], epoch) for number, epoch in enumerate(found.tolist())]
-        back = np.argsort(order)
-        return {name: _joined([part[name] for part in parts], back) for name in parts[0]}
+        found, which = np.unique(epochs, return_inverse=True)
+        places = [np.flatnonzero(which == number) for number in range(len(found))]
+        parts = [self._read(indices[own], epoch) for own, epoch in zip(places, found.tolist(), strict=True)]
+        return merge_parts(parts, places)
 
     def _read(self, indices: Indices, epoch: int) -> Columns:
         opened = self._opened
@@ -272,11 +271,3 @@ def _documents_of(masked: Iterable[int], count: int) -> Indices:
 def _fits(value: int, dtype: np.dtype[Any]) -> bool:
     limits = np.iinfo(dtype)
     return bool(limits.min <= value <= limits.max)
-
-
-def _joined(columns: list[Column], order: Indices) -> Column:
-    """Return the rows of columns, end to end, in an order."""
-    ragged = [column for column in columns if isinstance(column, Ragged)]
-    if ragged:
-        return Ragged.concat(ragged).take(order)
-    return np.concatenate([np.asarray(column) for column in columns])[order]

@@ -34,6 +34,11 @@ def read_by_part(indices: Indices, bounds: NDArray[np.int64], read_part: Callabl
     if len(touched) == 1:
         return read_part(touched[0], indices - bounds[touched[0]])
     pieces = [read_part(number, indices[where] - bounds[number]) for number, where in zip(touched, places, strict=True)]
+    return merge_parts(pieces, places)
+
+
+def merge_parts(pieces: list[Columns], places: list[NDArray[np.int64]]) -> Columns:
+    """Put the rows of several readings together, each at its places."""
     return {name: _merge([_column(piece, name) for piece in pieces], places) for name in pieces[0]}
 
 

@@ -14,6 +14,7 @@ import random
 import threading
 from collections import OrderedDict, deque
 from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, perf_counter
@@ -443,7 +444,7 @@ class Fetcher:
                     block.cost.retries += 1
                     # Jitter keeps many ranks that failed together from coming back together.
                     pause = min(options.longest_pause, options.first_pause * 2 ** (block.attempts - 1))
-                    self._after(pause * random.uniform(0.5, 1.0), lambda block=block: self._requeue(block))  # type: ignore[misc]
+                    self._after(pause * random.uniform(0.5, 1.0), partial(self._requeue, block))
             self._arrived.notify_all()
         self._unclaim(request.blocks)
 

@@ -7,7 +7,7 @@ from collections import deque
 __all__ = ["Pace"]
 
 MIN_CONNECTIONS, FIRST_CONNECTIONS = 4, 16
-# A trial of more or fewer connections: by this factor, over so many answers per connection and at least so long.
+# A trial of more or fewer connections: the factor, answers per connection to judge it by, and its shortest time.
 STEP, ANSWERS_PER_TRIAL, MIN_TRIAL_SECONDS = 1.5, 2, 0.2
 # More connections are kept if they bring at least this share of what they would if each brought the same as before.
 WORTHWHILE = 0.25

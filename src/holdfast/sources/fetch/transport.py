@@ -144,7 +144,7 @@ def changed(url: str) -> SourceChangedError:
 
 def open_system(url: str, options: RemoteOptions) -> tuple[Any, str]:
     """Return fsspec's file system of a URL, and the path in it."""
-    # fsspec keeps one instance a process for equal options and makes a new one after a fork, so asking each time is
+    # fsspec keeps one instance per process for equal options and makes a new one after a fork, so asking each time is
     # both cheap and right.
     try:
         import fsspec
