@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from hashlib import blake2b
 
-__all__ = ["START", "Chain", "encode", "link", "split_line"]
+__all__ = ["START", "chained", "encode", "link", "split_line"]
 
 START = "0" * 32
 """What a chain begins with."""
@@ -35,29 +35,12 @@ def split_line(line: bytes) -> tuple[bytes, str] | None:
         return None
 
 
-class Chain:
-    """The writing end of a chain.
+def chained(head: bytes, body: bytes) -> tuple[bytes, bytes]:
+    """Return the line of a record and the digest after it.
 
     Args:
-        head: the digest to carry on from.
+        head: the digest before it.
+        body: the record as JSON, without its closing brace.
     """
-
-    __slots__ = ("head", "lines")
-
-    def __init__(self, head: str = START) -> None:
-        self.head = head
-        self.lines = 0
-
-    def line(self, body: bytes) -> tuple[bytes, str]:
-        """Return the line of a record and the digest after it; nothing changes until ``advance``.
-
-        Args:
-            body: the record as JSON, without its closing brace.
-        """
-        head = blake2b(self.head.encode() + body, digest_size=16).hexdigest()  # as ``link``, without its call
-        return b'%b,"chain":"%b"}\n' % (body, head.encode()), head
-
-    def advance(self, head: str) -> None:
-        """Take over the digest of a line that was written."""
-        self.head = head
-        self.lines += 1
+    digest = blake2b(head + body, digest_size=16).hexdigest().encode()
+    return b'%b,"chain":"%b"}\n' % (body, digest), digest

@@ -16,7 +16,7 @@ from torch import nn
 
 from holdfast.run.parameters import is_sharded, local_tensor
 
-__all__ = ["NOTHING", "Deferred", "Gauge", "Measured"]
+__all__ = ["NOTHING", "Deferred", "Gauge", "Measured", "Norms", "by_layer", "on_host", "total_norm"]
 
 
 class Deferred:
@@ -50,19 +50,13 @@ class Deferred:
         return flat
 
 
-class OnHost:
-    """Numbers that are on the host already, each a tensor of its own: reading them costs less than stacking them."""
+Norms = Deferred | list[float]
+"""Numbers on their way, or on the host already."""
 
-    __slots__ = ("_values",)
 
-    is_ready = True
-
-    def __init__(self, values: Sequence[torch.Tensor]) -> None:
-        self._values = values
-
-    def numbers(self) -> list[float]:
-        """Return the numbers."""
-        return [float(value) for value in self._values]
+def on_host(norms: Norms) -> list[float]:
+    """Return the numbers; waits for the device where they are not here yet."""
+    return norms if isinstance(norms, list) else norms.numbers()
 
 
 class Measured(NamedTuple):
@@ -75,8 +69,8 @@ class Measured(NamedTuple):
         rate: the learning rate.
     """
 
-    norms: Deferred | OnHost | None = None
-    weights: Deferred | OnHost | None = None
+    norms: Norms | None = None
+    weights: Norms | None = None
     layers: tuple[str, ...] = ()
     rate: float | None = None
 
@@ -108,9 +102,9 @@ class Gauge:
         self._stats_every = stats_every
         self._names = _names_of(model)
         self._handles: list[Any] = []
-        self._norms: list[torch.Tensor] = []
+        self._norms: list[Any] = []  # of every gradient so far: a tensor, or a float where it was on the host
         self._layers: list[str] = []
-        self._weights: list[torch.Tensor] = []
+        self._weights: list[Any] = []
         self._stepped = False
         self._rate: float | None = None
         self.forward_ended = 0.0
@@ -174,7 +168,7 @@ class Gauge:
         """Return what was measured since the last call."""
         if not self._stepped:
             return NOTHING
-        made = Measured(_stacked(self._norms), _stacked(self._weights), tuple(self._layers), self._rate)
+        made = Measured(_together(self._norms), _together(self._weights), tuple(self._layers), self._rate)
         self._norms, self._weights, self._layers = [], [], []
         self._stepped = False
         self._rate = None
@@ -186,13 +180,13 @@ def _has_closure(arguments: Any, options: Any) -> bool:
     return options.get("closure") is not None or any(callable(one) for one in arguments[-1:])
 
 
-def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Return the norm of every tensor: of the whole of it, where each rank holds a shard.
+def _norms(tensors: Sequence[torch.Tensor]) -> list[Any]:
+    """Return the norm of every tensor, of the whole of it where each rank holds a shard; as floats, if on the host.
 
     All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
     mesh, queued behind the backward pass like its own collectives.
     """
-    norms = list(torch._foreach_norm([local_tensor(tensor) for tensor in tensors]))
+    norms: list[Any] = list(torch._foreach_norm([local_tensor(tensor) for tensor in tensors]))
     together: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
         if is_sharded(tensor):
@@ -206,22 +200,26 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         whole = DTensor.from_local(squares, mesh, adding, run_check=False).full_tensor().sqrt()
         for place, norm in zip(places, whole.unbind(), strict=True):
             norms[place] = norm
-    return norms
+    # Read while they are in the processor's cache: a step later each of them is a walk through memory.
+    return [norm.item() for norm in norms] if all(norm.is_cpu for norm in norms) else norms
 
 
-def _stacked(norms: list[torch.Tensor]) -> Deferred | OnHost | None:
+def _together(norms: list[Any]) -> Norms | None:
     if not norms:
         return None
-    if all(norm.is_cpu for norm in norms):
-        return OnHost(norms)
-    return Deferred(torch.stack([norm.to(torch.float32) if norm.dtype.itemsize < 4 else norm for norm in norms]))
+    if set(map(type, norms)) == {float}:
+        return norms
+    tensors = [torch.as_tensor(norm) for norm in norms]
+    device = next(norm.device for norm in tensors if not norm.is_cpu)
+    wide = [norm.to(torch.float32) if norm.dtype.itemsize < 4 else norm for norm in tensors]
+    return Deferred(torch.stack([norm.to(device, non_blocking=True) for norm in wide]))
 
 
 def total_norm(norms: Sequence[float]) -> float:
     """Return the norm of the whole from the norms of its parts; NaN and infinities stay what they are."""
-    if any(math.isnan(norm) for norm in norms):
-        return math.nan
-    return math.hypot(*norms)
+    total = math.hypot(*norms)
+    # An infinity beside a NaN would hide it.
+    return math.nan if math.isinf(total) and any(map(math.isnan, norms)) else total
 
 
 def by_layer(layers: Sequence[str], norms: Sequence[float]) -> dict[str, float]:

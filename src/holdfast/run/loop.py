@@ -128,7 +128,7 @@ class Loop:
             batches = iter(loader)
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
-                watchdog.mark("data", attempt.step)
+                watchdog.place = ("data", attempt.step)
                 try:
                     batch = next(batches)
                 except StopIteration:
@@ -142,7 +142,7 @@ class Loop:
                     self._first_batch = attempt.batch if self._pending is None else self._first_batch
                     continue
                 self._handed_out = now.mark
-                watchdog.mark("step", attempt.step)
+                watchdog.place = ("step", attempt.step)
                 yield batch
                 lap("step")
                 if self._pending is not None:
@@ -159,7 +159,7 @@ class Loop:
                 _warn("the data has ended, and run.step() was never called: nothing is recorded")
             self._in_loop = False
             self.finish()
-            watchdog.mark("idle", attempt.step)
+            watchdog.place = ("idle", attempt.step)
             break
         self._in_loop = False
         on_end()
@@ -217,14 +217,14 @@ class Loop:
         """Do something that is not training: in its own bucket of time, with every generator put back after it."""
         attempt = self.attempt
         attempt.stopwatch.lap("step")
-        self._watchdog.mark(bucket, attempt.step)
+        self._watchdog.place = (bucket, attempt.step)
         states = generator_states()
         try:
             yield
         finally:
             restore_generators(states)
             attempt.stopwatch.lap(bucket)
-            self._watchdog.mark("step", attempt.step)
+            self._watchdog.place = ("step", attempt.step)
 
     def forget_measurements(self) -> None:
         """Drop what the hooks measured of steps that are not the run's."""
@@ -236,13 +236,15 @@ class Loop:
         """Close the step that is done: write it, watch it, agree with the other ranks, act."""
         attempt, saving = self.attempt, self._saving
         self._close_step()
-        self._write(everything=False)
+        waiting = self._waiting
+        while waiting and (len(waiting) > MAX_BEHIND or waiting[0].is_ready):
+            self._write_next()
         if self._always_agrees or self._preemption.received is not None or self._reactions.waiting:
             agreed = self._agreement.reach(self._wish())
             if agreed is not None:
                 self._act(agreed)
         if self.ended is None and not self._jumped:
-            if saving.is_due():
+            if saving.every is not None and attempt.step % saving.every == 0:
                 self._save("interval")
             if saving.under_way is not None:
                 saving.poll()
@@ -274,7 +276,7 @@ class Loop:
 
     def _settle_last(self) -> bool:
         """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
-        self._write(everything=True)
+        self._write_all()
         agreed = self._agreement.drain()
         if agreed is not None:
             self._act(agreed)
@@ -286,13 +288,16 @@ class Loop:
                 self._act(agreed)
         return self._jumped
 
-    def _write(self, *, everything: bool) -> None:
-        """Write the steps whose numbers are on the host, and let the monitor see them."""
-        waiting, write = self._waiting, self._writer.write
-        while waiting and (everything or len(waiting) > MAX_BEHIND or waiting[0].is_ready):
-            found = write(waiting.popleft())
-            if found:
-                self._reactions.note(found)
+    def _write_all(self) -> None:
+        """Write the steps that are left, and wait for their numbers."""
+        while self._waiting:
+            self._write_next()
+
+    def _write_next(self) -> None:
+        """Write a step, and let the monitor see it."""
+        found = self._writer.write(self._waiting.popleft())
+        if found:
+            self._reactions.note(found)
 
     def _own_seconds(self) -> float:
         """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
@@ -305,7 +310,7 @@ class Loop:
         if attempt.ranks.is_first:
             self._reactions.note(self._comparison.add_times(attempt.step - 1, agreed.seconds))
         if agreed.action > Action.LOG:
-            self._watchdog.mark("paused", attempt.step)
+            self._watchdog.place = ("paused", attempt.step)
             finding = self._reactions.act(self._agreement.share(self._reactions.take))
             if finding is not None:
                 self._roll_back(finding)
@@ -323,9 +328,9 @@ class Loop:
             self._save("interval")
 
     def _save(self, reason: str, *, wait: bool = False) -> None:
-        self._write(everything=True)
+        self._write_all()
         if self.attempt.step != self.attempt.saved_step:
-            self._watchdog.mark("save", self.attempt.step)
+            self._watchdog.place = ("save", self.attempt.step)
             self._saving.save(reason, wait=wait)
             self._metrics.write()
         elif wait:
@@ -334,9 +339,9 @@ class Loop:
     def _roll_back(self, finding: dict[str, Any]) -> None:
         attempt = self.attempt
         self._agreement.drain()
-        self._write(everything=True)
+        self._write_all()
         self._saving.wait()
-        self._watchdog.mark("restore", attempt.step)
+        self._watchdog.place = ("restore", attempt.step)
         onset = finding["onset"] - self._rollback.before
         first = next((batch for step, batch in self._batches_of if step >= onset), attempt.batch)
         try:
@@ -374,7 +379,7 @@ class Loop:
             self.attempt.stopwatch.lap("step")
             self._close_step()
         elif self._in_loop and not self._take_back() and self.attempt.step != self.attempt.saved_step:
-            self._write(everything=True)
+            self._write_all()
             self.attempt.event("unsaved", step=self.attempt.step, reason="the loop was left between two steps")
             return
         self._save("end", wait=True)
@@ -397,7 +402,7 @@ class Loop:
             if self._pending is not None:
                 attempt.stopwatch.lap("step")
                 self._close_step()
-            self._write(everything=True)
+            self._write_all()
             if wait:
                 self._saving.wait()
             self._reactions.close()

@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from holdfast.errors import RunWriteError
-from holdfast.run.chain import START, Chain, encode
+from holdfast.run.chain import START, chained, encode
 from holdfast.run.layout import LogFile, RunFolder
 
 __all__ = ["FORMAT", "FORMAT_VERSION", "Recorder"]
@@ -51,7 +51,7 @@ class Recorder:
         self._header = dict(header)
         self._max_part_bytes = max_part_bytes
         self._lock = threading.Lock()  # the watchdog writes too
-        self._chain = Chain(head)
+        self._head = head.encode()
         self._descriptor = -1
         self._size = 0
         self._part = -1
@@ -65,7 +65,7 @@ class Recorder:
     @property
     def head(self) -> str:
         """The digest of the last line written."""
-        return self._chain.head
+        return self._head.decode()
 
     def write(self, fields: Mapping[str, Any]) -> None:
         """Append one record.
@@ -116,12 +116,11 @@ class Recorder:
             raise self._refused(error) from error
         self._size = 0
         about = {"holdfast": FORMAT, "version": FORMAT_VERSION, "attempt": self._attempt, "rank": self._rank}
-        fields = {**about, "part": self._part, "previous": self._chain.head, **self._header}
+        fields = {**about, "part": self._part, "previous": self.head, **self._header}
         self._append(encode(fields)[:-1].encode())
 
     def _append(self, body: bytes) -> None:
-        chain = self._chain
-        line, head = chain.line(body)
+        line, head = chained(self._head, body)
         try:
             written = os.write(self._descriptor, line)
         except OSError as error:
@@ -130,7 +129,7 @@ class Recorder:
             os.ftruncate(self._descriptor, self._size)
             raise self._refused(OSError(28, "no space left on the device"))
         self._size += written
-        chain.advance(head)
+        self._head = head
 
     def _refused(self, error: OSError) -> RunWriteError:
         return RunWriteError(

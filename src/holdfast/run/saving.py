@@ -40,13 +40,10 @@ class Saving:
         self._options = options
         self.under_way: tuple[int, str, float, dict[str, Any], PendingSave] | None = None
         self._failed = 0
+        self.every = options.save_every
+        """Steps between saves; None for saves by time only."""
         self.seconds = 0.0
         """How long the last save took, from its beginning to its end on disk."""
-
-    def is_due(self) -> bool:
-        """Whether enough steps have passed since the last save."""
-        every, attempt = self._options.save_every, self._attempt
-        return every is not None and attempt.step % every == 0 and attempt.step != attempt.saved_step
 
     def is_time(self) -> bool:
         """Whether enough time has passed since the last save, by this rank's clock."""

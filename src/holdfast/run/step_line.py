@@ -73,8 +73,12 @@ class StepLines:
         key = (*numbers, redone, *times)
         if key != self._key:
             self._choose(key, numbers, times, redone)
-        bits = [hexlify(_pack(numbers[name])) for name in self._bits_of]
-        return self._form % (step, *batches, *values, *bits, *times.values(), at)
+        bits = self._bits_of
+        if len(bits) == 1:  # without a loop, as every step comes through here
+            return self._form % (step, *batches, *values, hexlify(_pack(numbers[bits[0]])), *times.values(), at)
+        return self._form % (
+            step, *batches, *values, *[hexlify(_pack(numbers[name])) for name in bits], *times.values(), at
+        )  # fmt: skip
 
     def _choose(
         self, key: tuple[object, ...], numbers: Mapping[str, float], times: Mapping[str, float], redone: bool

@@ -9,7 +9,7 @@ import torch
 
 from holdfast.errors import ConfigError
 from holdfast.run.buckets import TIME_FIELDS
-from holdfast.run.gauge import NOTHING, Deferred, Measured, by_layer, total_norm
+from holdfast.run.gauge import NOTHING, Deferred, Measured, by_layer, on_host, total_norm
 from holdfast.run.step_line import BITS_OF, bits_of
 
 __all__ = ["RESERVED", "StepRecord"]
@@ -47,7 +47,7 @@ class StepRecord:
         self.step = step
         self.batches = batches
         self._numbers: dict[str, float] = {}
-        self._deferred: dict[str, Deferred] = {}
+        self._deferred: dict[str, Deferred] | None = None
         self._measured = measured
         if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype is torch.float32 and loss.ndim == 0:
             self._numbers["loss"] = loss.item()  # as nearly every loss: what _add would do, at half its cost
@@ -65,7 +65,7 @@ class StepRecord:
             if value.numel() != 1:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
             if not value.is_cpu or hasattr(value, "to_local"):
-                self._deferred[name] = Deferred(value)
+                self._deferred = {**(self._deferred or {}), name: Deferred(value)}
                 return
             value = value.item()
         try:
@@ -76,16 +76,16 @@ class StepRecord:
     @property
     def is_ready(self) -> bool:
         """Whether writing it waits for nothing."""
-        if self._deferred and not all(value.is_ready for value in self._deferred.values()):
+        if self._deferred is not None and not all(value.is_ready for value in self._deferred.values()):
             return False
         norms = self._measured.norms
-        return norms is None or norms.is_ready
+        return not isinstance(norms, Deferred) or norms.is_ready
 
     def numbers(self) -> dict[str, float]:
         """Return every number of the step by name; waits for those that are not on the host yet."""
         given, measured = self._numbers, self._measured
-        for name, deferred in self._deferred.items():
-            given[name] = deferred.numbers()[0]
+        if self._deferred is not None:
+            given.update((name, deferred.numbers()[0]) for name, deferred in self._deferred.items())
         if measured is NOTHING:  # in the order in which they were given
             return given
         numbers: dict[str, float] = {}
@@ -93,14 +93,14 @@ class StepRecord:
             numbers["loss"] = given["loss"]
         norms: list[float] = []
         if measured.norms is not None:
-            norms = measured.norms.numbers()
+            norms = on_host(measured.norms)
             numbers["grad_norm"] = total_norm(norms)
         if measured.rate is not None:
             numbers["lr"] = measured.rate
         numbers.update(given)
         if measured.layers:
             numbers.update((f"grad_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, norms).items())
-            weights = measured.weights.numbers() if measured.weights is not None else []
+            weights = on_host(measured.weights) if measured.weights is not None else []
             numbers.update((f"weight_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, weights).items())
         return numbers
 

@@ -78,20 +78,13 @@ class Watchdog:
         self._on_stall = on_stall
         self._beat_every = min(MAX_BEAT, max(MIN_BEAT, stall_after / BEATS_PER_STALL))
         self._main = threading.get_ident()
-        self._progress = 0
-        self._phase = "idle"
-        self._step = 0
+        self.place: tuple[str, int] = ("idle", 0)
+        """The phase and the step; the training loop sets it at every change, and a new tuple is progress."""
         self._beats = 0
         self._stopping = threading.Event()
         self._heard: dict[int, tuple[int, float]] = {}
         self._thread = threading.Thread(target=self._watch, name="holdfast-watchdog", daemon=True)
         self._thread.start()
-
-    def mark(self, phase: str, step: int) -> None:
-        """Note progress; called by the training loop at every change of phase."""
-        self._phase = phase
-        self._step = step
-        self._progress += 1
 
     def stop(self) -> None:
         """End the watch."""
@@ -100,11 +93,12 @@ class Watchdog:
             self._thread.join()
 
     def _watch(self) -> None:
-        seen, since, told = self._progress, time.monotonic(), False
+        seen, since, told = self.place, time.monotonic(), False
         while not self._stopping.wait(self._beat_every):
             now = time.monotonic()
-            if self._progress != seen or self._phase in UNWATCHED:
-                seen, since, told = self._progress, now, False
+            place = self.place
+            if place is not seen or place[0] in UNWATCHED:
+                seen, since, told = place, now, False
             standing = now - since
             self._beat(standing)
             others = self._listen(now)
@@ -116,9 +110,10 @@ class Watchdog:
 
     def _beat(self, standing: float) -> None:
         self._beats += 1
+        phase, step = self.place
         place, collective = where_is(sys._current_frames().get(self._main))
         about = {
-            "rank": self._rank, "beat": self._beats, "step": self._step, "phase": self._phase,
+            "rank": self._rank, "beat": self._beats, "step": step, "phase": phase,
             "standing": round(standing, 3), "where": place, "collective": collective,
         }  # fmt: skip
         path = self._folder.progress / f"rank-{self._rank:05d}.json"
@@ -146,18 +141,18 @@ class Watchdog:
         patience = 0.7 * self._stall_after
         silent = sorted(rank for rank in others if now - self._heard.get(rank, (0, now))[1] > patience)
         place, collective = where_is(sys._current_frames().get(self._main))
-        own = (self._step, _ORDER.get(self._phase, 1))
+        phase, step = self.place
         heard = {rank: about for rank, about in others.items() if rank not in silent}
         places = {rank: (about["step"], _ORDER.get(about["phase"], 1)) for rank, about in heard.items()}
-        places[self._rank] = own
+        places[self._rank] = (step, _ORDER.get(phase, 1))
         behind = sorted(rank for rank, at in places.items() if at == min(places.values()) != max(places.values()))
         waiting = {rank: about["collective"] for rank, about in heard.items()} | {self._rank: collective}
         alone = sorted(rank for rank, name in waiting.items() if name is None)
         culprits = silent or behind or (alone if len(alone) < len(waiting) else [])
         return {
             "rank": self._rank,
-            "step": self._step,
-            "phase": self._phase,
+            "step": step,
+            "phase": phase,
             "standing": round(standing, 3),
             "where": place,
             "collective": collective or next((name for name in waiting.values() if name), None),
@@ -165,15 +160,15 @@ class Watchdog:
             "behind": behind,
             "culprits": culprits or ([self._rank] if self._world == 1 else []),
             "speaker": min((rank for rank in range(self._world) if rank not in silent), default=self._rank),
-            "stacks": self._write_stacks(),
+            "stacks": self._write_stacks(step),
         }
 
-    def _write_stacks(self) -> str | None:
+    def _write_stacks(self, step: int) -> str | None:
         names = {thread.ident: thread.name for thread in threading.enumerate()}
         text = []
         for number, frame in sys._current_frames().items():
             text.append(f"thread {names.get(number, number)}:\n" + "".join(traceback.format_stack(frame)))
-        path = self._folder.stalls / f"rank-{self._rank:05d}.step-{self._step:08d}.{self._progress}.txt"
+        path = self._folder.stalls / f"rank-{self._rank:05d}.step-{step:08d}.{self._beats}.txt"
         try:
             self._folder.stalls.mkdir(parents=True, exist_ok=True)
             path.write_text("\n".join(text), encoding="utf-8")
