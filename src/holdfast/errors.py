@@ -51,6 +51,7 @@ All of them survive pickling with their attributes, so they cross process bounda
 
 from __future__ import annotations
 
+import re
 from functools import partial
 from typing import Any
 
@@ -124,7 +125,7 @@ class HoldfastError(Exception):
             text += " [" + ", ".join(f"{name}={value!r}" for name, value in self.where.items()) + "]"
         if self.hint:
             text += f" — {self.hint}"
-        return text
+        return _without_secrets(text)
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for names not given in `where`; keeps `error.index` typed and errors that lack one clear.
@@ -132,6 +133,17 @@ class HoldfastError(Exception):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), hint=self.hint, **self.where), (self.message,)
+
+
+_PASSWORD = re.compile(r"(://[^/\s:@]*):[^/\s@]+@")
+_SIGNATURE = re.compile(r"([?&][^=&\s]*(?:sig|token|key|secret|password|credential)[^=&\s]*=)[^&\s'\"]+", re.IGNORECASE)
+
+
+def _without_secrets(text: str) -> str:
+    """Hide what opens a URL to whoever reads it: error texts end up in logs that many people see."""
+    if "://" not in text:
+        return text
+    return _SIGNATURE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
 
 
 class ConfigError(HoldfastError, ValueError):

@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from tests.sources.servers import FaultyServer
 from tests.sources.support import plain, ragged, rows, through_pickle
 
-from holdfast.errors import RemoteReadError
+from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError
 from holdfast.sources import JsonlSource, ParquetSource, RemoteOptions, Source, TarSource, TokenFileSource
 from holdfast.sources.fetch.process import fetcher_of
 from holdfast.sources.files import find_files
@@ -297,3 +297,87 @@ def test_many_blocks_come_in_few_requests_and_a_fault_in_one_leaves_the_others(
     ends = sorted((start, stop) for _, start, stop in server.ranges)
     assert [stop for _, stop in ends[:-1]] == [start for start, _ in ends[1:]]  # each byte once
     assert len(ends) <= 8 + 10_000 // 50 // 8 + 1  # the failed request's blocks come one by one
+
+
+def _token_file(values: list[int]) -> bytes:
+    return np.array(values, dtype=np.uint16).tobytes()
+
+
+def _line_file(values: list[int]) -> bytes:
+    return "".join(json.dumps({"id": value, "text": "x" * (value % 7)}) + "\n" for value in values).encode()
+
+
+def _table_file(values: list[int]) -> bytes:
+    packed = io.BytesIO()
+    parquet.write_table(
+        pa.table({"id": values}),
+        packed,
+        row_group_size=100,
+        compression=None,
+        use_dictionary=False,
+        write_statistics=False,
+    )
+    return packed.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("make", "open_source", "column"),
+    [
+        (_token_file, lambda url, options: TokenFileSource(url, 1, remote=options), "tokens"),
+        # Lines of other lengths in the same places: an index of the old file would cut them in the middle.
+        (_line_file, lambda url, options: JsonlSource(url, remote=options), "id"),
+        (_table_file, lambda url, options: ParquetSource(url, remote=options), "id"),
+    ],
+)
+def test_nothing_is_kept_of_a_file_whose_server_tells_no_version(
+    server: FaultyServer, options: RemoteOptions, make: Any, open_source: Any, column: str
+) -> None:
+    server.tags["file"] = ""
+    values = list(range(1000, 1500))
+    for content in (values, values[::-1]):
+        server.files["file"] = make(content)
+        source = open_source(server.url("file"), options)
+        assert plain(source.read(np.arange(20)), column).ravel().tolist() == content[:20]
+    assert plain(source.read(np.arange(500)), column).ravel().tolist() == values[::-1]
+    assert not list(options.folder().rglob("*.block"))
+
+
+def test_a_user_and_password_in_the_url_are_sent_and_change_nothing_else(
+    server: FaultyServer, options: RemoteOptions
+) -> None:
+    url = server.url("blob").replace("://", "://jane:s%40crt@")
+    file = RemoteFile(url, options)
+    assert file.read(0, 100) == BLOB[:100]
+    assert {headers.get("Authorization") for headers in server.headers} == {"Basic amFuZTpzQGNydA=="}
+    server.tags["blob"] = '"two"'
+    with pytest.raises(SourceChangedError) as caught:
+        file.read(9000, 9100)
+    assert "s%40crt" not in str(caught.value)
+    assert "jane:***@" in str(caught.value)
+
+
+def test_credentials_go_to_the_host_they_were_meant_for_only(server: FaultyServer, options: RemoteOptions) -> None:
+    other = server.url("blob").replace("127.0.0.1", "localhost")
+    server.moves["moved/blob"] = other
+    file = RemoteFile(server.url("moved/blob").replace("://", "://jane:secret@"), options)
+    assert file.read(0, 100) == BLOB[:100]
+    assert all("Authorization" not in sent for sent in server.headers if sent["Host"].startswith("localhost"))
+    assert any("Authorization" in sent for sent in server.headers)
+
+
+def test_an_error_does_not_show_what_opens_a_signed_url(server: FaultyServer, options: RemoteOptions) -> None:
+    url = server.url("nothing") + "?X-Amz-Signature=abcdef&X-Amz-Date=20260101"
+    with pytest.raises(RemoteReadError) as caught:
+        RemoteFile(url, options).stamp()
+    assert "abcdef" not in str(caught.value)
+    assert "20260101" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [{"block_size": "x"}, {"block_size": 0}, {"attempts": 1.5}, {"timeout": "1"}, {"timeout": 0}, {"cache_dir": 5},
+     {"storage_options": 3}, {"max_connections": True}, {"first_pause": -1}],
+)  # fmt: skip
+def test_options_that_cannot_work_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(wrong))):
+        RemoteOptions(**wrong)

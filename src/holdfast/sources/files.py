@@ -38,11 +38,20 @@ MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first lo
 _MAGIC = "*?["
 
 
+UNVERSIONED = "unversioned"
+"""The version of a file of which its server tells none."""
+
+
 class Stamp(NamedTuple):
     """What tells one version of a file from the next: its size, and its modification time or the server's tag."""
 
     size: int
     version: str
+
+    @property
+    def is_versioned(self) -> bool:
+        """Whether another version of the file has another stamp, so that what was read of it may be kept."""
+        return self.version != UNVERSIONED
 
 
 class DataFile(ABC):

@@ -70,7 +70,10 @@ def cached_indexes(
 def _own_index(
     file: DataFile, kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> Index:
-    expected = {"kind": kind, "stamp": list(file.stamp()), "probe": _probe(file)}
+    stamp = file.stamp()
+    if not stamp.is_versioned:  # nobody could tell later whether it still fits
+        return build([file])[0]
+    expected = {"kind": kind, "stamp": list(stamp), "probe": _probe(file)}
     places = _places(file.name, kind, folder, is_remote=file.is_remote)
     for place in places:
         found = _load(place, expected)
@@ -140,7 +143,7 @@ def _kept(places: list[Path], index: Index, expected: dict[str, Any]) -> Index:
 
 
 def _places(name: str, kind: str, folder: str | os.PathLike[str] | None, *, is_remote: bool) -> list[Path]:
-    base = name.rstrip("/").rpartition("/")[2][:100]
+    base = name.partition("?")[0].rstrip("/").rpartition("/")[2][:100]
     distinct = hashlib.blake2b(name.encode(), digest_size=8).hexdigest()
     if folder is not None:
         return [Path(folder) / f"{base}-{distinct}.{kind}-index"]

@@ -26,7 +26,7 @@ def read_failure(error: Exception, *, name: str, doing: str, attempts: int) -> S
     if isinstance(error, SourceError):
         return error
     told = RemoteReadError(
-        f"could not {doing} a remote file: {error or type(error).__name__}",
+        f"could not {doing} a remote file: {str(error).strip() or type(error).__name__}",
         file=name,
         attempts=attempts,
         hint="retrying will not help: check the URL and the credentials" if is_final(error) else None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import enum
 import hashlib
+import secrets
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -45,9 +46,11 @@ class BlockFile:
     @classmethod
     def of(cls, url: str, stamp: Stamp, options: RemoteOptions, transport: Transport) -> BlockFile:
         """Return the blocks of a file."""
-        key = hashlib.blake2b(f"{url}\n{stamp.size}\n{stamp.version}".encode(), digest_size=12).hexdigest()
+        # Where the server tells no version, nobody can tell later whose blocks these are: no reader shares them.
+        version = stamp.version if stamp.is_versioned else secrets.token_hex(8)
+        key = hashlib.blake2b(f"{url}\n{stamp.size}\n{version}".encode(), digest_size=12).hexdigest()
         key += f"-{options.block_size}"
-        cache = BlockCache(options.folder(), key, limit=options.cache_limit)
+        cache = BlockCache(options.folder(), key, limit=options.cache_limit if stamp.is_versioned else 0)
         return cls(url, stamp, options, transport, cache, key)
 
     def bounds(self, number: int) -> tuple[int, int]:

@@ -15,14 +15,15 @@ import socket
 import ssl
 import threading
 import weakref
+from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
-from urllib.parse import quote, urljoin, urlsplit
+from urllib.parse import quote, unquote, urljoin, urlsplit
 
 from holdfast.errors import RemoteReadError
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Cancel, Data, WrongAnswer, changed
-from holdfast.sources.files import Stamp
+from holdfast.sources.files import UNVERSIONED, Stamp
 
 __all__ = ["HttpStatusError", "HttpTransport", "can_ask"]
 
@@ -46,12 +47,7 @@ def can_ask(url: str, options: RemoteOptions) -> bool:
     parts = urlsplit(url)
     given = options.storage_options
     client = given.get("client_kwargs", {})
-    return (
-        parts.scheme in ("http", "https")
-        and "@" not in parts.netloc
-        and given.keys() <= _KNOWN_OPTIONS
-        and client.keys() <= {"headers"}
-    )
+    return parts.scheme in ("http", "https") and given.keys() <= _KNOWN_OPTIONS and client.keys() <= {"headers"}
 
 
 class _Origin(NamedTuple):
@@ -125,7 +121,7 @@ class HttpTransport:
         where = self._moved.get(url, url)
         for _ in range(MAX_REDIRECTS + 1):
             origin = _origin(where)
-            own = self._headers if origin.netloc == home.netloc else {}
+            own = {**_credentials(url), **self._headers} if origin.netloc == home.netloc else {}
             connection, response = self._send(origin, where, method, {**own, **headers}, cancel)
             if response.status not in (301, 302, 303, 307, 308):
                 if response.status >= 400 and where != url and self._moved.pop(url, None) is not None:
@@ -254,19 +250,25 @@ def _check(response: http.client.HTTPResponse, url: str, start: int, stop: int, 
 
 
 def _version(response: http.client.HTTPResponse) -> str:
-    return response.getheader("ETag") or response.getheader("Last-Modified") or "unversioned"
+    return response.getheader("ETag") or response.getheader("Last-Modified") or UNVERSIONED
 
 
 def _same_version(found: str, known: str) -> bool:
     """Compare tags with tags and dates with dates; what cannot be compared says nothing."""
-    if "unversioned" in (found, known) or found.endswith('"') != known.endswith('"'):
+    if UNVERSIONED in (found, known) or found.endswith('"') != known.endswith('"'):
         return True
     return found.removeprefix("W/") == known.removeprefix("W/")
 
 
 def _origin(url: str) -> _Origin:
     parts = urlsplit(url)
-    return _Origin(parts.scheme, parts.netloc)
+    return _Origin(parts.scheme, parts.netloc.rpartition("@")[2])
+
+
+def _credentials(url: str) -> dict[str, str]:
+    """Return the header that sends the user and password of a URL."""
+    given, found, _ = urlsplit(url).netloc.rpartition("@")
+    return {"Authorization": "Basic " + b64encode(unquote(given).encode()).decode("ascii")} if found else {}
 
 
 def _close_all(idle: dict[_Origin, list[http.client.HTTPConnection]]) -> None:

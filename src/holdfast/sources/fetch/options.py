@@ -45,18 +45,28 @@ class RemoteOptions:
     hedge: bool = True
 
     def __post_init__(self) -> None:
-        at_least_one = (self.block_size, self.attempts, self.max_connections)
-        if min(at_least_one) < 1 or min(self.cache_limit, self.memory_limit) < 0 or self.timeout <= 0:
-            raise ConfigError(
-                "block_size, attempts and max_connections must be at least 1, cache_limit and memory_limit at least 0, "
-                "timeout above 0",
-                block_size=self.block_size,
-                attempts=self.attempts,
-                max_connections=self.max_connections,
-                cache_limit=self.cache_limit,
-                memory_limit=self.memory_limit,
-                timeout=self.timeout,
-            )
+        for name, least in (
+            ("block_size", 1),
+            ("attempts", 1),
+            ("max_connections", 1),
+            ("cache_limit", 0),
+            ("memory_limit", 0),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, int) or isinstance(value, bool) or value < least:
+                raise ConfigError(f"{name} must be a whole number of at least {least}", found=f"{value!r}"[:80])
+        for name, wanted in (
+            ("timeout", "above 0"),
+            ("first_pause", "of at least 0"),
+            ("longest_pause", "of at least 0"),
+        ):
+            value = getattr(self, name)
+            if not isinstance(value, (int, float)) or not value >= 0 or (name == "timeout" and value == 0):
+                raise ConfigError(f"{name} must be a number of seconds {wanted}", found=f"{value!r}"[:80])
+        if not isinstance(self.storage_options, Mapping):
+            raise ConfigError("storage_options must be a mapping", found=type(self.storage_options).__name__)
+        if self.cache_dir is not None and not isinstance(self.cache_dir, (str, os.PathLike)):
+            raise ConfigError("cache_dir must be a path", found=type(self.cache_dir).__name__)
 
     def folder(self) -> Path:
         """Where blocks are kept."""

@@ -12,7 +12,7 @@ from typing import Any, Protocol, TypeAlias
 
 from holdfast.errors import MissingDependencyError, RemoteReadError, SourceChangedError, SourceError
 from holdfast.sources.fetch.options import RemoteOptions
-from holdfast.sources.files import Stamp
+from holdfast.sources.files import UNVERSIONED, Stamp
 
 __all__ = [
     "Cancel",
@@ -129,7 +129,7 @@ def stamp_of(info: dict[str, Any], url: str) -> Stamp:
     """Return the stamp that a file system's information about a file gives."""
     if info.get("size") is None:
         raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
-    version = next((info[key] for key in _VERSION_KEYS if info.get(key)), "unversioned")
+    version = next((info[key] for key in _VERSION_KEYS if info.get(key)), UNVERSIONED)
     return Stamp(int(info["size"]), str(version))
 
 
