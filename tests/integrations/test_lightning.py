@@ -188,3 +188,37 @@ def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> Non
     assert all(record["loss"] > 0 and "grad_norm" in record for record in log.steps())
     assert [event["step"] for event in log.events("start")] == [0, 4]
     assert [event["step"] for event in log.events("checkpoint")] == [4, 9]
+
+
+def test_the_loss_and_the_gradient_norm_are_those_of_the_batches_before_clipping(tmp_path: Path) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+    from holdfast.run import RunLog
+
+    class Noting(Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.losses: list[float] = []
+            self.norms: list[float] = []
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss = super().training_step(batch, number)
+            self.losses.append(float(loss))
+            return loss
+
+        def on_before_optimizer_step(self, optimizer: torch.optim.Optimizer) -> None:
+            assert self.weight.grad is not None
+            self.norms.append(float(self.weight.grad.norm()))
+
+    module = Noting()
+    # Epochs of 10 batches: every fourth group has one batch instead of three.
+    loader = make_loader(per_epoch=True)
+    assert len(loader) % 3 == 1
+    trainer = make_trainer(8, HoldfastCallback(tmp_path / "run"), accumulate_grad_batches=3, gradient_clip_val=1e-3)
+    trainer.fit(module, loader)
+    records = RunLog(tmp_path / "run").steps()
+    taken = [record["batches"] for record in records]
+    assert {stop - start for start, stop in taken} == {1, 3}
+    means = [sum(module.losses[start:stop]) / (stop - start) for start, stop in taken]
+    assert [record["loss"] for record in records] == pytest.approx(means)
+    assert [record["grad_norm"] for record in records] == pytest.approx(module.norms)
+    assert min(module.norms) > 1e-2

@@ -169,6 +169,21 @@ def test_a_recorded_run_is_a_run_to_look_at_over_restarts(tmp_path: Path) -> Non
     assert {event.kind for event in page.events} == {"checkpoint", "restart", "end"}
 
 
+def test_the_gradient_norm_is_that_before_the_trainer_clips(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import attach
+    from holdfast.run import RunLog
+
+    trainer = make_trainer(tmp_path / "out", Model({3: 1e6}), max_steps=6, max_grad_norm=0.01)
+    attach(trainer, make_loader(), folder=tmp_path / "run")
+    trainer.train()
+    logged = [row["grad_norm"] for row in trainer.state.log_history if "grad_norm" in row]
+    records = RunLog(tmp_path / "run").steps()
+    assert [record["grad_norm"] for record in records] == pytest.approx(logged)
+    assert max(logged) > 1e4
+    layers = {name: value for name, value in records[0].items() if name.startswith("grad_norm/")}
+    assert list(layers.values()) == pytest.approx([logged[0]]), "its layers too"
+
+
 def test_metrics_and_the_monitor_continue_from_the_trainers_checkpoint(tmp_path: Path) -> None:
     from holdfast.integrations.transformers import attach
 

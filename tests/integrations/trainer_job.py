@@ -99,13 +99,13 @@ class Job:
             ),
         )
 
-    def loss(self, index: torch.Tensor, step: int) -> torch.Tensor:
-        """Write the batch down, die if it is time, and return a loss."""
+    def loss(self, index: torch.Tensor, step: int, model: Any = None) -> torch.Tensor:
+        """Write the batch down, die if it is time, and return a loss of the model, as the trainer has wrapped it."""
         os.write(self.record, (json.dumps([step, index.tolist()]) + "\n").encode())
         self.seen += 1
         if self.options.die_after and self.seen >= self.options.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
-        loss: torch.Tensor = ((self.model(index.float()[:, None] / self.options.samples) - 1) ** 2).mean()
+        loss: torch.Tensor = (((model or self.model)(index.float()[:, None] / self.options.samples) - 1) ** 2).mean()
         return loss
 
 
@@ -117,7 +117,7 @@ def train_transformers(job: Job) -> None:
 
     class Trainer(transformers.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
-            return job.loss(inputs["index"], self.state.global_step)
+            return job.loss(inputs["index"], self.state.global_step, model)
 
     arguments = transformers.TrainingArguments(
         output_dir=str(job.folder / "checkpoints"),
@@ -196,7 +196,7 @@ def train_accelerate(job: Job) -> None:
 
     torch.manual_seed(3)
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
-    _, optimizer = accelerator.prepare(job.model, torch.optim.SGD(job.model.parameters(), lr=0.01))
+    model, optimizer = accelerator.prepare(job.model, torch.optim.SGD(job.model.parameters(), lr=0.01))
     usual = job.options.data == "usual"
     if usual:
         options: dict[str, Any] = {
@@ -225,7 +225,7 @@ def train_accelerate(job: Job) -> None:
                 rest = accelerator.skip_first_batches(batches, step % len(batches))
             newest = None
         for batch in rest:
-            loss = job.loss(batch["index"], step)
+            loss = job.loss(batch["index"], step, model)
             accelerator.backward(loss)
             optimizer.step()
             optimizer.zero_grad()

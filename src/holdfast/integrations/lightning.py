@@ -159,10 +159,24 @@ class HoldfastCallback(Callback):
         if trainer.global_step > self._steps:
             self._steps = trainer.global_step
             losses, self._losses = self._losses, []
-            # Lightning has divided each batch's loss by how many are accumulated.
-            back_to = self.record.step(sum(losses) if losses else None, batches=max(1, len(losses)))
+            # Lightning has divided each batch's loss by how many are accumulated, also where an epoch ends before that.
+            divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
+            loss = sum(losses) * (divided_by / len(losses)) if losses else None
+            back_to = self.record.step(loss, batches=max(1, len(losses)))
             if back_to is not None:
                 raise Restart(back_to)
+
+    def on_before_optimizer_step(
+        self, trainer: Trainer, pl_module: LightningModule, optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Measure the gradients before Lightning clips them."""
+        if self.record is not None:
+            self.record.measure_unclipped(optimizer)
+
+    def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
+        """Write the last step, which all ranks have made."""
+        if self.record is not None:
+            self.record.write_waiting()
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count batches that the module chose not to train on: they are not offered again."""

@@ -93,6 +93,8 @@ class TrainingStream:
         for batch in self.loader:
             self._taken += 1
             yield batch
+        if self.record is not None:
+            self.record.write_waiting()
 
     def _begin(self) -> None:
         if self._recording is not None and self.record is None:
@@ -106,11 +108,14 @@ class TrainingStream:
             )
             atexit.register(self.close)  # a program that does not close it still writes its last step down
 
-    def step(self, loss: Any = None, **metrics: Any) -> None:
+    def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
         """Say that an optimizer step was made on the batches taken since the last one.
 
         Args:
-            loss: its loss; a tensor is read when the next step has been made.
+            loss: its loss; a tensor is read when the next step has been made. What is recorded is the mean over the
+                ranks that have one.
+            grad_norm: the norm of its gradient before clipping, where the program has it; else it is measured as the
+                optimizer sees it.
             **metrics: any other numbers.
 
         Raises:
@@ -122,7 +127,7 @@ class TrainingStream:
         if self.record is None:
             return
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        back_to = self.record.step(loss, batches=batches, **metrics)
+        back_to = self.record.step(loss, batches=batches, grad_norm=grad_norm, **metrics)
         if back_to is None:
             return
         if self._restore is None:

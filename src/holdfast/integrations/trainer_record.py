@@ -150,21 +150,31 @@ class TrainerRecord:
 
     def monitor_states(self) -> list[dict[str, Any]]:
         """Return what every rank's monitor has seen; all ranks call it."""
-        self._write_waiting()
+        self.write_waiting()
         return self._attempt.ranks.each(self._monitor.state_dict)
 
     # --- what the trainer tells ------------------------------------------------------------------------------------
+
+    def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure the gradients now: the trainer is about to clip them."""
+        self._gauge.measure_unclipped(optimizer)
+
+    def note_unclipped(self, norm: Any) -> None:
+        """Take the norm that the gradient had before the trainer clipped it."""
+        self._gauge.note_unclipped(norm)
 
     def lap(self, bucket: str) -> None:
         """Count the time since the last lap in a bucket: ``data``, ``step``, ``evaluation`` or ``save``."""
         self._attempt.stopwatch.lap(bucket)
 
-    def step(self, loss: Any, *, batches: int, **metrics: Any) -> Path | None:
+    def step(self, loss: Any, *, batches: int, grad_norm: Any = None, **metrics: Any) -> Path | None:
         """Say that an optimizer step was made.
 
         Args:
-            loss: its loss; a tensor is read when the next step has been made.
+            loss: its loss; a tensor is read when the next step has been made. What is recorded is the mean over the
+                ranks that have one.
             batches: how many batches it took.
+            grad_norm: the norm of its gradient, where the trainer has it.
             **metrics: any other numbers.
 
         Returns:
@@ -176,8 +186,8 @@ class TrainerRecord:
         attempt = self._attempt
         attempt.stopwatch.lap("step")
         taken = (attempt.batch, attempt.batch + batches)
-        record = StepRecord(attempt.step, taken, loss, None, metrics, self._gauge.take())
-        self._write_waiting()
+        record = StepRecord(attempt.step, taken, loss, grad_norm, metrics, self._gauge.take())
+        self.write_waiting()
         self._waiting = record
         self._batches_of.append((attempt.step, attempt.batch))
         attempt.step += 1
@@ -212,7 +222,8 @@ class TrainerRecord:
             return
         self._closed = True
         try:
-            self._event("end")
+            self._write(alone=True)  # an error may have brought this rank here, and no other
+            self._attempt.event("end", step=self._attempt.step)
         finally:
             self._gauge.close()
             with contextlib.suppress(RuntimeError):  # the other ranks may be gone
@@ -284,7 +295,7 @@ class TrainerRecord:
         """Write down where the run goes back to, and move what it gives up aside."""
         attempt = self._attempt
         self._agreement.drain()
-        self._write_waiting()
+        self.write_waiting()
         known = attempt.ranks.first(lambda: reachable(attempt.history.events))
         try:
             decision = self._decision(finding, known)
@@ -331,13 +342,19 @@ class TrainerRecord:
 
     def _event(self, kind: str, **fields: Any) -> None:
         """Write an event after everything that came before it."""
-        self._write_waiting()
+        self.write_waiting()
         self._attempt.event(kind, step=self._attempt.step, **fields)
 
-    def _write_waiting(self) -> None:
+    def write_waiting(self) -> None:
+        """Write the last step; all ranks call it."""
+        self._write(alone=False)
+
+    def _write(self, *, alone: bool) -> None:
         record, self._waiting = self._waiting, None
         if record is None:
             return
+        if self._attempt.ranks.world > 1 and not alone:
+            record.average_loss(self._attempt.ranks)
         found = self._writer.write(record)
         self.findings += found
         self._reactions.note(found)

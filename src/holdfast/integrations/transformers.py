@@ -216,6 +216,11 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         """Note the loss of a batch, as the model gave it (``attach`` sees to it)."""
         self._losses.append(loss)
 
+    def clipped(self, norm: Any) -> None:
+        """Note the norm of the gradient before the trainer clipped it (``attach`` sees to it)."""
+        if self.record is not None and norm is not None:
+            self.record.note_unclipped(norm)
+
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
@@ -256,6 +261,8 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Close the run's log."""
+        if self.record is not None:
+            self.record.write_waiting()
         self._close()
 
     def _close(self) -> None:
@@ -307,7 +314,7 @@ def attach(
         trainer.args.ignore_data_skip = False
     trainer.add_callback(HoldfastCallback())
     make_step, save, train = trainer.training_step, trainer._save_checkpoint, trainer.train
-    save_generators = trainer._save_rng_state
+    save_generators, clip = trainer._save_rng_state, trainer.accelerator.clip_grad_norm_
 
     def callbacks() -> Iterator[HoldfastCallback]:
         # After a restored callback state the trainer has another instance of it.
@@ -318,6 +325,12 @@ def attach(
         for each in callbacks():
             each.trained(loss)
         return loss
+
+    def clip_grad_norm(*arguments: Any, **options: Any) -> Any:
+        norm = clip(*arguments, **options)
+        for each in callbacks():
+            each.clipped(norm)
+        return norm
 
     def save_checkpoint(*arguments: Any, **options: Any) -> Any:
         for each in callbacks():
@@ -334,6 +347,7 @@ def attach(
         checkpoint = _to_resume(resume_from_checkpoint, str(trainer.args.output_dir))
         return train_again(lambda path: train(path, *arguments, **options), checkpoint)
 
+    vars(trainer.accelerator)["clip_grad_norm_"] = clip_grad_norm
     vars(trainer).update(
         training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state, train=train_on
     )

@@ -67,16 +67,26 @@ class Measured(NamedTuple):
         weights: the norm of every parameter; only where layers were asked for.
         layers: the layer of each of them; only where layers were asked for.
         rate: the learning rate.
+        unclipped: the norm of the whole gradient before it was clipped, where whoever clipped it said so.
     """
 
     norms: Norms | None = None
     weights: Norms | None = None
     layers: tuple[str, ...] = ()
     rate: float | None = None
+    unclipped: Norms | None = None
 
 
 NOTHING = Measured()
 """Of a step in which no optimizer made one."""
+
+
+class _Taken(NamedTuple):
+    """Of one optimizer's step: norms as tensors, or as floats where they were on the host."""
+
+    norms: list[Any]
+    layers: list[str]
+    weights: list[Any]
 
 
 class Gauge:
@@ -102,11 +112,11 @@ class Gauge:
         self._stats_every = stats_every
         self._names = _names_of(model)
         self._handles: list[Any] = []
-        self._norms: list[Any] = []  # of every gradient so far: a tensor, or a float where it was on the host
-        self._layers: list[str] = []
-        self._weights: list[Any] = []
+        self._taken: dict[int, _Taken] = {}  # by optimizer: what its last step used
         self._stepped = False
         self._rate: float | None = None
+        self._unclipped: Norms | None = None
+        self._ahead: set[int] = set()  # optimizers whose gradients were measured before they were clipped
         self.forward_ended = 0.0
         self.wants_layers: Callable[[], bool] = lambda: False
         if self._optimizers:
@@ -133,15 +143,30 @@ class Gauge:
         self.forward_ended = time.monotonic()
 
     def _before_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-        if not _has_closure(arguments, options):
+        self._stepped = True
+        if not _has_closure(arguments, options) and id(optimizer) not in self._ahead:
             self._measure(optimizer)
 
     def _after_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-        if _has_closure(arguments, options):  # the gradients of this step were made inside it
+        # The gradients of a step with a closure were made inside it.
+        if _has_closure(arguments, options) and id(optimizer) not in self._ahead:
+            self._measure(optimizer)
+        self._ahead.discard(id(optimizer))
+
+    def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
+        """Measure an optimizer's gradients now, before they are clipped, and not when it makes its step."""
+        if any(each is optimizer for each in self._optimizers):
+            self._ahead.add(id(optimizer))
             self._measure(optimizer)
 
+    def note_unclipped(self, norm: Any) -> None:
+        """Take the norm that a gradient had before it was clipped."""
+        if isinstance(norm, torch.Tensor) and not norm.is_cpu:
+            self._unclipped = Deferred(norm.detach())
+        else:
+            self._unclipped = [float(norm)]
+
     def _measure(self, optimizer: torch.optim.Optimizer) -> None:
-        self._stepped = True
         groups = optimizer.param_groups
         if self._rate is None and groups:
             rate = groups[0].get("lr")
@@ -159,17 +184,19 @@ class Gauge:
                     owners.append(parameter)
         if not grads:
             return
-        self._norms += _norms(grads)
-        if layers:
-            self._layers += [self._names.get(id(parameter), "?") for parameter in owners]
-            self._weights += _norms(owners)
+        names = [self._names.get(id(parameter), "?") for parameter in owners] if layers else []
+        self._taken[id(optimizer)] = _Taken(_norms(grads), names, _norms(owners) if layers else [])
 
     def take(self) -> Measured:
         """Return what was measured since the last call."""
         if not self._stepped:
             return NOTHING
-        made = Measured(_together(self._norms), _together(self._weights), tuple(self._layers), self._rate)
-        self._norms, self._weights, self._layers = [], [], []
+        taken = list(self._taken.values())
+        norms, weights = (_together([norm for each in taken for norm in each[place]]) for place in (0, 2))
+        made = Measured(
+            norms, weights, tuple(name for each in taken for name in each.layers), self._rate, self._unclipped
+        )
+        self._taken, self._unclipped = {}, None
         self._stepped = False
         self._rate = None
         return made

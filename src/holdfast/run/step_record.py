@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from holdfast.errors import ConfigError
 from holdfast.run.buckets import TIME_FIELDS
 from holdfast.run.gauge import NOTHING, Deferred, Measured, by_layer, on_host, total_norm
+from holdfast.run.ranks import Ranks
 from holdfast.run.step_line import BITS_OF, bits_of
 
 __all__ = ["RESERVED", "StepRecord"]
@@ -94,7 +96,12 @@ class StepRecord:
         norms: list[float] = []
         if measured.norms is not None:
             norms = on_host(measured.norms)
-            numbers["grad_norm"] = total_norm(norms)
+            numbers["grad_norm"] = total = total_norm(norms)
+            if measured.unclipped is not None:
+                (numbers["grad_norm"],) = unclipped = on_host(measured.unclipped)
+                ratio = unclipped[0] / total if total else math.nan
+                if math.isfinite(ratio):  # clipping shortens all of a gradient alike
+                    norms = [norm * ratio for norm in norms]
         if measured.rate is not None:
             numbers["lr"] = measured.rate
         numbers.update(given)
@@ -103,6 +110,18 @@ class StepRecord:
             weights = on_host(measured.weights) if measured.weights is not None else []
             numbers.update((f"weight_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, weights).items())
         return numbers
+
+    def average_loss(self, ranks: Ranks) -> None:
+        """Put the mean of the losses that the ranks have in the place of this rank's own; all ranks call it."""
+        own = self.numbers().get("loss")
+        rows = ranks.exchange((own or 0.0, own is not None)).rows()
+        losses = [loss for loss, is_known in rows if is_known]
+        if losses:
+            self._numbers = {
+                "loss": sum(losses) / len(losses),
+                **{k: v for k, v in self._numbers.items() if k != "loss"},
+            }
+            self._deferred = None
 
     def fields(self) -> dict[str, Any]:
         """Return the record's fields, but for its times."""
