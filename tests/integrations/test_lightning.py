@@ -222,3 +222,30 @@ def test_the_loss_and_the_gradient_norm_are_those_of_the_batches_before_clipping
     assert [record["loss"] for record in records] == pytest.approx(means)
     assert [record["grad_norm"] for record in records] == pytest.approx(module.norms)
     assert min(module.norms) > 1e-2
+
+
+@pytest.mark.parametrize(("before", "after"), [(1, 2), (4, 1)])
+@pytest.mark.parametrize("steps", [6, 13])
+def test_an_epoch_goes_on_to_its_end_at_another_number_of_processes(
+    before: int, after: int, steps: int, tmp_path: Path
+) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    def fit(module: Module, world: int, **options: Any) -> Any:
+        dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(100)}), name="a", seed=2)
+        config = hfast.StreamingConfig(rank=0, world_size=world, batch_size=8 // world, per_epoch=True)
+        trainer = make_trainer(-1, HoldfastCallback(), max_epochs=3)
+        trainer.fit(module, hfast.StreamingShardLoader(dataset, config), **options)
+        return trainer
+
+    class Saving(Module):
+        def on_train_batch_end(self, *_: Any) -> None:
+            if self.trainer.global_step == steps:
+                self.trainer.save_checkpoint(tmp_path / "saved.ckpt")
+
+    whole = fit(Saving(), before)
+    resumed = Module()
+    trainer = fit(resumed, after, ckpt_path=tmp_path / "saved.ckpt", weights_only=False)
+    assert trainer.global_step == whole.global_step == 38  # of 300 samples, 8 at a time
+    assert len(resumed.seen) == 38 - steps
+    assert trainer.current_epoch == 3

@@ -214,3 +214,20 @@ print("done")
 def test_an_interpreter_that_ends_with_live_iterators_says_nothing() -> None:
     ended = subprocess.run([sys.executable, "-c", EXIT], capture_output=True, text=True, timeout=60, check=False)
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "done\n", "")
+
+
+def test_the_length_is_that_of_the_job_also_where_the_loader_was_made_before_its_process_group() -> None:
+    import torch.distributed as dist
+    from torch.testing._internal.distributed.fake_pg import FakeStore
+
+    dataset = StreamDataset(ArraySource({"x": np.arange(100)}), name="a", seed=2)
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=4, per_epoch=True))
+    assert len(loader) == loader.batches_left_of_epoch == 25
+    dist.init_process_group("fake", rank=0, world_size=2, store=FakeStore())
+    try:
+        assert len(loader) == 13
+        assert loader.world_size == 2
+        for left, _ in zip(range(12, -1, -1), loader, strict=True):
+            assert left == 0 or loader.batches_left_of_epoch == left
+    finally:
+        dist.destroy_process_group()

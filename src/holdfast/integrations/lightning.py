@@ -100,9 +100,16 @@ class HoldfastCallback(Callback):
         fit_loop = trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
         self._epoch_length = None
-        if _epochs(trainer) and fit_loop.epoch_loop.restarted_on_train_batch_end and progress.is_last_batch:
+        at_batch_end = fit_loop.epoch_loop.restarted_on_train_batch_end
+        epochs = _epochs(trainer)
+        if epochs is not None and at_batch_end and progress.is_last_batch:
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
             self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.ready
+        elif epochs is not None and fit_loop.restarted_mid_epoch and fit_loop._data_fetcher is not None:
+            # To Lightning the epoch is what was done of it, at whatever number of processes, and what is left of it.
+            whole = progress.current.completed + at_batch_end + epochs.batches_left_of_epoch
+            fit_loop.max_batches = fit_loop._data_fetcher.length = whole
+            _validate_at_end(trainer, whole)
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:
             self._metrics.load_state_dict(restored.metrics)
@@ -130,8 +137,7 @@ class HoldfastCallback(Callback):
         loader = _epochs(trainer)
         if loader is not None:
             trainer.fit_loop.max_batches = len(loader)
-            if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
-                trainer.val_check_batch = len(loader)
+            _validate_at_end(trainer, len(loader))
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let Lightning know how long the epoch is that it has begun after a resume."""
@@ -231,6 +237,12 @@ def _epochs(trainer: Trainer) -> StreamingShardLoader | None:
     if len(loaders) != 1 or not isinstance(loaders[0], StreamingShardLoader) or trainer.limit_train_batches != 1.0:
         return None
     return loaders[0] if loaders[0].config.per_epoch else None
+
+
+def _validate_at_end(trainer: Trainer, batches: int) -> None:
+    """Move the validation that comes at the end of every epoch to the end of one of this length."""
+    if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
+        trainer.val_check_batch = batches
 
 
 def _streams(loaders: Any) -> Iterator[StreamingShardLoader]:

@@ -138,6 +138,7 @@ class StreamingShardLoader:
 
     def __len__(self) -> int:
         """How many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
+        self._follow_topology()
         if self.config.per_epoch:
             first, stop = epoch_bounds(self.schedule, self.step)
         elif self.schedule.total_steps is None:
@@ -146,6 +147,14 @@ class StreamingShardLoader:
             first, stop = 0, self.schedule.total_steps
         assert self.config.last_batch is not None
         return count_batches(self.schedule, first, stop, self.rank, self.config.last_batch)
+
+    @property
+    def batches_left_of_epoch(self) -> int:
+        """How many batches this rank still gets of the epoch it stands in; what is in a trainer's hands is left too."""
+        step = self.step if self._acknowledgement is None else self._acknowledgement.step
+        stop = epoch_bounds(self.schedule, step)[1]
+        assert self.config.last_batch is not None
+        return count_batches(self.schedule, step, stop, self.rank, self.config.last_batch)
 
     @property
     def num_samples(self) -> int:
