@@ -15,6 +15,7 @@ from holdfast.errors import SourceError
 from holdfast.sources import ArraySource, Columns, Ragged
 from holdfast.sources.base import Indices
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+from holdfast.stream.batch import MemoryRows
 
 ROWS = 600
 WIDTH = 64
@@ -46,7 +47,8 @@ def test_any_lazy_reading_holds_the_batches_of_one_read_ahead(batch: int, step: 
     reader = loader._reader(first)
     now, later = reader(steps), reader(steps, lazy=True)
     assert later.lazy
-    assert later.counts.bytes_read == 0
+    assert all(isinstance(batch.content, MemoryRows) for batch in later.batches)
+    assert later.by_source == now.by_source
     for found, expected in zip(later.batches, now.batches, strict=True):
         assert found[:3] == expected[:3]
         lazy, made = found.make(), expected.make()
@@ -69,7 +71,7 @@ def test_where_reading_is_more_than_copying_nothing_is_lazy(source: ArraySource)
     assert not loader_over(source, batch_size=2)._reader(0)(range(1, 3), lazy=True).lazy
 
 
-def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_counted_then() -> None:
+def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_all_counted() -> None:
     loader = loader_over(wide(), batch_size=4, epochs=1)
     delivered = 0
     for batch in loader:
@@ -78,6 +80,7 @@ def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_counted_then(
         assert stats.local_samples >= delivered == stats.samples_loaded
     assert stats.local_samples == ROWS
     assert stats.bytes_read == ROWS * (WIDTH + 1) * 8
+    assert stats.sources["a"][:3] == (ROWS, 0, stats.bytes_read)
     assert stats.avg_load_time_us > 0
 
 

@@ -14,7 +14,7 @@ import torch
 from numpy.typing import NDArray
 
 from holdfast.order.numbers import Bool, Int64
-from holdfast.sources import Columns, ReadCounters
+from holdfast.sources import Columns
 from holdfast.stream.collate import mask_labels, slice_batch
 
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
@@ -90,8 +90,6 @@ class MemoryRows(NamedTuple):
     rows: Int64
     valid: Bool | None
     masked: Bool | None
-    counters: ReadCounters
-    row_bytes: int  # per sample
 
     def cut(self, start: int, stop: int) -> dict[str, Any]:
         """Return some of the rows as fresh tensors."""
@@ -100,7 +98,6 @@ class MemoryRows(NamedTuple):
         taken: Columns = {name: column.take(rows, 0, mode="clip") for name, column in self.columns.items()}
         if self.masked is not None:
             taken = mask_labels(taken, self.masked[start:stop])
-        self.counters.add(local=stop - start, bytes_read=(stop - start) * self.row_bytes)
         batch: dict[str, Any] = {name: torch.from_numpy(column) for name, column in taken.items()}  # all are numbers
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())

@@ -1,41 +1,29 @@
 """``StreamingShardLoader``: one rank's batches, each a pure function of its step.
 
-The loader is a cursor (a schedule, the next step, and a generation that grows with every jump) and something that reads
-ahead of it. The step counts batches when the training loop *receives* them, never when a thread or worker reads ahead.
-A jump (a state loaded, a skip, another topology) moves the cursor, and whatever was read ahead is dropped.
+The loader is a cursor (``holdfast.stream.cursor``) and something that reads ahead of it.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator
 from functools import partial
-from pathlib import Path
-from typing import Any
+from typing import Any, final
 
 import torch
 
-from holdfast.errors import ConfigError, EmptyBatchError, OrderError, StreamError
-from holdfast.order import Adaptive, Order, Schedule
-from holdfast.order.choose import chosen
-from holdfast.order.extent import count_batches, count_samples, epoch_bounds, real_samples
+from holdfast.errors import ConfigError, EmptyBatchError, StreamError
+from holdfast.order import Adaptive
 from holdfast.order.numbers import whole_number
-from holdfast.order.weights import Weights
-from holdfast.sources import Source
-from holdfast.stream.acknowledgement import Acknowledgement
-from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
 from holdfast.stream.collate import map_tensors
 from holdfast.stream.config import Coordinator, StreamingConfig
+from holdfast.stream.cursor import StreamCursor
 from holdfast.stream.dataset import OrderedDataset
-from holdfast.stream.interleaved import InterleavedDataset
 from holdfast.stream.named_source import Collate
-from holdfast.stream.provenance import SampleRef, Seen, epochs_begun, samples_in, when, when_document, with_pieces
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.reading import Reading, StepReader
 from holdfast.stream.start_ahead import start_reading_ahead
-from holdfast.stream.state import CheckpointState
-from holdfast.stream.state_files import load_state, save_state
 from holdfast.stream.stats import StreamStats, Tally
 
 __all__ = ["StreamingShardLoader"]
@@ -44,7 +32,8 @@ __all__ = ["StreamingShardLoader"]
 MAX_FAILURES = 10_000
 
 
-class StreamingShardLoader:
+@final
+class StreamingShardLoader(StreamCursor):
     """An iterable of batches that resumes exactly, at any size.
 
     Args:
@@ -65,65 +54,17 @@ class StreamingShardLoader:
             )
         if not isinstance(config, StreamingConfig | None):
             raise ConfigError("config must be a StreamingConfig", found=f"{config!r}"[:80])
-        self.dataset = dataset
-        self._asked = config or StreamingConfig()
-        _check_device(self._asked.device)
+        super().__init__(dataset, config or StreamingConfig())
+        _check_device(self.config.device)
         self._collate = collate
-        self.config = self._asked.resolved()
-        """The options, with rank and world size filled in."""
-        self.schedule = self._beginning()
-        """Which positions every rank reads at every step."""
-        self.step = 0
-        """The next step: how many batches were delivered."""
-        self.changes: tuple[str, ...] = ()
-        """What the last ``load_state_dict(strict=False)`` carried over."""
-        self._generation = 0  # grows with every jump
         self._turn: object | None = None  # whose turn it is: iterators share the step, and only one reads ahead
         self._ready: tuple[int, ReadAhead] | None = None  # what prefetch() began, and at which step
         self._tally = Tally()
-        self._failed: list[Failed] = []
-        self._saved_at = 0
-        self._acknowledgement: Acknowledgement | None = None  # None: a batch counts when it is handed over
         self._coordinator: Coordinator | None = None
-        self._fingerprints: dict[str, str] | None = None
 
     def __repr__(self) -> str:
         place = f"rank={self.rank}, world_size={self.world_size}, batch_size={self.config.batch_size}"
         return f"holdfast.StreamingShardLoader({self.dataset!r}, step={self.step}, {place})"
-
-    # --- where it stands -------------------------------------------------------------------------------------------
-
-    @property
-    def rank(self) -> int:
-        """This process among the data-parallel ranks."""
-        assert self.config.rank is not None
-        return self.config.rank
-
-    @property
-    def world_size(self) -> int:
-        """The number of data-parallel ranks."""
-        assert self.config.world_size is not None
-        return self.config.world_size
-
-    @property
-    def order(self) -> Order:
-        """Which sample stands at each position."""
-        return self.schedule.order
-
-    @property
-    def share(self) -> float:
-        """This rank's part of the samples of the last step delivered, to weight gradients where ranks get unequal ones.
-
-        Repeats that fill a batch, and masked samples, do not count. A gradient averaged over ranks is that of the
-        global batch when each rank's mean loss over its valid samples is multiplied by ``share * world_size``.
-        """
-        own, total = real_samples(self.schedule, max(0, self.step - 1), self.rank)
-        return own / total if total else 0.0
-
-    @property
-    def samples_failed(self) -> list[tuple[str, int]]:
-        """The samples left out under ``on_error="skip"``, as (source, index)."""
-        return [(failed.source, failed.index) for failed in self._failed]
 
     def with_coordinator(self, coordinator: Coordinator) -> StreamingShardLoader:
         """Attach a coordinator: registers this rank, and continues from the last saved state where there is one.
@@ -136,45 +77,9 @@ class StreamingShardLoader:
             self.resume()
         return self
 
-    def __len__(self) -> int:
-        """How many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
-        self._follow_topology()
-        if self.config.per_epoch:
-            first, stop = epoch_bounds(self.schedule, self.step)
-        elif self.schedule.total_steps is None:
-            raise TypeError("an endless stream has no length; set epochs=, or per_epoch=True for one epoch at a time")
-        else:
-            first, stop = 0, self.schedule.total_steps
-        assert self.config.last_batch is not None
-        return count_batches(self.schedule, first, stop, self.rank, self.config.last_batch)
-
-    @property
-    def batches_left_of_epoch(self) -> int:
-        """How many batches this rank still gets of the epoch it stands in; what is in a trainer's hands is left too."""
-        step = self.step if self._acknowledgement is None else self._acknowledgement.step
-        stop = epoch_bounds(self.schedule, step)[1]
-        assert self.config.last_batch is not None
-        return count_batches(self.schedule, step, stop, self.rank, self.config.last_batch)
-
-    @property
-    def num_samples(self) -> int:
-        """How many samples this rank gets of the stream (of one epoch, if there is no end) at its present size."""
-        if self.schedule.total_steps is not None:
-            first, stop = self.schedule.segments[-1].start_step, self.schedule.total_steps
-        else:
-            first, stop = epoch_bounds(self.schedule, self.step)
-        return count_samples(self.schedule, first, stop, self.rank, only_full=self.config.last_batch == "drop")
-
-    def is_empty(self) -> bool:
-        """Whether nothing is left to read."""
-        total = self.schedule.total_steps
-        return total is not None and self.step >= total
-
     def get_stats(self) -> StreamStats:
         """Return what this loader has done so far."""
         return self._tally.result(self.config.num_workers or self.config.prefetch_threads)
-
-    # --- iteration -------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from the current step on."""
@@ -183,28 +88,25 @@ class StreamingShardLoader:
 
     def _batches(self) -> Iterator[Any]:
         self._tally.begin()
-        generation, end = self._generation, self._epoch_end()
+        generation, stop = self._generation, self._stop()
         while True:
             if self._generation != generation:  # a state was loaded, or something skipped: the epoch may end elsewhere
-                generation, end = self._generation, self._epoch_end()
-            stop = _earliest(self.schedule.total_steps, end)
+                generation, stop = self._generation, self._stop()
             if stop is not None and self.step >= stop:
                 return
             if self._ready is not None and self._ready[0] == self.step:
                 ahead, self._ready = self._ready[1], None
             else:
                 ahead = start_reading_ahead(self._reader(self.step), self.config, self.step, stop)
-            restarted = ahead.restarted
             turn = self._turn = object()
             try:
-                while self._turn is turn and (found := ahead.next()) is not None:
-                    self._tally.count_reading(found[0], ahead.restarted - restarted)
-                    restarted = ahead.restarted
-                    yield from self._hand_over(*found, turn)
+                while self._turn is turn and (reading := ahead.next()) is not None:
+                    self._tally.count_reading(reading)
+                    yield from self._hand_over(reading, turn)
             finally:
                 ahead.close()
 
-    def _hand_over(self, reading: Reading, hit: bool, turn: object) -> Iterator[Any]:
+    def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
         config, tally = self.config, self._tally
         drops = config.last_batch == "drop"
         for batch in reading.batches:
@@ -221,8 +123,7 @@ class StreamingShardLoader:
             self.step += 1
             if self._acknowledgement is not None:
                 self._acknowledgement.handed_over(self.step)
-            tally.count_delivered(batch, hit)
-            hit = True  # the rest of the reading is here now
+            tally.count_delivered(batch, reading)
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
             began = time.perf_counter()
@@ -261,54 +162,18 @@ class StreamingShardLoader:
         self.close()
         return True
 
-    def require_acknowledgement(self) -> None:
-        """Count a batch in the state only when ``acknowledge`` says that it was trained on.
-
-        For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
-        """
-        if self._acknowledgement is None:
-            self._acknowledgement = Acknowledgement(self.step)
-
-    def acknowledge(self, batches: int = 1) -> None:
-        """Say that the oldest batches handed over were trained on.
-
-        Args:
-            batches: how many.
-
-        Raises:
-            StreamError: fewer are outstanding, or acknowledgement was not required.
-        """
-        if self._acknowledgement is None:
-            raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        self._acknowledgement.acknowledge(batches)
-
-    @property
-    def unacknowledged(self) -> int:
-        """How many batches were handed over and not acknowledged yet."""
-        return len(self._acknowledgement or ())
-
-    def take_back(self) -> None:
-        """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
-        if self._acknowledgement:
-            self._jump(self.schedule, self._acknowledgement.step)
-
     def prefetch(self, samples: int) -> None:
         """Read about this many samples ahead now, before iteration asks for them (threads only)."""
         if whole_number(samples, "samples") < 0:
             raise ConfigError("prefetch takes a number of samples, 0 or more", samples=samples)
         if self._ready is None or self._ready[0] != self.step:
             self.close()
-            stop = _earliest(self.schedule.total_steps, self._epoch_end())
-            self._ready = (self.step, start_reading_ahead(self._reader(self.step), self.config, self.step, stop))
+            reader = self._reader(self.step)
+            self._ready = (self.step, start_reading_ahead(reader, self.config, self.step, self._stop()))
         ahead = self._ready[1]
         if isinstance(ahead, ThreadReadAhead):
             each = ahead.ranges.each * self.schedule.batch_size(self.step, self.rank)
             ahead.wait_for(1 + -(-samples // each))
-
-    def reset(self) -> None:
-        """Go back to the start of the stream, keeping its topology; skips, masks and past segments are forgotten."""
-        self._jump(self._beginning(), 0)
-        self._saved_at = 0
 
     def close(self) -> None:
         """Stop reading ahead. Iterators in use end by themselves; the loader can be iterated again."""
@@ -318,39 +183,6 @@ class StreamingShardLoader:
             self._ready[1].close()
             self._ready = None
 
-    def _beginning(self) -> Schedule:
-        return Schedule.start(
-            self.dataset.order(self.config.partition_strategy),
-            world_size=self.world_size,
-            global_batch_size=self._global_batch_size,
-            epochs=self.config.epochs,
-        )
-
-    @property
-    def _global_batch_size(self) -> int:
-        return (self.config.batch_size or 1) * self.world_size
-
-    def _jump(self, schedule: Schedule, step: int | None = None) -> None:
-        """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
-        if step is not None and self._acknowledgement is not None:
-            self._acknowledgement = Acknowledgement(step)  # what is in the training loop's hands belongs elsewhere
-        step = self.step if step is None else step
-        segment = schedule.segment_at(step)
-        if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
-            schedule = schedule.resized(step, world_size=self.world_size, global_batch_size=self._global_batch_size)
-        self.schedule, self.step = schedule, step
-        self.close()
-
-    def _follow_topology(self) -> None:
-        """Take rank and world size from ``torch.distributed`` again, where they were left to it."""
-        found = self._asked.resolved()
-        if (found.rank, found.world_size) != (self.rank, self.world_size):
-            self.config = found
-            self._jump(self.schedule)
-
-    def _epoch_end(self) -> int | None:
-        return epoch_bounds(self.schedule, self.step)[1] if self.config.per_epoch else None
-
     def _reader(self, step: int, rank: int | None = None) -> StepReader:
         """Return what reads a rank's steps from one on."""
         # Where the option was left open, it depends on how many ranks there were at that step.
@@ -358,84 +190,6 @@ class StreamingShardLoader:
         whose = self.config.rank if rank is None else whole_number(rank, "rank")
         assert whose is not None
         return StepReader(self.dataset, self.schedule, whose, last, self.config.on_error, self._collate)
-
-    # --- state -----------------------------------------------------------------------------------------------------
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the stream state as plain JSON, always with the same keys, so that torch's DCP can restore it."""
-        return self.get_checkpoint().to_json()
-
-    def load_state_dict(self, state_dict: Mapping[str, Any], *, strict: bool = True) -> None:
-        """Continue from a state, at this loader's own world size, batch size and number of workers.
-
-        Args:
-            state_dict: from any rank's ``state_dict()``, at any world size.
-            strict: False carries over sources that grew or were added; ``changes`` then says what was done.
-        """
-        self.restore_from_checkpoint(CheckpointState.from_json(state_dict), strict=strict)
-
-    def get_checkpoint(self) -> CheckpointState:
-        """Return the stream state in its typed form."""
-        if self._fingerprints is None:
-            self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
-        step = self.step if self._acknowledgement is None else self._acknowledgement.step
-        position = self.schedule.delivered_before(step)
-        return CheckpointState(
-            step=step,
-            epoch=self.order.epoch_of(position),
-            position=position,
-            shuffle_seed=self.dataset.seed,
-            rank=self.rank,
-            world_size=self.world_size,
-            timestamp=time.time(),
-            order=self.schedule.planned_order.to_json(),
-            fingerprint=self.schedule.planned_order.fingerprint(),
-            **self.schedule.to_json(),
-            sources=self._fingerprints,
-            samples_failed=self.samples_failed,
-        )
-
-    def restore_from_checkpoint(self, checkpoint: CheckpointState, *, strict: bool = True) -> None:
-        """Continue from a typed state."""
-        self._follow_topology()
-        order, sources = self.dataset.order(self.config.partition_strategy), self._sources_by_name()
-        schedule, changes = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
-        self._jump(schedule, checkpoint.step)
-        self._failed = [Failed(source, index) for source, index in checkpoint.samples_failed]
-        self._saved_at = checkpoint.step
-        self.changes = changes
-
-    def resume(self, path: str | Path | None = None, *, strict: bool = True) -> CheckpointState | None:
-        """Continue from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""
-        folder = Path(path if path is not None else self._needed_checkpoint_path())
-        if not folder.exists() or (folder.is_dir() and not any(folder.glob("state-*.json"))):
-            return None
-        state = load_state(folder)
-        self.restore_from_checkpoint(state, strict=strict)
-        return state
-
-    def save(self, path: str | Path | None = None) -> Path:
-        """Save the stream state now, atomically, in a folder (default: ``checkpoint_path``)."""
-        folder = path if path is not None else self._needed_checkpoint_path()
-        saved = save_state(folder, self.get_checkpoint(), keep=self.config.keep_checkpoints)
-        self._saved_at = self.step
-        return saved
-
-    def _needed_checkpoint_path(self) -> str | Path:
-        if self.config.checkpoint_path is None:
-            raise ConfigError("no folder for state files", hint="set checkpoint_path in the config, or pass path=")
-        return self.config.checkpoint_path
-
-    # --- looking back and forward ----------------------------------------------------------------------------------
-
-    def samples_in(self, step: int, rank: int | None = None) -> list[SampleRef]:
-        """Return every (source, epoch, index, position) of a step, of all ranks or of one; past or future.
-
-        Samples that are made of documents (`holdfast.sources.PackedSource`) also say which stretches of which.
-        """
-        step = whole_number(step, "a step")
-        rank = None if rank is None else whole_number(rank, "rank")
-        return with_pieces(samples_in(self.schedule, step, rank), self._sources_by_name())
 
     def batch_at(self, step: int, rank: int | None = None) -> Any:
         """Return the batch of any step again, as this rank (or another of that time) got it; nothing moves."""
@@ -450,71 +204,6 @@ class StreamingShardLoader:
         # A step of an earlier segment may have been read in batches, whatever this loader does now.
         single = self.config.batch_size is None and self.schedule.batch_size(step, reader.rank) == 1
         return _unbatched(batch.make()) if single else batch.make()
-
-    def _sources_by_name(self) -> dict[str, Source]:
-        return {named.name: named.source for named in self.dataset.sources}
-
-    def when(
-        self, source: str, index: int | None = None, *, document: int | None = None, epochs: int | None = None
-    ) -> list[Seen]:
-        """Return when a sample was or will be read.
-
-        Args:
-            source: the source's name.
-            index: the sample's number in it,
-            document: or the number of a document, of a source whose samples are made of them.
-            epochs: how many epochs of the source to look at; by default those begun so far and the next.
-        """
-        number = self.order.number_of(source)
-        if epochs is None:
-            epochs = epochs_begun(self.schedule, source, self.step) + 1
-        if document is not None and index is None:
-            return when_document(self.schedule, source, self.dataset.sources[number].source, document, epochs=epochs)
-        if index is None or document is not None:
-            raise OrderError("name either a sample or a document", source=source)
-        return when(self.schedule, source, index, epochs=epochs)
-
-    # --- changing what is to come ----------------------------------------------------------------------------------
-
-    def skip(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
-        """Leave out what is still to come: whole steps, or samples (in every epoch from now on).
-
-        What remains keeps its order and closes up. The skip is part of the state, so a resumed run keeps it.
-
-        Args:
-            steps: steps not yet delivered; their positions are left out.
-            samples: indices by source name.
-        """
-        self._jump(self.schedule.skipping(self.step, chosen(self.schedule, self.step, steps, samples)))
-
-    def mask(self, *, steps: Iterable[int] | None = None, samples: Mapping[str, Iterable[int]] | None = None) -> None:
-        """Mark samples as invalid from now on, and leave every batch as it is and where it is.
-
-        Batches then hold ``__valid__``, False for masked samples; whole numbers under ``labels`` or ``label`` become
-        -100 there, which torch's cross entropy ignores. The mask is part of the state, so a resumed run keeps it.
-        For a counterfactual of steps already made, load a state from before them first.
-
-        Args:
-            steps: steps not yet delivered; their samples are masked at the positions they have there.
-            samples: indices by source name, masked in every epoch.
-        """
-        self._jump(self.schedule.masking(self.step, chosen(self.schedule, self.step, steps, samples)))
-
-    def reweight(self, weights: Weights) -> int:
-        """Mix by other weights from now on; past steps stay what they were, and a resumed run keeps the change.
-
-        Args:
-            weights: by the name of the mixture's children.
-
-        Returns:
-            The position from which the new weights hold: the present one, or, under a partition that ends epochs on
-            all ranks together, the start of the next epoch.
-        """
-        if not isinstance(self.dataset, InterleavedDataset):
-            raise ConfigError("only a mixture has weights", dataset=self.dataset.dataset_name)
-        table = self.dataset.source_weights(weights, self.schedule.delivered_before(self.step))
-        self._jump(self.schedule.reweighted(self.step, table))
-        return self.schedule.reweightings[-1][0]
 
 
 def _check_device(device: Any) -> None:
@@ -535,7 +224,3 @@ def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:
 
 def _unbatched(batch: dict[str, Any]) -> dict[str, Any]:
     return {name: value[0] for name, value in batch.items()}
-
-
-def _earliest(*stops: int | None) -> int | None:
-    return min((stop for stop in stops if stop is not None), default=None)

@@ -28,14 +28,9 @@ __all__ = ["ReadAhead", "ThreadReadAhead"]
 class ReadAhead(ABC):
     """Reads steps ahead of the training loop."""
 
-    @property
     @abstractmethod
-    def restarted(self) -> int:
-        """How many times workers were replaced."""
-
-    @abstractmethod
-    def next(self) -> tuple[Reading, bool] | None:
-        """Return the next reading and whether it was ready already; None at the end."""
+    def next(self) -> Reading | None:
+        """Return the next reading; None at the end."""
 
     @abstractmethod
     def close(self) -> None:
@@ -91,11 +86,6 @@ class ThreadReadAhead(ReadAhead):
         self._end = weakref.finalize(self, _end_threads, self._asked, readers)
         self._fill()
 
-    @property
-    def restarted(self) -> int:
-        """Zero: threads are never replaced."""
-        return 0
-
     def _fill(self) -> None:
         while len(self._pending) < self._ahead and (self._total is None or self._submitted < self._total):
             task = _Task(self.ranges.steps(self._submitted), SimpleQueue())
@@ -108,24 +98,25 @@ class ThreadReadAhead(ReadAhead):
         for task in list(self._pending)[:ranges]:
             task.result.put(task.result.get())
 
-    def next(self) -> tuple[Reading, bool] | None:
+    def next(self) -> Reading | None:
         """Return the oldest reading, waiting for it, or reading it here, if need be."""
         if self._last is not None:
             self._judge(self._last, perf_counter() - self._returned)
         if self._pending:
             task = self._pending.popleft()
-            hit = not task.result.empty()
+            ready = not task.result.empty()
             found = task.result.get()
             if isinstance(found, BaseException):
                 raise found
+            found.ready = ready
         elif self._total is not None and self._submitted >= self._total:
             return None
         else:
-            hit, found = False, self._read_here()
+            found = self._read_here()
         if self._worthwhile >= CALLS_TO_TELL:
             self._fill()
         self._last, self._returned = found, perf_counter()
-        return found, hit
+        return found
 
     def _read_here(self) -> Reading:
         first, self._submitted = self._submitted, self._submitted + self._at_once

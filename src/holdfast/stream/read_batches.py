@@ -25,6 +25,7 @@ from numpy.typing import NDArray
 from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, Schedule
 from holdfast.order.numbers import Bool, Int64, Positions
+from holdfast.order.padding import padded
 from holdfast.sources import check_indices
 from holdfast.stream.batch import Batch, ColumnSlices, Content, Failed, Made, MemoryRows
 from holdfast.stream.batch_metrics import add_sample_metrics, column_metrics
@@ -100,7 +101,7 @@ def read_batches(
     positions, offsets = schedule.positions_in(steps.start, steps.stop, rank)
     valid = None
     if last_batch == "pad" and isinstance(schedule, Schedule) and schedule.may_run_short:
-        positions, offsets, valid = _padded(schedule, steps, rank, positions, offsets)
+        positions, offsets, valid = padded(schedule, steps, rank, positions, offsets)
     if not len(positions):
         return [Batch(step, 0, 0, None) for step in steps]
     located = schedule.order.locate(positions)
@@ -153,7 +154,8 @@ def _memory_batches(dataset: HasSources, rows: _Rows, columns: Mapping[str, NDAr
     only = dataset.sources[0]
     indices = check_indices(rows.located.index, len(only.source), source=only.name)
     row_bytes = sum(column[:1].nbytes for column in columns.values())
-    return rows.batches(MemoryRows(columns, indices, rows.valid, rows.masked, only.source.counters, row_bytes))
+    only.source.counters.add(local=len(indices), bytes_read=len(indices) * row_bytes)
+    return rows.batches(MemoryRows(columns, indices, rows.valid, rows.masked))
 
 
 def _column_batches(dataset: HasSources, rows: _Rows) -> list[Batch]:
@@ -192,30 +194,3 @@ def _failed_in(rows: _Rows, failed: list[Failed], start: int, stop: int) -> tupl
     positions = rows.positions[start:stop]
     own = set((positions if rows.valid is None else positions[rows.valid[start:stop]]).tolist())
     return tuple({failure.position: failure for failure in failed if failure.position in own}.values())
-
-
-def _padded(
-    schedule: Schedule, steps: range, rank: int, positions: Positions, offsets: Int64
-) -> tuple[Positions, Int64, Bool]:
-    size = schedule.batch_size(steps.start, rank)
-    lengths = np.diff(offsets)
-    valid = (np.arange(len(steps) * size) % size) < np.repeat(lengths, size)
-    if bool(valid.all()):
-        return positions, offsets, valid
-    filled = np.empty(len(valid), dtype=np.int64)
-    filled[valid] = positions
-    for i in np.flatnonzero(lengths < size).tolist():
-        rows = slice(i * size, (i + 1) * size)
-        filled[rows][~valid[rows]] = _filler(schedule, steps[i], Positions(positions[offsets[i] : offsets[i + 1]]))
-    return Positions(filled), np.arange(len(steps) + 1) * size, valid
-
-
-def _filler(schedule: Schedule, step: int, own: Positions) -> int:
-    """Return a position to repeat: one of the rank's own, or, if it has none, another rank's of the same step."""
-    if len(own):
-        return int(own[0])
-    for rank in range(schedule.segment_at(step).world_size):
-        others = schedule.positions(step, rank)
-        if len(others):
-            return int(others[0])
-    return 0

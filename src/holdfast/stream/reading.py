@@ -9,16 +9,15 @@ from __future__ import annotations
 import traceback
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from functools import reduce
 from time import perf_counter
 from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, StreamError
 from holdfast.order import Schedule
 from holdfast.sources import ReadCounts
+from holdfast.sources.fetch.look_ahead import LookAhead
 from holdfast.stream.batch import Batch, MemoryRows
 from holdfast.stream.config import LastBatch, OnError
-from holdfast.stream.look_ahead import LookAhead
 from holdfast.stream.named_source import Collate, HasSources
 from holdfast.stream.read_batches import read_batches
 
@@ -34,21 +33,15 @@ class ReadFailure(NamedTuple):
 
 @dataclass(slots=True)
 class Reading:
-    """Several batches read together. With a ``failure``, they are those before the one that failed.
-
-    Where it is ``lazy``, samples are copied when a batch is made, and the caller counts what that costs.
-    """
+    """Several batches read together. With a ``failure``, they are those before the one that failed."""
 
     batches: list[Batch]
     seconds: float = 0.0
     by_source: dict[str, ReadCounts] = field(default_factory=dict)
     failure: ReadFailure | None = None
-    lazy: bool = False
-
-    @property
-    def counts(self) -> ReadCounts:
-        """What was read of all sources."""
-        return reduce(ReadCounts.plus, self.by_source.values(), ReadCounts())
+    lazy: bool = False  # samples are copied when a batch is made, and the caller counts the time that takes
+    ready: bool = False  # it was there when it was asked for
+    restarted: int = 0  # workers that were replaced while it was waited for
 
     def raise_failure(self) -> None:
         """Raise the error that ended the reading early, if one did."""

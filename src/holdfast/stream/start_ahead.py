@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import torch
 
+from holdfast.sources.fetch.look_ahead import LookAhead
 from holdfast.stream.config import StreamingConfig
-from holdfast.stream.look_ahead import LookAhead
 from holdfast.stream.provenance import samples_in
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.read_batches import memory_columns
@@ -27,8 +27,9 @@ def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, 
     dataset, schedule, rank = reader.dataset, reader.schedule, reader.rank
     batch = schedule.batch_size(step, rank)
     ranges = StepRanges(step, stop, max(1, min(READ_SAMPLES, config.prefetch_buffer_size) // batch))
-    if LookAhead.is_worthwhile(dataset):
-        reader = replace(reader, look_ahead=LookAhead(dataset, schedule, rank, stop=stop, each=ranges.each))
+    sources = [named.source for named in dataset.sources]
+    if any(source.is_remote for source in sources):
+        reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, stop=stop, each=ranges.each))
     pin = config.pin_memory and torch.cuda.is_available()
     samples = ranges.each * batch
     ahead = max(2, -(-config.prefetch_buffer_size // samples))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import time
 from dataclasses import asdict, dataclass, field
+from functools import reduce
 from typing import Any
 
 from holdfast.sources import ReadCounts
-from holdfast.stream.batch import Batch, MemoryRows
+from holdfast.stream.batch import Batch
 from holdfast.stream.reading import Reading
 
 __all__ = ["StreamStats", "Tally"]
@@ -54,51 +55,40 @@ class Tally:
         if self._began is None:
             self._began = time.perf_counter()
 
-    def count_reading(self, reading: Reading, restarted: int) -> None:
+    def count_reading(self, reading: Reading) -> None:
         """Count what was read together, and the workers replaced meanwhile."""
-        stats = self.stats
         self._busy += reading.seconds
-        self._samples_read += 0 if reading.lazy or not reading.batches else reading.batches[-1].stop
-        counts = reading.counts
-        stats.local_samples += counts.samples_local
-        stats.remote_samples += counts.samples_remote
-        stats.bytes_read += counts.bytes_read
-        stats.bytes_fetched += counts.bytes_fetched
-        stats.cache_hits += counts.cache_hits
-        stats.remote_retries += counts.retries
-        stats.remote_hedges += counts.hedges
-        stats.remote_wait_seconds += counts.seconds_waited
-        for name, own in reading.by_source.items():
-            stats.sources[name] = stats.sources.get(name, ReadCounts()).plus(own)
-        stats.workers_restarted += restarted
+        self._samples_read += reading.batches[-1].stop if reading.batches else 0
+        for name, counts in reading.by_source.items():
+            self.stats.sources[name] = self.stats.sources.get(name, ReadCounts()).plus(counts)
+        self.stats.workers_restarted += reading.restarted
 
     def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:
-        """Return the batch as a dict of tensors, and count what copying it took where it lies in memory."""
-        content = batch.content
-        if not isinstance(content, MemoryRows):
+        """Return the batch as a dict of tensors, and count the time that copying it took where it lies in memory."""
+        if not reading.lazy:
             return batch.make()
         began = time.perf_counter()
         made = batch.make()
         seconds = time.perf_counter() - began
         reading.seconds += seconds
-        size = batch.stop - batch.start
         self._busy += seconds
-        self._samples_read += size
-        self.stats.local_samples += size
-        self.stats.bytes_read += size * content.row_bytes
         return made
 
-    def count_delivered(self, batch: Batch, hit: bool) -> None:
+    def count_delivered(self, batch: Batch, reading: Reading) -> None:
         """Count a batch that the training loop gets."""
         self.stats.samples_loaded += batch.size
         self.stats.samples_failed += len(batch.failed)
-        self.stats.prefetch_hits += hit
-        self.stats.prefetch_misses += not hit
+        self.stats.prefetch_hits += reading.ready
+        self.stats.prefetch_misses += not reading.ready
+        reading.ready = True  # the rest of it is here now
 
     def result(self, readers: int) -> StreamStats:
         """Return the counts so far, for this many threads or processes that read."""
+        stats, total = self.stats, reduce(ReadCounts.plus, self.stats.sources.values(), ReadCounts())
+        stats.local_samples, stats.remote_samples, stats.bytes_read, stats.bytes_fetched = total[:4]
+        stats.cache_hits, stats.remote_retries, stats.remote_hedges, stats.remote_wait_seconds = total[4:]
         if self._samples_read:
-            self.stats.avg_load_time_us = 1e6 * self._busy / self._samples_read
+            stats.avg_load_time_us = 1e6 * self._busy / self._samples_read
         if self._began is not None:
-            self.stats.worker_utilization = min(1.0, self._busy / (time.perf_counter() - self._began) / readers)
-        return self.stats
+            stats.worker_utilization = min(1.0, self._busy / (time.perf_counter() - self._began) / readers)
+        return stats

@@ -6,7 +6,6 @@ same steps kill worker after worker, their samples are named and the run stops.
 
 from __future__ import annotations
 
-import io
 import multiprocessing
 import os
 import pickle
@@ -102,14 +101,9 @@ class ProcessReadAhead(ReadAhead):
         self._context = context
         self._next = 0
         self._deaths = 0
-        self._restarted = 0
+        self._careful = False  # after a death
         self._iterator: Any = None
         self._start()
-
-    @property
-    def restarted(self) -> int:
-        """How many times workers were replaced."""
-        return self._restarted
 
     def _start(self) -> None:
         method = self._context or multiprocessing.get_start_method()
@@ -120,7 +114,7 @@ class ProcessReadAhead(ReadAhead):
             sampler=count(self._next) if total is None else range(self._next, total),
             num_workers=self._workers,
             # After a death one range per worker at a time, so that the one that kills can be told from its neighbours.
-            prefetch_factor=1 if self._restarted else self._prefetch,
+            prefetch_factor=1 if self._careful else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,
             worker_init_fn=partial(_end_with_parent, direct=method in ("fork", "spawn")),
@@ -131,25 +125,28 @@ class ProcessReadAhead(ReadAhead):
         self._iterator = iter(loader)
         _watch(self._iterator, False)
 
-    def next(self) -> tuple[Reading, bool] | None:
+    def next(self) -> Reading | None:
         """Return the next reading; replaces workers that have died and has their steps computed again."""
         if self._next == self._ranges.total:
             return None  # a worker that dies now is of no consequence
+        restarted = 0
         while True:
             # torch keeps results that came out of turn in _task_info; one that holds data is ready.
             ready = len(getattr(self._iterator, "_task_info", {}).get(self._next - self._started_at, ())) == 2
             try:
-                item = self._item()
+                reading = self._item()
             except StopIteration:
                 return None
             except Exception as error:
                 if not _tells_of_death(error, self._iterator):
                     raise
                 self._restart(error)
+                restarted += 1
                 continue
             self._next += 1
             self._deaths = 0
-            return item, ready
+            reading.ready, reading.restarted = ready, restarted
+            return reading
 
     def _item(self) -> Reading:
         """Take the next item, with torch watching the workers for as long as this thread waits for it and no longer.
@@ -179,7 +176,7 @@ class ProcessReadAhead(ReadAhead):
                 samples=self._samples_of(suspects)[:64],
                 hint="read these samples in the main process (num_workers=0) to see what kills it",
             ) from error
-        self._restarted += 1
+        self._careful = True
         self._start()
 
     def _suspects(self) -> range:
@@ -201,17 +198,11 @@ class ProcessReadAhead(ReadAhead):
             iterator._shutdown_workers()
 
 
-class _Nowhere(io.RawIOBase):
-    """A file that keeps nothing."""
-
-    def write(self, data: Any) -> int:
-        return len(data)
-
-
 def _check_picklable(read: Read, method: str) -> None:
     """Raise ``ConfigError`` where the workers could not be sent what they are to read."""
     try:
-        ForkingPickler(_Nowhere()).dump(read)
+        with open(os.devnull, "wb") as nowhere:
+            ForkingPickler(nowhere).dump(read)
     except (pickle.PicklingError, AttributeError, TypeError) as error:
         raise ConfigError(
             f"the dataset cannot be sent to a worker process: {error}",

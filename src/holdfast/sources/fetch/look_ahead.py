@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Sequence
 from contextlib import suppress
+from functools import partial
 from itertools import count
 from typing import Any
 
@@ -17,8 +19,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.order import Schedule
-from holdfast.sources import Source
-from holdfast.stream.named_source import HasSources
+from holdfast.sources.base import Source
 
 __all__ = ["LookAhead"]
 
@@ -32,27 +33,22 @@ class LookAhead:
     """Names the samples of coming steps.
 
     Args:
-        dataset: what is read.
+        sources: numbered as the schedule's order numbers them; at least one is remote.
         schedule: which positions each rank reads at each step.
         rank: whose steps.
         stop: the step after the last; None for no end.
         each: steps named at a time.
     """
 
-    def __init__(self, dataset: HasSources, schedule: Schedule, rank: int, *, stop: int | None, each: int) -> None:
-        self._arguments = (dataset, schedule, rank, stop, each)
-        self._dataset, self._schedule, self._rank, self._stop, self._each = self._arguments
-        self._remote = [number for number, named in enumerate(dataset.sources) if named.source.is_remote]
-        sources = [dataset.sources[number].source for number in self._remote]
+    def __init__(
+        self, sources: Sequence[Source], schedule: Schedule, rank: int, *, stop: int | None, each: int
+    ) -> None:
+        self._sources, self._schedule, self._rank, self._stop, self._each = sources, schedule, rank, stop, each
+        self._remote = {number: source for number, source in enumerate(sources) if source.is_remote}
         self._reader = next(_readers)
         self._next = 0
         self._lock = threading.Lock()
-        weakref.finalize(self, _forget, sources, self._reader)
-
-    @staticmethod
-    def is_worthwhile(dataset: HasSources) -> bool:
-        """Say whether any source is remote."""
-        return any(named.source.is_remote for named in dataset.sources)
+        weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
 
     def before(self, steps: range) -> None:
         """Name what comes after some steps that are about to be read."""
@@ -73,29 +69,27 @@ class LookAhead:
 
     def _has_room(self) -> bool:
         none = np.empty(0, dtype=np.int64)
-        return any(self._dataset.sources[number].source.prefetch(none, self._reader) for number in self._remote)
+        return any(source.prefetch(none, self._reader) for source in self._remote.values())
 
     def _name(self, steps: range) -> None:
         schedule = self._schedule
         change = schedule.next_change(steps.start)
         if change is not None and change < steps.stop:
             self._name(range(steps.start, change))
-            steps = range(change, steps.stop)
+            self._name(range(change, steps.stop))
+            return
         positions, _ = schedule.positions_in(steps.start, steps.stop, self._rank)
         if not len(positions):
             return
         located = schedule.order.locate(positions)
-        for number in self._remote:
-            indices = located.index if len(self._dataset.sources) == 1 else located.index[located.source == number]
+        for number, source in self._remote.items():
+            indices = located.index if len(self._sources) == 1 else located.index[located.source == number]
             if len(indices):
-                self._dataset.sources[number].source.prefetch(indices, self._reader)
+                source.prefetch(indices, self._reader)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _look_ahead, self._arguments
-
-
-def _look_ahead(dataset: HasSources, schedule: Schedule, rank: int, stop: int | None, each: int) -> LookAhead:
-    return LookAhead(dataset, schedule, rank, stop=stop, each=each)
+        made = partial(LookAhead, self._sources, self._schedule, self._rank, stop=self._stop, each=self._each)
+        return made, ()
 
 
 def _forget(sources: list[Source], reader: int) -> None:
