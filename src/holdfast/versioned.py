@@ -58,6 +58,9 @@ AS_TEXT = _AsText()
 Count = Annotated[int, Between(0, MAX_COUNT)]
 
 
+_PLAIN = frozenset((str, int, float, bool, type(None)))
+
+
 class _Invalid(Exception):
     """A value that does not fit its hint: where it is, and what is wrong with it."""
 
@@ -93,12 +96,13 @@ class Format(Generic[Record]):
     def to_json(self, record: Record) -> dict[str, Any]:
         """Return the record as plain JSON: the version and always all fields."""
         stored: dict[str, Any] = {"version": self.version}
-        for name, hint in _hints(self.record).items():
+        texts = _text_fields(self.record)
+        for name in _hints(self.record):
             value = _encode(getattr(record, name))
             if name == KEEPS_UNKNOWN:
                 stored |= {key: kept for key, kept in value.items() if key not in stored}
             else:
-                stored[name] = json.dumps(value, separators=(",", ":")) if _is_text(hint) else value
+                stored[name] = json.dumps(value, separators=(",", ":")) if name in texts else value
         return stored
 
     def from_json(self, value: Any) -> Record:
@@ -153,6 +157,11 @@ def _cached_hints(record: Any) -> dict[str, Any]:
     }
 
 
+@cache
+def _text_fields(record: Any) -> frozenset[str]:
+    return frozenset(name for name, hint in _hints(record).items() if _is_text(hint))
+
+
 def _notes(hint: Any) -> tuple[Any, ...]:
     return hint.__metadata__ if get_origin(hint) is Annotated else ()
 
@@ -162,6 +171,8 @@ def _is_text(hint: Any) -> bool:
 
 
 def _encode(value: Any) -> Any:
+    if type(value) in _PLAIN:  # nearly all there is: a state may be asked for at every step
+        return value
     if is_dataclass(value) and not isinstance(value, type):
         return {name: _encode(getattr(value, name)) for name in _hints(type(value))}
     if isinstance(value, Mapping):
@@ -201,6 +212,8 @@ def _made(record: type[Any], found: dict[str, Any], place: str) -> Any:
 
 
 def _decode(hint: Any, value: Any, place: str) -> Any:
+    if hint is type(value) and hint in _PLAIN:
+        return value
     if isinstance(hint, NewType):
         return _decode(hint.__supertype__, value, place)
     origin = get_origin(hint)
@@ -226,7 +239,7 @@ def _decode(hint: Any, value: Any, place: str) -> Any:
 
 
 def _decode_annotated(hint: Any, value: Any, place: str) -> Any:
-    if _is_text(hint) and isinstance(value, str):
+    if isinstance(value, str) and _is_text(hint):
         try:
             value = json.loads(value)
         except (ValueError, RecursionError):

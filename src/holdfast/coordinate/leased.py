@@ -42,9 +42,10 @@ from holdfast.coordinate.throughput import Throughput
 from holdfast.coordinate.turns import Turns
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
 from holdfast.order.numbers import Positions, whole_number
+from holdfast.order.step_rows import Cut
 from holdfast.stream.batch import Batch
 from holdfast.stream.named_source import Collate
-from holdfast.stream.read_batches import Cut, read_batches
+from holdfast.stream.read_batches import read_batches
 
 if TYPE_CHECKING:
     from holdfast.coordinate.coordinator import StreamCoordinator

@@ -16,7 +16,8 @@ import numpy as np
 from holdfast.coordinate import Dead, Done, LeasedChunk, LeasedReader, StreamCoordinator, open_store
 from holdfast.errors import ConfigError, DeadLetterError, MissingDependencyError
 from holdfast.order.numbers import Positions
-from holdfast.stream.read_batches import Cut, read_batches
+from holdfast.order.step_rows import Cut
+from holdfast.stream.read_batches import read_batches
 
 try:
     import ray

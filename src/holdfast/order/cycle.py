@@ -6,9 +6,10 @@ begun keep the length, and the order, they had.
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from functools import lru_cache
-from itertools import pairwise
+from itertools import accumulate, pairwise
 from typing import Any
 
 import numpy as np
@@ -57,14 +58,14 @@ class Cycle:
         self.shuffle: Shuffle = shuffle if shuffle is not None else FullShuffle()
         self.growth = tuple((int(epoch), int(grown)) for epoch, grown in growth)
         self.layout = layout
-        steps = ((0, length), *self.growth)
+        steps = ((0, self.length), *self.growth)
         for (epoch, before), (later, after) in pairwise(steps):
             if later <= epoch or not before < after <= MAX_LENGTH:
                 raise ConfigError("a source can only grow, at later and later epochs", source=name, growth=steps)
-        self._from_epoch = np.array([epoch for epoch, _ in steps], dtype=np.int64)
-        self._length = np.array([size for _, size in steps], dtype=np.int64)
-        spans = np.diff(self._from_epoch) * self._length[:-1]
-        self._from_ordinal = np.concatenate(([0], np.cumsum(spans)))
+        spans = (size * (later - epoch) for (epoch, size), (later, _) in pairwise(steps))
+        self._from_epoch = [epoch for epoch, _ in steps]
+        self._length = [size for _, size in steps]
+        self._from_ordinal = list(accumulate(spans, initial=0))
         self._epoch_order = lru_cache(maxsize=EPOCHS_KEPT)(self._bind)
         for epoch, _ in steps:
             self._epoch_order(epoch)  # a shuffle that does not fit a length says so now
@@ -74,21 +75,24 @@ class Cycle:
 
     def epoch_length(self, epoch: int) -> int:
         """Return how many samples the epoch has."""
-        return int(self._length[np.searchsorted(self._from_epoch, epoch, side="right") - 1])
+        return self._length[bisect_right(self._from_epoch, epoch) - 1]
 
     def epoch_start(self, epoch: int) -> int:
         """Return the ordinal of the epoch's first sample."""
-        stage = int(np.searchsorted(self._from_epoch, epoch, side="right")) - 1
-        return int(self._from_ordinal[stage]) + (epoch - int(self._from_epoch[stage])) * int(self._length[stage])
+        stage = bisect_right(self._from_epoch, epoch) - 1
+        return self._from_ordinal[stage] + (epoch - self._from_epoch[stage]) * self._length[stage]
 
     def split(self, ordinals: Ordinals) -> tuple[Int64, Int64]:
         """Return the epoch and the place inside it of each ordinal."""
         if len(self._length) == 1:
             epoch, place = np.divmod(ordinals, self.length)
             return epoch, place
-        stage = np.searchsorted(self._from_ordinal, ordinals, side="right") - 1
-        epoch, place = np.divmod(ordinals - self._from_ordinal[stage], self._length[stage])
-        return epoch + self._from_epoch[stage], place
+        begins, lengths, first = (
+            np.array(column, dtype=np.int64) for column in (self._from_ordinal, self._length, self._from_epoch)
+        )
+        stage = np.searchsorted(begins, ordinals, side="right") - 1
+        epoch, place = np.divmod(ordinals - begins[stage], lengths[stage])
+        return epoch + first[stage], place
 
     def locate(self, ordinals: Ordinals) -> tuple[Int64, Indices]:
         """Return (epoch, index) of each ordinal."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from hashlib import blake2b
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
@@ -271,6 +272,10 @@ class Order:
 
     def to_json(self) -> dict[str, Any]:
         """Return the whole order as plain JSON: no data, only names, lengths, seeds, weights and digests."""
+        return FORMAT.to_json(self._saved)
+
+    @cached_property
+    def _saved(self) -> _SavedOrder:
         weights = []
         for start, table in self.weight_schedule:
             present = [name for name, weight in table.items() if weight > 0]
@@ -280,8 +285,8 @@ class Order:
             _SavedSource(spec.name, spec.length, spec.seed, spec.shuffle.to_json(), list(spec.growth))
             for spec in self.sources
         ]
-        return FORMAT.to_json(
-            _SavedOrder(self.name, self.seed, self.stop, self.arrangement, sources, weights, self.partition.to_json())
+        return _SavedOrder(
+            self.name, self.seed, self.stop, self.arrangement, sources, weights, self.partition.to_json()
         )
 
     @classmethod
@@ -333,6 +338,10 @@ class Order:
 
     def fingerprint(self) -> str:
         """Return a hash of everything that decides the order; equal orders have equal fingerprints everywhere."""
+        return self._fingerprint
+
+    @cached_property
+    def _fingerprint(self) -> str:
         # What version 1 could describe keeps the fingerprint it had then.
         identity = {**self.to_json(), "version": 1}
         if self.arrangement != "even":

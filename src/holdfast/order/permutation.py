@@ -38,7 +38,7 @@ class Permutation:
         key: 32 bytes from ``derive_key``, or any int, str or bytes to derive it from.
     """
 
-    __slots__ = ("_columns", "_inverse_table", "_rounds", "_rows", "_table", "key", "n")
+    __slots__ = ("_columns", "_inverse_table", "_rows", "_table", "_words", "key", "n")
 
     def __init__(self, n: int, key: bytes | int | str) -> None:
         if not 1 <= n <= MAX_LENGTH:
@@ -49,8 +49,14 @@ class Permutation:
         self._inverse_table: Int64 | None = None
         self._rows = isqrt(n - 1) + 1
         self._columns = -(-n // self._rows)
-        words = np.frombuffer(derive_key("rounds", self.key) + derive_key("more rounds", self.key), dtype="<u4")
-        self._rounds = [(words[2 * i], words[2 * i + 1]) for i in range(ROUNDS)]
+        self._words: list[tuple[np.uint32, np.uint32]] | None = None  # made when first used: a table needs none
+
+    @property
+    def _rounds(self) -> list[tuple[np.uint32, np.uint32]]:
+        if self._words is None:
+            words = np.frombuffer(derive_key("rounds", self.key) + derive_key("more rounds", self.key), dtype="<u4")
+            self._words = [(words[2 * i], words[2 * i + 1]) for i in range(ROUNDS)]
+        return self._words
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Permutation, (self.n, self.key)

@@ -55,7 +55,7 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
             hint="restore the data and options it was made with"
             + (", or pass strict=False for sources that only grew or were added" if strict else ""),
         )
-    schedule = state.rebuild(order.partition, {spec.name: spec.shuffle for spec in order.sources})
+    schedule = state.rebuild(like=order)
     return _carried_over(state, order, schedule.planned_order) if differences else (schedule, ())
 
 

@@ -18,16 +18,17 @@ from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError, StateMismatchError
 from holdfast.metrics import MetricTransform
-from holdfast.order import ARRANGEMENTS, Order, Partition, Shuffle
+from holdfast.order import ARRANGEMENTS, Order, Partition, RoundRobin, Shuffle
 from holdfast.order.mixture import ArrangementName
 from holdfast.order.numbers import Positions, whole_number
 from holdfast.order.order import StopPolicy
 from holdfast.order.shuffle import WindowShuffle
+from holdfast.order.step_rows import Cut, Locates
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
 from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
 from holdfast.stream.process import Process, check_enough, check_ranks, everything_left_out, this_process
-from holdfast.stream.read_batches import Cut, Locates, read_batches
+from holdfast.stream.read_batches import read_batches
 from holdfast.versioned import Count, Format
 
 __all__ = [
@@ -177,18 +178,22 @@ class OrderedDataset(DescribedDataset):
         self.stop = stop
         self.children = dict(children or {})
         self._position = 0
-        self._own = self.order()
-        self._fingerprint = self._own.fingerprint()  # kept, as a state may be asked for every sample
+        self._own = self._plain = self._order(RoundRobin(), "even")
 
     @final
     def order(self, partition: Partition | None = None, *, arrangement: ArrangementName = "even") -> Order:
         """Return the order of this dataset's samples under a partition."""
+        resolved = RoundRobin() if partition is None else partition.resolve(self._read_column)
+        is_plain = resolved == self._plain.partition and arrangement == "even"
+        return self._plain if is_plain else self._order(resolved, arrangement)
+
+    def _order(self, partition: Partition, arrangement: ArrangementName) -> Order:
         return Order(
             [source.spec() for source in self.sources],
             weights=self.weight_schedule,
             seed=self.seed,
             name=self.dataset_name,
-            partition=None if partition is None else partition.resolve(self._read_column),
+            partition=partition,
             stop=self.stop,
             arrangement=arrangement,
         )
@@ -245,7 +250,7 @@ class OrderedDataset(DescribedDataset):
         orders = {order.fingerprint(): order for order in (self.order(arrangement=name) for name in ARRANGEMENTS)}
         if state.fingerprint not in orders:
             raise mismatch(state.fingerprint, state.children, self.state_dict(), dataset=self.dataset_name)
-        self._own, self._fingerprint = orders[state.fingerprint], state.fingerprint
+        self._own = orders[state.fingerprint]
         self._position = state.position
 
     @final
@@ -259,7 +264,7 @@ class OrderedDataset(DescribedDataset):
 
     def _state_at(self, position: int, counts: Mapping[str, int]) -> dict[str, Any]:
         children = {name: child.state_in_parent(counts) for name, child in self.children.items()}
-        state = DatasetState(position, self._own.epoch_of(position), self._fingerprint, children)
+        state = DatasetState(position, self._own.epoch_of(position), self._own.fingerprint(), children)
         return DATASET_STATE.to_json(state)
 
     def _read_column(self, column: str) -> np.ndarray[Any, Any]:

@@ -14,6 +14,7 @@ from typing import NamedTuple
 
 from holdfast.errors import HoldfastError, StreamError
 from holdfast.order import Schedule
+from holdfast.order.step_rows import LocatedAhead
 from holdfast.sources import ReadCounts
 from holdfast.sources.fetch.look_ahead import LookAhead
 from holdfast.stream.batch import Batch, MemoryRows
@@ -86,7 +87,7 @@ class StepRanges:
 class StepReader:
     """Reads one rank's steps, with the arguments of ``read_batches``; the same in every thread and process.
 
-    ``look_ahead`` tells remote sources what comes after them.
+    ``look_ahead`` tells remote sources what comes after them; ``located`` is the schedule located many steps at a time.
     """
 
     dataset: HasSources
@@ -96,6 +97,7 @@ class StepReader:
     on_error: OnError
     collate: Collate | None
     look_ahead: LookAhead | None = None
+    located: LocatedAhead | None = None
 
     def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
         """Read some steps; an error comes with the reading, after the batches before the one that failed."""
@@ -122,6 +124,7 @@ class StepReader:
             on_error=self.on_error,
             collate=self.collate,
             lazy=lazy,
+            located=self.located,
         )
 
     def _until_failure(self, steps: range, error: Exception) -> Reading:

@@ -43,16 +43,22 @@ def read_samples(
         part = Located(located.source[rows], located.epoch[rows], Indices(located.index[rows]))
         own = Positions(positions[rows])
         stored = _rows(source, part, own, on_error, failed)
+        transform = source.transform
         columns = (rows.tolist(), stored, part.epoch.tolist(), part.index.tolist(), own.tolist())
         for row, sample, epoch, index, position in zip(*columns, strict=True):
             if sample is None:
                 continue
             try:
-                samples[row] = _transformed(source, sample, epoch, index)
+                if source.seeded and transform is not None:
+                    sample = transform(sample, rng=sample_rng(source.seed, source.name, epoch, index))
+                elif transform is not None:
+                    sample = transform(sample)
             except Exception as cause:
                 if on_error == "raise":
                     raise _failure(cause, source, index, position) from cause
                 failed.append(Failed(source.name, index, position, repr(cause)))
+                continue
+            samples[row] = sample
     return samples, failed
 
 
@@ -113,11 +119,3 @@ def _rows(
             return [None]
     one_by_one = (slice(i, i + 1) for i in range(len(positions)))
     return [_rows(source, located.part(row), Positions(positions[row]), on_error, failed)[0] for row in one_by_one]
-
-
-def _transformed(source: NamedSource, sample: Sample, epoch: int, index: int) -> Sample | None:
-    if source.transform is None:
-        return sample
-    if not source.seeded:
-        return source.transform(sample)
-    return source.transform(sample, rng=sample_rng(source.seed, source.name, epoch, index))

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 
+from holdfast.order.step_rows import LocatedAhead
 from holdfast.sources.fetch.look_ahead import LookAhead
 from holdfast.stream.config import StreamingConfig
 from holdfast.stream.provenance import samples_in
@@ -30,6 +31,10 @@ def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, 
     sources = [named.source for named in dataset.sources]
     if any(source.is_remote for source in sources):
         reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, stop=stop, each=ranges.each))
+    # The first range is a single step, which is located alone: a run that starts does not wait for the others.
+    each = ranges.each * max(1, LOCATE_SAMPLES // (ranges.each * batch))
+    located = LocatedAhead(schedule, rank, reader.last_batch, first=step + 1, stop=stop, each=each)
+    reader = replace(reader, located=located)
     pin = config.pin_memory and torch.cuda.is_available()
     samples = ranges.each * batch
     ahead = max(2, -(-config.prefetch_buffer_size // samples))

@@ -7,12 +7,12 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Annotated, Any
 
 from holdfast.errors import HoldfastError, StateError, StateMismatchError
-from holdfast.order import Order, Partition, Schedule, Shuffle
+from holdfast.order import Order, Partition, Schedule
+from holdfast.order.order import same_json
 from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 
 __all__ = ["CheckpointState"]
@@ -56,15 +56,21 @@ class CheckpointState:
         """Read what ``to_json`` of this or an earlier release wrote."""
         return STREAM_STATE.from_json(value)
 
-    def rebuild(self, partition: Partition | None = None, shuffles: Mapping[str, Shuffle] | None = None) -> Schedule:
+    def rebuild(self, partition: Partition | None = None, *, like: Order | None = None) -> Schedule:
         """Return the schedule this state describes.
 
         Args:
             partition: needed where it goes by labels or keys, or is of the user's own making.
-            shuffles: by source name, needed where they are of the user's own making.
+            like: the order that continues: taken where it is the very one, else its partition and shuffles are, which
+                may be of the user's own making.
         """
         try:
-            schedule = self.schedule_over(Order.from_json(self.order, partition=partition, shuffles=shuffles))
+            if like is not None and same_json(like.to_json(), self.order):
+                order = like
+            else:
+                known = {} if like is None else {spec.name: spec.shuffle for spec in like.sources}
+                order = Order.from_json(self.order, partition=like.partition if like else partition, shuffles=known)
+            schedule = self.schedule_over(order)
             if schedule.planned_order.fingerprint() != self.fingerprint:
                 raise StateMismatchError("the fingerprint is not of the order in the stream state", hint=_DAMAGED)
             names = {spec.name for spec in schedule.planned_order.sources}
