@@ -96,13 +96,12 @@ class Format(Generic[Record]):
     def to_json(self, record: Record) -> dict[str, Any]:
         """Return the record as plain JSON: the version and always all fields."""
         stored: dict[str, Any] = {"version": self.version}
-        texts = _text_fields(self.record)
-        for name in _hints(self.record):
+        for name, is_text in _fields_as_text(self.record).items():
             value = _encode(getattr(record, name))
             if name == KEEPS_UNKNOWN:
                 stored |= {key: kept for key, kept in value.items() if key not in stored}
             else:
-                stored[name] = json.dumps(value, separators=(",", ":")) if name in texts else value
+                stored[name] = json.dumps(value, separators=(",", ":")) if is_text else value
         return stored
 
     def from_json(self, value: Any) -> Record:
@@ -157,9 +156,13 @@ def _cached_hints(record: Any) -> dict[str, Any]:
     }
 
 
+def _fields_as_text(record: Any) -> dict[str, bool]:
+    return _cached_fields_as_text(record)
+
+
 @cache
-def _text_fields(record: Any) -> frozenset[str]:
-    return frozenset(name for name, hint in _hints(record).items() if _is_text(hint))
+def _cached_fields_as_text(record: Any) -> dict[str, bool]:
+    return {name: _is_text(hint) for name, hint in _hints(record).items()}
 
 
 def _notes(hint: Any) -> tuple[Any, ...]:
