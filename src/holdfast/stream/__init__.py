@@ -2,9 +2,9 @@
 
 Read the modules in this order: ``read_batches``, the centre, with ``batch``, ``samples`` and ``collate`` (from steps to
 batches); ``named_source``, ``dataset``, ``interleaved`` and ``hf`` (what is read); ``config`` (how); ``reading``,
-``read_ahead`` and ``worker_processes`` (ahead of time); ``loader`` (a cursor and something that reads ahead of it);
-``state``, ``state_files`` and ``adopt`` (stopping and continuing); ``provenance`` and ``extent`` (which sample is
-where, and how much there is). ``forward`` holds what can only be read forwards.
+``read_ahead`` and ``worker_processes`` (ahead of time); ``cursor`` (where a rank stands) and ``loader`` (a cursor and
+something that reads ahead of it); ``state``, ``state_files`` and ``adopt`` (stopping and continuing); ``provenance``
+(which sample is where). ``forward`` holds what can only be read forwards.
 
 The names load on first use, as ``__init__.pyi`` lists them: what looks at a saved state needs NumPy, and torch only
 those who read batches.
