@@ -15,6 +15,8 @@ from tests.sources.support import ragged, rows
 
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources import TarSource
+from holdfast.sources.files import LocalFile
+from holdfast.sources.tar_members import _walk_plain
 from holdfast.testing import check_source
 
 
@@ -66,6 +68,41 @@ def test_any_tars_give_their_members_by_sample(
     assert ragged(columns, "__key__").to_strings() == [expected[pick][0] for pick in picks]
     assert ragged(columns, "txt").to_bytes() == [expected[pick][1] for pick in picks]
     assert ragged(columns, "meta.json").to_bytes() == [expected[pick][1][::-1] for pick in picks]
+
+
+@given(
+    names=st.lists(st.tuples(folders, st.sampled_from(["0", "5", "1", "2", "7"])), min_size=1, max_size=6),
+    tar_format=st.sampled_from([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]),
+    flips=st.lists(st.tuples(st.integers(0, 4095), st.integers(0, 255)), max_size=2),
+)
+def test_members_read_from_plain_headers_are_those_that_tarfile_finds(
+    tmp_path_factory: pytest.TempPathFactory,
+    names: list[tuple[str, str]],
+    tar_format: int,
+    flips: list[tuple[int, int]],
+) -> None:
+    path = tmp_path_factory.mktemp("plain") / "a.tar"
+    with tarfile.open(path, "w", format=tar_format) as archive:
+        for place, (folder, kind) in enumerate(names):
+            member = tarfile.TarInfo(f"{folder if len(folder) < 200 else 'd/'}{place}.txt")
+            member.type, member.linkname = kind.encode(), "0.txt"
+            member.size = place * 300 if kind in "07" else 0
+            archive.addfile(member, io.BytesIO(bytes([65 + place]) * member.size))
+    damaged = bytearray(path.read_bytes())
+    for at, value in flips:
+        damaged[at % len(damaged)] = value
+    path.write_bytes(damaged)
+    plain = _walk_plain(LocalFile(path))
+    if plain is None:
+        return
+    with tarfile.open(path, "r:") as archive:
+        assert plain == [(member.name, member.offset_data, member.size) for member in archive if member.isreg()]
+
+
+def test_ordinary_archives_of_every_format_are_read_from_their_headers(tmp_path: Path) -> None:
+    for number, tar_format in enumerate([tarfile.GNU_FORMAT, tarfile.PAX_FORMAT, tarfile.USTAR_FORMAT]):
+        path = write(tmp_path / f"{number}.tar", samples(3), tar_format)
+        assert [name for name, _, _ in _walk_plain(LocalFile(path)) or ()] == [name for name, _ in samples(3)]
 
 
 def test_it_keeps_the_contract(tmp_path: Path) -> None:

@@ -8,8 +8,6 @@ after that dot names the column. Where each member lies is found once by walking
 from __future__ import annotations
 
 import os
-import tarfile
-import warnings
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -20,18 +18,15 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
-from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.remote import RemoteOptions
-from holdfast.sources.seekable import SeekableFile
+from holdfast.sources.tar_members import split_name, walk
 
 KEY = "__key__"
-# Headers lie between members of any size, so little is read ahead.
-_HEADER_READ = 16 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,8 +151,8 @@ def _build_indexes(files: Sequence[DataFile]) -> list[Index]:
 def _build_index(file: DataFile) -> Index:
     keys: list[str] = []
     members: list[dict[str, tuple[int, int]]] = []
-    for name, start, size in _walk(file):
-        key, extension = _split(name)
+    for name, start, size in walk(file):
+        key, extension = split_name(name)
         if not extension:
             continue
         if not keys or keys[-1] != key:
@@ -187,61 +182,3 @@ def _has_form(index: Index) -> bool:
         return False
     ends = [index.arrays.get(f"{end}_{place}") for end in ("starts", "stops") for place in range(len(columns))]
     return all(end is not None and end.dtype == np.int64 and len(end) == count for end in ends)
-
-
-def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: DataFile) -> tuple[int, int]:
-    """Return where the content of a hard link lies: in a member before it."""
-    if member.linkname not in places:
-        raise SourceFormatError(
-            "a member links to one that is not before it", file=file.name, member=member.name, to=member.linkname[:200]
-        )
-    return places[member.linkname]
-
-
-def _walk(file: DataFile) -> list[tuple[str, int, int]]:
-    """Name, start and size of every file, hard links included; long names and pax headers are tarfile's business."""
-    raw = SeekableFile(file, read_ahead=_HEADER_READ)
-    found: list[tuple[str, int, int]] = []
-    places: dict[str, tuple[int, int]] = {}  # of the members before a link
-    passed_over: list[str] = []
-    try:
-        with tarfile.open(fileobj=raw, mode="r:") as archive:
-            for member in archive:
-                if member.issparse():
-                    raise SourceFormatError(
-                        "a sparse member cannot be read in place", file=file.name, member=member.name
-                    )
-                if member.isreg():
-                    found.append((member.name, member.offset_data, member.size))
-                elif member.islnk():
-                    for name, start, size in found[len(places) :]:
-                        places[name] = (start, size)
-                    found.append((member.name, *_linked(member, places, file)))
-                elif not member.isdir() and _split(member.name)[1]:
-                    passed_over.append(member.name)
-                archive.members = []  # type: ignore[attr-defined]  # keeps memory flat over millions of members
-            end = archive.offset
-    except (tarfile.TarError, EOFError) as error:
-        check_not_compressed(file.read(0, min(LONGEST_MARK, file.size)), file.name)
-        raise SourceFormatError(
-            f"not a readable tar file: {error}", file=file.name, hint="the file may be cut short"
-        ) from error
-    # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
-    if any(file.read(end, min(end + 512, file.size))):
-        raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
-    if found and found[-1][1] + found[-1][2] > file.size:
-        raise SourceFormatError("the tar file is cut short", file=file.name, member=found[-1][0])
-    if passed_over:
-        warnings.warn(
-            f"{len(passed_over):,} members of {file.name} are symbolic links or devices and are not read, "
-            f"{passed_over[0]!r} first; tar --dereference stores what links lead to",
-            stacklevel=2,
-        )
-    return found
-
-
-def _split(name: str) -> tuple[str, str]:
-    folder, slash, base = name.removeprefix("./").rpartition("/")
-    stem, _, extension = base.partition(".")
-    # A dot file (".DS_Store") has no stem and is no sample's member.
-    return (folder + slash + stem, extension.lower()) if stem else ("", "")

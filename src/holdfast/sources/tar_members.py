@@ -1,0 +1,118 @@
+"""The members of a tar file: what each is called, where its content begins and how long it is.
+
+Archives of nothing but ordinary files with short names, which most are, are read straight from their headers: tarfile
+takes twenty times as long for each, which is what opening 20,000 small tars would consist of. Everything else is
+tarfile's business.
+"""
+
+from __future__ import annotations
+
+import tarfile
+import warnings
+from typing import TypeAlias
+
+from holdfast.errors import SourceFormatError
+from holdfast.sources.compressed import LONGEST_MARK, check_not_compressed
+from holdfast.sources.files import DataFile, LocalFile
+from holdfast.sources.seekable import SeekableFile
+
+__all__ = ["split_name", "walk"]
+
+# Headers lie between members of any size, so little is read ahead.
+_HEADER_READ = 16 * 1024
+_BLOCK = tarfile.BLOCKSIZE
+_END = bytes(_BLOCK)
+
+Member: TypeAlias = tuple[str, int, int]
+"""Name, start and size."""
+
+
+def walk(file: DataFile) -> list[Member]:
+    """Return every file in an archive, hard links included."""
+    found = _walk_plain(file) if isinstance(file, LocalFile) else None
+    return _walk_any(file) if found is None else found
+
+
+def _walk_plain(file: LocalFile) -> list[Member] | None:
+    """Return the members of an archive of ordinary files only; None where tarfile must look."""
+    data = file.values()
+    found: list[Member] = []
+    at = 0
+    while True:
+        header = data[at : at + _BLOCK].tobytes()
+        if header == _END:
+            return found or None
+        if len(header) < _BLOCK or header[156] not in b"0\0" or header[257:262] != b"ustar":
+            return None  # cut short, no ordinary file, or older than POSIX
+        name, prefix = header[:100].partition(b"\0")[0], header[345:500].partition(b"\0")[0]
+        try:
+            size = int(header[124:136].partition(b"\0")[0] or b"-", 8)
+            checksum = int(header[148:156].partition(b"\0")[0] or b"-", 8)
+            told = (prefix + b"/" + name if prefix else name).decode()
+        except ValueError:  # large sizes, odd padding and other encodings
+            return None
+        if checksum != sum(header) - sum(header[148:156]) + 8 * 32 or size < 0:
+            return None
+        if not name or name.endswith(b"/") or (prefix and header[262]):  # GNU keeps other things where a prefix may be
+            return None
+        found.append((told, at + _BLOCK, size))
+        at += _BLOCK + -(-size // _BLOCK) * _BLOCK
+
+
+def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: DataFile) -> tuple[int, int]:
+    """Return where the content of a hard link lies: in a member before it."""
+    if member.linkname not in places:
+        raise SourceFormatError(
+            "a member links to one that is not before it", file=file.name, member=member.name, to=member.linkname[:200]
+        )
+    return places[member.linkname]
+
+
+def _walk_any(file: DataFile) -> list[Member]:
+    """Name, start and size of every file, hard links included; long names and pax headers are tarfile's business."""
+    raw = SeekableFile(file, read_ahead=_HEADER_READ)
+    found: list[Member] = []
+    places: dict[str, tuple[int, int]] = {}  # of the members before a link
+    passed_over: list[str] = []
+    try:
+        with tarfile.open(fileobj=raw, mode="r:") as archive:
+            for member in archive:
+                if member.issparse():
+                    raise SourceFormatError(
+                        "a sparse member cannot be read in place", file=file.name, member=member.name
+                    )
+                if member.isreg():
+                    found.append((member.name, member.offset_data, member.size))
+                elif member.islnk():
+                    for name, start, size in found[len(places) :]:
+                        places[name] = (start, size)
+                    found.append((member.name, *_linked(member, places, file)))
+                elif not member.isdir() and split_name(member.name)[1]:
+                    passed_over.append(member.name)
+                archive.members = []  # type: ignore[attr-defined]  # keeps memory flat over millions of members
+            end = archive.offset
+    except (tarfile.TarError, EOFError) as error:
+        check_not_compressed(file.read(0, min(LONGEST_MARK, file.size)), file.name)
+        raise SourceFormatError(
+            f"not a readable tar file: {error}", file=file.name, hint="the file may be cut short"
+        ) from error
+    # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
+    if any(file.read(end, min(end + 512, file.size))):
+        raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
+    if found and found[-1][1] + found[-1][2] > file.size:
+        raise SourceFormatError("the tar file is cut short", file=file.name, member=found[-1][0])
+    if passed_over:
+        warnings.warn(
+            f"{len(passed_over):,} members of {file.name} are symbolic links or devices and are not read, "
+            f"{passed_over[0]!r} first; tar --dereference stores what links lead to",
+            stacklevel=2,
+        )
+    return found
+
+
+def split_name(name: str) -> tuple[str, str]:
+    """Return the key of the sample that a member belongs to, and its column; both empty where it is no sample's."""
+    folder, slash, base = name.removeprefix("./").rpartition("/")
+    stem, _, extension = base.partition(".")
+    # A dot file (".DS_Store") has no stem and is no sample's member.
+    return (folder + slash + stem, extension.lower()) if stem else ("", "")
