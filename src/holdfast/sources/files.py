@@ -198,15 +198,14 @@ class LocalFile(DataFile):
 
     def _take_probe(self, size: int) -> str:
         digest = hashlib.blake2b(digest_size=16)
-        last = max(0, size - PROBE_BYTES)
-        starts = [0] if last == 0 else sorted({last * piece // (PROBES - 1) for piece in range(PROBES)})
         try:
             descriptor = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
             try:
                 if size <= PROBES * PROBE_BYTES:
                     digest.update(os.pread(descriptor, size, 0))
                 else:
-                    for start in starts:
+                    last = size - PROBE_BYTES
+                    for start in sorted({last * piece // (PROBES - 1) for piece in range(PROBES)}):
                         digest.update(os.pread(descriptor, PROBE_BYTES, start))
             finally:
                 os.close(descriptor)

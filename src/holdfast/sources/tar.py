@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from itertools import accumulate
 from typing import Any, Literal
 
 import numpy as np
@@ -164,11 +165,16 @@ def _build_index(file: DataFile) -> Index:
             raise SourceFormatError("a sample has the same member twice", file=file.name, member=name)
         members[-1][extension] = (start, start + size)
     columns = list(dict.fromkeys(extension for sample in members for extension in sample))
-    text = Ragged.from_rows(keys) if keys else Ragged(np.empty(0, np.uint8), np.zeros(1, np.int64), "utf-8")
-    arrays: dict[str, NDArray[Any]] = {"keys": text.values, "key_offsets": text.offsets}
+    texts = [key.encode() for key in keys]
+    arrays: dict[str, NDArray[Any]] = {
+        "keys": np.frombuffer(b"".join(texts), dtype=np.uint8),
+        "key_offsets": np.array([0, *accumulate(map(len, texts))], dtype=np.int64),
+    }
+    absent = (-1, -1)
     for place, column in enumerate(columns):
-        bounds = np.array([sample.get(column, (-1, -1)) for sample in members], dtype=np.int64).reshape(-1, 2)
-        arrays[f"starts_{place}"], arrays[f"stops_{place}"] = bounds[:, 0].copy(), bounds[:, 1].copy()
+        for name, end in (("starts", 0), ("stops", 1)):
+            ends = [sample.get(column, absent)[end] for sample in members]
+            arrays[f"{name}_{place}"] = np.array(ends, dtype=np.int64)
     return Index(arrays, {"columns": columns})
 
 
