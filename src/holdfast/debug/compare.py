@@ -8,22 +8,41 @@ run's own noise.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from holdfast.debug.types import Evidence, Finding, RunReport, Severity, Signal
 from holdfast.debug.verdict import LOSS_LIKE, VerdictRule
 
-__all__ = ["compare_runs"]
+__all__ = ["CompareRule", "compare_runs"]
 
 _COMPARED = LOSS_LIKE | {"grad_norm"}
-_NOISES = 6.0
-_MIN_POINTS = 8
 
 
-def compare_runs(run: RunReport, healthy: RunReport, *, rule: VerdictRule | None = None) -> RunReport:
-    """Return the report on ``run``, compared with ``healthy``; ``rule`` says what *healthy* takes."""
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CompareRule:
+    """When a run has left the healthy one it is held against."""
+
+    noises: float = 6.0
+    """How far away it must stay, in noises of the healthy run: six Gaussian ones do not happen in a million points."""
+    minimum_points: int = 8
+    """Fewer points of either show no distance that stays."""
+    end_share: float = 0.1
+    """The share of the run, at its end, that must lie beyond the noise."""
+
+
+def compare_runs(
+    run: RunReport, healthy: RunReport, *, rule: VerdictRule | None = None, compare: CompareRule | None = None
+) -> RunReport:
+    """Return the report on ``run``, compared with ``healthy``.
+
+    Args:
+        run: the run to judge.
+        healthy: one that went well.
+        rule: what *healthy* takes.
+        compare: when a run has left the healthy one.
+    """
     normal = {finding.detection.failure for finding in healthy.findings}
     findings = tuple(
         _as_normal(finding, healthy.path) if finding.detection.failure in normal else finding
@@ -35,7 +54,7 @@ def compare_runs(run: RunReport, healthy: RunReport, *, rule: VerdictRule | None
         reference = references.get((signal.name, signal.layer, signal.replica))
         if reference is None or signal.kind not in _COMPARED:
             continue
-        left = _leaves(signal, reference)
+        left = _leaves(signal, reference, compare or CompareRule())
         if left is not None:
             step, ratio = left
             notes.append(
@@ -56,26 +75,27 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
     return tuple(sorted(findings, key=lambda finding: worst.index(finding.detection.severity)))
 
 
-def _leaves(signal: Signal, reference: Signal) -> tuple[float, float] | None:
+def _leaves(signal: Signal, reference: Signal, rule: CompareRule) -> tuple[float, float] | None:
     """The first step from which the run stays away from the reference, and the ratio at the end."""
     good = np.isfinite(signal.values)
     steps, values = signal.steps[good], signal.values[good]
     known = np.isfinite(reference.values)
-    if len(values) < _MIN_POINTS or known.sum() < _MIN_POINTS:
+    if len(values) < rule.minimum_points or known.sum() < rule.minimum_points:
         return None
     inside = (steps >= reference.steps[known][0]) & (steps <= reference.steps[known][-1])
     steps, values = steps[inside], values[inside]
-    if len(values) < _MIN_POINTS:
+    if len(values) < rule.minimum_points:
         return None
     expected = np.interp(steps, reference.steps[known], reference.values[known])
     noise = float(np.median(np.abs(np.diff(reference.values[known])))) or 1e-12
     worse = values - expected
     if signal.metadata.get("higher_is_better") or signal.kind == "reward":
         worse = -worse
-    beyond = worse > _NOISES * noise
-    if not beyond[-max(1, len(beyond) // 10) :].all():
+    beyond = worse > rule.noises * noise
+    last = max(1, round(rule.end_share * len(beyond)))
+    if not beyond[-last:].all():
         return None
     first = int(np.flatnonzero(~beyond)[-1]) + 1 if not beyond.all() else 0
-    late = slice(-max(1, len(values) // 10), None)
+    late = slice(-last, None)
     centre = float(np.median(expected[late])) or 1e-12
     return float(steps[first]), float(np.median(values[late])) / centre

@@ -22,7 +22,7 @@ from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.plugins import load_plugins
 from holdfast.debug.routing import Router
-from holdfast.debug.tuning import ATTRIBUTION, VERDICT, Tuning
+from holdfast.debug.tuning import ATTRIBUTION, COMPARE, VERDICT, Tuning
 from holdfast.debug.types import (
     DebugReport,
     DetectionContext,
@@ -147,7 +147,7 @@ class MLSystemsDebugger:
 
     def compare(self, run: RunReport, healthy: RunReport) -> RunReport:
         """Return the report on ``run``, compared with one on a run that went well."""
-        return compare_runs(run, healthy, rule=self._tuning.verdict)
+        return compare_runs(run, healthy, rule=self._tuning.verdict, compare=self._tuning.compare)
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
         """Only read the source: every run in it, before any detector looks. ``progress`` is told the bytes read."""
@@ -223,7 +223,7 @@ def _detectors(
     detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]]
 ) -> list[BaseDetector] | None:
     """The caller's own detectors, if any."""
-    if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT}:
+    if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE}:
         raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
     return None if detectors is None else list(detectors)
 

@@ -1,9 +1,10 @@
 """Refits thresholds and confidences on labelled runs, without letting them wander far.
 
 Thresholds are searched one at a time over a few multiples of their present value; a change must lower the cost on the
-labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again. Those of
-attribution follow, where enough runs have a known cause; those of the verdict are reached by hand only, because labels
-say nothing of *cannot tell*. Confidences are refitted after that, through a calibration table.
+labelled runs, and of equal ones the smallest change wins. Only the detector that changed looks again; then come the
+thresholds all detectors share, for which all look again. Those of attribution follow, where enough runs have a known
+cause. Those of the verdict and of comparisons are reached by hand only: labels say nothing of *cannot tell*.
+Confidences are refitted after that, through a calibration table.
 """
 
 from __future__ import annotations
@@ -15,8 +16,8 @@ from holdfast.debug.attribution.calibration import Calibration, fit_table
 from holdfast.debug.attribution.engine import AttributionEngine, AttributionRule
 from holdfast.debug.attribution.labelled import LabelledRun, Score, cause_cost_of, cost_of, look, score_runs
 from holdfast.debug.detectors.registry import detector_types
-from holdfast.debug.thresholds import thresholds_of, with_thresholds
-from holdfast.debug.tuning import ATTRIBUTION, Tuning, whole_names
+from holdfast.debug.thresholds import thresholds_of
+from holdfast.debug.tuning import ATTRIBUTION, SELECT, SHAPE, Tuning, whole_names
 from holdfast.debug.types import DetectionResult
 
 __all__ = ["Refit", "refit"]
@@ -56,6 +57,7 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
         looks: Looks = [{one.name: look(one, run) for one in Tuning.of(chosen).detectors} for run in runs]
         for name in _troubled(before):
             chosen, looks = _search(runs, name, chosen, looks)
+        chosen, looks = _search_shared(runs, chosen, looks)
         chosen = _search_causes(runs, chosen, looks)
         best = _score(runs, chosen)
     calibration = Calibration.load()
@@ -75,11 +77,29 @@ def _search(
         present = chosen.get(name, {}).get(option, value)
         for multiple in MULTIPLES:
             trial = {**chosen, name: {**chosen.get(name, {}), option: _scaled(present, multiple)}}
-            detector = with_thresholds(detector_types()[name](), trial[name], owner=name)
+            (detector,) = (one for one in Tuning.of(trial).detectors if one.name == name)
             seen: Looks = [{**others, name: look(detector, run)} for run, others in zip(runs, looks, strict=True)]
             found = cost_of(runs, seen)
             if found < cost - LEAST_GAIN:
                 cost, chosen, looks = found, trial, seen
+    return chosen, looks
+
+
+def _search_shared(
+    runs: Sequence[LabelledRun], chosen: dict[str, dict[str, float]], looks: Looks
+) -> tuple[dict[str, dict[str, float]], Looks]:
+    """Try every threshold that all detectors share, where they are still wrong."""
+    cost = cost_of(runs, looks)
+    for name in (SELECT, SHAPE):
+        for option, value in thresholds_of(Tuning().rules[name]).items():
+            for multiple in MULTIPLES if cost > 0 else ():
+                own = chosen.get(name, {})
+                trial = {**chosen, name: {**own, option: _scaled(own.get(option, value), multiple)}}
+                detectors = Tuning.of(trial).detectors
+                seen: Looks = [{one.name: look(one, run) for one in detectors} for run in runs]
+                found = cost_of(runs, seen)
+                if found < cost - LEAST_GAIN:
+                    cost, chosen, looks = found, trial, seen
     return chosen, looks
 
 

@@ -1,20 +1,26 @@
 """Thresholds by name: how those of a rule are listed and changed, however deeply rules are nested.
 
 A rule is a frozen dataclass whose fields are numbers, each with its reason, or other rules. A threshold of a nested
-rule is called ``rule.threshold``; its bare name means the first one of that name.
+rule is called ``rule.threshold``; its bare name means the first one of that name. A :class:`SharedRule` is one that
+many rules hold and all must agree on: it is changed in all of them at once, under a name of its own.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import fields, is_dataclass, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import Any, TypeVar
 
 from holdfast.errors import ConfigError
 
-__all__ = ["thresholds_of", "whole_name", "with_thresholds"]
+__all__ = ["SharedRule", "thresholds_of", "whole_name", "with_shared", "with_thresholds"]
 
 Rule = TypeVar("Rule")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SharedRule:
+    """A rule that others hold, with the same thresholds in all of them."""
 
 
 def thresholds_of(rule: Any) -> dict[str, Any]:
@@ -49,10 +55,23 @@ def with_thresholds(rule: Rule, options: Mapping[str, float], *, owner: str) -> 
     return rule
 
 
+def with_shared(rule: Rule, *shared: SharedRule) -> Rule:
+    """The same rule with these shared rules wherever it, or a rule inside it, holds one of their types."""
+    changed: dict[str, Any] = {}
+    for field in fields(rule):  # type: ignore[arg-type]
+        value = getattr(rule, field.name)
+        if is_dataclass(value) and not isinstance(value, type):
+            same = [one for one in shared if type(one) is type(value)]
+            changed[field.name] = same[0] if same else with_shared(value, *shared)
+    return replace(rule, **changed) if changed else rule  # type: ignore[type-var]
+
+
 def _flattened(rule: Any, prefix: str) -> Iterator[tuple[str, Any]]:
     nested = []
     for field in fields(rule):
         value = getattr(rule, field.name)
+        if isinstance(value, SharedRule):
+            continue
         if is_dataclass(value):
             nested.append((f"{prefix}{field.name}.", value))
         else:

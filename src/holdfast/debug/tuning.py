@@ -1,7 +1,8 @@
 """Everything that decides, with its thresholds: the detectors, how causes are ranked, and what *healthy* takes.
 
 ``--thresholds``, ``MLSystemsDebugger(thresholds=…)`` and ``holdfast calibrate`` all reach what is here, and there is
-nothing else to reach. Detectors go by their names; ``attribution`` and ``verdict`` are beside them.
+nothing else to reach. Detectors go by their names; beside them are ``attribution``, ``verdict``, ``compare``, and what
+all of these share: ``select`` (which series a question is about) and ``shape`` (a series' level and noise).
 """
 
 from __future__ import annotations
@@ -12,16 +13,25 @@ from typing import Any
 
 from holdfast.debug.attribution.engine import AttributionRule
 from holdfast.debug.base import BaseDetector
+from holdfast.debug.compare import CompareRule
 from holdfast.debug.detectors.registry import default_detectors
-from holdfast.debug.thresholds import thresholds_of, whole_name, with_thresholds
+from holdfast.debug.detectors.steps.baseline import ShapeRule
+from holdfast.debug.detectors.steps.select import SelectRule
+from holdfast.debug.thresholds import thresholds_of, whole_name, with_shared, with_thresholds
 from holdfast.debug.verdict import VerdictRule
 
-__all__ = ["ATTRIBUTION", "VERDICT", "Tuning", "whole_names"]
+__all__ = ["ATTRIBUTION", "COMPARE", "SELECT", "SHAPE", "VERDICT", "Tuning", "whole_names"]
 
 ATTRIBUTION = "attribution"
 """The name under which a set of thresholds holds those of attribution."""
 VERDICT = "verdict"
 """The name under which it holds those of the verdict."""
+COMPARE = "compare"
+"""The name under which it holds those of the comparison with a healthy run."""
+SELECT = "select"
+"""The name of the shared rule that says which of a run's series a question is about."""
+SHAPE = "shape"
+"""The name of the shared rule that reduces a series to its level and its noise."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
 
@@ -33,13 +43,16 @@ class Tuning:
     detectors: tuple[BaseDetector, ...] = field(default_factory=default_detectors)
     attribution: AttributionRule = field(default_factory=AttributionRule)
     verdict: VerdictRule = field(default_factory=VerdictRule)
+    compare: CompareRule = field(default_factory=CompareRule)
+    select: SelectRule = field(default_factory=SelectRule)
+    shape: ShapeRule = field(default_factory=ShapeRule)
 
     @classmethod
     def of(cls, thresholds: Thresholds | None = None) -> Tuning:
         """The default rules with these thresholds.
 
         Args:
-            thresholds: detector, ``attribution`` or ``verdict`` → threshold → value, e.g.
+            thresholds: detector, ``attribution``, ``verdict``, … → threshold → value, e.g.
                 ``{"spike": {"minimum_noises": 12}, "attribution": {"observer.rate.large": -1.0}}``.
 
         Raises:
@@ -48,12 +61,23 @@ class Tuning:
         chosen = dict(thresholds or {})
         attribution = with_thresholds(AttributionRule(), chosen.pop(ATTRIBUTION, {}), owner=ATTRIBUTION)
         verdict = with_thresholds(VerdictRule(), chosen.pop(VERDICT, {}), owner=VERDICT)
-        return cls(detectors=default_detectors(chosen), attribution=attribution, verdict=verdict)
+        compare = with_thresholds(CompareRule(), chosen.pop(COMPARE, {}), owner=COMPARE)
+        select = with_thresholds(SelectRule(), chosen.pop(SELECT, {}), owner=SELECT)
+        shape = with_thresholds(ShapeRule(), chosen.pop(SHAPE, {}), owner=SHAPE)
+        return cls(
+            detectors=tuple(with_shared(one, select, shape) for one in default_detectors(chosen)),
+            attribution=with_shared(attribution, select, shape),
+            verdict=with_shared(verdict, select, shape),
+            compare=compare,
+            select=select,
+            shape=shape,
+        )
 
     @property
     def rules(self) -> dict[str, Any]:
         """Every rule by the name a set of thresholds has for it."""
-        return {**{one.name: one for one in self.detectors}, ATTRIBUTION: self.attribution, VERDICT: self.verdict}
+        beside = (ATTRIBUTION, VERDICT, COMPARE, SELECT, SHAPE)
+        return {one.name: one for one in self.detectors} | {name: getattr(self, name) for name in beside}
 
     def thresholds(self) -> dict[str, dict[str, float]]:
         """Every threshold by its whole name, as :meth:`of` takes them."""

@@ -9,7 +9,7 @@ from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, signal
 
 from holdfast.debug.attribution import load_rules, observe
-from holdfast.debug.attribution.observations import EXCLUSIVE, OBSERVATIONS, SO, witnesses
+from holdfast.debug.attribution.observations import EXCLUSIVE, OBSERVATIONS, Observer, witnesses
 from holdfast.debug.detectors import default_detectors
 from holdfast.debug.types import DetectionContext, Signal
 
@@ -82,7 +82,7 @@ def test_evidence_for_and_against_never_contradicts_itself(
     ]
     seen = observe([found for result in results for found in result.detections], run, DetectionContext())
     for one, other in EXCLUSIVE:
-        assert not (seen[one] >= SO and seen[other] >= SO)
+        assert not min(seen[one], seen[other]) >= Observer().is_so
 
 
 def test_rules_and_exclusions_name_observations_that_exist() -> None:

@@ -92,9 +92,9 @@ def test_an_unknown_threshold_is_refused_by_name(thresholds: dict[str, dict[str,
 
 
 def test_a_million_points_are_reduced_to_a_few_hundred_before_anything_slow_happens() -> None:
-    from holdfast.debug.detectors.steps.baseline import MAXIMUM_BLOCKS, shape_of
+    from holdfast.debug.detectors.steps.baseline import ShapeRule
 
-    shape = shape_of(Signal("loss", np.arange(1e6), np.ones(1_000_000)))
+    shape = ShapeRule().of(Signal("loss", np.arange(1e6), np.ones(1_000_000)))
     assert shape is not None
-    assert len(shape.level) <= MAXIMUM_BLOCKS + 1
+    assert len(shape.level) <= ShapeRule().blocks + 1
     assert DetectionContext().live is False

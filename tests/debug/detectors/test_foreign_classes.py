@@ -18,7 +18,7 @@ from holdfast.debug.detectors import (
 )
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.reward import RewardRule
-from holdfast.debug.detectors.steps.select import sum_of_parts, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, sum_of_parts
 from holdfast.debug.types import Severity, Signal
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
@@ -41,13 +41,13 @@ def test_a_part_beyond_the_total_is_logged_and_not_minimised(weight: float, alar
     named = {"avg_loss_tgt": total, "origin_loss_tgt": origin, "cluster_loss_tgt": cluster, "trans_loss_tgt": side}
     signals = [signal(name, values, kind="loss") for name, values in named.items()]
     assert len(found_by(DivergentTrainingDetector(), *signals)) >= alarms
-    assert [one.name for one in training_losses(signals)] == ["avg_loss_tgt"]
+    assert [one.name for one in SelectRule().training_losses(signals)] == ["avg_loss_tgt"]
 
 
 @pytest.mark.parametrize("count", [1, 5, 8, 9])
 def test_losses_in_parts_of_any_length_have_a_total_or_none(count: int) -> None:
     parts = [signal(f"train/{name}_loss", np.linspace(2, 1, count), kind="loss") for name in ("box", "obj", "cls")]
-    assert len(training_losses(parts)) == 3
+    assert len(SelectRule().training_losses(parts)) == 3
 
 
 def test_a_metric_of_an_excerpt_gave_nothing_away_that_is_known() -> None:
@@ -141,9 +141,9 @@ def test_a_loss_that_grows_slowly_is_dated_from_its_lowest_level() -> None:
 def test_a_part_with_a_space_in_its_name_is_no_total() -> None:
     names = ("Loss", "Semantic loss", "IC loss")
     parts = [signal(name, falling_loss(60, seed=n), kind="loss") for n, name in enumerate(names)]
-    assert [one.name for one in training_losses(parts)] == ["Loss"]
+    assert [one.name for one in SelectRule().training_losses(parts)] == ["Loss"]
     averages = [replace(parts[0], name="Training Loss"), *parts[1:]]
-    assert [one.name for one in training_losses(averages)] == ["Training Loss"]
+    assert [one.name for one in SelectRule().training_losses(averages)] == ["Training Loss"]
 
 
 def test_the_steep_beginning_of_a_run_holds_no_burst() -> None:
@@ -200,7 +200,7 @@ def test_a_value_that_comes_down_from_its_first_point_did_not_grow() -> None:
 def test_the_sides_of_a_game_are_known_without_the_word_loss() -> None:
     names = ("D_A", "G_A", "cycle_A", "D_B", "G_B", "cycle_B", "G_L1")
     losses = [signal(name, np.full(20, 1.0 + number), kind="loss") for number, name in enumerate(names)]
-    assert [one.name for one in training_losses(losses)] == ["cycle_A", "cycle_B", "G_L1"]
+    assert [one.name for one in SelectRule().training_losses(losses)] == ["cycle_A", "cycle_B", "G_L1"]
 
 
 def test_one_high_step_among_the_first_of_thousands_is_no_spike() -> None:

@@ -9,12 +9,12 @@ from hypothesis import strategies as st
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.detectors import DivergentTrainingDetector
-from holdfast.debug.detectors.steps.baseline import noise_of, shape_of
+from holdfast.debug.detectors.steps.baseline import ShapeRule, noise_of
 from holdfast.debug.detectors.steps.evidence import LARGEST, detection, graded
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of, tail_length
 from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
-from holdfast.debug.detectors.steps.select import level_of_parts, objective_changes, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule
 from holdfast.debug.types import Failure, Severity
 
 MASKS = st.lists(st.booleans(), max_size=60).map(lambda mask: np.array(mask, dtype=np.bool_))
@@ -65,7 +65,7 @@ def test_noise_is_found_under_any_trend(noise: float, seed: int) -> None:
 
 
 def test_levels_of_a_long_series_are_few_and_noise_is_known_for_each() -> None:
-    shape = shape_of(signal("loss", falling_loss(100_000, noise=0.1)))
+    shape = ShapeRule().of(signal("loss", falling_loss(100_000, noise=0.1)))
     assert shape is not None
     assert len(shape.level) == len(shape.noise) <= 161
     assert float(np.median(shape.noise)) == pytest.approx(0.1, rel=0.1)
@@ -112,13 +112,13 @@ def test_a_loss_that_holds_the_sum_of_the_others_is_the_total() -> None:
         name: signal(f"{name}_loss_x", scale * falling_loss(50), kind="loss") for name, scale in (("a", 1), ("b", 2))
     }
     total = signal("whole_loss_x", parts["a"].values + parts["b"].values, kind="loss")
-    assert [s.name for s in training_losses([*parts.values(), total])] == ["whole_loss_x"]
-    assert level_of_parts([*parts.values(), total], 10.0) == 0.0
-    assert level_of_parts(list(parts.values()), 10.0) == pytest.approx(total.values[10])
+    assert [s.name for s in SelectRule().training_losses([*parts.values(), total])] == ["whole_loss_x"]
+    assert SelectRule().level_of_parts([*parts.values(), total], 10.0) == 0.0
+    assert SelectRule().level_of_parts(list(parts.values()), 10.0) == pytest.approx(total.values[10])
 
 
 def test_a_loss_that_begins_in_the_middle_changes_what_is_minimised() -> None:
     first = signal("a_loss", falling_loss(100), kind="loss")
     second = signal("b_loss", falling_loss(60), kind="loss", steps=np.arange(40, 100))
-    assert objective_changes([first, second]).tolist() == [40.0]
-    assert objective_changes([first]).tolist() == []
+    assert SelectRule().objective_changes([first, second]).tolist() == [40.0]
+    assert SelectRule().objective_changes([first]).tolist() == []

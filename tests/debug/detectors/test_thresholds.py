@@ -16,10 +16,12 @@ from tests.debug.detectors.series import falling_loss, signal
 
 from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.attribution import AttributionEngine
-from holdfast.debug.attribution.engine import AttributionRule
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors import default_detectors, detector_types, known_failures, thresholds_of
 from holdfast.debug.detectors import steps as steps_package
+from holdfast.debug.detectors.steps.baseline import ShapeRule
+from holdfast.debug.detectors.steps.select import SelectRule
+from holdfast.debug.thresholds import SharedRule
 from holdfast.debug.tuning import Tuning
 from holdfast.debug.types import (
     Detection,
@@ -31,7 +33,6 @@ from holdfast.debug.types import (
     Signal,
     Verdict,
 )
-from holdfast.debug.verdict import VerdictRule
 from holdfast.errors import ConfigError
 
 EVERY = default_detectors()
@@ -57,7 +58,7 @@ def documented_fields(kind: type) -> set[str]:
     return documented
 
 
-@pytest.mark.parametrize("owner", [*EVERY, AttributionRule(), VerdictRule()], ids=lambda owner: type(owner).__name__)
+@pytest.mark.parametrize("owner", Tuning().rules.values(), ids=lambda owner: type(owner).__name__)
 def test_every_threshold_says_what_it_is(owner: Any) -> None:
     for rule in rules_of(owner):
         undocumented = {field.name for field in fields(rule) if not is_dataclass(getattr(rule, field.name))}
@@ -85,6 +86,47 @@ def test_no_unnamed_number_decides(path: Path) -> None:
         if isinstance(node, ast.Constant) and isinstance(node.value, (int, float)) and not isinstance(node.value, bool)
     }
     assert sorted(found for found in numbers if found[1] not in STRUCTURAL) == []
+
+
+# Properties of a normal distribution, guards of arithmetic, words for tenths and fifths, and the weights of reports.
+NOT_DECIDING = frozenset(
+    (
+        *("MEDIAN_ERROR", "MAD_TO_DEVIATION", "SAMPLE", "TENTH", "FIFTHS"),
+        *("LARGEST", "LARGEST_EXPONENT", "NEARLY_ONE", "TINY_TIME", "SUREST", "FALSE_ALARM"),
+    )
+)
+
+
+def test_no_constant_of_a_module_decides_beyond_the_reach_of_thresholds() -> None:
+    folder = Path(str(steps_package.__file__)).parents[1]
+    found = {
+        target.id
+        for path in [*folder.rglob("*.py"), *(folder.parent / "attribution").glob("*.py"), folder.parent / "compare.py"]
+        for line in ast.parse(path.read_text()).body
+        if isinstance(line, ast.Assign) and isinstance(line.value, ast.Constant)
+        for target in line.targets
+        if isinstance(target, ast.Name) and isinstance(line.value.value, (int, float))
+    }
+    assert found == NOT_DECIDING
+
+
+def test_what_all_rules_share_is_changed_in_all_of_them_at_once() -> None:
+    changed = Tuning.of({"select": {"beginning": 0.7}, "shape": {"signed_share": 0.3}})
+    shared = [rule for owner in changed.rules.values() for rule in rules_of(owner) if isinstance(rule, SharedRule)]
+    assert {rule.beginning for rule in shared if isinstance(rule, SelectRule)} == {0.7}
+    assert {rule.signed_share for rule in shared if isinstance(rule, ShapeRule)} == {0.3}
+    assert len(shared) > 20
+
+
+def test_what_a_beginning_is_decides_whether_a_flat_loss_never_fell() -> None:
+    values = 1.7 + 1e-3 * np.random.default_rng(0).standard_normal(300)
+    flat = signal("loss", values, steps=np.arange(300.0) + 200.0)
+    verdicts = [
+        MLSystemsDebugger(plugins=False, thresholds={"select": {"beginning": share}}).debug([flat]).verdict
+        for share in (0.2, 0.5)
+    ]
+    assert verdicts[0] is not Verdict.UNHEALTHY
+    assert verdicts[1] is Verdict.UNHEALTHY
 
 
 @pytest.mark.parametrize("detector", EVERY, ids=lambda detector: detector.name)

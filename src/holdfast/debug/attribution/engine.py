@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from holdfast.debug.attribution.calibration import Calibration
-from holdfast.debug.attribution.observations import OBSERVATIONS, SO, Observer, witnesses
+from holdfast.debug.attribution.observations import OBSERVATIONS, Observer, witnesses
 from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
 from holdfast.debug.attribution.rules import CauseRule, load_rules
@@ -92,8 +92,9 @@ class AttributionEngine:
         """
         if not detections:
             return []
-        seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context))
-        known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= SO else 1.0)
+        is_so, select = self.rule.observer.is_so, self.rule.story.select
+        seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, select))
+        known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= is_so else 1.0)
         shares = self.raw_shares(detections, seen, known=known)
         by_cause = {rule.cause: rule for rule in self.rules}
         ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
@@ -105,7 +106,7 @@ class AttributionEngine:
             if confidence < self.rule.least_shown and found:
                 break
             left -= confidence
-            found.append(_hypothesis(by_cause[cause], confidence, seen))
+            found.append(_hypothesis(by_cause[cause], confidence, seen, is_so))
         return found
 
     def raw_shares(self, detections: Sequence[Detection], seen: Seen, *, known: float = 1.0) -> dict[str, float]:
@@ -118,10 +119,11 @@ class AttributionEngine:
         """
         failures = [detection.failure.name for detection in detections]
         scores: dict[str, float] = {}
+        is_so = self.rule.observer.is_so
         for rule in self.rules:
             # A story is explained by its leading failure; related ones may add, never take away.
-            own = [score for failure in failures[:1] if (score := rule.score(failure, seen)) is not None]
-            beside = (rule.score(failure, seen) for failure in failures[1:])
+            own = [score for failure in failures[:1] if (score := rule.score(failure, seen, is_so=is_so)) is not None]
+            beside = (rule.score(failure, seen, is_so=is_so) for failure in failures[1:])
             others = [score - self.rule.related for score in beside if score is not None]
             if own or others:
                 scores[rule.cause] = max(own + others)
@@ -150,9 +152,9 @@ class AttributionEngine:
         return tuple(findings)
 
 
-def _hypothesis(rule: CauseRule, confidence: float, seen: Seen) -> AttributionHypothesis:
-    holds = [name for name, weight in rule.supports.items() if seen[name] >= SO and weight > 0]
-    opposed = [name for name in rule.opposes if seen[name] >= SO]
+def _hypothesis(rule: CauseRule, confidence: float, seen: Seen, is_so: float) -> AttributionHypothesis:
+    holds = [name for name, weight in rule.supports.items() if seen[name] >= is_so and weight > 0]
+    opposed = [name for name in rule.opposes if seen[name] >= is_so]
     return AttributionHypothesis(
         cause=rule.cause,
         confidence=confidence,

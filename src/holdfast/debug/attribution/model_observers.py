@@ -11,7 +11,7 @@ from holdfast.debug.attribution.observing import Scene, Seen, finite, middle
 from holdfast.debug.detectors.dead_layer import DeadLayerFacts, Deadness
 from holdfast.debug.detectors.steps.doubt import DoubtRule
 from holdfast.debug.detectors.steps.select import all_zero, evaluation_losses, layered, of_kind, total_gradient_norms
-from holdfast.debug.detectors.steps.start import StartRule, early_spreads, first_gains, recurrent_gain
+from holdfast.debug.detectors.steps.start import StartRule
 from holdfast.debug.types import Failure, Signal
 
 __all__ = ["GradientObserver", "LayerObserver", "ParameterObserver", "PrecisionObserver"]
@@ -186,12 +186,12 @@ class LayerObserver:
         return seen | self._at_start(scene, list(norms), trusted=1.0 - rate_large)
 
     def _at_start(self, scene: Scene, layers: list[str], *, trusted: float) -> Seen:
-        widths = {layer: spread for layer, (spread, _) in early_spreads(scene.signals).items()}
+        widths = {layer: spread for layer, (spread, _) in self.start.early_spreads(scene.signals).items()}
         inputs = [width for layer, width in widths.items() if "input" in layer.lower()]
         others = [width for layer, width in widths.items() if "input" not in layer.lower()]
         wide_inputs = bool(inputs) and max(inputs) > self.wide_inputs
-        off_scale = self.start.is_off_scale([gain for gain, _ in first_gains(scene.signals).values()])
-        amplifies = recurrent_gain(scene.signals) > self.start.largest_recurrent_gain
+        off_scale = self.start.is_off_scale([gain for gain, _ in self.start.first_gains(scene.signals).values()])
+        amplifies = self.start.recurrent_gain(scene.signals) > self.start.largest_recurrent_gain
         widest = max(widths, key=lambda layer: widths[layer], default="")
         words = [*layers, *widths, *(value for value in scene.context.config.values() if isinstance(value, str))]
         return {

@@ -108,8 +108,6 @@ EXCLUSIVE: tuple[tuple[str, str], ...] = (
     ("weights_off_scale", "recurrent_gain"),
 )
 """Pairs that cannot both be so; where both would be seen, the first is kept."""
-SO = 0.5
-"""An observation from this value on is shown as so."""
 WITNESSES: tuple[tuple[str, ...], ...] = (
     ("lr",),
     ("grad_norm",),
@@ -131,6 +129,8 @@ class Observer:
     precision: PrecisionObserver = field(default_factory=PrecisionObserver)
     loss: LossObserver = field(default_factory=LossObserver)
     policy: PolicyObserver = field(default_factory=PolicyObserver)
+    is_so: float = 0.5
+    """An observation from this value on is taken, and shown, as so: it is more so than not."""
 
     def observe(self, scene: Scene) -> Seen:
         """Every observation by name."""
@@ -142,7 +142,7 @@ class Observer:
         seen.update(self.layer.observe(whole, rate_large=seen["rate_large"]))
         seen.update(self.loss.observe(scene))
         for kept, dropped in EXCLUSIVE:
-            if seen[kept] >= SO:
+            if seen[kept] >= self.is_so:
                 seen[dropped] = 0.0
         return seen
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.debug.detectors.steps.select import training_losses
+from holdfast.debug.detectors.steps.select import SelectRule
 from holdfast.debug.types import Detection, DetectionContext, Facts, Failure, Signal
 
 __all__ = ["Scene", "Seen", "finite", "middle"]
@@ -26,11 +26,12 @@ class Scene:
     detections: tuple[Detection, ...]
     signals: tuple[Signal, ...]
     context: DetectionContext
+    select: SelectRule = field(default_factory=SelectRule)
 
     @property
     def losses(self) -> list[Signal]:
         """The losses a verdict may rest on."""
-        return training_losses(self.signals)
+        return self.select.training_losses(self.signals)
 
     @property
     def first_step(self) -> float | None:

@@ -9,7 +9,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from holdfast.debug.attribution.observations import OBSERVATIONS, SO
+from holdfast.debug.attribution.observations import OBSERVATIONS
 from holdfast.debug.types import Failure
 from holdfast.errors import ConfigError
 
@@ -42,19 +42,25 @@ class CauseRule:
     remediation: str
     command: str = ""
 
-    def score(self, failure: str, seen: Mapping[str, float]) -> float | None:
-        """The log-odds of the cause for a failure, or None where it cannot be the cause."""
+    def score(self, failure: str, seen: Mapping[str, float], *, is_so: float) -> float | None:
+        """The log-odds of the cause for a failure, or None where it cannot be the cause.
+
+        Args:
+            failure: its name.
+            seen: what was observed.
+            is_so: the value from which on an observation is so.
+        """
         prior = self.priors.get(failure)
-        if prior is None or not self.is_possible(seen):
+        if prior is None or not self.is_possible(seen, is_so=is_so):
             return None
         weights = (*self.supports.items(), *self.opposes.items())
         return prior + sum(weight * seen.get(name, 0.0) for name, weight in weights)
 
-    def is_possible(self, seen: Mapping[str, float]) -> bool:
+    def is_possible(self, seen: Mapping[str, float], *, is_so: float) -> bool:
         """Whether when, where and what was logged leave room for this cause."""
-        if any(seen.get(name, 0.0) >= SO for name in self.excluded_by):
+        if any(seen.get(name, 0.0) >= is_so for name in self.excluded_by):
             return False
-        return not self.needs or any(seen.get(name, 0.0) >= SO for name in self.needs)
+        return not self.needs or any(seen.get(name, 0.0) >= is_so for name in self.needs)
 
 
 def load_rules(path: Path | None = None) -> tuple[CauseRule, ...]:

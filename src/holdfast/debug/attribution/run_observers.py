@@ -13,7 +13,7 @@ from holdfast.debug.detectors.plateau import PlateauFacts
 from holdfast.debug.detectors.policy import Answers, PolicyFacts
 from holdfast.debug.detectors.spike import SpikeFacts
 from holdfast.debug.detectors.steps.periodic import PeriodRule
-from holdfast.debug.detectors.steps.select import began, evaluation_losses, of_kind
+from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind
 from holdfast.debug.types import Failure, Signal
 
 __all__ = ["LossObserver", "PolicyObserver", "RateObserver", "TimeObserver"]
@@ -70,7 +70,7 @@ class TimeObserver:
             "early": float(where <= self.early and first <= self.last_early_step),
             "from_start": float(first <= float(steps[0]) + self.first_gaps * gap),
             "late": float(where >= self.late or first > self.last_early_step),
-            "excerpt": float(not began(steps)),
+            "excerpt": float(not scene.select.began(steps)),
             "few_points": float(len(steps) < self.few_points),
         }
 
@@ -113,7 +113,9 @@ class RateObserver:
         seen["rate_large"] = float(np.clip((peak - self.large) / self.decades, 0.0, 1.0))
         seen["rate_small"] = float(np.clip((self.small - peak) / self.decades, 0.0, 1.0))
         seen["rate_ordinary"] = float(self.smallest_ordinary <= peak <= self.largest_ordinary)
-        seen["rate_peaks_at_start"] = float(values[0] >= self.at_peak * values.max() and began(rates[0].steps))
+        seen["rate_peaks_at_start"] = float(
+            values[0] >= self.at_peak * values.max() and scene.select.began(rates[0].steps)
+        )
         seen["rate_warms_up"] = float(values[0] <= self.warmed * values[: max(3, len(values) // 3)].max())
         return seen | self._changes(rates[0], scene.first_step)
 

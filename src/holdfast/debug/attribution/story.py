@@ -8,14 +8,14 @@ of their own (a slow rank, skewed data), and failures of a user's own, are stori
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
 from holdfast.debug.detectors.dead_layer import DeadLayerFacts
 from holdfast.debug.detectors.explosion import ExplosionFacts, GrowthShape
 from holdfast.debug.detectors.spike import SpikeFacts
-from holdfast.debug.detectors.steps.select import training_losses
+from holdfast.debug.detectors.steps.select import SelectRule
 from holdfast.debug.types import Detection, Failure, Severity, Signal
 
 __all__ = ["StoryRule", "tell_stories"]
@@ -48,6 +48,8 @@ class StoryRule:
     """Two troubles this share of the run apart, the first of them over, are two stories."""
     came_back: float = 0.5
     """A jump is over when this share of it is gone."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
 
 def tell_stories(
@@ -69,7 +71,7 @@ def _effect(leader: Detection) -> int:
 
 def _connected(detections: list[Detection], signals: Sequence[Signal], rule: StoryRule) -> list[list[Detection]]:
     """Detections whose stretches touch or nearly touch; replicas of one run count as one."""
-    steps = [signal.steps for signal in training_losses(signals, games=True) if len(signal.steps)]
+    steps = [signal.steps for signal in rule.select.training_losses(signals, games=True) if len(signal.steps)]
     length = max(float(s[-1]) for s in steps) - min(float(s[0]) for s in steps) if steps else np.inf
     groups: list[list[Detection]] = []
     reach = -np.inf

@@ -3,17 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.doubt import PERCENT
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, STRONG, detection
-from holdfast.debug.detectors.steps.select import finite_median, layered, of_kind
-from holdfast.debug.detectors.steps.start import early_spreads
+from holdfast.debug.detectors.steps.select import SelectRule, finite_median, layered, of_kind
+from holdfast.debug.detectors.steps.start import StartRule
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["DeadLayerDetector", "DeadLayerFacts", "Deadness"]
@@ -62,6 +61,10 @@ class DeadLayerDetector(BaseDetector):
     """A layer that was alive for the first one in n points, and for two, died later."""
     most: int = 4
     """Dead layers that are reported; the first ones silence the rest."""
+    start: StartRule = field(default_factory=StartRule)
+    """What the first logged steps are."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     @property
     def name(self) -> str:
@@ -85,11 +88,10 @@ class DeadLayerDetector(BaseDetector):
         values = signal.values[np.isfinite(signal.values)]
         if how is None or len(values) < self.minimum_points:
             return None
-        scale = 100.0 if values.max() > PERCENT else 1.0
-        share = float(np.median(values[len(values) // 2 :])) / scale
+        share = float(np.median(self.select.as_share(values)[len(values) // 2 :]))
         if share < self.dead_share:
             return None
-        first = int(np.argmax(signal.values / scale >= self.dead_share))
+        first = int(np.argmax(self.select.as_share(signal.values) >= self.dead_share))
         later = first > max(2, len(signal.values) // self.first_share)
         word = "zero" if how is Deadness.ZERO else "saturated"
         claim = f"{share:.1%} of its outputs are {word} from step {signal.steps[first]:g} on"
@@ -109,7 +111,7 @@ class DeadLayerDetector(BaseDetector):
         """A layer that answers the same whatever comes in, all along: its weights are nothing, or its inputs are."""
         spreads = {
             layer: (finite_median(signal.values), signal)
-            for layer, (_, signal) in early_spreads(signals).items()
+            for layer, (_, signal) in self.start.early_spreads(signals).items()
             if np.isfinite(signal.values).sum() >= self.minimum_points
         }
         if len(spreads) < self.minimum_layers:

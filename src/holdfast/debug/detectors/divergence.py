@@ -10,17 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import Shape, shape_of
+from holdfast.debug.detectors.steps.baseline import Shape, ShapeRule
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
-from holdfast.debug.detectors.steps.select import (
-    began,
-    evaluation_losses,
-    level_of_parts,
-    of_kind,
-    training_losses,
-)
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["DivergenceFacts", "DivergenceShape", "DivergentTrainingDetector"]
@@ -92,6 +86,10 @@ class DivergentTrainingDetector(BaseDetector):
     """Points of a metric for that."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
@@ -106,7 +104,7 @@ class DivergentTrainingDetector(BaseDetector):
         """Look at every total loss; at held-out losses alone where there is none, and at metrics after that."""
         if self.reward.any_rises(signals):
             return DetectionResult(self.name)
-        losses, rates = training_losses(signals), of_kind(signals, "lr")
+        losses, rates = self.select.training_losses(signals), of_kind(signals, "lr")
         found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
         found = [seen for seen in found if self._matters(seen, signals) and not self._improves(seen, signals)]
         if self.reward.holds(signals):
@@ -128,7 +126,7 @@ class DivergentTrainingDetector(BaseDetector):
         rise = None if losses else self.rise.lasting(signal)
         if rise is not None and not self.rise.is_coming_back(rise):
             return self._risen(signal, rise)
-        shapes = [shape for loss in losses if (shape := shape_of(loss)) is not None]
+        shapes = [shape for loss in losses if (shape := self.shape.of(loss)) is not None]
         if any(not shape.is_signed and shape.end < self.fallen * shape.start for shape in shapes):
             return None
         return self._unstable(signal)
@@ -138,7 +136,7 @@ class DivergentTrainingDetector(BaseDetector):
         direction = signal.metadata.get("higher_is_better")
         if direction is None or len(signal.values) < self.metric_points or signal.layer is not None:
             return None
-        if not began(signal.steps):
+        if not self.select.began(signal.steps):
             return None  # What was gained before the excerpt is not known.
         turned = replace(signal, values=-signal.values) if direction else signal
         rise = self.rise.lasting(turned)
@@ -156,7 +154,7 @@ class DivergentTrainingDetector(BaseDetector):
     def _matters(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Whether a rise of one of several parts of a loss is large beside their sum: parts trade with each other."""
         numbers = seen.evidence[0].numbers
-        beside = level_of_parts(signals, seen.first_step or 0.0)
+        beside = self.select.level_of_parts(signals, seen.first_step or 0.0)
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
 
     def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
@@ -202,7 +200,7 @@ class DivergentTrainingDetector(BaseDetector):
         A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long was
         bouncing over every minimum until then.
         """
-        shape = shape_of(signal)
+        shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < self.minimum_points:
             return None
         for rate in rates:
@@ -236,7 +234,7 @@ class DivergentTrainingDetector(BaseDetector):
 
     def _unstable(self, signal: Signal) -> Detection | None:
         """A held-out loss that goes up as hard as it goes down instead of settling."""
-        shape = shape_of(signal)
+        shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < 4 or float(shape.values.min()) <= 0:
             return None
         values, changes = shape.values, np.diff(np.log(shape.values))

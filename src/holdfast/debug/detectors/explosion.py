@@ -9,18 +9,12 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import shape_of
+from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, is_classifier
 from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of
 from holdfast.debug.detectors.steps.reward import RewardRule
-from holdfast.debug.detectors.steps.select import (
-    evaluation_losses,
-    is_objective_change,
-    of_kind,
-    total_gradient_norms,
-    training_losses,
-)
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, total_gradient_norms
 from holdfast.debug.detectors.steps.start import StartRule
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
@@ -62,6 +56,10 @@ class GradientExplosionDetector(BaseDetector):
     """An accuracy that grew by less than this factor from its first third to its last stands still."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
@@ -88,13 +86,15 @@ class GradientExplosionDetector(BaseDetector):
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses first, then at gradient norms with the loss as a witness, then at the first forward pass."""
         agent = self.reward.any_rises(signals)
-        losses = training_losses(signals)
-        classifier = is_classifier(losses, signals, wild_rate=self.wild_rate, stands_still=self.stands_still)
+        losses = self.select.training_losses(signals)
+        classifier = is_classifier(
+            losses, signals, select=self.select, wild_rate=self.wild_rate, stands_still=self.stands_still
+        )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
         found = [
             self._told(growth)
             for growth in grown
-            if growth is not None and not is_objective_change(signals, growth.signal, growth.first)
+            if growth is not None and not self.select.is_objective_change(signals, growth.signal, growth.first)
         ]
         if self.reward.holds(signals):  # An agent whose loss came back, and whose reward did not fall, lost nothing.
             found = [seen for seen in found if seen.severity is Severity.CRITICAL]
@@ -156,7 +156,7 @@ class GradientExplosionDetector(BaseDetector):
         start = max(begins, default=0.0)
         if start <= 0 or len(values) == 0 or values.max() < self.loss.growth * start:
             return None
-        shapes = [shape for loss in losses if (shape := shape_of(loss)) is not None]
+        shapes = [shape for loss in losses if (shape := self.shape.of(loss)) is not None]
         learnt = any(shape.end < self.learnt * shape.start for shape in shapes)
         if learnt and values[-1] >= values.max() / self.held_out_end:
             return None

@@ -9,7 +9,7 @@ scale: normal.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, LIKELY, STRONG, detection
 from holdfast.debug.detectors.steps.persistence import stretches_of, tail_length
-from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["InfDetectionDetector", "NaNDetectionDetector"]
@@ -45,6 +45,8 @@ class NaNDetectionDetector(BaseDetector):
     """Overflow at a loss scale below this is none: the gradients themselves are not finite."""
     scale_falls: int = 4
     """Falls in a row, up to the end of the log, of such a scale."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     @property
     def name(self) -> str:
@@ -57,10 +59,10 @@ class NaNDetectionDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses, then at what stands in for them; the first kind of witness that says NaN is believed."""
-        losses = training_losses(signals)
+        losses = self.select.training_losses(signals)
         witnesses: tuple[Iterable[Detection | None], ...] = (
             (
-                *(self._values(signal) for signal in training_losses(signals, games=True)),
+                *(self._values(signal) for signal in self.select.training_losses(signals, games=True)),
                 *(self._vanished(signal) for signal in losses),
             ),
             (self._lasting(signal, losses) for signal in of_kind(signals, "grad_norm", "weight_norm")),
@@ -139,6 +141,8 @@ class InfDetectionDetector(BaseDetector):
     """The share of the log for which a norm must be infinite where it is not so at the end."""
     critical_share: float = 0.1
     """A loss that is infinite for this share of the log is ruined even where it comes back."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     @property
     def name(self) -> str:
@@ -153,7 +157,7 @@ class InfDetectionDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses, then at norms, then at whatever else was logged."""
-        losses = training_losses(signals, games=True)
+        losses = self.select.training_losses(signals, games=True)
         found = [seen for signal in losses if (seen := self._values(signal)) is not None]
         norms = of_kind(signals, "grad_norm", "weight_norm")
         found += [seen for signal in norms if (seen := self._lasting(signal, anywhere=True)) is not None]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -11,7 +11,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import noise_of
 from holdfast.debug.detectors.steps.evidence import detection, graded
-from holdfast.debug.detectors.steps.select import evaluation_losses, of_kind, sum_of_parts, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, sum_of_parts
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["OverfittingDetector"]
@@ -47,6 +47,8 @@ class OverfittingDetector(BaseDetector):
     that rises by ``critical_rise`` is believed all the same."""
     held_out_points: float = 2.0
     """A metric with more than this many times the points of the held-out loss is one of training batches."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     @property
     def name(self) -> str:
@@ -59,7 +61,7 @@ class OverfittingDetector(BaseDetector):
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare each held-out loss with the training loss over the same steps."""
-        training = training_losses(signals)
+        training = self.select.training_losses(signals)
         held_out = sum_of_parts(evaluation_losses(signals))
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
         most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)

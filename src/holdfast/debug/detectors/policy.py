@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import shape_of
+from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection, graded
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import of_kind
@@ -72,6 +72,8 @@ class PolicyCollapseDetector(BaseDetector):
     """A KL divergence this many times its median is an update that went too far …"""
     kl_points: int = 12
     """… among at least this many."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
@@ -127,7 +129,7 @@ class PolicyCollapseDetector(BaseDetector):
     def _answers(self, entropies: Sequence[Signal]) -> tuple[Answers, Evidence | None]:
         """What the entropy says of the policy's answers at the end."""
         for signal in entropies:
-            shape = shape_of(replace(signal, values=np.abs(signal.values)))
+            shape = self.shape.of(replace(signal, values=np.abs(signal.values)))
             if shape is None or shape.start <= 0:
                 continue
             start, end, least = shape.start, shape.end, float(shape.level.min())
@@ -141,7 +143,7 @@ class PolicyCollapseDetector(BaseDetector):
         return Answers.VARIED, None
 
     def _one_answer(self, signal: Signal, burst: Evidence | None) -> Detection | None:
-        shape = shape_of(replace(signal, values=np.abs(signal.values)))
+        shape = self.shape.of(replace(signal, values=np.abs(signal.values)))
         if shape is None or shape.start <= 0 or shape.end > self.one_answer * shape.start:
             return None
         low = np.flatnonzero(shape.values > self.one_answer * shape.start)

@@ -9,19 +9,13 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import Shape, shape_of
+from holdfast.debug.detectors.steps.baseline import Shape, ShapeRule
 from holdfast.debug.detectors.steps.bursts import BurstRule
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.periodic import PeriodRule, Swing
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
-from holdfast.debug.detectors.steps.select import (
-    is_objective_change,
-    level_of_parts,
-    of_kind,
-    total_gradient_norms,
-    training_losses,
-)
+from holdfast.debug.detectors.steps.select import SelectRule, of_kind, total_gradient_norms
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["LossSpikeDetector", "SpikeFacts"]
@@ -71,6 +65,10 @@ class LossSpikeDetector(BaseDetector):
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     @property
     def name(self) -> str:
@@ -87,8 +85,8 @@ class LossSpikeDetector(BaseDetector):
             return DetectionResult(self.name)
         norms, rates = total_gradient_norms(signals), of_kind(signals, "lr")
         found: list[Detection] = []
-        for signal in training_losses(signals):
-            shape = shape_of(signal)
+        for signal in self.select.training_losses(signals):
+            shape = self.shape.of(signal)
             if shape is None or shape.is_signed:
                 continue
             seen = self._jump_or_swing(signal, shape, norms, rates)
@@ -166,9 +164,9 @@ class LossSpikeDetector(BaseDetector):
     def _matters(self, seen: Detection, signal: Signal, signals: Sequence[Signal]) -> bool:
         """Whether a jump is no change of what is minimised, and large beside the other parts of the loss."""
         numbers = seen.evidence[0].numbers
-        if is_objective_change(signals, signal, seen.certain_step or 0.0):
+        if self.select.is_objective_change(signals, signal, seen.certain_step or 0.0):
             return False
-        beside = level_of_parts(signals, seen.first_step or 0.0)
+        beside = self.select.level_of_parts(signals, seen.first_step or 0.0)
         return numbers.get("peak", np.inf) - numbers.get("before", 0.0) >= self.burst.minimum_height * beside
 
     def _jumped(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:

@@ -1,7 +1,7 @@
 """Robust statistics that take their scale from the run itself.
 
 A training series is a slow *level* with *noise* on top, and both change by orders of magnitude over a run. So nothing
-here uses a fixed threshold on a value. :func:`shape_of` cuts a series into blocks (a million points become a few
+here uses a fixed threshold on a value. :class:`ShapeRule` cuts a series into blocks (a million points become a few
 hundred), takes the median of each as the level and the spread of neighbouring points as the noise there; the questions
 a detector asks (did it rise, did it stay, did it ever fall) are then about levels in units of that noise.
 """
@@ -13,25 +13,17 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.thresholds import SharedRule
 from holdfast.debug.types import Signal
 
-__all__ = ["MAXIMUM_BLOCKS", "Shape", "noise_of", "robust_spread", "running_median", "sample_of", "shape_of"]
+__all__ = ["Shape", "ShapeRule", "noise_of", "robust_spread", "running_median", "sample_of"]
 
 Array = NDArray[np.float64]
 
-MAXIMUM_BLOCKS = 160
-"""Blocks a series is cut into at most: enough to see a spike of one hundredth of a run, few enough to be fast."""
 TENTH = 10
 """Ends and beginnings of a series are its last and first tenth."""
-SIGNED_SHARE = 0.02
-"""A series with more than this share of its values on either side of zero lives on both."""
 SAMPLE = 4096
 """Points spread over a run that tell a median as well as all of a million do (to 2% of the spread)."""
-SMALLEST_BLOCKED = 12
-SMALL = 40
-"""Series of at most 12 points are kept point by point, of at most 40 in blocks of two, longer ones of three or more."""
-NOISE_REACH = 24
-"""Points over which the noise of small blocks is averaged: three differences alone are too few to know it."""
 # The error of a median over that of a mean of as many Gaussian points: the root of pi/2.
 MEDIAN_ERROR = 1.25
 # The median absolute deviation of a normal distribution times this is its standard deviation.
@@ -49,6 +41,8 @@ class Shape:
     level: Array
     noise: Array
     width: int
+    signed_share: float
+    rounding: float
 
     @property
     def count(self) -> int:
@@ -79,8 +73,12 @@ class Shape:
     def is_signed(self) -> bool:
         """Whether the series lives on both sides of zero, so that ratios of it mean nothing."""
         return self.start <= 0 or bool(
-            np.mean(self.values < 0) > SIGNED_SHARE and np.mean(self.values > 0) > SIGNED_SHARE
+            np.mean(self.values < 0) > self.signed_share and np.mean(self.values > 0) > self.signed_share
         )
+
+    def rounded(self, *levels: float) -> float:
+        """The least noise of these levels: none is known better than logs round it."""
+        return self.rounding * max(abs(level) for level in levels)
 
     def step_of_block(self, block: int) -> float:
         """The first step of a block."""
@@ -134,22 +132,39 @@ def running_median(values: Array, reach: int) -> Array:
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1))
 
 
-def shape_of(signal: Signal, *, blocks: int = MAXIMUM_BLOCKS) -> Shape | None:
-    """Reduce a signal to its shape, in at most this many blocks; None when it has no finite value."""
-    values, steps = signal.values, signal.steps
-    finite = np.isfinite(values)
-    if not finite.all():
-        values, steps = values[finite], steps[finite]
-    if len(values) == 0:
-        return None
-    width = max(1, -(-len(values) // blocks))
-    if width == 1 and len(values) > SMALLEST_BLOCKED and blocks == MAXIMUM_BLOCKS:
-        width = 2 if len(values) <= SMALL else 3
-    level, noise = _blocks(values, width)
-    return Shape(steps=steps, values=values, level=level, noise=noise, width=width)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShapeRule(SharedRule):
+    """How a series is reduced to its level and its noise, block by block."""
+
+    blocks: int = 160
+    """Blocks a series is cut into at most: enough to see a spike of one hundredth of a run, few enough to be fast."""
+    single_points: int = 12
+    """A series of at most this many points is kept point by point …"""
+    paired_points: int = 40
+    """… one of at most this many in blocks of two, and longer ones in blocks of three or more."""
+    noise_reach: int = 24
+    """Points over which the noise of small blocks is averaged: three differences alone are too few to know it."""
+    signed_share: float = 0.02
+    """A series with more than this share of its values on either side of zero lives on both: ratios mean nothing."""
+    rounding: float = 1e-4
+    """No level is known better than to this share of itself: logs round to four or five digits."""
+
+    def of(self, signal: Signal, *, blocks: int | None = None) -> Shape | None:
+        """Reduce a signal to its shape, in at most this many blocks; None when it has no finite value."""
+        values, steps = signal.values, signal.steps
+        finite = np.isfinite(values)
+        if not finite.all():
+            values, steps = values[finite], steps[finite]
+        if len(values) == 0:
+            return None
+        width = max(1, -(-len(values) // max(1, self.blocks if blocks is None else blocks)))
+        if width == 1 and len(values) > self.single_points and blocks is None:
+            width = 2 if len(values) <= self.paired_points else 3
+        level, noise = _blocks(values, width, max(1, round(self.noise_reach / width)))
+        return Shape(steps, values, level, noise, width, self.signed_share, self.rounding)
 
 
-def _blocks(values: Array, width: int) -> tuple[Array, Array]:
+def _blocks(values: Array, width: int, reach: int) -> tuple[Array, Array]:
     if width == 1:
         level = values.astype(np.float64)
         return level, np.full(len(level), noise_of(level))
@@ -158,7 +173,6 @@ def _blocks(values: Array, width: int) -> tuple[Array, Array]:
     second = np.abs(np.diff(values, n=2))
     spread = _block_medians(np.concatenate((second[:1], second, second[-1:])), width) * SECOND_DIFFERENCE_TO_DEVIATION
     # A block of two or three points knows little of its own noise: borrow from the neighbours.
-    reach = max(1, round(NOISE_REACH / width))
     if len(spread) > 1:
         spread = running_median(spread, min(reach, len(spread)))
     return level, spread

@@ -10,7 +10,7 @@ from holdfast.debug.detectors.steps.baseline import Array, Shape, noise_of, runn
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.persistence import join_stretches, raised_around, stretches_of
 from holdfast.debug.detectors.steps.recovery import recovered_share
-from holdfast.debug.detectors.steps.rise import TINY_NOISE, Rise, beyond_factors
+from holdfast.debug.detectors.steps.rise import Rise, beyond_factors
 
 __all__ = ["BurstRule"]
 
@@ -141,7 +141,7 @@ class BurstRule:
         before_at = int(np.argmin(level[: top + 1]))
         before, height = float(level[before_at]), float(level[top] - level[before_at])
         gained = float(np.max(level[: before_at + 1])) - before
-        noise = max(shape.level_noise_near(before_at, top), TINY_NOISE * abs(before))
+        noise = max(shape.level_noise_near(before_at, top), shape.rounded(before))
         least = max(self.minimum_noises * noise, self.minimum_height * before, self.hump_given_up * gained)
         if before <= 0 or height < least or not beyond_factors(shape, before, float(level[top]), self.minimum_noises):
             return None

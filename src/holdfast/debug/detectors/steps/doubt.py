@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import Array
-from holdfast.debug.detectors.steps.select import all_zero, finite_median, layered, of_kind, total_gradient_norms
+from holdfast.debug.detectors.steps.select import (
+    SelectRule,
+    all_zero,
+    finite_median,
+    layered,
+    of_kind,
+    total_gradient_norms,
+)
 from holdfast.debug.types import Signal
 
-__all__ = ["PERCENT", "Chance", "Doubt", "DoubtRule"]
+__all__ = ["Chance", "Doubt", "DoubtRule"]
 
-PERCENT = 1.5
-"""A share whose largest value is above this is written in percent."""
 _ACCURACY = re.compile(r"(^|[^a-z])(acc|accuracy|acc_?1|top_?1)([^a-z]|$)", re.IGNORECASE)
 
 
@@ -66,6 +71,8 @@ class DoubtRule:
     """Fewer points of a layer's gradient than this say nothing."""
     minimum_accuracies: int = 6
     """Fewer accuracies than this say nothing."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     def find(self, signals: Sequence[Signal]) -> Doubt | None:
         """The first reason to think that the parameters cannot follow the loss; None where there is none."""
@@ -82,7 +89,7 @@ class DoubtRule:
             values = signal.values[np.isfinite(signal.values)]
             if signal.layer is not None or not _ACCURACY.search(signal.name) or len(values) < self.minimum_accuracies:
                 continue
-            late = float(np.median(values[-max(2, len(values) // 3) :])) / (100.0 if values.max() > PERCENT else 1.0)
+            late = float(np.median(self.select.as_share(values)[-max(2, len(values) // 3) :]))
             for loss in of_kind(signals, "eval_loss" if signal.metadata.get("split") == "eval" else "loss")[:1]:
                 end = float(np.median(loss.values[-max(2, len(loss.values) // 5) :]))
                 known = np.isfinite(end) and 0 < end < np.log(self.most_classes)

@@ -9,10 +9,10 @@ from enum import Enum
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, running_median, shape_of
+from holdfast.debug.detectors.steps.baseline import TENTH, Array, Shape, ShapeRule, running_median
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, STRONG
 from holdfast.debug.detectors.steps.onset import OnsetRule
-from holdfast.debug.detectors.steps.select import of_kind, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Severity, Signal
 
 __all__ = ["Growth", "GrowthShape", "LossGrowthRule", "is_classifier"]
@@ -86,10 +86,12 @@ class LossGrowthRule:
     """… unless it falls below this share of its beginning: a regression in large units learns."""
     onset: OnsetRule = field(default_factory=OnsetRule)
     """From where on a rise is dated."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
         """The first way in which the loss is far too large; None for one that is not."""
-        shape = shape_of(signal)
+        shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < 2:
             return None
         return (
@@ -181,14 +183,14 @@ class LossGrowthRule:
 
 
 def is_classifier(
-    losses: Sequence[Signal], signals: Sequence[Signal], *, wild_rate: float, stands_still: float
+    losses: Sequence[Signal], signals: Sequence[Signal], *, select: SelectRule, wild_rate: float, stands_still: float
 ) -> bool:
     """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
 
     Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
     of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times.
     """
-    if len({loss.name for loss in training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
+    if len({loss.name for loss in select.training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
         return False  # Several losses, or an agent's: an accuracy beside them is another network's.
     if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
         return True

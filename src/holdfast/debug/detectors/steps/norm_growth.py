@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.baseline import Array, robust_spread, shape_of
+from holdfast.debug.detectors.steps.baseline import Array, ShapeRule, robust_spread
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape
 from holdfast.debug.detectors.steps.onset import OnsetRule
-from holdfast.debug.detectors.steps.select import of_kind, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Severity, Signal
 
 __all__ = ["LossWitness", "NormGrowthRule", "loss_scale_of"]
@@ -78,6 +78,10 @@ class NormGrowthRule:
     """The least spread: a norm of ten equal values has none."""
     onset: OnsetRule = field(default_factory=OnsetRule)
     """From where on a rise is dated."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     def witness(self, signals: Sequence[Signal]) -> LossWitness:
         """Ask the training losses."""
@@ -185,11 +189,11 @@ class NormGrowthRule:
     def _broke_at(self, signals: Sequence[Signal]) -> float | None:
         """The first step at which a loss is badly broken: non-finite, or at least doubled for a while."""
         found: list[float] = []
-        for signal in training_losses(signals):
+        for signal in self.select.training_losses(signals):
             broken = ~np.isfinite(signal.values)
             if broken.any():
                 found.append(float(signal.steps[int(np.argmax(broken))]))
-            shape = shape_of(signal)
+            shape = self.shape.of(signal)
             if shape is None or shape.is_signed or len(shape.level) <= self.over_points:
                 continue
             lowest = np.minimum.accumulate(shape.level)
@@ -202,8 +206,8 @@ class NormGrowthRule:
 
     def _stopped_falling(self, signals: Sequence[Signal]) -> bool:
         """Whether the second half of the run brought nothing."""
-        for signal in training_losses(signals):
-            shape = shape_of(signal, blocks=12)
+        for signal in self.select.training_losses(signals):
+            shape = self.shape.of(signal, blocks=12)
             if shape is not None and not shape.is_signed and len(shape.level) >= self.minimum_points:
                 half = len(shape.level) // 2
                 second, first = np.median(shape.level[half:]), np.median(shape.level[max(1, half // 3) : half])
@@ -211,7 +215,9 @@ class NormGrowthRule:
         return False
 
     def _learns(self, signals: Sequence[Signal]) -> bool:
-        shapes = [shape for signal in training_losses(signals) if (shape := shape_of(signal)) is not None]
+        shapes = [
+            shape for signal in self.select.training_losses(signals) if (shape := self.shape.of(signal)) is not None
+        ]
         return any(not shape.is_signed and shape.end < self.learnt * shape.start for shape in shapes)
 
 

@@ -17,11 +17,6 @@ __all__ = ["OnsetRule"]
 
 Array = NDArray[np.float64]
 
-SMOOTH_REACH = 1
-"""Neighbours on either side of a smoothed point: one outlier must not end a rise in the middle."""
-MAXIMUM_PLACES = 240
-"""Places tried for the bend; a longer stretch is averaged down to this many points."""
-
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnsetRule:
@@ -33,6 +28,10 @@ class OnsetRule:
     """Points before a rise that the line before it is fitted to, as a multiple of the points of the rise."""
     minimum_lead: int = 12
     """The least such points: fewer give no line."""
+    smooth_reach: int = 1
+    """Neighbours on either side of a smoothed point: one outlier must not end a rise in the middle."""
+    places: int = 240
+    """Places tried for the bend; a longer stretch is averaged down to this many points."""
 
     def find(self, values: Array, *, certain: int, level: float, noise: float) -> int:
         """Return the first point of the rise that was certain at the point ``certain``.
@@ -52,27 +51,27 @@ class OnsetRule:
 
     def left_noise(self, values: Array, *, certain: int, level: float, noise: float) -> int:
         """Return the first point after the last one that was still inside the noise."""
-        smooth = running_median(values[: certain + 1], SMOOTH_REACH)[:certain]
+        smooth = running_median(values[: certain + 1], self.smooth_reach)[:certain]
         inside = np.flatnonzero(smooth <= level + self.noises * noise)
         return int(inside[-1]) + 1 if len(inside) else 0
 
     def bend(self, values: Array, *, left: int, certain: int) -> int:
         """Return the bend of the two joined lines that fit the points around a rise best."""
         lead = max(self.minimum_lead, round(self.lead * (certain - left + 1)))
-        begin = max(0, left - lead, _last_fall(values, left=left, certain=certain))
+        begin = max(0, left - lead, _last_fall(values, left=left, certain=certain, reach=self.smooth_reach))
         stretch = values[begin : certain + 1]
         if len(stretch) < self.minimum_lead or certain - left < 2:
             return left
-        width = -(-len(stretch) // MAXIMUM_PLACES)
+        width = -(-len(stretch) // self.places)
         means = stretch[len(stretch) % width :].reshape(-1, width).mean(axis=1)
         places = np.arange(len(means), dtype=np.float64)
         errors = [_error_of_bend(places, means, bend) for bend in range(1, len(means) - 1)]
         return begin + len(stretch) % width + (int(np.argmin(errors)) + 2) * width - 1 - (width - 1) // 2
 
 
-def _last_fall(values: Array, *, left: int, certain: int) -> int:
+def _last_fall(values: Array, *, left: int, certain: int, reach: int) -> int:
     """Return the point from which on a series was below half of the rise: what fell before it has another bend."""
-    before = running_median(values[:left], SMOOTH_REACH) if left else values[:0]
+    before = running_median(values[:left], reach) if left else values[:0]
     lowest = float(before.min()) if left else 0.0
     high = np.flatnonzero(before > lowest + (values[certain] - lowest) / 2)
     return int(high[-1]) + 1 if len(high) else 0

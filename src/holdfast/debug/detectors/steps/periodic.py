@@ -11,10 +11,6 @@ from holdfast.debug.types import Signal
 
 __all__ = ["PeriodRule", "Swing"]
 
-LONGEST = 4096
-"""The last points that are looked at for a period."""
-LONGEST_REPEATED = 1024
-"""The last points that are compared with themselves one pass earlier: that costs the square of their number."""
 NEARLY_ONE = 0.999999
 
 
@@ -70,10 +66,14 @@ class PeriodRule:
     """… where they explain this share of the ups and downs."""
     fresh_share: float = 0.7
     """Where fewer of the values differ from the one before, a bar was drawn several times per point."""
+    longest: int = 4096
+    """The last points that are looked at for a period."""
+    longest_repeated: int = 1024
+    """The last points that are compared with themselves one pass earlier: that costs the square of their number."""
 
     def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
         """The period and the swing of a series, or None; those that follow a cyclic learning rate do not count."""
-        values, steps = _drawn_once(signal, LONGEST, self.fresh_share)
+        values, steps = _drawn_once(signal, self.longest, self.fresh_share)
         if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
             return None
         least = self.minimum_swing if least is None else least
@@ -104,7 +104,7 @@ class PeriodRule:
 
     def repeated_order(self, signal: Signal) -> float | None:
         """After how many steps the loss repeats itself batch by batch, as it only does when the order is the same."""
-        values, steps = _drawn_once(signal, LONGEST_REPEATED, self.fresh_share)
+        values, steps = _drawn_once(signal, self.longest_repeated, self.fresh_share)
         if len(values) < 2 * self.minimum_overlap or not np.isfinite(values).all():
             return None
         lag = self._repeated_lag(values)
@@ -112,7 +112,7 @@ class PeriodRule:
 
     def takes_turns(self, signal: Signal) -> bool:
         """Whether a few tasks or data sets take turns from point to point, each with a level of its own."""
-        values = signal.values[-LONGEST_REPEATED:]
+        values = signal.values[-self.longest_repeated :]
         if len(values) < self.most_turns * self.most_turns or not np.isfinite(values).all():
             return False
         swings = _detrended(values)
@@ -133,7 +133,7 @@ class PeriodRule:
     def _repeated_lag(self, values: Array) -> int | None:
         """The lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
         # Freed of their own trend: the changes of a steep descent all look alike.
-        changes = _detrended(np.diff(values[-LONGEST_REPEATED:]))
+        changes = _detrended(np.diff(values[-self.longest_repeated :]))
         reach = self.outlier_changes * robust_spread(changes)
         changes = np.clip(changes, -reach, reach)
         best: tuple[float, int | None] = (self.minimum_errors, None)

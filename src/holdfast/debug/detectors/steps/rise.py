@@ -10,15 +10,12 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, shape_of
+from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.recovery import given_up, recovered_share
 from holdfast.debug.types import Signal
 
 __all__ = ["Rise", "RiseRule", "beyond_factors"]
-
-TINY_NOISE = 1e-4
-"""No level is known better than to this share of itself: logs round."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,15 +84,17 @@ class RiseRule:
     """The jump for which that holds, as a multiple of the level before."""
     onset: OnsetRule = field(default_factory=OnsetRule)
     """From where on a rise is dated."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     def lasting(self, signal: Signal) -> Rise | None:
         """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
-        shape = shape_of(signal)
+        shape = self.shape.of(signal)
         if shape is None:
             return None
         rise = self._rise(shape, coarse=False)
         if rise is None and shape.count >= self.coarse_points * self.coarse_blocks:
-            wide = shape_of(signal, blocks=self.coarse_blocks)
+            wide = self.shape.of(signal, blocks=self.coarse_blocks)
             rise = None if wide is None else self._rise(wide, coarse=True)
         return rise
 
@@ -112,7 +111,7 @@ class RiseRule:
         best_at = int(np.argmin(level[:-tail])) if len(level) > tail else 0
         best, end = float(level[best_at]), shape.end
         spread = shape.level_noise_near(best_at, -1) if coarse else shape.noise_near(best_at, -1)
-        noise = max(spread, TINY_NOISE * max(abs(best), abs(end)))
+        noise = max(spread, shape.rounded(best, end))
         # Progress counts from the worst level before the best: a log may begin after a warm restart or a bad value.
         start = float(np.max(level[: best_at + 1]))
         lost = given_up(start=start, best=best, end=end)
@@ -132,7 +131,7 @@ class RiseRule:
         after = shape.values[first * shape.width :]
         top = float(np.max(shape.level[first:]))
         point = _first_above(shape, first, best + (end - best) / 2)
-        spread = max(shape.noise_near(best_at), TINY_NOISE * abs(best))
+        spread = max(shape.noise_near(best_at), shape.rounded(best))
         onset = self.onset.find(shape.values, certain=point, level=best, noise=spread)
         sure = np.flatnonzero(shape.values[onset : point + 1] <= best + self.minimum_noises * spread)
         certain = min(onset + (int(sure[-1]) + 1 if len(sure) else 0), point)

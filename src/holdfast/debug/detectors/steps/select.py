@@ -8,31 +8,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import sample_of
+from holdfast.debug.thresholds import SharedRule
 from holdfast.debug.types import Signal
 
 __all__ = [
+    "SelectRule",
     "all_zero",
-    "began",
     "evaluation_losses",
     "finite_median",
     "is_collected",
-    "is_objective_change",
     "layered",
-    "level_of_parts",
     "main_losses",
-    "objective_changes",
     "of_kind",
     "per_replica",
     "serving",
     "sum_of_parts",
     "total_gradient_norms",
-    "training_losses",
 ]
 
 _SERVING = re.compile(r"(^|[^a-z])(serv(e|ing|ed)|prod(uction)?|online|inference|deployed)([^a-z]|$)", re.IGNORECASE)
@@ -47,23 +44,9 @@ _GAME = re.compile(
 )
 # What the model is compared with does not learn.
 _REFERENCE = re.compile(r"(?:^|[^a-z])(?:teacher|ref(?:erence)?|baseline|oracle)(?:[^a-z]|$)", re.IGNORECASE)
-SHORTER_TOTAL = 4
-"""A total with fewer than one in n of the longest one's points (per epoch beside per step) is left out."""
 _HELD_OUT = re.compile(
     r"(?:^|(?<=[_ ./-]))(?:val(?:id(?:ation)?)?|eval(?:uation)?|test|dev)(?:[_ ./-]|$)", re.IGNORECASE
 )
-BEGINNING = 0.2
-"""A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
-EDGE = 0.02
-"""A loss that begins or ends this share of the run away from its edges does so in the middle."""
-MIN_PARTS = 3
-"""Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
-MINIMUM_SHARED = 8
-"""Steps at which all of them are logged; a part that is there for less than half of the time is none."""
-SUM_SHARE = 0.95
-"""The share of these steps at which the largest must hold the sum …"""
-SUM_TOLERANCE = 0.02
-"""… to within this share: logs round."""
 _TOTAL = re.compile(
     r"^(?:.*[/:.])?(?:(?:train(?:ing)?|lm|total|mean|avg|average|batch|epoch|step|running|smoothed|overall|current|"
     r"global|phase|final)[_ /-]?)*(?:loss|trl|train)"
@@ -97,87 +80,114 @@ def main_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signa
     return [signal for signal in found if not _REFERENCE.search(signal.name)] or found
 
 
-def _totals(losses: Sequence[Signal]) -> list[Signal]:
-    """The losses that are totals: by name, or by holding at least the sum of the others wherever they are logged."""
-    named = [signal for signal in losses if _TOTAL.match(signal.name)]
-    parts = {signal.name: signal for signal in losses}
-    if named or len(parts) < MIN_PARTS:
-        return named
-    ranked = sorted(parts.values(), key=lambda signal: -finite_median(np.abs(signal.values)))
-    total = next((one.name for one in ranked if _holds_the_sum(one, ranked) or _is_a_sum(one, ranked)), None)
-    return [signal for signal in losses if signal.name == total]
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SelectRule(SharedRule):
+    """Which losses a verdict is about, and whether a log holds the beginning of its run."""
 
+    shorter_total: int = 4
+    """A total with fewer than one in n of the longest one's points (per epoch beside per step) is left out."""
+    beginning: float = 0.2
+    """A log holds a run's beginning when its first step is within this share of its last: later ones are excerpts."""
+    edge: float = 0.02
+    """A loss that begins or ends this share of the run away from its edges does so in the middle."""
+    minimum_parts: int = 3
+    """Of two losses the larger need not be the total of anything; of three that hold the others' sum it is."""
+    minimum_shared: int = 8
+    """Steps at which all of them are logged; a part that is there for less than half of the time is none."""
+    sum_share: float = 0.95
+    """The share of these steps at which the largest must hold the sum …"""
+    sum_tolerance: float = 0.02
+    """… to within this share: logs round."""
+    percent: float = 1.5
+    """A share whose largest value is above this is written in percent: above one, for rounding, and far below ten."""
 
-def _holds_the_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
-    """Whether a loss is at least the sum of all those that are logged beside it."""
-    own, others = _beside(candidate, parts)
-    if len(others) + 1 < MIN_PARTS:
-        return False
-    return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - SUM_TOLERANCE))) >= SUM_SHARE
+    def training_losses(self, signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
+        """The losses a verdict may rest on: the total where one is named, else all that are not part of a game."""
+        found = main_losses(signals, games=games)
+        chosen = self._totals(found) or found
+        if not chosen and not games:
+            chosen = of_kind(signals, "perplexity")
+        longest = max((len(signal.values) for signal in chosen), default=0)
+        # Of two totals (per step and per epoch) the one with more points says more; ranks all count.
+        return [signal for signal in chosen if len(signal.values) * self.shorter_total >= longest]
 
+    def objective_changes(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
+        """The steps at which a loss begins or ends in the middle of the run: there, what is minimised changes."""
+        losses = [signal for signal in main_losses(signals, games=True) if len(signal.steps)]
+        if len(losses) < 2:
+            return np.zeros(0)
+        first, last = min(float(loss.steps[0]) for loss in losses), max(float(loss.steps[-1]) for loss in losses)
+        edge = self.edge * (last - first)
+        inside = [float(loss.steps[0]) for loss in losses if loss.steps[0] > first + edge]
+        inside += [float(loss.steps[-1]) for loss in losses if loss.steps[-1] < last - edge]
+        return np.unique(inside)
 
-def _is_a_sum(candidate: Signal, parts: Sequence[Signal]) -> bool:
-    """Whether a loss is just the sum of those beside it that do not exceed it: what does is logged, not minimised."""
-    own, others = _beside(candidate, parts)
-    if len(others) < MIN_PARTS:
-        return False
-    inside = np.stack(others)
-    inside = np.where(inside <= own, inside, 0.0)
-    gap = np.abs(own - np.sum(inside, axis=0))
-    enough = np.count_nonzero(inside, axis=0) >= MIN_PARTS - 1
-    return float(np.mean(enough & (gap <= SUM_TOLERANCE * np.abs(own)))) >= SUM_SHARE
+    def is_objective_change(self, signals: Sequence[Signal], signal: Signal, step: float) -> bool:
+        """Whether a step of a signal is within two logging intervals of a change of what is minimised."""
+        gap = float(np.median(np.diff(signal.steps))) if len(signal.steps) > 1 else 0.0
+        changes = self.objective_changes(signals)
+        return bool(len(changes)) and float(np.min(np.abs(changes - step))) <= 2 * gap
 
+    def level_of_parts(self, signals: Sequence[Signal], step: float) -> float:
+        """The sum of the parts of a loss at a step; 0 where a total is named, or where there is one loss."""
+        parts = {signal.name: signal for signal in reversed(main_losses(signals)) if len(signal.values)}
+        if len(parts) < 2 or self._totals(list(parts.values())):
+            return 0.0
+        values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
+        return float(np.nansum(np.abs(values)))
 
-def _beside(candidate: Signal, parts: Sequence[Signal]) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-    """A loss and those logged beside it, at the steps they share; nothing where these are too few."""
-    least = max(MINIMUM_SHARED, len(candidate.steps) // 2)
-    beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
-    shared = candidate.steps
-    for part in beside:
-        shared = np.intersect1d(shared, part.steps)
-    if len(shared) < MINIMUM_SHARED or candidate not in beside:
-        return np.zeros(0), []
-    at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
-    return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
+    def began(self, steps: NDArray[np.float64]) -> bool:
+        """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""
+        return len(steps) > 0 and float(steps[0]) <= self.beginning * float(steps[-1])
 
+    def _totals(self, losses: Sequence[Signal]) -> list[Signal]:
+        """The losses that are totals: by name, or by holding the sum of the others wherever they are logged."""
+        named = [signal for signal in losses if _TOTAL.match(signal.name)]
+        parts = {signal.name: signal for signal in losses}
+        if named or len(parts) < self.minimum_parts:
+            return named
+        ranked = sorted(parts.values(), key=lambda signal: -finite_median(np.abs(signal.values)))
+        total = next(
+            (one.name for one in ranked if self._holds_the_sum(one, ranked) or self._is_a_sum(one, ranked)), None
+        )
+        return [signal for signal in losses if signal.name == total]
 
-def training_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
-    """The losses a verdict may rest on: the total where one is named, else all that are not part of a game."""
-    found = main_losses(signals, games=games)
-    chosen = _totals(found) or found
-    if not chosen and not games:
-        chosen = of_kind(signals, "perplexity")
-    longest = max((len(signal.values) for signal in chosen), default=0)
-    # Of two totals (per step and per epoch) the one with more points says more; ranks all count.
-    return [signal for signal in chosen if len(signal.values) * SHORTER_TOTAL >= longest]
+    def _holds_the_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
+        """Whether a loss is at least the sum of all those that are logged beside it."""
+        own, others = self._beside(candidate, parts)
+        if len(others) + 1 < self.minimum_parts:
+            return False
+        return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - self.sum_tolerance))) >= self.sum_share
 
+    def _is_a_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
+        """Whether a loss is the sum of those beside it that do not exceed it: what does is logged, not minimised."""
+        own, others = self._beside(candidate, parts)
+        if len(others) < self.minimum_parts:
+            return False
+        inside = np.stack(others)
+        inside = np.where(inside <= own, inside, 0.0)
+        gap = np.abs(own - np.sum(inside, axis=0))
+        enough = np.count_nonzero(inside, axis=0) >= self.minimum_parts - 1
+        return float(np.mean(enough & (gap <= self.sum_tolerance * np.abs(own)))) >= self.sum_share
 
-def objective_changes(signals: Sequence[Signal]) -> NDArray[np.float64]:
-    """The steps at which a loss begins or ends in the middle of the run: what is minimised is another thing there."""
-    losses = [signal for signal in main_losses(signals, games=True) if len(signal.steps)]
-    if len(losses) < 2:
-        return np.zeros(0)
-    first, last = min(float(loss.steps[0]) for loss in losses), max(float(loss.steps[-1]) for loss in losses)
-    edge = EDGE * (last - first)
-    inside = [float(loss.steps[0]) for loss in losses if loss.steps[0] > first + edge]
-    inside += [float(loss.steps[-1]) for loss in losses if loss.steps[-1] < last - edge]
-    return np.unique(inside)
+    def _beside(
+        self, candidate: Signal, parts: Sequence[Signal]
+    ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
+        """A loss and those logged beside it, at the steps they share; nothing where these are too few."""
+        least = max(self.minimum_shared, len(candidate.steps) // 2)
+        beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
+        shared = candidate.steps
+        for part in beside:
+            shared = np.intersect1d(shared, part.steps)
+        if len(shared) < self.minimum_shared or candidate not in beside:
+            return np.zeros(0), []
+        at = {part.name: part.values[np.searchsorted(part.steps, shared)] for part in beside}
+        return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
 
-
-def is_objective_change(signals: Sequence[Signal], signal: Signal, step: float) -> bool:
-    """Whether a step of a signal is within two logging intervals of a change of what is minimised."""
-    gap = float(np.median(np.diff(signal.steps))) if len(signal.steps) > 1 else 0.0
-    changes = objective_changes(signals)
-    return bool(len(changes)) and float(np.min(np.abs(changes - step))) <= 2 * gap
-
-
-def level_of_parts(signals: Sequence[Signal], step: float) -> float:
-    """The sum of the parts of a loss at a step, where no total is named; 0 where one is, or where there is one loss."""
-    parts = {signal.name: signal for signal in reversed(main_losses(signals)) if len(signal.values)}
-    if len(parts) < 2 or _totals(list(parts.values())):
-        return 0.0
-    values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
-    return float(np.nansum(np.abs(values)))
+    def as_share(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
+        """Shares between 0 and 1, whether they are written so or in percent."""
+        finite = values[np.isfinite(values)]
+        return values / 100.0 if len(finite) and float(finite.max()) > self.percent else values
 
 
 def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
@@ -218,11 +228,6 @@ def all_zero(signals: Sequence[Signal], kind: str) -> Signal | None:
     """The signal of this kind whose every value is exactly zero, where there is one and no other of that kind."""
     found = [signal for signal in signals if signal.kind == kind and signal.layer is None and len(signal.values)]
     return found[0] if found and not any(np.any(signal.values != 0.0) for signal in found) else None
-
-
-def began(steps: NDArray[np.float64]) -> bool:
-    """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""
-    return len(steps) > 0 and float(steps[0]) <= BEGINNING * float(steps[-1])
 
 
 def finite_median(values: NDArray[np.float64]) -> float:

@@ -7,9 +7,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, shape_of
+from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
-from holdfast.debug.detectors.steps.select import began, evaluation_losses, main_losses, of_kind, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
 from holdfast.debug.types import Signal
 
 __all__ = ["CLASS_COUNTS", "Stall", "StallRule", "guessing_loss"]
@@ -108,18 +108,22 @@ class StallRule:
     errors: float = 2.0
     """Standard errors a comparison may be off by."""
     doubt: DoubtRule = field(default_factory=DoubtRule)
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+    shape: ShapeRule = field(default_factory=ShapeRule)
+    """How a series is reduced to its level and its noise."""
 
     def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
         """The loss of a run that never learnt; None when it did, or when that cannot be told."""
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
-        candidates = training_losses(signals) or evaluation_losses(signals)
+        candidates = self.select.training_losses(signals) or evaluation_losses(signals)
         improved = self._anything_improved(signals, candidates)
         if improved and chance is None and (doubt is None or not doubt.certain):
             return None
         span = self.minimum_span if minimum_span is None else minimum_span
         flat = any(self._is_flat(signal) for signal in evaluation_losses(signals))
         for signal in candidates:
-            shape = shape_of(signal)
+            shape = self.shape.of(signal)
             if shape is None or not self._can_stall(signal, shape):
                 continue
             stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
@@ -158,7 +162,7 @@ class StallRule:
         stuck = self._is_stuck(shape, improvement, error, head, held_out_flat=held_out_flat)
         if not (stuck or (guess is not None and improvement <= self.guess_improvement)):
             return None
-        if shape.end > self.risen * head or not began(shape.steps):
+        if shape.end > self.risen * head or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
@@ -183,7 +187,7 @@ class StallRule:
         head = _head(shape)
         decline, error = _decline(shape)
         fell = decline - self.errors * error > self.doubted_decline * head
-        if fell or shape.end > self.risen * head or not began(shape.steps):
+        if fell or shape.end > self.risen * head or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
 
@@ -194,7 +198,7 @@ class StallRule:
         low = _held_low(shape.level) >= (1.0 - self.chance_decline) * chance.loss
         stays = not improved and not chance.grew and self._stays_at(shape, chance.loss)
         fell_to_it = head > self.chance_head * chance.loss and not stays
-        if not near or not low or fell_to_it or not began(shape.steps):
+        if not near or not low or fell_to_it or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
 

@@ -4,18 +4,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import TENTH
-from holdfast.debug.detectors.steps.select import began, of_kind, training_losses
+from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["StartRule", "WildStart", "early_spreads", "first_gains", "recurrent_gain"]
+__all__ = ["StartRule", "WildStart"]
 
-FIRST_POINTS = 5
-"""The first steps are at most this many points, and at most a tenth of the log."""
 # Rows that are looked up and never summed over: unit spread is their usual start.
 _LOOKED_UP = re.compile(r"emb|wte|wpe|position|token|lookup|shared", re.IGNORECASE)
 _RECURRENT = re.compile(r"weight_hh|recurrent_kernel", re.IGNORECASE)
@@ -30,33 +28,6 @@ class WildStart:
     layer: str
     value: float
     claim: str
-
-
-def early_spreads(signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
-    """The spread of every layer's activations at the first logged steps."""
-    found: dict[str, tuple[float, Signal]] = {}
-    for signal in of_kind(signals, "activation"):
-        if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
-            head = signal.values[: max(1, min(FIRST_POINTS, len(signal.values) // TENTH))]
-            found[signal.layer] = (float(np.nanmax(head)) if np.isfinite(head).any() else float("inf"), signal)
-    return found
-
-
-def first_gains(signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
-    """The gain of every weight matrix at the first logged step, where the log has the run's beginning."""
-    return {
-        signal.layer: (float(signal.values[0]), signal)
-        for signal in of_kind(signals, "weight_gain")
-        if signal.layer is not None
-        and not _LOOKED_UP.search(signal.layer)
-        and np.isfinite(signal.values[0])
-        and began(signal.steps)
-    }
-
-
-def recurrent_gain(signals: Sequence[Signal]) -> float:
-    """The largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
-    return max((gain for layer, (gain, _) in first_gains(signals).items() if _RECURRENT.search(layer)), default=0.0)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,12 +48,42 @@ class StartRule:
     """A recurrent matrix is applied once per time step: beyond one, what it carries grows with the sequence."""
     hot_loss: float = 3.0
     """How many times the level of its second tenth a loss begins at when its start was out of range."""
+    first_points: int = 5
+    """The first steps are at most this many points, and at most a tenth of the log."""
     minimum_points: int = 16
     """Fewer losses than this have no second tenth."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
 
     def find(self, signals: Sequence[Signal]) -> WildStart | None:
         """The layer that is out of range at the first step, by its activations or its weights."""
-        return self._wide_activations(early_spreads(signals)) or self._large_weights(signals)
+        return self._wide_activations(self.early_spreads(signals)) or self._large_weights(signals)
+
+    def early_spreads(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
+        """The spread of every layer's activations at the first logged steps."""
+        found: dict[str, tuple[float, Signal]] = {}
+        for signal in of_kind(signals, "activation"):
+            if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
+                head = signal.values[: max(1, min(self.first_points, len(signal.values) // TENTH))]
+                found[signal.layer] = (float(np.nanmax(head)) if np.isfinite(head).any() else float("inf"), signal)
+        return found
+
+    def first_gains(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
+        """The gain of every weight matrix at the first logged step, where the log has the run's beginning."""
+        return {
+            signal.layer: (float(signal.values[0]), signal)
+            for signal in of_kind(signals, "weight_gain")
+            if signal.layer is not None
+            and not _LOOKED_UP.search(signal.layer)
+            and np.isfinite(signal.values[0])
+            and self.select.began(signal.steps)
+        }
+
+    def recurrent_gain(self, signals: Sequence[Signal]) -> float:
+        """The largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
+        return max(
+            (gain for layer, (gain, _) in self.first_gains(signals).items() if _RECURRENT.search(layer)), default=0.0
+        )
 
     def is_off_scale(self, gains: Sequence[float]) -> bool:
         """Whether most weight matrices are on another scale than any usual initialisation's."""
@@ -103,7 +104,7 @@ class StartRule:
         return WildStart(signal, layer, spread, claim)
 
     def _large_weights(self, signals: Sequence[Signal]) -> WildStart | None:
-        gains = first_gains(signals)
+        gains = self.first_gains(signals)
         if not gains:
             return None
         layer = max(gains, key=lambda name: gains[name][0])
@@ -118,7 +119,7 @@ class StartRule:
         return WildStart(signal, layer, gain, claim)
 
     def _began_hot(self, signals: Sequence[Signal]) -> bool:
-        for loss in training_losses(signals):
+        for loss in self.select.training_losses(signals):
             values = loss.values[np.isfinite(loss.values)]
             tenth = max(1, len(values) // TENTH)
             settled = float(np.median(values[tenth : 2 * tenth + 2])) if len(values) >= self.minimum_points else 0.0
