@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, found_by, signal
 
 from holdfast.debug.detectors import DivergentTrainingDetector, GradientExplosionDetector, InfDetectionDetector
 from holdfast.debug.detectors.policy import Answers, PolicyCollapseDetector, PolicyFacts
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.types import DetectionContext, Failure, Signal
 
 # Whether more is better, then start, best and end: an FID, a BLEU score and a word error rate.
@@ -100,3 +103,32 @@ def test_an_unnamed_column_that_turns_infinite_for_good_is_found() -> None:
     unnamed = Signal("obs_rms_mean", np.arange(140.0), column)
     (found,) = InfDetectionDetector().detect([unnamed], DetectionContext()).detections
     assert found.first_step == 100
+
+
+def test_a_return_of_few_noisy_rows_that_ends_lower_than_it_ever_was_is_a_collapse() -> None:
+    rng = np.random.default_rng(3)
+    level = np.concatenate((np.linspace(30, 90, 14), np.linspace(90, 60, 8), np.linspace(45, 9, 10)))
+    noisy = np.maximum(level * np.exp(0.35 * rng.standard_normal(len(level))), 8.0)
+    noisy[-3:] = (13.0, 10.0, 9.0)
+    (seen,) = found_by(PolicyCollapseDetector(), signal("mean reward", noisy, kind="reward"))
+    assert seen.first_step is not None
+    assert 14 < seen.first_step < 30
+
+
+@given(seed=st.integers(0, 2**32 - 1), count=st.integers(30, 400), gain=st.floats(0.0, 3.0))
+def test_returns_that_swing_or_rise_and_hold_are_no_collapse(seed: int, count: int, gain: float) -> None:
+    rng = np.random.default_rng(seed)
+    level = 100.0 * (1.0 + gain * np.minimum(np.arange(count) / (0.5 * count), 1.0))
+    noisy = level * np.exp(0.4 * rng.standard_normal(count))
+    assert RewardRule().fall(signal("reward", noisy)) is None
+
+
+def test_the_mean_of_the_episodes_is_asked_before_their_extremes_and_a_discriminator() -> None:
+    steady = np.linspace(10, 100, 60)
+    fallen = np.concatenate((np.linspace(10, 100, 30), np.full(30, 5.0)))
+    signals = [
+        signal("reward signal mean", fallen, kind="reward"),
+        signal("max episode reward", fallen, kind="reward"),
+        signal("mean episode reward", steady, kind="reward"),
+    ]
+    assert found_by(PolicyCollapseDetector(), *signals) == ()

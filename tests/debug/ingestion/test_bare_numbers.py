@@ -133,3 +133,24 @@ def test_a_column_that_stands_still_does_not_count(tmp_path: Path) -> None:
     assert losses(signals) == [LOSSES]
     (signals,) = runs_of(tmp_path, "loss_log.txt", "".join(f"16 {loss}\n" for loss in LOSSES))
     assert signals[-1].steps.tolist() == list(range(24))
+
+
+def test_a_row_of_brackets_over_several_lines_is_one_row(tmp_path: Path) -> None:
+    rows = np.array([[n, loss, *np.linspace(0.1, 0.9, 9)] for n, loss in enumerate(LOSSES)])
+    text = "\n".join(np.array2string(row, max_line_width=40) for row in rows)
+    assert text.count("\n") > 2 * len(rows), "each row takes several lines"
+    (signals,) = runs_of(tmp_path, "losses.txt", text)
+    assert [len(signal.values) for signal in signals] == [24] * 10
+    assert signals[0].values == pytest.approx(LOSSES)
+    assert signals[0].steps.tolist() == list(range(24))
+
+
+def test_a_named_list_as_numpy_prints_it_is_a_series(tmp_path: Path) -> None:
+    text = "".join(f"{name}: {np.array2string(np.array(LOSSES), max_line_width=60)}\n" for name in ("loss", "val_loss"))
+    (signals,) = runs_of(tmp_path, "result.txt", text)
+    assert {signal.name: signal.values.tolist() for signal in signals} == {"loss": LOSSES, "val_loss": LOSSES}
+
+
+def test_a_bracket_that_is_never_closed_costs_no_row(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "loss.txt", "".join(f"[{loss}\n" for loss in LOSSES))
+    assert losses(signals) == [LOSSES]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -12,6 +13,7 @@ import numpy as np
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection, graded
+from holdfast.debug.detectors.steps.reward import Fall, RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import (
@@ -33,6 +35,11 @@ POLICY_COLLAPSE = Failure(
     rank=35,
     advice="Go back to the checkpoint before the fall; smaller updates, a target KL, a larger entropy bonus.",
 )
+
+
+_EXTREME = re.compile(r"(^|[^a-z])(max(imum)?|min(imum)?|best|worst|std|var(iance)?)([^a-z]|$)", re.IGNORECASE)
+# Rewards that are learnt or added, not earned: of a discriminator, of curiosity, of shaping.
+_NOT_EARNED = re.compile(r"signal|intrinsic|discriminator|bonus|shaping|penalt", re.IGNORECASE)
 
 
 class Answers(str, Enum):
@@ -72,6 +79,8 @@ class PolicyCollapseDetector(BaseDetector):
     """A KL divergence this many times its median is an update that went too far …"""
     kl_points: int = 12
     """… among at least this many."""
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When a return whose episodes differ by much has lost all it had gained."""
     shape: ShapeRule = field(default_factory=ShapeRule)
     """How a series is reduced to its level and its noise."""
 
@@ -85,10 +94,10 @@ class PolicyCollapseDetector(BaseDetector):
         return frozenset(("reward", "entropy", "kl"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at the longest return; at entropy alone only where no return was logged."""
+        """Look at the longest return, of equal ones at a mean; at entropy alone only where no return was logged."""
         entropies = [signal for signal in of_kind(signals, "entropy") if len(signal.values) >= self.minimum_points]
         burst = self._burst(of_kind(signals, "kl"))
-        returns = sorted(of_kind(signals, "reward"), key=lambda signal: -len(signal.values))
+        returns = sorted(of_kind(signals, "reward"), key=_usefulness)
         if returns:
             found = self._fallen(returns[0], entropies, burst)
         else:
@@ -98,10 +107,12 @@ class PolicyCollapseDetector(BaseDetector):
     def _fallen(self, signal: Signal, entropies: Sequence[Signal], burst: Evidence | None) -> Detection | None:
         if len(signal.values) < self.minimum_points:
             return None
+        answers, told = self._answers(entropies)
         rise = self.rise.lasting(replace(signal, values=-signal.values))
         if rise is None or self.rise.is_coming_back(rise):
-            return None
-        answers, told = self._answers(entropies)
+            fall = self.reward.fall(signal)
+            beside = tuple(e for e in (told, burst) if e is not None)
+            return None if fall is None else self._lost(signal, fall, answers, beside, burst is not None)
         if not np.isfinite(rise.lost) and answers is Answers.VARIED and burst is None:
             return None  # It never gained anything: a task that gets harder looks the same.
         return self._told(signal, rise, answers, tuple(e for e in (told, burst) if e is not None), burst is not None)
@@ -122,6 +133,24 @@ class PolicyCollapseDetector(BaseDetector):
             certain=rise.certain_step,
             last=rise.last_step,
             numbers={"best": best, "end": end, "lost": rise.lost, "first_step": rise.first_step},
+            facts=PolicyFacts(answers, kl_burst),
+            beside=beside,
+        )
+
+    def _lost(
+        self, signal: Signal, fall: Fall, answers: Answers, beside: tuple[Evidence, ...], kl_burst: bool
+    ) -> Detection:
+        first = float(signal.steps[fall.first])
+        claim = f"fell from {fall.best:.4g} to {fall.end:.4g} after step {first:g}, lower than it had ever been"
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=LIKELY,
+            first=first,
+            last=float(signal.steps[-1]),
+            numbers={"best": fall.best, "end": fall.end, "first_step": first},
             facts=PolicyFacts(answers, kl_burst),
             beside=beside,
         )
@@ -178,3 +207,9 @@ class PolicyCollapseDetector(BaseDetector):
                 )
                 return Evidence(signal.name, claim, {"peak": float(values[at]), "usual": usual})
         return None
+
+
+def _usefulness(signal: Signal) -> tuple[bool, int, bool]:
+    """What is sorted by to find the return that tells most: earned, then long, then no extreme of the episodes."""
+    earned = not _NOT_EARNED.search(signal.name)
+    return not earned, -len(signal.values), bool(_EXTREME.search(signal.name))

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Iterator
 
-__all__ = ["NUMBER", "SUFFIX", "to_number", "to_scaled"]
+__all__ = ["NUMBER", "SUFFIX", "joined_rows", "to_number", "to_scaled"]
 
 # Repetitions are bounded and no two of them meet: a hostile line must not have this backtrack.
 _EXPONENT = r"(?:[eE][-+]?\d{1,5})?"
@@ -19,8 +20,13 @@ NUMBER = (
 SUFFIX = r"(?:[kKMGT](?![A-Za-z0-9]))?"
 """A pattern for the factor behind a number."""
 
+MAX_ROW_LINES = 1000
+"""Lines a bracket may stay open over: one that is never closed must not make a row of the whole file."""
+
 _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LEADING = re.compile(NUMBER)
+_OPEN_ROW = re.compile(r"\[[-+.,;\d\sEeainfNI]*$")
+_ROW_GOES_ON = re.compile(r"[-+.,;\d\sEeainfNI]+\]?[\],;\s]*$")
 # Half of the world writes 3,1416. Three digits after a comma are thousands, unless a zero stands before it.
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?$")
 
@@ -41,3 +47,21 @@ def to_scaled(text: str) -> float | None:
     """The number at the start of ``text``, times the factor at its end: ``1.2k`` is 1200."""
     number = to_number(text)
     return None if number is None else number * _FACTORS.get(text[-1:], 1.0)
+
+
+def joined_rows(lines: Iterable[str]) -> Iterator[str]:
+    """Make one line of a bracketed row of numbers that is printed over several, as numpy prints rows of many.
+
+    >>> list(joined_rows(["[0.25 0.5", " 0.75]", "[[1 2]", " [3 4]]"]))
+    ['[0.25 0.5  0.75]', '[[1 2]', ' [3 4]]']
+    """
+    held: list[str] = []
+    for line in lines:
+        if held and not (_ROW_GOES_ON.match(line) and len(held) < MAX_ROW_LINES):
+            yield from held  # It was no row: what looked like its beginning stands for itself.
+            held = []
+        held.append(line)
+        if not _OPEN_ROW.search(line) and (len(held) == 1 or "]" in line):
+            yield " ".join(held)
+            held = []
+    yield from held

@@ -6,11 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["RewardRule"]
+__all__ = ["Fall", "RewardRule"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fall:
+    """A reward that lost all it had gained: its level at its best and at the end, and the point the fall began at."""
+
+    best: float
+    end: float
+    first: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,6 +44,11 @@ class RewardRule:
     wandering: float = 2.0
     """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 
+    fall_share: float = 0.9
+    """Of pairs of a reward at its best and a late one, the share in which the late one must be lower to have fallen."""
+    lowest_share: float = 0.05
+    """The share of all earlier rewards that may lie below the last tenth: a swing comes back from where it was before."""
+
     def holds(self, signals: Sequence[Signal]) -> bool:
         """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
         for signal in of_kind(signals, "reward"):
@@ -53,11 +68,8 @@ class RewardRule:
         """Whether late values beat early ones clearly more often than chance, and by more than they wander."""
         values = signal.values[np.isfinite(signal.values)]
         width = max(1, min(len(values) // 2, max(3, len(values) // self.parts)))
-        early, late = np.sort(values[:width]), values[-width:]
-        if not len(early):
-            return False
-        wins = np.searchsorted(early, late, side="left") + np.searchsorted(early, late, side="right")
-        if float(wins.mean()) / (2.0 * len(early)) < self.win_share:
+        early, late = values[:width], values[-width:]
+        if not len(early) or _wins(late, early) < self.win_share:
             return False
         blocks = min(self.blocks, len(values) // self.block_points)
         if blocks < self.minimum_blocks:
@@ -65,3 +77,34 @@ class RewardRule:
         levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
         gain = float(np.median(late) - np.median(early))
         return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
+
+    def fall(self, signal: Signal) -> Fall | None:
+        """A reward that rose, then lost all it had gained, and ends lower than it ever was.
+
+        Decided by ranks, because returns of single episodes differ by as much as there is to lose: the third at which
+        the reward was best beats the first third by ``win_share`` and the last one by ``fall_share`` of all pairs.
+        """
+        places = np.flatnonzero(np.isfinite(signal.values))
+        values = signal.values[places]
+        third, tenth = len(values) // 3, max(2, len(values) // 10)
+        if third < self.minimum_points:
+            return None
+        windows = np.lib.stride_tricks.sliding_window_view(values[:-third], third)
+        begin = int(np.argmax(np.median(windows, axis=-1)))
+        early, best, late = values[:third], windows[begin], values[-third:]
+        rose = begin > 0 and _wins(best, early) >= self.win_share
+        if not rose or _wins(best, late) < self.fall_share or float(np.median(late)) > float(np.median(early)):
+            return None
+        end = float(np.median(values[-tenth:]))
+        if float(np.mean(values[:-tenth] < end)) > self.lowest_share:
+            return None
+        top = float(np.median(best))
+        high = np.flatnonzero(values >= (top + end) / 2)
+        return Fall(top, end, int(places[min(int(high[-1]) + 1, len(places) - 1)]))
+
+
+def _wins(values: NDArray[np.float64], others: NDArray[np.float64]) -> float:
+    """Of all pairs of a value and another, the share in which the value is higher; ties count half."""
+    ranked = np.sort(others)
+    below = np.searchsorted(ranked, values, side="left") + np.searchsorted(ranked, values, side="right")
+    return float(below.mean()) / (2.0 * len(ranked))

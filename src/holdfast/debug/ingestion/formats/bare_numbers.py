@@ -1,7 +1,8 @@
 """Rows of bare numbers: no header, no names. ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
 
 A column that counts is the step. What the other columns are only the file's name can say: in ``loss.txt`` the first of
-them is the loss. In a file that is merely called a training log it is taken for one where it falls, or is NaN.
+them is the loss. In a file that is merely called a training log it is taken for one where it falls, or is NaN. A row in
+brackets may stand on several lines.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from holdfast.debug.ingestion.columns import read_columns
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of, plain
+from holdfast.debug.ingestion.numbers import joined_rows
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.table import Column
 
@@ -58,7 +60,7 @@ class BareNumbersFormat(LogFormat):
         """Nothing but rows of numbers, in a file whose name says what they are."""
         if not file.is_text or not (_named(file) or _is_training(file)):
             return 0.0
-        lines = [line for line in file.sample_lines if line.strip()]
+        lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
         rows = [row for row in map(_row, lines) if row]
         if not rows or len(rows) < MIN_ROW_SHARE * len(lines):
             return 0.0
@@ -94,7 +96,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int]:
     places: list[array[int]] = []
     count = 0
     single: list[float] = []
-    for line in file.lines(longest=file.limits.structured_line_characters):
+    for line in joined_rows(file.lines(longest=file.limits.structured_line_characters)):
         row = _row(line)
         if not row:
             continue

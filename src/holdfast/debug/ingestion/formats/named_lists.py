@@ -1,7 +1,7 @@
 """Whole series on a line each: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists when it has ended.
 
-A name that comes again begins another run. Where the names are those of models, the file's name says what the numbers
-are, and each list is a run.
+numpy prints them without commas, and over several lines. A name that comes again begins another run. Where the names
+are those of models, the file's name says what the numbers are, and each list is a run.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from holdfast.debug.ingestion.columns import Reading, read_columns
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of
+from holdfast.debug.ingestion.numbers import joined_rows
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.table import Column
 
@@ -41,7 +42,7 @@ class NamedListsFormat(LogFormat):
         """Most of the text stands in lists, and something says what their numbers are."""
         if not file.is_text:
             return 0.0
-        lines = [line for line in file.sample_lines if line.strip()]
+        lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
         lists = [(name, len(line)) for line in lines for name, _ in _lists([line])]
         if not any(meaning_of(name).kind for name, _ in lists) and meaning_of(file.path.stem).kind is None:
             return 0.0
@@ -70,7 +71,7 @@ def _lists(lines: Iterator[str] | list[str]) -> Iterator[tuple[str, np.ndarray[t
         if name is None:
             continue
         try:
-            values = np.array([float(cell) for cell in numbers[:-1].split(",") if cell.strip()])
+            values = np.array([float(cell) for cell in numbers[:-1].replace(",", " ").split()])
         except ValueError:
             continue
         if len(values) >= MIN_NUMBERS:
@@ -91,7 +92,7 @@ def _runs(file: LogFile) -> Iterator[dict[str, np.ndarray[tuple[int], np.dtype[n
     """Yield the lists of each run by their names."""
     run: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
     stem = file.path.stem
-    for name, values in _lists(file.lines(longest=file.limits.structured_line_characters)):
+    for name, values in _lists(joined_rows(file.lines(longest=file.limits.structured_line_characters))):
         own = name
         if meaning_of(name).kind is None and meaning_of(stem).kind is not None:
             own = stem
