@@ -13,6 +13,7 @@ from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
 from holdfast.debug.attribution.rules import CauseRule, load_rules
 from holdfast.debug.attribution.story import StoryRule, tell_stories
+from holdfast.debug.detectors.crash import CrashDetector
 from holdfast.debug.types import (
     AttributionHypothesis,
     Detection,
@@ -92,9 +93,9 @@ class AttributionEngine:
         """
         if not detections:
             return []
-        is_so, select = self.rule.observer.is_so, self.rule.story.select
-        seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, select))
-        known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= is_so else 1.0)
+        is_so = self.rule.observer.is_so
+        seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, self.rule.story.select))
+        known = self._known(detections[0], signals, seen)
         shares = self.raw_shares(detections, seen, known=known)
         by_cause = {rule.cause: rule for rule in self.rules}
         ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
@@ -108,6 +109,12 @@ class AttributionEngine:
             left -= confidence
             found.append(_hypothesis(by_cause[cause], confidence, seen, is_so))
         return found
+
+    def _known(self, leader: Detection, signals: Sequence[Signal], seen: Seen) -> float:
+        """How much of what tells causes apart was logged, from 0 to 1: a crash is told by the text that quotes it."""
+        if leader.failure == CrashDetector.failure:
+            return 1.0
+        return witnesses(signals) * (self.rule.few_points if seen["few_points"] >= self.rule.observer.is_so else 1.0)
 
     def raw_shares(self, detections: Sequence[Detection], seen: Seen, *, known: float = 1.0) -> dict[str, float]:
         """The uncalibrated share of every cause that can explain the story.

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
+from holdfast.debug.attribution.crash_observer import CrashObserver
 from holdfast.debug.attribution.model_observers import (
     GradientObserver,
     LayerObserver,
@@ -84,6 +85,20 @@ OBSERVATIONS: Mapping[str, str] = {
     "policy_jumped": "the policy moved far in a single update",
     "turned_infinite": "a logged series is infinite",
     "start_too_high": "the loss begins far above where it soon settles",
+    "agent": "a reward is logged: an agent learns",
+    "rank_hangs": "a rank entered fewer collectives than the others",
+    "memory_ran_out": "the log says that no memory was left",
+    "was_killed": "the log says that the job was killed",
+    "rank_missing": "the log says that a collective timed out",
+    "device_failed": "the log quotes an error of the device",
+    "disk_ran_out": "the log says that no disk space was left",
+    "module_missing": "the log quotes an import that failed",
+    "checkpoint_differs": "the log quotes an error of loading a checkpoint",
+    "file_missing": "the log quotes a file that could not be opened",
+    "network_failed": "the log quotes a connection that failed",
+    "arguments_wrong": "the log quotes an option or a setting that was refused",
+    "shapes_differ": "the log quotes shapes that do not fit",
+    "error_raised": "the log quotes an exception of the program",
 }
 """Every observation by name, in the words a report uses."""
 
@@ -129,6 +144,7 @@ class Observer:
     precision: PrecisionObserver = field(default_factory=PrecisionObserver)
     loss: LossObserver = field(default_factory=LossObserver)
     policy: PolicyObserver = field(default_factory=PolicyObserver)
+    crash: CrashObserver = field(default_factory=CrashObserver)
     is_so: float = 0.5
     """An observation from this value on is taken, and shown, as so: it is more so than not."""
 
@@ -136,7 +152,7 @@ class Observer:
         """Every observation by name."""
         seen = dict.fromkeys(OBSERVATIONS, 0.0)
         whole = replace(scene, signals=_while_numbers_last(scene))
-        for part in (self.time, self.rate, self.gradient, self.precision, self.policy):
+        for part in (self.time, self.rate, self.gradient, self.precision, self.policy, self.crash):
             seen.update(part.observe(scene))
         seen.update(self.parameter.observe(whole))
         seen.update(self.layer.observe(whole, rate_large=seen["rate_large"]))

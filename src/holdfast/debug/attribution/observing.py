@@ -42,6 +42,10 @@ class Scene:
         """What the detectors of this kind told."""
         return [seen.facts for seen in self.detections if isinstance(seen.facts, kind)]
 
+    def has_name(self, failure: str) -> bool:
+        """Whether the story holds a failure of this name."""
+        return any(seen.failure.name == failure for seen in self.detections)
+
     def has(self, *failures: Failure) -> bool:
         """Whether the story holds one of these failures."""
         return any(seen.failure in failures for seen in self.detections)

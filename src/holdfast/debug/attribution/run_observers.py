@@ -56,6 +56,7 @@ class TimeObserver:
             "order_repeats": float(any(self.period.repeated_order(signal) is not None for signal in losses)),
             "ends_ruined": float(ruined),
             "rate_released": float(any(facts.shape is DivergenceShape.HELD_UP for facts in runaway)),
+            "rank_hangs": float(scene.has(Failure.HANG)),
             "at_guessing": float(any(facts.guess for facts in scene.facts(PlateauFacts))),
         }
 
@@ -231,10 +232,11 @@ class PolicyObserver:
     def observe(self, scene: Scene) -> Seen:
         """What its detector told, and whether something beside it is infinite."""
         told = scene.facts(PolicyFacts)
-        if not told:
+        if not told and not of_kind(scene.signals, "reward"):
             return {}
         infinite = any(np.count_nonzero(np.isinf(s.values)) >= self.infinite_points for s in scene.signals)
         return {
+            "agent": 1.0,
             "one_answer": float(any(facts.answers is Answers.ONE for facts in told)),
             "random_answers": float(any(facts.answers is Answers.NOISE for facts in told)),
             "policy_jumped": float(any(facts.kl_burst for facts in told)),

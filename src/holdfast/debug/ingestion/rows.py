@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from holdfast.debug.ingestion.columns import Reading, dense, main_column, restrict
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import STEP_NAMES, Meaning, meaning_of, plain
+from holdfast.debug.ingestion.places import Places
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
@@ -51,11 +52,11 @@ class RowCollector:
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
         self._steps = array("d")
-        self._epochs = array("d")
-        self._lines = array("q")
+        self._epochs = array("d")  # Empty until a row has one.
+        self._lines = Places()
         self._values: dict[str, array[float]] = {}
-        self._rows: dict[str, array[int]] = {}
-        self._blanks: dict[str, array[int]] = {}
+        self._rows: dict[str, Places] = {}
+        self._blanks: dict[str, Places] = {}
         self._marks: list[int] = []
         self._pass_length: float | None = None
         self.line = 0
@@ -71,11 +72,9 @@ class RowCollector:
         # Numbers need no copies of their own, and there are many of them.
         twin = RowCollector(self._limits)
         for name, value in vars(self).items():
-            if isinstance(value, (list, array)):
-                value = value[:]
-            elif isinstance(value, dict):
-                value = {key: items[:] for key, items in value.items()}
-            setattr(twin, name, value)
+            if isinstance(value, dict):
+                value = {key: _copied(items) for key, items in value.items()}
+            setattr(twin, name, _copied(value))
         return twin
 
     def add(self, step: float | None, fields: Mapping[str, float | None], *, epoch: float | None = None) -> None:
@@ -87,15 +86,17 @@ class RowCollector:
         if step is not None and self._steps and self._steps[-1] == step and not self._overlaps(fields, row - 1):
             row -= 1  # Several lines speak of the same step: one row.
         else:
+            if epoch is not None:
+                self._begin_epochs()
             self._steps.append(math.nan if step is None else step)
-            self._epochs.append(math.nan if epoch is None else epoch)
-            self._lines.append(self.line or (self._lines[-1] + 1 if self._lines else 1))
-        self.has_epochs = self.has_epochs or epoch is not None
+            if self.has_epochs:
+                self._epochs.append(math.nan if epoch is None else epoch)
+            self._lines.append(self.line or (self._lines.last or 0) + 1)
         for name, value in fields.items():
             if value is None:
-                self._blanks.setdefault(name, array("q")).append(row)
+                self._blanks.setdefault(name, Places()).append(row)
                 self._values.setdefault(name, array("d"))
-                self._rows.setdefault(name, array("q"))
+                self._rows.setdefault(name, Places())
                 continue
             values = self._values.get(name)
             if values is None:
@@ -103,21 +104,30 @@ class RowCollector:
                     self._say_once(f"only the first {self._limits.signals:,} fields were read")
                     continue
                 values = self._values[name] = array("d")
-                self._rows[name] = array("q")
+                self._rows[name] = Places()
             values.append(value)
             self._rows[name].append(row)
 
     def add_block(self, steps: Floats, epochs: Floats | None, fields: Mapping[str, Floats], *, first_line: int) -> None:
         """Add many rows at once, one per line from ``first_line`` on, all with the same fields."""
         begin, count = len(self._steps), len(steps)
-        rows = np.arange(begin, begin + count, dtype=np.int64)
+        if epochs is not None:
+            self._begin_epochs()
         self._steps.frombytes(np.ascontiguousarray(steps, dtype=np.float64).tobytes())
-        self._epochs.frombytes((np.full(count, np.nan) if epochs is None else np.ascontiguousarray(epochs)).tobytes())
-        self._lines.frombytes(np.arange(first_line, first_line + count, dtype=np.int64).tobytes())
-        self.has_epochs = self.has_epochs or epochs is not None
+        if self.has_epochs:
+            self._epochs.frombytes(
+                (np.full(count, np.nan) if epochs is None else np.ascontiguousarray(epochs)).tobytes()
+            )
+        self._lines.extend(first_line, count)
         for name, values in fields.items():
             self._values.setdefault(name, array("d")).frombytes(np.ascontiguousarray(values).tobytes())
-            self._rows.setdefault(name, array("q")).frombytes(rows.tobytes())
+            self._rows.setdefault(name, Places()).extend(begin, count)
+
+    def _begin_epochs(self) -> None:
+        """Hold an epoch for each row from now on; the rows so far have none."""
+        if not self.has_epochs:
+            self.has_epochs = True
+            self._epochs = array("d", [math.nan]) * len(self._steps)
 
     def note_pass_length(self, length: float) -> None:
         """Take note of the batches of an epoch, as a line prints them; two lengths in one file say nothing."""
@@ -137,22 +147,22 @@ class RowCollector:
     def _overlaps(self, fields: Mapping[str, float | None], row: int) -> bool:
         for name in fields:
             rows = self._rows.get(name)
-            if rows and rows[-1] == row:
+            if rows is not None and rows.last == row:
                 return True
         return False
 
     def origins(self) -> NDArray[np.int64]:
         """Return, for each row held, the line it came from."""
-        return np.array(self._lines, dtype=np.int64)
+        return self._lines.numbers()
 
     def fields(self) -> list[NDArray[np.int64]]:
         """Return, for each field, the rows it stands in."""
-        return [np.array(rows, dtype=np.int64) for rows in self._rows.values()]
+        return [rows.numbers() for rows in self._rows.values()]
 
     def odd(self) -> NDArray[np.int64]:
         """Return the rows with a value that is not finite."""
         odd = [
-            np.array(self._rows[name], dtype=np.int64)[~np.isfinite(np.array(values, dtype=np.float64))]
+            self._rows[name].numbers()[~np.isfinite(np.array(values, dtype=np.float64))]
             for name, values in self._values.items()
         ]
         return np.unique(np.concatenate(odd)) if odd else np.empty(0, dtype=np.int64)
@@ -168,29 +178,32 @@ class RowCollector:
         place[kept] = np.arange(len(kept))
         self._marks = [int(np.searchsorted(kept, mark)) for mark in self._marks]
         self._steps = array("d", np.array(self._steps, dtype=np.float64)[kept].tobytes())
-        self._epochs = array("d", np.array(self._epochs, dtype=np.float64)[kept].tobytes())
-        self._lines = array("q", np.array(self._lines, dtype=np.int64)[kept].tobytes())
+        if self.has_epochs:
+            self._epochs = array("d", np.array(self._epochs, dtype=np.float64)[kept].tobytes())
+        self._lines = Places.of(self._lines.numbers()[kept])
         for name, own in self._rows.items():
-            places = place[np.array(own, dtype=np.int64)]
+            places = place[own.numbers()]
             self._values[name] = array("d", np.array(self._values[name])[places >= 0].tobytes())
-            self._rows[name] = array("q", places[places >= 0].tobytes())
+            self._rows[name] = Places.of(places[places >= 0])
         for name, own in self._blanks.items():
-            places = place[np.array(own, dtype=np.int64)]
-            self._blanks[name] = array("q", places[places >= 0].tobytes())
+            places = place[own.numbers()]
+            self._blanks[name] = Places.of(places[places >= 0])
 
     def state(self) -> dict[str, Any]:
         """Return the steps and the values of every field, as text that JSON holds exactly."""
         return {
             "steps": _text(self._steps),
-            "lines": _text(self._lines),
-            "fields": {name: [_text(self._rows[name]), _text(values)] for name, values in self._values.items()},
+            "lines": _text(self._lines.numbers()),
+            "fields": {
+                name: [_text(self._rows[name].numbers()), _text(values)] for name, values in self._values.items()
+            },
         }
 
     def load(self, state: Mapping[str, Any]) -> None:
         """Hold what :meth:`state` gave, and nothing else."""
-        self._steps, self._lines = array("d", _bytes(state["steps"])), array("q", _bytes(state["lines"]))
-        self._epochs = array("d", [math.nan]) * len(self._steps)
-        self._rows = {name: array("q", _bytes(rows)) for name, (rows, _) in state["fields"].items()}
+        self._steps, self._lines = array("d", _bytes(state["steps"])), _places(state["lines"])
+        self._epochs, self.has_epochs = array("d"), False
+        self._rows = {name: _places(rows) for name, (rows, _) in state["fields"].items()}
         self._values = {name: array("d", _bytes(values)) for name, (_, values) in state["fields"].items()}
         self._blanks, self._marks = {}, []
 
@@ -198,16 +211,22 @@ class RowCollector:
         if note not in self.notes:
             self.notes.append(note)
 
-    def reading(self, *, kinds: Mapping[str, str] | None = None, divide: bool = True) -> Reading:
-        """Return everything collected, run by run; ``kinds`` overrides the meaning of names a format defines."""
+    def reading(self, *, kinds: Mapping[str, str] | None = None, divide: bool = True, ended: bool = False) -> Reading:
+        """Return everything collected, run by run.
+
+        Args:
+            kinds: overrides the meaning of names a format defines.
+            divide: whether several runs are told apart.
+            ended: nothing will be added any more, so the numbers need not be copied.
+        """
         count = len(self._steps)
-        epochs = np.array(self._epochs) if self.has_epochs else None
-        steps = np.array(self._steps, dtype=np.float64)
+        epochs = _floats(self._epochs, shared=ended) if self.has_epochs else None
+        steps = _floats(self._steps, shared=ended)
         if self.prefer_logged_step:
             steps = self._logged_step(steps)
         if epochs is not None and not np.isfinite(steps).any() and np.isfinite(epochs).any():
             steps, epochs = epochs, None
-        columns = self._columns(kinds)
+        columns = self._columns(kinds, shared=ended)
         series = main_column(columns)
         level = None if series is None else dense(series, count, None)
         main = None
@@ -248,7 +267,7 @@ class RowCollector:
         # What stands between the last row of one run and the first of the next (its settings) belongs to the next.
         return [0, *begins[1:].tolist()]
 
-    def _columns(self, kinds: Mapping[str, str] | None) -> list[Column]:
+    def _columns(self, kinds: Mapping[str, str] | None, *, shared: bool) -> list[Column]:
         columns = []
         for name, values in self._values.items():
             blanks = self._blanks.get(name)
@@ -256,9 +275,9 @@ class RowCollector:
             columns.append(
                 Column(
                     name,
-                    np.array(values, dtype=np.float64),
-                    None if complete else np.array(self._rows[name], dtype=np.int64),
-                    None if blanks is None else np.array(blanks, dtype=np.int64),
+                    _floats(values, shared=shared),
+                    None if complete else self._rows[name].numbers(),
+                    None if blanks is None else blanks.numbers(),
                     meaning=None if not kinds or name not in kinds else _override(name, kinds[name]),
                 )
             )
@@ -266,7 +285,7 @@ class RowCollector:
 
     def line_of(self, row: int) -> int:
         """Return the number of the line a row came from."""
-        return self._lines[row]
+        return self._lines.at(row)
 
     def _logged_step(self, steps: Floats) -> Floats:
         """Return a counter the user logged as a metric, where it stands in every row and only goes up."""
@@ -285,7 +304,24 @@ class RowCollector:
         return reading.signals, reading.notes, reading.events
 
 
-def _text(numbers: array[Any]) -> str:
+def _floats(numbers: array[float], *, shared: bool) -> Floats:
+    """Return the numbers as an array; a shared one is a view, after which nothing can be added."""
+    if shared and len(numbers):
+        return np.frombuffer(numbers, dtype=np.float64)
+    return np.array(numbers, dtype=np.float64)
+
+
+def _copied(value: Any) -> Any:
+    if isinstance(value, Places):
+        return value.copy()
+    return value[:] if isinstance(value, (list, array)) else value
+
+
+def _places(text: str) -> Places:
+    return Places.of(np.frombuffer(_bytes(text), dtype=np.int64))
+
+
+def _text(numbers: array[Any] | NDArray[np.int64]) -> str:
     return base64.b64encode(numbers.tobytes()).decode("ascii")
 
 

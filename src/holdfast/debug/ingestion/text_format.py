@@ -268,7 +268,7 @@ class _TextReading(LineReading):
     def close(self) -> RunLog:
         self._reader.close()
         form, rows = self._form, self._reader.rows
-        reading = rows.reading(kinds=self._reader.kinds)
+        reading = rows.reading(kinds=self._reader.kinds, ended=True)
         if not reading.signals and not self._overflows:
             raise self._file.unreadable(f"holds no line that reads as {form.name}")
         points, overflow_events = _overflow_points(self._overflows)

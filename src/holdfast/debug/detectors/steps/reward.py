@@ -47,7 +47,7 @@ class RewardRule:
     fall_share: float = 0.9
     """Of pairs of a reward at its best and a late one, the share in which the late one must be lower to have fallen."""
     lowest_share: float = 0.05
-    """The share of all earlier rewards that may lie below the last tenth: a swing comes back from where it was before."""
+    """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
 
     def holds(self, signals: Sequence[Signal]) -> bool:
         """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
