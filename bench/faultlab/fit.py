@@ -1,9 +1,11 @@
 """Fits what ships as numbers, on tuning halves only: the calibration tables and the learned ranker.
 
-The confidences of findings and causes come from tuning halves and from public logs nobody made for this project; on the
-lab alone findings are right so often that the table would promise too much elsewhere. The ranker's come from predicting
-each model family with weights fitted on the other. Everything it reads is made by ``python -m bench.faultlab generate``
-with the arguments of :data:`TUNING`; what is missing is said before anything is fitted.
+The confidences of findings come from tuning halves and from public logs nobody made for this project; on the lab alone
+findings are right so often that the table would promise too much elsewhere. Those of causes come from tuning halves
+alone, as they were logged and with most of it taken away: public logs, which seldom say why a run failed, check them.
+The ranker's come from predicting each model family with weights fitted on the other. Everything it reads is made by
+``python -m bench.faultlab generate`` with the arguments of :data:`TUNING`; what is missing is said before anything is
+fitted.
 """
 
 from __future__ import annotations
@@ -20,7 +22,7 @@ from bench.faultlab.generate import default_folder
 from bench.faultlab.score import Case, load_cases
 
 from holdfast.debug.attribution import AttributionEngine, Calibration, fit_table, observe, tell_stories
-from holdfast.debug.attribution.labelled import LabelledRun, score_runs
+from holdfast.debug.attribution.labelled import Label, LabelledRun, look, score_runs
 from holdfast.debug.attribution.ranker import feature_names, features_of
 from holdfast.debug.detectors import default_detectors
 
@@ -30,6 +32,10 @@ SHIPPED = Path("src/holdfast/debug/attribution")
 TUNING = {0: 220, 1: 120, 4: 220}
 """Draws whose tuning halves are read, and their runs: ``--draw 0``, ``--draw 1 --half tune --limit 60``, and ``--draw 4
 --half tune``. Their reporting halves are never looked at, but for the published one's."""
+
+
+BARE = (("loss",), ("loss", "lr"), ("loss", "eval_loss", "metric"))
+"""What is left of the runs that the table for logs without witnesses is fitted on: what most public logs hold."""
 
 
 def tuning_folders() -> list[Path]:
@@ -91,9 +97,24 @@ def _calibrated(cases: Sequence[Case], foreign: Sequence[LabelledRun]) -> Calibr
                 hits.append(cause.cause == case.label["cause"])
     found += [confidence for confidence, _ in score.claims]
     right += [hit for _, hit in score.claims]
-    claims += [confidence for confidence, _ in score.cause_claims]
-    hits += [hit for _, hit in score.cause_claims]
-    return Calibration(findings=fit_table(found, right), causes=fit_table(claims, hits))
+    bare = [
+        claim for case in cases if case.label["cause"] for kinds in BARE if (claim := _bare_claim(case, kinds, engine))
+    ]
+    return Calibration(
+        findings=fit_table(found, right),
+        causes=fit_table(claims, hits),
+        unwitnessed=fit_table([sure for sure, _ in bare], [hit for _, hit in bare]),
+    )
+
+
+def _bare_claim(case: Case, kinds: tuple[str, ...], engine: AttributionEngine) -> tuple[float, bool] | None:
+    """The first cause given for a run of which only these series were logged, and whether it is right."""
+    signals = tuple(signal for signal in case.log.signals if signal.kind in kinds and signal.layer is None)
+    run = LabelledRun(Label(Path(case.name), case.label["failure"]), signals, case.context)
+    findings = engine.explain([look(detector, run) for detector in default_detectors()], signals, case.context)
+    if not findings or not findings[0].causes or findings[0].detection.failure.name not in case.label["accepted"]:
+        return None
+    return findings[0].causes[0].confidence, findings[0].causes[0].cause == case.label["cause"]
 
 
 def _story(case: Case) -> tuple[list[str], dict[str, float]] | None:

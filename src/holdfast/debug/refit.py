@@ -64,7 +64,7 @@ def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, searc
     if len(best.claims) >= MIN_CLAIMS:
         calibration = replace(calibration, findings=_table(best.claims))
     if len(best.cause_claims) >= MIN_CLAIMS:
-        calibration = replace(calibration, causes=_table(best.cause_claims))
+        calibration = replace(calibration, causes=_table(best.cause_claims), unwitnessed=None)
     return Refit(chosen, calibration, before, best)
 
 

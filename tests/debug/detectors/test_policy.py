@@ -132,3 +132,11 @@ def test_the_mean_of_the_episodes_is_asked_before_their_extremes_and_a_discrimin
         signal("mean episode reward", steady, kind="reward"),
     ]
     assert found_by(PolicyCollapseDetector(), *signals) == ()
+
+
+def test_a_return_of_a_million_episodes_is_judged_by_a_few_hundred() -> None:
+    rng = np.random.default_rng(0)
+    level = np.interp(np.arange(1_000_000), (0, 5e5, 1e6), (30.0, 200.0, 5.0))
+    fallen = RewardRule().fall(signal("reward", np.maximum(level + 20 * rng.standard_normal(len(level)), 0.0)))
+    assert fallen is not None
+    assert fallen.first > 500_000

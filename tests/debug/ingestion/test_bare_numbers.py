@@ -154,3 +154,20 @@ def test_a_named_list_as_numpy_prints_it_is_a_series(tmp_path: Path) -> None:
 def test_a_bracket_that_is_never_closed_costs_no_row(tmp_path: Path) -> None:
     (signals,) = runs_of(tmp_path, "loss.txt", "".join(f"[{loss}\n" for loss in LOSSES))
     assert losses(signals) == [LOSSES]
+
+
+def test_of_columns_without_names_the_sum_of_the_others_is_the_loss(tmp_path: Path) -> None:
+    text = "".join(f"{loss},{loss * 0.75},{loss * 0.25}\n" for loss in LOSSES)
+    (signals,) = runs_of(tmp_path, "loss.csv", text)
+    assert losses(signals) == [LOSSES]
+    (unsure,) = runs_of(tmp_path, "losses.csv", text.replace(",", ",1"))
+    assert losses(unsure) == []
+
+
+def test_a_logged_tuple_of_time_epoch_rate_and_loss_is_a_row(tmp_path: Path) -> None:
+    text = "".join(
+        f"INFO:root:(datetime.datetime(2017, 7, 28, 13, {n}, 54, 228395), {n}, 0.001, {loss})\n"
+        for n, loss in enumerate(LOSSES)
+    )
+    (signals,) = runs_of(tmp_path, "log_training_opt.log", text)
+    assert losses(signals) == [LOSSES]

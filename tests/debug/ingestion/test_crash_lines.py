@@ -34,6 +34,11 @@ ENDINGS = {
         "[E ProcessGroupNCCL.cpp:821] Watchdog caught collective operation timeout: WorkNCCL(SeqNum=9)\n",
         "a collective timed out",
     ),
+    "a bar drawn once more": (
+        TRACEBACK + "OSError: disk quota exceeded\nTraining: 67%|## | 61/90 [00:30<00:12, 5.45it/s, loss=1.05]\n",
+        "disk quota exceeded",
+    ),
+    "glued to a bar": ("67%|###   | 60/90 [00:30<00:12, 5.45it/s]" + TRACEBACK + "OSError: full disk\n", "full disk"),
     "segmentation fault": ("Segmentation fault (core dumped)\n", "the job was killed"),
 }  # fmt: skip
 
@@ -96,3 +101,32 @@ def test_a_crash_belongs_to_the_run_it_ended(tmp_path: Path) -> None:
     assert [[finding.detection.failure.name for finding in run.findings] for run in (first, second)] == [["crash"], []]
     # It was started again: that is known, and the later run is judged by itself.
     assert first.findings[0].detection.severity is Severity.INFO
+
+
+CAUSES = {
+    "CUDA out of memory. Tried to allocate 20.00 MiB": ("RuntimeError", "out_of_memory"),
+    "[Errno 28] No space left on device": ("OSError", "disk_full"),
+    "No module named 'apex'": ("ModuleNotFoundError", "missing_dependency"),
+    "[Errno 2] No such file or directory: 'a.pkl'": ("FileNotFoundError", "missing_file"),
+    "Error(s) in loading state_dict for Net: size mismatch for fc.weight": ("RuntimeError", "checkpoint_mismatch"),
+    "mat1 and mat2 shapes cannot be multiplied (3x8 and 5x5)": ("RuntimeError", "shape_mismatch"),
+    "Key 'lr' is not in struct": ("omegaconf.errors.ConfigAttributeError", "bad_configuration"),
+    "Max retries exceeded with url: /api": ("requests.exceptions.ConnectionError", "network_failure"),
+    "device-side assert triggered": ("RuntimeError: CUDA error", "device_failure"),
+    "name 'results' is not defined": ("NameError", "program_error"),
+}
+
+
+@pytest.mark.parametrize("message", CAUSES)
+def test_the_text_of_a_crash_names_its_cause(tmp_path: Path, message: str) -> None:
+    error, cause = CAUSES[message]
+    run = diagnose(tmp_path, TRAINING + TRACEBACK + f"{error}: {message}\n")
+    (crash,) = (finding for finding in run.findings if finding.detection.failure.name == "crash")
+    assert crash.causes[0].cause == cause
+    assert crash.causes[0].confidence >= 0.75
+    assert crash.causes[0].remediation
+
+
+def test_a_crash_of_which_only_the_exit_code_is_known_has_no_cause(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, TRAINING + "srun: error: node7: task 0: Exited with exit code 1\n")
+    assert [finding.causes for finding in run.findings] == [()]

@@ -409,3 +409,27 @@ def test_ranks_of_one_data_parallel_group_stay_apart_and_shards_are_marked(tmp_p
     assert {(s.layer, s.replica, s.metadata["sharded"]) for s in log.signals} == {
         ("norm", 0, False), ("norm", 1, False), ("mlp", 0, True), ("mlp", 1, True),
     }  # fmt: skip
+
+
+def test_results_of_older_yolo_are_read_without_a_header(tmp_path: Path) -> None:
+    row = "{n:>9}/99  1.93G  {loss}  0.0935  0  0.1918  24  416  0.1  0.2  0.3  0.1  0.09  0.05  0\n"
+    text = "".join(row.format(n=n, loss=0.1 - n / 2000) for n in range(100))
+    log = read_file(write(tmp_path / "results.txt", text))
+    assert log.format == "yolo-results"
+    assert named(log, "train/box_loss").values.tolist() == [0.1 - n / 2000 for n in range(100)]
+    assert named(log, "metrics/mAP_0.5").kind == "metric"
+    assert named(log, "val/obj_loss").kind == "eval_loss"
+
+
+def test_settings_may_stand_above_the_header_of_a_table(tmp_path: Path) -> None:
+    text = "meta:batch=2,epochs=1,rate=0.0001,load=False\nidx,D_loss,G_loss,epoch\n"
+    text += "".join(f"{n},0.5,{1 / (n + 1)},0\n" for n in range(20))
+    assert len(named(read_file(write(tmp_path / "loss.csv", text)), "G_loss").values) == 20
+
+
+def test_a_long_table_may_call_its_tags_types_and_name_only_the_split(tmp_path: Path) -> None:
+    rows = [f"{n},{kind},{10 / (n + 1)}" for n in range(12) for kind in ("val", "train")]
+    log = read_file(write(tmp_path / "m.csv", "step,type,value\n" + "\n".join(rows) + "\n"))
+    assert named(log, "train loss").kind == "loss"
+    assert named(log, "val loss").kind == "eval_loss"
+    assert named(log, "train loss").steps.tolist() == list(range(12))

@@ -300,3 +300,27 @@ def test_json_after_a_logger_prefix_is_read_as_text() -> None:
     lines = (f'2024-01-01 10:00:00 INFO:root:{{"step": {n}, "loss": {3 - n / 10}, "lr": 0.1}}\n' for n in range(1, 12))
     log = read("".join(lines))
     assert named(log, "loss").steps.tolist() == [float(n) for n in range(1, 12)]
+
+
+def test_a_row_that_begins_with_a_split_belongs_to_it() -> None:
+    text = "".join(
+        f"2023-10-06 00:{n:02d}:21,640 - INFO - epoch: {n} end, loss: {2 / (n + 1):.4f}\n"
+        f"2023-10-06 00:{n:02d}:41,640 - INFO - epoch: {n} validation, acc: 0.{n + 10}, loss: {3 / (n + 1):.4f}\n"
+        for n in range(20)
+    )
+    log = read(text)
+    assert [signal.kind for signal in log.signals if len(signal.values) == 20] == ["loss", "metric", "eval_loss"]
+    assert named(log, "loss").values[1] == 1.0
+    assert named(log, "val loss").values[1] == 1.5
+
+
+def test_what_python_2_printed_as_a_tuple_is_read_as_it_was_meant() -> None:
+    text = "".join(
+        f"('Epoch: ', {n})\n('gan Loss: ', [array({1 / (n + 1):.4f}, dtype=float32), array(0.1, dtype=float32)], "
+        f"'\\t critic loss', [array({2 / (n + 1):.4f}, dtype=float32)])\n"
+        for n in range(12)
+    )
+    log = read(text)
+    assert named(log, "gan Loss").values[1] == 0.5
+    assert named(log, "critic loss").values[1] == 1.0
+    assert named(log, "gan Loss").steps.tolist() == list(range(12))

@@ -1,8 +1,8 @@
 """Makes a confidence mean what it says: raw scores go through a table fitted on labelled runs.
 
 The table maps raw confidences to how often such a claim was right. Between its points it is linear, and it never
-falls. ``holdfast calibrate`` fits one from a user's own labelled runs; the shipped one comes from the tuning half of
-the fault lab.
+falls. ``holdfast calibrate`` fits one from a user's own labelled runs; the shipped ones come from the tuning half of
+the fault lab, as its runs were logged and with everything but the loss taken away.
 """
 
 from __future__ import annotations
@@ -22,29 +22,47 @@ from holdfast.errors import ConfigError
 __all__ = ["Calibration", "expected_calibration_error", "fit_table"]
 
 Table = tuple[tuple[float, float], ...]
+IDENTITY: Table = ((0.0, 0.0), (1.0, 1.0))
 # No table of about a hundred labelled stories can vouch for more than this, however clear a case looks.
 SUREST = 0.99
 
 
 @dataclass(frozen=True, slots=True)
 class Calibration:
-    """Three tables: for findings (is there such a failure?), for causes by the rules, and for causes by the ranker."""
+    """Tables for findings (is there such a failure?), for causes by the rules, and for causes by the ranker.
 
-    findings: Table = ((0.0, 0.0), (1.0, 1.0))
-    causes: Table = ((0.0, 0.0), (1.0, 1.0))
-    learned: Table = ((0.0, 0.0), (1.0, 1.0))
+    A cause is right less often, at the same raw share, where the log holds the loss and little beside it: there are two
+    tables for causes by the rules, ``causes`` for logs with every witness and ``unwitnessed`` for logs with none, and a
+    log in between lies in between. A calibration without the second one uses the first for all.
+    """
+
+    findings: Table = IDENTITY
+    causes: Table = IDENTITY
+    learned: Table = IDENTITY
+    unwitnessed: Table | None = None
 
     def finding(self, raw: float) -> float:
         """How sure a finding is, given a detector's raw confidence."""
         return _look_up(self.findings, raw)
 
-    def cause(self, raw: float, *, method: str = "rules") -> float:
-        """How sure a cause is, given its raw share by the rules or by the learned ranker."""
-        return _look_up(self.learned if method == "learned" else self.causes, raw)
+    def cause(self, raw: float, *, method: str = "rules", known: float = 1.0) -> float:
+        """How sure a cause is, given its raw share.
+
+        Args:
+            raw: the share by the rules or by the learned ranker.
+            method: which of the two.
+            known: the share of the witnesses that were logged, from 0 to 1.
+        """
+        if method == "learned":
+            return _look_up(self.learned, raw)
+        bare = self.causes if self.unwitnessed is None else self.unwitnessed
+        return known * _look_up(self.causes, raw) + (1.0 - known) * _look_up(bare, raw)
 
     def as_json(self) -> dict[str, Any]:
         """The tables as they are stored."""
         tables = {"findings": self.findings, "causes": self.causes, "learned": self.learned}
+        if self.unwitnessed is not None:
+            tables["unwitnessed"] = self.unwitnessed
         return {"version": 1, **{name: [list(point) for point in table] for name, table in tables.items()}}
 
     @classmethod
@@ -72,8 +90,9 @@ class Calibration:
         Raises:
             KeyError, TypeError, ValueError: it holds no such tables.
         """
-        tables = [_checked(body[name]) for name in ("findings", "causes", "learned")]
-        return cls(findings=tables[0], causes=tables[1], learned=tables[2])
+        tables = {name: _checked(body[name]) for name in ("findings", "causes", "learned")}
+        bare = body.get("unwitnessed")
+        return cls(**tables, unwitnessed=None if bare is None else _checked(bare))
 
     def raw_finding(self, confidence: float) -> float:
         """The raw confidence behind a finding's calibrated one: the middle of those that give it, or come nearest."""

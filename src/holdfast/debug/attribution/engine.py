@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 
-from holdfast.debug.attribution.calibration import Calibration
+from holdfast.debug.attribution.calibration import SUREST, Calibration
 from holdfast.debug.attribution.observations import OBSERVATIONS, Observer, witnesses
 from holdfast.debug.attribution.observing import Scene, Seen
 from holdfast.debug.attribution.ranker import LearnedRanker
@@ -35,7 +35,7 @@ class AttributionRule:
 
     related: float = 0.7
     """Log-odds a cause loses where it explains only a failure beside the one that names the story."""
-    unwitnessed: float = 0.5
+    unwitnessed: float = 0.3
     """The weight of a conclusion from the loss alone: with every witness logged it is 1."""
     few_points: float = 0.5
     """What witnesses count for in a log of few points."""
@@ -95,7 +95,10 @@ class AttributionEngine:
             return []
         is_so = self.rule.observer.is_so
         seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, self.rule.story.select))
-        known = self._known(detections[0], signals, seen)
+        known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= is_so else 1.0)
+        # A crash is told by the text that quotes it, whatever else was logged: its shares are as they stand.
+        quoted = detections[0].failure == CrashDetector.failure
+        known = 1.0 if quoted else known
         shares = self.raw_shares(detections, seen, known=known)
         by_cause = {rule.cause: rule for rule in self.rules}
         ranked = sorted(shares.items(), key=lambda item: -item[1])[: self.most]
@@ -103,18 +106,13 @@ class AttributionEngine:
         left = 1.0
         for cause, share in ranked:
             # Calibrated one by one, shares could add up to more than one; each takes from what is left.
-            confidence = min(self.calibration.cause(share, method=self.method), left)
+            sure = share if quoted else self.calibration.cause(share, method=self.method, known=known)
+            confidence = min(sure, SUREST, left)
             if confidence < self.rule.least_shown and found:
                 break
             left -= confidence
             found.append(_hypothesis(by_cause[cause], confidence, seen, is_so))
         return found
-
-    def _known(self, leader: Detection, signals: Sequence[Signal], seen: Seen) -> float:
-        """How much of what tells causes apart was logged, from 0 to 1: a crash is told by the text that quotes it."""
-        if leader.failure == CrashDetector.failure:
-            return 1.0
-        return witnesses(signals) * (self.rule.few_points if seen["few_points"] >= self.rule.observer.is_so else 1.0)
 
     def raw_shares(self, detections: Sequence[Detection], seen: Seen, *, known: float = 1.0) -> dict[str, float]:
         """The uncalibrated share of every cause that can explain the story.

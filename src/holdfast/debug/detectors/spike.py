@@ -61,6 +61,8 @@ class LossSpikeDetector(BaseDetector):
     """A jump that had come back by less than this share when the log ended is critical."""
     learns: float = 0.9
     """A loss that swings, and ends below this share of its level half-way, learns all the same."""
+    forgotten: float = 0.1
+    """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -106,7 +108,8 @@ class LossSpikeDetector(BaseDetector):
         kept = self._believed(shape, norms) or self._slow_or_early(shape, risen=rise is not None, turns=turns)
         if kept:
             before = rise is None or rise.certain_step > kept[0].certain_step
-            return self._jumped(signal, kept, at_end=False) if before else None
+            forgotten = shape.end < self.forgotten * max(kept, key=lambda jump: jump.height).before
+            return self._jumped(signal, kept, at_end=False, forgotten=forgotten) if before else None
         swing = None if turns or rise is not None else self.period.swing(signal, rates)
         return None if swing is None else self._swinging(signal, shape, swing)
 
@@ -169,8 +172,10 @@ class LossSpikeDetector(BaseDetector):
         beside = self.select.level_of_parts(signals, seen.first_step or 0.0)
         return numbers.get("peak", np.inf) - numbers.get("before", 0.0) >= self.burst.minimum_height * beside
 
-    def _jumped(self, signal: Signal, bursts: list[Rise], *, at_end: bool) -> Detection:
+    def _jumped(self, signal: Signal, bursts: list[Rise], *, at_end: bool, forgotten: bool = False) -> Detection:
         worst = max(bursts, key=lambda burst: burst.height)
+        severity = Severity.CRITICAL if at_end and worst.recovered < self.back else Severity.WARNING
+        severity = Severity.INFO if forgotten else severity
         claim = (
             f"jumped from {worst.before:.4g} to {worst.peak:.4g} at step {worst.certain_step:g}"
             + (f", {len(bursts)} times in all" if len(bursts) > 1 else "")
@@ -180,7 +185,7 @@ class LossSpikeDetector(BaseDetector):
             self.failure,
             signal,
             claim,
-            severity=Severity.CRITICAL if at_end and worst.recovered < self.back else Severity.WARNING,
+            severity=severity,
             confidence=graded(worst.points / self.strong_points),
             first=bursts[0].first_step,
             certain=bursts[0].certain_step,

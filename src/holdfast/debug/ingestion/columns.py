@@ -27,7 +27,8 @@ Floats = NDArray[np.float64]
 _RANK_NAMES = frozenset(("rank", "replica", "global_rank", "local_rank", "gpu", "gpu_id", "worker_rank", "dp_rank"))
 _LAYER_NAMES = frozenset(("layer", "layer_name", "param", "parameter", "param_name", "module", "parameter_name"))
 _SPLIT_NAMES = frozenset(("split", "phase", "mode", "stage", "dataset_split", "subset"))
-_TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable"))
+_TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable", "type", "kind"))
+_SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
 _MOST_GROUPS = 4096
 _INDEX = re.compile(r"^Unnamed: \d+$")
@@ -130,7 +131,9 @@ def _from_long_form(columns: list[Column], labels: Mapping[str, NDArray[Any]]) -
         return columns
     rows = np.arange(len(tags)) if values[0].rows is None else values[0].rows
     own = tags[rows]
-    pivoted = [Column(tag, values[0].values[own == tag], rows[own == tag]) for tag in distinct]
+    # A value of which only the split is named is the loss on it.
+    names = {tag: f"{tag} loss" if plain(tag) in _SPLITS else tag for tag in distinct}
+    pivoted = [Column(names[tag], values[0].values[own == tag], rows[own == tag]) for tag in distinct]
     return [column for column in columns if column is not values[0]] + pivoted
 
 

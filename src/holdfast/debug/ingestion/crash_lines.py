@@ -15,7 +15,7 @@ from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CRASH_HINT", "CrashScanner", "read_crash"]
+__all__ = ["CRASH_HINT", "CrashScanner", "apart_from_traceback", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
@@ -26,6 +26,8 @@ MAX_SHARE_AFTER = 0.1
 
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
+_BEGINS_TRACEBACK = "Traceback (most recent call last)"
+_BAR_ENDS = ("]", "|", "it", "s", "%")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
 _ERROR = re.compile(
     _PREFIX + r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)\b(?::.*)?)$"
@@ -177,6 +179,16 @@ class CrashScanner:
         return tuple({**event, "lines": tuple(event["lines"])} for event in self._events)
 
 
+def apart_from_traceback(line: str) -> tuple[str, ...]:
+    """Part a line from a traceback that begins in it: a progress bar ends without a line break.
+
+    >>> apart_from_traceback("9%|# | 3/90 [00:01<00:30, loss=nan]Traceback (most recent call last):")
+    ('9%|# | 3/90 [00:01<00:30, loss=nan]', 'Traceback (most recent call last):')
+    """
+    at = line.find(_BEGINS_TRACEBACK)
+    return (line,) if at <= 0 or not line[:at].rstrip().endswith((*_BAR_ENDS,)) else (line[:at], line[at:])
+
+
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
@@ -186,7 +198,8 @@ def read_crash(file: LogFile) -> RunLog | None:
     number = after = 0
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
-        scanner.feed(number, clean_line(line))
+        for part in apart_from_traceback(clean_line(line)):
+            scanner.feed(number, part)
         after = after + 1 if known == scanner.marks else 0
         if scanner.pending and after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number):
             scanner.went_on()

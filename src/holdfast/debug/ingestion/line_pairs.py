@@ -35,8 +35,10 @@ TELLING = frozenset(
 """Kinds that say how training goes."""
 MAX_NAME_CHARACTERS = 60
 
-# What a tensor prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
-_TENSOR = re.compile(r"tensor\((?=[-+\d.nN\[])|, ?(?:grad_fn=<\w+>|device='[\w:]+'|dtype=[\w.]+)\)?")
+# What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
+_TENSOR = re.compile(
+    r"(?:tensor|array|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nN\[])|, ?(?:grad_fn=<\w+>|device='[\w:]+'|dtype=[\w.]+)\)?"
+)
 # What stands between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
@@ -86,7 +88,8 @@ class Pairs:
 
 def with_gaps(line: str) -> str:
     """Return the line with every wide space made one character, so that patterns need not backtrack over it."""
-    line = _TENSOR.sub(" ", line.strip()) if "tensor(" in line else line.strip()
+    printed = "tensor(" in line or "array(" in line or ".float" in line
+    line = _TENSOR.sub(" ", line.strip()) if printed else line.strip()
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 

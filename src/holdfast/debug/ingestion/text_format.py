@@ -17,7 +17,7 @@ import numpy as np
 
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
-from holdfast.debug.ingestion.crash_lines import CrashScanner
+from holdfast.debug.ingestion.crash_lines import CrashScanner, apart_from_traceback
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
@@ -54,6 +54,7 @@ MIN_SETTINGS_AGAIN = 3
 MIN_CLOCK_JUMP_SECONDS = 3600.0
 """A pause between two rows that no evaluation or checkpoint explains."""
 _CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})")
+_BAR = re.compile(r"\d{1,3}%\||\d(?:it/s|s/it)")
 _COUNTED = re.compile(r"\b(?:epoch|step|iter|iters|iteration|batch|episode|update)s?\b\W{0,3}\d", re.IGNORECASE)
 _MEASURED = re.compile(
     r"(?:loss|acc|accuracy|ppl|perplexity|reward|return|error|mse|mae|map|auc|f1|bleu|psnr|score)\b[\"']?"
@@ -93,7 +94,8 @@ class TextFormat(LogFormat):
         if not file.is_text:
             return 0.0
         reader = self.reader(RowCollector(Limits(rows=10_000)))
-        hits = sum(bool(reader.feed(line)) for line in file.sample_lines if line and not line.isspace())
+        lines = (part for line in file.sample_lines for part in apart_from_traceback(line))
+        hits = sum(bool(reader.feed(line)) for line in lines if line and not line.isspace())
         return self.score(hits, len(file.sample_lines))
 
     def score(self, hits: int, lines: int) -> float:
@@ -147,10 +149,14 @@ class _TextReading(LineReading):
         self._clock: float | None = None
         self._number = 0
         self._looked = self._read = self._unread_at_end = self._unplaced = 0
+        self._drawn: int | None = None
 
     def feed(self, line: str) -> None:
         self._number += 1
-        line = clean_line(line)
+        for part in apart_from_traceback(clean_line(line)):
+            self._feed(part)
+
+    def _feed(self, line: str) -> None:
         if not line or line.isspace():
             return
         rows = self._reader.rows
@@ -159,7 +165,7 @@ class _TextReading(LineReading):
         if self._reader.feed(line):
             self._read += 1
             self._unread_at_end = 0
-            if len(rows) > before and self._moved(step):
+            if len(rows) > before and self._moved(step, line):
                 self._went_on(line, before, step)
         elif _OVERFLOW.search(line):
             new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
@@ -208,24 +214,29 @@ class _TextReading(LineReading):
         for line in lines:
             self.feed(line[:longest].decode("utf-8", errors="replace"))
 
-    def _moved(self, step: float | None) -> bool:
+    def _moved(self, step: float | None, line: str) -> bool:
         """Whether a new row says that training goes on.
 
-        What a program prints while it dies, a summary of its last values, stands where the last row stood; where no
-        row has a step, a few rows say it together.
+        What a program prints while it dies, a summary of its last values, stands where the last row stood, and its
+        progress bar is drawn once more. Where no row has a step, a few rows say it together.
         """
         now = self._reader.rows.last_step()
         moved = now is not None and now != step
         self._unplaced = 0 if moved or not self._crash.pending else self._unplaced + 1
+        if moved and self._crash.pending and self._drawn is None and _BAR.search(line):
+            self._drawn = len(self._reader.rows) - 1
+            return False
         return moved or not self._crash.pending or (now is None and self._unplaced >= MIN_UNPLACED_ROWS)
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
         """Take note of what stood before a new row, if it may have begun a run."""
         rows = self._reader.rows
         if self._crash.pending:
-            self._crashes.append((row, self._crash.events()))
+            first = row if self._drawn is None else self._drawn
+            self._crashes.append((first, self._crash.events()))
             self._crash.went_on()
-            rows.mark(row)
+            rows.mark(first)
+        self._drawn = None
         now = rows.last_step()
         if step is not None and now is not None and now < step:
             clock = _seconds(line)

@@ -46,6 +46,8 @@ class RewardRule:
 
     fall_share: float = 0.9
     """Of pairs of a reward at its best and a late one, the share in which the late one must be lower to have fallen."""
+    fall_points: int = 300
+    """The rewards, spread over the run, that this is decided by."""
     lowest_share: float = 0.05
     """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
 
@@ -85,6 +87,7 @@ class RewardRule:
         the reward was best beats the first third by ``win_share`` and the last one by ``fall_share`` of all pairs.
         """
         places = np.flatnonzero(np.isfinite(signal.values))
+        places = places[:: max(1, len(places) // self.fall_points)]  # All pairs and all thirds are looked at.
         values = signal.values[places]
         third, tenth = len(values) // 3, max(2, len(values) // 10)
         if third < self.minimum_points:

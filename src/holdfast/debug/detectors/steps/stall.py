@@ -63,6 +63,8 @@ class StallRule:
     minimum_span: float = 100.0
     """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or is the
     same to the last digit."""
+    frozen_share: float = 0.9
+    """The share of its points at which such a loss is the same, to the last digit, as at the point before."""
     most_improvement: float = 0.025
     """A loss that may have fallen by more than this, for all the noise lets us see, is not called stuck."""
     first_drop: float = 0.04
@@ -128,7 +130,8 @@ class StallRule:
                 continue
             stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
             covered = float(shape.steps[-1] - shape.steps[0])
-            sure = stall is not None and (stall.guess is not None or float(np.ptp(shape.values)) == 0.0)
+            frozen = float(np.mean(np.diff(shape.values) == 0.0)) >= self.frozen_share
+            sure = stall is not None and (stall.guess is not None or frozen)
             if stall is not None and (covered >= span or (sure and span <= self.minimum_span)):
                 return stall
         return None

@@ -38,9 +38,13 @@ MAX_UNNAMED_BESIDE_COUNTER = 4
 """The same after a counter: who prints the epoch prints the loss next, then what is derived from it."""
 MIN_COUNTING_SHARE = 0.9
 """The share of the rows that must go on from the one before for a column to be a counter."""
+SUM_TOLERANCE = 0.01
+"""How near the sum of the other columns a total must be, relative to it: logs round."""
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf|infinity)", re.I
 )
+_LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
+_TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 _BRACKETS = str.maketrans("[](){}\"'", " " * 8)
 _APART = re.compile(r"[,;\s]+")
 _TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
@@ -77,7 +81,11 @@ class BareNumbersFormat(LogFormat):
         counted = len(columns) > 1 and _counts(columns[0].values)
         values = columns[1:] if counted else columns
         sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
-        names = [_name_of(file, values[0]) if sure else "", *[""] * (len(values) - 1)]
+        sure = sure or (_named(file) and _is_sum(values))
+        names = [""] * len(values)
+        # A learning rate that never changes may stand before the loss.
+        first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
+        names[first] = _name_of(file, values[first]) if sure else ""
         named = [
             Column(name or f"column {number}", column.values, column.rows)
             for number, (name, column) in enumerate(zip(names, values, strict=True), start=1)
@@ -121,8 +129,18 @@ def _columns(file: LogFile) -> tuple[list[Column], int]:
 
 def _row(line: str) -> list[float]:
     """Return the numbers of a line that holds nothing else."""
+    line = _TIME.sub(" ", _LOGGER.sub("", line, count=1))
     cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
+
+
+def _is_sum(columns: list[Column]) -> bool:
+    """Whether the first column is the sum of the others, as a total is of its parts."""
+    if not 2 < len(columns) <= MAX_COLUMNS or any(column.rows is not None for column in columns):
+        return False
+    rest = np.sum([column.values for column in columns[1:]], axis=0)
+    gap = np.abs(columns[0].values - rest)
+    return float(np.mean(gap <= SUM_TOLERANCE * np.abs(columns[0].values))) >= MIN_ROW_SHARE
 
 
 def _counts(values: Floats) -> bool:

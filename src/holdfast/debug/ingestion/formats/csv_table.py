@@ -35,6 +35,8 @@ MAX_PAIR_SHARE = 0.34
 """The share of a header's names that may hold a colon and a number."""
 MIN_FITTING_SHARE = 0.6
 """The share of the rows that must have the header's cells."""
+MAX_PREAMBLE = 3
+"""Lines of settings that may stand above the header of a file that is called a table."""
 WIDE = 5
 """From this many columns on a row does not fit its header by chance …"""
 MIN_FITTING_SHARE_WIDE = 0.4
@@ -78,7 +80,7 @@ class CsvFormat(LogFormat):
         if delimiter == _SPACES and len(header) > 1 and not words & {*STEP_NAMES, *EPOCH_NAMES}:
             return 0.0
         known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
-        if file.name.lower().endswith((".csv", ".tsv", ".csv.gz")):
+        if _is_table(file):
             return (0.45, 0.8, 0.95)[known]
         return (0.0, 0.64, 0.95)[known]
 
@@ -197,6 +199,10 @@ def _is_column(file: LogFile, skip: int) -> bool:
     return len(lines) > 2 and all(len(cells) == 1 and number_of(cells[0]) is not None for cells in lines)
 
 
+def _is_table(file: LogFile) -> bool:
+    return file.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
+
+
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
     """The header's names, the delimiter, and how many lines stand before it."""
     for skip, line in enumerate(file.sample_lines[:50]):
@@ -226,6 +232,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
             or not any(names)
             or (len(names) < 2 and meaning_of(names[0]).kind is None)
         ):
+            if delimiter != _SPACES and skip < MAX_PREAMBLE and pairs.mean() > MAX_PAIR_SHARE and _is_table(file):
+                continue  # The settings of the run, written above its table.
             return None
         return names, delimiter, skip
     return None

@@ -10,9 +10,10 @@ import math
 import re
 from dataclasses import replace
 
-from holdfast.debug.ingestion.line_pairs import Pairs, find_pairs, with_gaps
+from holdfast.debug.ingestion.line_pairs import GAP, Pairs, find_pairs, with_gaps
 from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
+from holdfast.debug.ingestion.names import EVALUATION_WORDS, plain
 from holdfast.debug.ingestion.numbers import NUMBER, to_number
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog
@@ -52,7 +53,13 @@ _EVALUATION = re.compile(
     r"|(?:ttt|test|val|valid|validation|eval|evaluation|infer|inference)[_ ](?:progress|chunk|batch)\b)",
     re.IGNORECASE,
 )
+# "epoch: 3 validation, acc: 0.9, loss: 0.4", the counter taken out.
+_HELD_OUT_ROW = re.compile(
+    r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?)?[\x1f ]*[,:;|\x1f-]",
+    re.IGNORECASE,
+)
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
+_TUPLE_SIGNS = re.compile(r"['\"], ?|, ?['\"]")
 _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
@@ -67,6 +74,8 @@ class _Reader(LineReader):
     def feed(self, line: str) -> bool:
         if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line) or line.lstrip().startswith(_CLIENTS):
             return False
+        if line.startswith(("('", '("')) and line.endswith(")"):
+            line = _without_tuple(line)
         if "Warning" in line:
             line = _WARNING.sub("", line)
         line = with_gaps(line)
@@ -93,7 +102,8 @@ class _Reader(LineReader):
             return here is not None
         if not self._counts(place, pairs):
             return False
-        self._add(place, {rank + name: value for name, value in pairs.fields.items()})
+        held_out = "val " if _HELD_OUT_ROW.match(place.text) and "rain" not in text else ""
+        self._add(place, {rank + _of_split(held_out, name): value for name, value in pairs.fields.items()})
         return True
 
     def _remember(self, place: Place) -> None:
@@ -128,12 +138,26 @@ class _Reader(LineReader):
         self.rows.add(self.step, fields, epoch=self._epoch)
 
 
+def _of_split(prefix: str, name: str) -> str:
+    """Return a name with the split that its line belongs to, unless it names one itself."""
+    return name if not prefix or EVALUATION_WORDS & set(plain(name).split("_")) else prefix + name
+
+
 def _rank_of(line: str) -> tuple[str, str]:
     """Return the prefix that names the rank a launcher put before the line, and the line without it."""
     rank = _RANK.match(line) or _LABEL.match(line)
     if rank is None or (rank.re is _LABEL and find_place(line[rank.end() :]).step is None):
         return "", line
     return f"rank{int(rank.group(1))}/", line[rank.end() :]
+
+
+def _without_tuple(line: str) -> str:
+    r"""Return what ``print("loss", loss)`` meant: Python 2 prints the tuple.
+
+    >>> _without_tuple("('Loss: ', 0.5, '\\\\t acc', 0.9)")
+    'Loss:  0.5 \x1f acc 0.9'
+    """
+    return _TUPLE_SIGNS.sub(" ", line[2:-1].replace("\\t", GAP)).strip("'\"")
 
 
 class FreeTextFormat(TextFormat):
