@@ -7,6 +7,8 @@ import pytest
 from tests.debug.ingestion import samples
 
 from holdfast.debug.ingestion import LogIngestor, RunLog
+from holdfast.debug.ingestion.detection import default_formats
+from holdfast.debug.ingestion.text_format import TextFormat
 from holdfast.debug.types import Signal
 
 
@@ -324,3 +326,11 @@ def test_what_python_2_printed_as_a_tuple_is_read_as_it_was_meant() -> None:
     assert named(log, "gan Loss").values[1] == 0.5
     assert named(log, "critic loss").values[1] == 1.0
     assert named(log, "gan Loss").steps.tolist() == list(range(12))
+
+
+@pytest.mark.parametrize(
+    "form", [form for form in default_formats() if isinstance(form, TextFormat)], ids=lambda form: form.name
+)
+def test_no_format_is_surer_for_more_matching_lines_than_it_looks_for(form: TextFormat) -> None:
+    if form.hits_enough is not None:
+        assert form.score(form.hits_enough, 1000) == form.score(1000, 1000)

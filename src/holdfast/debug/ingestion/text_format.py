@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -83,7 +83,9 @@ class LineReader(ABC):
 class TextFormat(LogFormat):
     """A format whose lines are read one by one."""
 
-    confidence = 1.0
+    confidence: ClassVar[float] = 1.0
+    hits_enough: ClassVar[int | None] = 8
+    """Matching lines of a sample from which more make no difference to :meth:`score`; None where all count."""
 
     @abstractmethod
     def reader(self, rows: RowCollector) -> LineReader:
@@ -94,8 +96,14 @@ class TextFormat(LogFormat):
         if not file.is_text:
             return 0.0
         reader = self.reader(RowCollector(Limits(rows=10_000)))
-        lines = (part for line in file.sample_lines for part in apart_from_traceback(line))
-        hits = sum(bool(reader.feed(line)) for line in lines if line and not line.isspace())
+        lines = (
+            part for line in file.sample_lines for part in apart_from_traceback(line) if part and not part.isspace()
+        )
+        hits = 0
+        for line in lines:
+            hits += bool(reader.feed(line))
+            if hits == self.hits_enough:
+                break
         return self.score(hits, len(file.sample_lines))
 
     def score(self, hits: int, lines: int) -> float:

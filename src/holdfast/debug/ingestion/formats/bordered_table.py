@@ -59,6 +59,8 @@ class _Reader(LineReader):
 class BorderedTableFormat(TextFormat):
     """Console tables of reinforcement-learning libraries."""
 
+    hits_enough = None
+
     @property
     def name(self) -> str:
         """The format's name."""

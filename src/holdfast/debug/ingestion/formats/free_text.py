@@ -164,6 +164,7 @@ class FreeTextFormat(TextFormat):
     """Any text with named numbers in it."""
 
     confidence = 0.6
+    hits_enough = 13
 
     @property
     def name(self) -> str:

@@ -34,6 +34,8 @@ class _Reader(LineReader):
 class YoloResultsFormat(TextFormat):
     """Results of an object detector, one row per epoch."""
 
+    hits_enough = None
+
     @property
     def name(self) -> str:
         """The format's name."""
