@@ -224,15 +224,6 @@ def test_a_held_out_loss_that_was_better_before_the_rise_excuses_nothing() -> No
     assert len(found_by(DivergentTrainingDetector(), signal("loss", noisy(loss)), evaluation)) == 1
 
 
-@pytest.mark.parametrize(("ends_at", "alarms"), [(0.958, 0), (0.93, 1)])
-def test_a_held_out_loss_that_doubles_while_every_metric_holds_is_no_overfitting(ends_at: float, alarms: int) -> None:
-    held_out = np.concatenate((np.linspace(0.5, 0.1, 10), np.linspace(0.1, 0.25, 20)))
-    metric = np.concatenate((np.linspace(0.7, 0.96, 10), np.linspace(0.96, ends_at, 20)))
-    signals = [signal("loss", np.geomspace(1.0, 1e-4, 30)), signal("val_loss", held_out, kind="eval_loss")]
-    assert len(found_by(OverfittingDetector(), *signals, accuracy("val_acc", metric))) == alarms
-    assert len(found_by(OverfittingDetector(), *signals)) == 1
-
-
 def test_a_loss_that_freezes_after_its_first_epoch_is_stuck_however_few_epochs_there_are() -> None:
     frozen = np.concatenate(([2.1649], np.full(60, 2.164413946933855)))
     assert len(found_by(LossPlateauDetector(), signal("loss", frozen))) == 1

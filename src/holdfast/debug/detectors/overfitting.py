@@ -44,7 +44,7 @@ class OverfittingDetector(BaseDetector):
     """A held-out metric that gained this share of its range after the turn, and ends …"""
     still_near: float = 0.1
     """… within this share of it of its best, says that the model goes on getting better: it only grows too sure. A loss
-    that rises by ``critical_rise`` is believed all the same, unless every held-out metric ends so near its best."""
+    that rises by ``critical_rise`` is believed all the same."""
     held_out_points: float = 2.0
     """A metric with more than this many times the points of the held-out loss is one of training batches."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -74,20 +74,10 @@ class OverfittingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
-        """Whether a held-out metric goes on improving through a moderate rise, or all of them hold through any."""
-        if seen.severity is not Severity.CRITICAL and any(self._goes_on(metric, seen) for metric in metrics):
-            return True
-        holds = [held for metric in metrics if (held := self._holds(metric)) is not None]
-        return bool(holds) and all(holds)
-
-    def _holds(self, metric: Signal) -> bool | None:
-        """Whether a held-out metric ends about at its best; None for one that says nothing."""
-        direction = metric.metadata.get("higher_is_better")
-        values = metric.values[np.isfinite(metric.values)]
-        if direction is None or metric.layer is not None or len(values) <= self.minimum_evaluations:
-            return None
-        worst, best = (values.min(), values.max()) if direction else (values.max(), values.min())
-        return bool(abs(_end_of(values) - best) <= self.still_near * abs(best - worst))
+        """Whether the held-out loss rises moderately while a held-out metric goes on improving."""
+        if seen.severity is Severity.CRITICAL:
+            return False
+        return any(self._goes_on(metric, seen) for metric in metrics)
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
         """Whether a held-out metric went on getting better after the held-out loss turned."""
