@@ -249,3 +249,42 @@ def test_an_epoch_goes_on_to_its_end_at_another_number_of_processes(
     assert trainer.global_step == whole.global_step == 38  # of 300 samples, 8 at a time
     assert len(resumed.seen) == 38 - steps
     assert trainer.current_epoch == 3
+
+
+@pytest.mark.parametrize("accumulate", [1, 3])
+@pytest.mark.parametrize(
+    "when", [{}, {"save_on_train_epoch_end": True}, {"save_on_train_epoch_end": False}], ids=["default", "train", "val"]
+)
+def test_a_checkpoint_of_an_epochs_end_resumes_exactly(when: dict[str, Any], accumulate: int, tmp_path: Path) -> None:
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    def fit(epochs: int, *callbacks: Any, checkpoint: Path | None = None) -> list[list[int]]:
+        module = Validated()
+        dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(50)}), name="a", seed=2)
+        loader = hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=4, per_epoch=True))
+        trainer = make_trainer(
+            -1,
+            HoldfastCallback(),
+            *callbacks,
+            max_epochs=epochs,
+            accumulate_grad_batches=accumulate,
+            enable_checkpointing=bool(callbacks),
+            num_sanity_val_steps=0,
+        )
+        trainer.fit(
+            module,
+            loader,
+            torch.utils.data.DataLoader(Ones(), batch_size=4),
+            ckpt_path=checkpoint,
+            weights_only=False if checkpoint else None,
+        )
+        assert trainer.current_epoch == epochs
+        assert module.validations == (4 - 2 if checkpoint else epochs)
+        return module.seen
+
+    whole = fit(4)
+    half = fit(2, ModelCheckpoint(dirpath=tmp_path, **when))
+    (saved,) = tmp_path.glob("*.ckpt")
+    assert half + fit(4, checkpoint=saved) == whole

@@ -69,6 +69,7 @@ class HoldfastCallback(Callback):
             for loader in _streams(found):
                 loader.require_acknowledgement()
                 loader.take_back()  # an earlier fit() may have ended with a batch in hand
+            _restore_at_epoch_end(trainer, found)
             return found
 
         def save_checkpoint(filepath: Any, *arguments: Any, **options: Any) -> None:
@@ -102,9 +103,10 @@ class HoldfastCallback(Callback):
         self._epoch_length = None
         at_batch_end = fit_loop.epoch_loop.restarted_on_train_batch_end
         epochs = _epochs(trainer)
-        if epochs is not None and at_batch_end and progress.is_last_batch:
+        if epochs is not None and progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
             self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.ready
+            _validate_at_end(trainer, progress.current.ready)
         elif epochs is not None and fit_loop.restarted_mid_epoch and fit_loop._data_fetcher is not None:
             # To Lightning the epoch is what was done of it, at whatever number of processes, and what is left of it.
             whole = progress.current.completed + at_batch_end + epochs.batches_left_of_epoch
@@ -237,6 +239,19 @@ def _epochs(trainer: Trainer) -> StreamingShardLoader | None:
     if len(loaders) != 1 or not isinstance(loaders[0], StreamingShardLoader) or trainer.limit_train_batches != 1.0:
         return None
     return loaders[0] if loaders[0].config.per_epoch else None
+
+
+def _restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
+    """Restore the streams from a checkpoint of an epoch's end, where Lightning lets every loader begin again."""
+    fit_loop = trainer.fit_loop
+    states = fit_loop._combined_loader_states_to_load
+    if fit_loop.restarting or not states:
+        return
+    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
+    for loader, state in zip(combined.flattened, states, strict=False):
+        if isinstance(loader, StreamingShardLoader) and state:
+            loader.load_state_dict(state)
+    fit_loop._combined_loader_states_to_load = []
 
 
 def _validate_at_end(trainer: Trainer, batches: int) -> None:
