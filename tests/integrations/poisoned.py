@@ -12,14 +12,16 @@ import holdfast as hfast
 SAMPLES, WIDTH, BATCH, STEPS, SAVE_EVERY, SPOILT_STEP = 2000, 8, 8, 110, 20, 83
 
 
-def make_loader() -> hfast.StreamingShardLoader:
+def make_loader(*, clean: bool = False) -> hfast.StreamingShardLoader:
     rng = np.random.default_rng(0)
     x = rng.normal(size=(SAMPLES, WIDTH)).astype(np.float32)
     y = (x @ rng.normal(size=(WIDTH, 1))).astype(np.float32)
     columns = {"x": x, "y": y, "index": np.arange(SAMPLES)}
     config = hfast.StreamingConfig(batch_size=BATCH)
-    clean = hfast.StreamingShardLoader(hfast.StreamDataset(hfast.ArraySource(columns), name="a", seed=3), config)
-    y[spoilt(clean)] = 300.0
+    whole = hfast.StreamingShardLoader(hfast.StreamDataset(hfast.ArraySource(columns), name="a", seed=3), config)
+    if clean:
+        return whole
+    y[spoilt(whole)] = 300.0
     dataset = hfast.StreamDataset(hfast.ArraySource(columns), name="a", seed=3)
     return hfast.StreamingShardLoader(dataset, config)
 

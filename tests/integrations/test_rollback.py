@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -21,7 +22,7 @@ pytestmark = pytest.mark.filterwarnings("ignore")  # the trainers' own deprecati
 ROLLBACK = RollbackOptions(after=2)
 
 
-def train_transformers(folder: Path, model: Model) -> None:
+def train_transformers(folder: Path, model: Model, *, clean: bool = False) -> None:
     transformers = pytest.importorskip("transformers")
     from holdfast.integrations.transformers import attach
 
@@ -37,7 +38,7 @@ def train_transformers(folder: Path, model: Model) -> None:
         remove_unused_columns=False,
     )
     trainer = transformers.Trainer(model=model, args=arguments)
-    attach(trainer, poisoned.make_loader(), folder=folder / "run", on_finding="rollback", rollback=ROLLBACK)
+    attach(trainer, poisoned.make_loader(clean=clean), folder=folder / "run", on_finding="rollback", rollback=ROLLBACK)
     trainer.train()
 
 
@@ -73,14 +74,14 @@ def make_lightning(folder: Path, model: Model) -> tuple[Any, Any]:
     return trainer, Module()
 
 
-def train_lightning(folder: Path, model: Model) -> None:
+def train_lightning(folder: Path, model: Model, *, clean: bool = False) -> None:
     trainer, module = make_lightning(folder, model)
     from holdfast.integrations.lightning import fit
 
-    fit(trainer, module, poisoned.make_loader())
+    fit(trainer, module, poisoned.make_loader(clean=clean))
 
 
-def train_accelerate(folder: Path, model: Model) -> None:
+def train_accelerate(folder: Path, model: Model, *, clean: bool = False) -> None:
     accelerate = pytest.importorskip("accelerate")
     from holdfast.integrations.accelerate import prepare
 
@@ -88,7 +89,7 @@ def train_accelerate(folder: Path, model: Model) -> None:
     model, optimizer = accelerator.prepare(model, torch.optim.AdamW(model.parameters(), lr=1e-2))
     with prepare(
         accelerator,
-        poisoned.make_loader(),
+        poisoned.make_loader(clean=clean),
         folder=folder / "run",
         model=model,
         optimizer=optimizer,
@@ -128,6 +129,33 @@ def test_a_spoilt_batch_is_left_out_inside_the_trainer(train: Callable[[Path, Mo
     assert not (tmp_path / "run" / RESUME_FILE).exists(), "a checkpoint was saved since"
 
 
+class NanAtTheEnd(Model):
+    """Breaks down in the last step of its first life."""
+
+    def forward(self, *arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
+        made = super().forward(*arguments, **options)
+        return {"loss": made["loss"] * (math.nan if len(self.seen) == STEPS else 1.0)}
+
+
+@pytest.mark.parametrize("train", [train_transformers, train_lightning])
+def test_what_the_last_step_shows_is_acted_on(train: Callable[..., None], tmp_path: Path) -> None:
+    model = NanAtTheEnd()
+    train(tmp_path, model, clean=True)
+    log = RunLog(tmp_path / "run")
+    (decision,) = log.events("rollback")
+    assert decision["step"] == STEPS
+    assert math.isfinite(float(model.linear.weight.detach().sum()))
+    assert [record["step"] for record in log.steps()] == list(range(STEPS))
+    assert all(math.isfinite(record["loss"]) for record in log.steps())
+
+
+def test_a_loop_that_ends_badly_ends_with_the_code_for_the_launcher(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as ended:
+        train_accelerate(tmp_path, NanAtTheEnd(), clean=True)
+    assert ended.value.code == RESTART_CODE
+    assert resume_path(tmp_path / "run") == str(tmp_path / "out" / "step-100")
+
+
 def test_lightnings_own_fit_ends_with_the_code_and_the_file_for_the_launcher(tmp_path: Path) -> None:
     model = Model()
     trainer, module = make_lightning(tmp_path, model)
@@ -158,11 +186,23 @@ def test_checkpoints_of_the_branch_that_is_given_up_are_moved_aside(tmp_path: Pa
     events: list[dict[str, Any]] = [
         {"event": "checkpoint", "step": step, "path": str(path)} for step, path in paths.items()
     ]
-    assert reachable(events) == paths
+    assert reachable(events) == {path: step for step, path in paths.items()}
     assert abandon(reachable(events), after=40, number=1) == ["checkpoint-60"]
     assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-20", "checkpoint-40", "rolled-back-001"]
     assert abandon(reachable(events), after=40, number=1) == []
-    assert list(reachable([*events, {"event": "rollback", "to": 20}])) == [20]
+    assert list(reachable([*events, {"event": "rollback", "to": 20}]).values()) == [20]
+
+
+def test_a_checkpoint_that_was_written_again_holds_its_newest_step_only(tmp_path: Path) -> None:
+    from holdfast.integrations.restart import abandon, reachable
+
+    saved = [(3, "step=3.ckpt"), (3, "last.ckpt"), (6, "step=6.ckpt"), (6, "last.ckpt")]
+    for _, name in saved:
+        (tmp_path / name).touch()
+    events = [{"event": "checkpoint", "step": step, "path": str(tmp_path / name)} for step, name in saved]
+    assert {path.name: step for path, step in reachable(events).items()} == {name: step for step, name in saved}
+    assert sorted(abandon(reachable(events), after=3, number=1)) == ["last.ckpt", "step=6.ckpt"]
+    assert [path.name for path in reachable(events)] == ["step=3.ckpt"]
 
 
 def test_a_proof_is_not_promised_where_steps_cannot_be_made_again(tmp_path: Path) -> None:

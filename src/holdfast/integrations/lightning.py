@@ -182,9 +182,14 @@ class HoldfastCallback(Callback):
             self.record.measure_unclipped(optimizer)
 
     def on_train_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Write the last step, which all ranks have made."""
-        if self.record is not None:
-            self.record.write_waiting()
+        """Act on what the last step shows, which all ranks have made.
+
+        Raises:
+            Restart: as ``on_train_batch_end`` does.
+        """
+        back_to = self.record.finish() if self.record is not None else None
+        if back_to is not None:
+            raise Restart(back_to)
 
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count batches that the module chose not to train on: they are not offered again."""

@@ -90,11 +90,12 @@ class TrainingStream:
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from where the stream stands."""
         self._begin()
-        for batch in self.loader:
-            self._taken += 1
-            yield batch
-        if self.record is not None:
-            self.record.write_waiting()
+        is_over = False
+        while not is_over:
+            for batch in self.loader:
+                self._taken += 1
+                yield batch
+            is_over = self.record is None or not self._go_back(self.record.finish())
 
     def _begin(self) -> None:
         if self._recording is not None and self.record is None:
@@ -127,14 +128,18 @@ class TrainingStream:
         if self.record is None:
             return
         loss = loss.detach() if isinstance(loss, torch.Tensor) else loss
-        back_to = self.record.step(loss, batches=batches, grad_norm=grad_norm, **metrics)
-        if back_to is None:
-            return
-        if self._restore is None:
+        self._go_back(self.record.step(loss, batches=batches, grad_norm=grad_norm, **metrics))
+
+    def _go_back(self, checkpoint: Path | None) -> bool:
+        """Go back to a checkpoint, or out of the program, where all ranks have agreed on that; returns whether."""
+        if checkpoint is None:
+            return False
+        if self._restore is None or self.record is None:
             self.close()
-            raise Restart(back_to)
-        self._restore(back_to)
+            raise Restart(checkpoint)
+        self._restore(checkpoint)
         self.record.restored(self.step_number, self._restored.monitors)
+        return True
 
     def saved(self, path: str | Path) -> None:
         """Say that the loop has saved a checkpoint; all ranks call it."""
@@ -173,8 +178,11 @@ class TrainingStream:
     def __enter__(self) -> TrainingStream:
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        back_to = self.record.finish() if self.record is not None and kind is None else None
         self.close()
+        if back_to is not None:  # the loop is over: whoever starts the program again goes on from there
+            raise Restart(back_to)
 
 
 def _plain(optimizer: Any) -> Any:

@@ -61,21 +61,21 @@ def train_again(train: Callable[[Any], T], checkpoint: Any) -> T:
             checkpoint = str(restart.checkpoint)
 
 
-def reachable(events: Iterable[Mapping[str, Any]]) -> dict[int, Path]:
-    """Return the checkpoints of the present branch that still exist, by the steps they were saved after."""
-    found: dict[int, Path] = {}
+def reachable(events: Iterable[Mapping[str, Any]]) -> dict[Path, int]:
+    """Return the checkpoints of the present branch that still exist, and the steps they were saved after, in order."""
+    found: dict[Path, int] = {}
     for event in events:
         if event["event"] == "checkpoint":
-            found[event["step"]] = Path(event["path"])
+            found[Path(event["path"])] = event["step"]  # one written again, as "last" is, holds its newest step only
         elif event["event"] == "rollback":
-            found = {step: path for step, path in found.items() if step <= event["to"]}
-    return {step: path for step, path in sorted(found.items()) if path.exists()}
+            found = {path: step for path, step in found.items() if step <= event["to"]}
+    return {path: step for path, step in sorted(found.items(), key=lambda entry: entry[1]) if path.exists()}
 
 
-def abandon(checkpoints: Mapping[int, Path], *, after: int, number: int) -> list[str]:
+def abandon(checkpoints: Mapping[Path, int], *, after: int, number: int) -> list[str]:
     """Move checkpoints taken after a step into a folder beside them, where no trainer looks for its newest."""
     moved = []
-    for step, path in checkpoints.items():
+    for path, step in checkpoints.items():
         if step > after and path.exists():
             place = path.parent / f"rolled-back-{number:03d}"
             place.mkdir(exist_ok=True)

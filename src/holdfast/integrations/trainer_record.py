@@ -20,7 +20,7 @@ from torch import nn
 from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, RollbackError, StateError
 from holdfast.integrations.restart import RESUME_FILE, abandon, reachable, write_resume_file
-from holdfast.run.agreement import Agreement, Wish
+from holdfast.run.agreement import Agreed, Agreement, Wish
 from holdfast.run.alerts import Alert
 from holdfast.run.attempt import open_attempt
 from holdfast.run.cure import cures_for, unfinished
@@ -194,6 +194,21 @@ class TrainerRecord:
         attempt.batch += batches
         return self._react()
 
+    def finish(self) -> Path | None:
+        """Write the last step and act on what it shows; all ranks call it when they have made it.
+
+        Returns:
+            The checkpoint to go back to, as ``step`` does.
+
+        Raises:
+            RunStoppedError: a finding stops the run.
+        """
+        self.write_waiting()
+        self._note(self._monitor.last_look())
+        self._agreement.drain()
+        agreed = self._agreement.reach(Wish(action=self._reactions.wanted)) or self._agreement.drain()
+        return None if agreed is None else self._act(agreed)
+
     def evaluation(self, name: str, figures: Mapping[str, float]) -> None:
         """Keep an evaluation's time and figures apart from the training's."""
         self.lap("evaluation")
@@ -286,7 +301,10 @@ class TrainerRecord:
         if attempt.ranks.world == 1 and wanted is Action.LOG:
             return None
         agreed = self._agreement.reach(Wish(action=wanted))
-        if agreed is None or agreed.action is Action.LOG:
+        return None if agreed is None else self._act(agreed)
+
+    def _act(self, agreed: Agreed) -> Path | None:
+        if agreed.action is Action.LOG:
             return None
         finding = self._reactions.act(self._agreement.share(self._reactions.take))
         return None if finding is None else self._decide(finding)
@@ -313,16 +331,17 @@ class TrainerRecord:
         self._reactions.take()
         return Path(decision["checkpoint"])
 
-    def _decision(self, finding: Mapping[str, Any], known: Mapping[int, Path]) -> Record:
+    def _decision(self, finding: Mapping[str, Any], known: Mapping[Path, int]) -> Record:
         attempt, options, events = self._attempt, self._rollback, self._attempt.history.events
         made = sum(event["event"] == "rollback" for event in events)
         if made >= options.max_rollbacks:
             raise RollbackError("the run has rolled back as often as it may", rollbacks=made)
         onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
-        usable = [step for step in known if step <= onset]
+        usable = {path: step for path, step in known.items() if step <= onset}
         if not usable:
             raise RollbackError("there is no checkpoint from before the onset", onset=onset)
-        to = max(usable)
+        checkpoint = max(usable, key=usable.__getitem__)
+        to = usable[checkpoint]
         first = next((batch for step, batch in self._batches_of if step >= onset), attempt.batch)
         stop, before = attempt.batch + options.after, len(cures_for(events, to))
         suspects = (first, stop + (stop - first) * (2**before - 1))
@@ -331,7 +350,7 @@ class TrainerRecord:
             "number": made + 1,
             "step": attempt.step,
             "to": to,
-            "checkpoint": str(known[to]),
+            "checkpoint": str(checkpoint),
             "finding": dict(finding),
             "suspects": list(suspects),
             "skipped": list(cure.skip_batches or cure.mask_batches or ()),
@@ -355,7 +374,9 @@ class TrainerRecord:
             return
         if self._attempt.ranks.world > 1 and not alone:
             record.average_loss(self._attempt.ranks)
-        found = self._writer.write(record)
+        self._note(self._writer.write(record))
+
+    def _note(self, found: Sequence[dict[str, Any]]) -> None:
         self.findings += found
         self._reactions.note(found)
 

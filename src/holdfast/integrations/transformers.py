@@ -260,10 +260,15 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Close the run's log."""
-        if self.record is not None:
-            self.record.write_waiting()
+        """Act on what the last step shows, and close the run's log.
+
+        Raises:
+            Restart: as ``on_step_end`` does.
+        """
+        back_to = self.record.finish() if self.record is not None else None
         self._close()
+        if back_to is not None:
+            raise Restart(back_to)
 
     def _close(self) -> None:
         record, self.record = self.record, None
