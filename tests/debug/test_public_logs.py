@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import cache
 from pathlib import Path
 
 import pytest
@@ -48,6 +49,7 @@ BROKEN = {
 }
 
 
+@cache
 def diagnose(path: Path) -> RunReport:
     (run,) = MLSystemsDebugger(plugins=False).debug(str(path)).runs
     return run

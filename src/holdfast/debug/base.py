@@ -24,7 +24,7 @@ with a ``"type"``:
 ``restart``             the step counter went back and the steps before it were written again: ``step``, ``from_step``
 ======================= ============================================================================================
 
-Flight-recorder entries are also signals of kind ``"collective"`` (one a rank and group: steps are sequence numbers,
+Flight-recorder entries are also signals of kind ``"collective"`` (one per rank and group: steps are sequence numbers,
 values 0 scheduled, 1 started, 2 completed), so that the detector that needs them is routed to. Parameter hashes are
 signals of kind ``"param_hash"`` with ``layer`` the parameter and ``replica`` the rank; equal values mean equal hashes,
 and
@@ -86,7 +86,7 @@ class BaseIngestor(ABC):
 
     @abstractmethod
     def can_ingest(self, source: Any) -> float:
-        """How sure this ingestor is that ``source`` is its own: 0 (not at all) … 1 (certain)."""
+        """Return how sure this ingestor is that ``source`` is its own: 0 (not at all) … 1 (certain)."""
 
     @abstractmethod
     def ingest(self, source: Any) -> list[Signal]:

@@ -76,7 +76,7 @@ def _sorted(findings: Sequence[Finding]) -> tuple[Finding, ...]:
 
 
 def _leaves(signal: Signal, reference: Signal, rule: CompareRule) -> tuple[float, float] | None:
-    """The first step from which the run stays away from the reference, and the ratio at the end."""
+    """Return the first step from which the run stays away from the reference, and the ratio at the end."""
     good = np.isfinite(signal.values)
     steps, values = signal.steps[good], signal.values[good]
     known = np.isfinite(reference.values)

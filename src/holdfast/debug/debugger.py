@@ -177,7 +177,7 @@ class MLSystemsDebugger:
         return [RunLog("memory", "metrics", tuple(self._metrics.ingest(source)))]
 
     def has_own_ingestor(self, path: Path) -> bool:
-        """Whether an ingestor that was added, and none of holdfast's own, reads this path."""
+        """Return whether an ingestor that was added, and none of holdfast's own, reads this path."""
         return any(ingestor.can_ingest(path) >= _SURE for ingestor in self._ingestors)
 
     def diagnose(self, log: RunLog, *, live: bool = False) -> RunReport:
@@ -222,7 +222,7 @@ class MLSystemsDebugger:
 def _detectors(
     detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]]
 ) -> list[BaseDetector] | None:
-    """The caller's own detectors, if any."""
+    """Return the caller's own detectors, if any."""
     if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE}:
         raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
     return None if detectors is None else list(detectors)
@@ -233,7 +233,7 @@ def _engine(
     calibration: Calibration | str | Path | None,
     thresholds: Mapping[str, Mapping[str, float]],
 ) -> AttributionEngine | None:
-    """The caller's own engine, if any."""
+    """Return the caller's own engine, if any."""
     if not isinstance(attribution, AttributionEngine):
         return None
     if calibration is not None:

@@ -41,7 +41,7 @@ class Fitted:
     about: Mapping[str, Any] = field(default_factory=dict)
 
     def as_json(self) -> dict[str, Any]:
-        """The file's content, sealed."""
+        """Return the file's content, sealed."""
         body = {
             "holdfast": _MARK,
             "schema": SCHEMA,
@@ -78,7 +78,7 @@ class Fitted:
 
 
 def load_calibration(path: Path) -> Calibration:
-    """The tables of a file made by ``holdfast calibrate``.
+    """Return the tables of a file made by ``holdfast calibrate``.
 
     Raises:
         ConfigError: it cannot be read, or is refused.

@@ -49,7 +49,7 @@ class GrowingLog:
         self._recognised_at = 0
 
     def look(self) -> list[RunLog] | None:
-        """Every run at the path as it stands; None where nothing has changed since the last look.
+        """Return every run at the path as it stands; None where nothing has changed since the last look.
 
         Raises:
             UnreadableLogError: there is no log yet.

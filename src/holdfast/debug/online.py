@@ -295,7 +295,7 @@ class _Level:
     seen: int = 0
 
     def climbs(self, value: float) -> bool:
-        """Whether the norm is far above its running level and still rising; keeps that level."""
+        """Return whether the norm is far above its running level and still rising; keeps that level."""
         self.seen += 1
         if not value > 0.0 or value == math.inf:
             return False

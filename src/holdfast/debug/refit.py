@@ -138,7 +138,7 @@ def _table(claims: Sequence[tuple[float, bool]]) -> tuple[tuple[float, float], .
 
 
 def _troubled(score: Score) -> list[str]:
-    """The detectors that were wrong, the worst first; there is no reason to touch the others."""
+    """Return the detectors that were wrong, the worst first; there is no reason to touch the others."""
     wrong = {name: tally.false_positives * 3 + tally.false_negatives for name, tally in score.tallies.items()}
     known = detector_types()
     return sorted((name for name, count in wrong.items() if count and name in known), key=lambda name: -wrong[name])

@@ -24,15 +24,15 @@ class SharedRule:
 
 
 def thresholds_of(rule: Any) -> dict[str, Any]:
-    """The thresholds a rule runs with, by name; those of a rule inside it as ``rule.threshold``."""
+    """Return the thresholds a rule runs with, by name; those of a rule inside it as ``rule.threshold``."""
     return dict(_flattened(rule, ""))
 
 
 def whole_name(rule: Any, option: str, *, owner: str) -> str:
-    """The name of a threshold with its rule, from that name or from the bare one.
+    """Return the name of a threshold with its rule, from that name or from the bare one.
 
     Raises:
-        ConfigError: the rule has no such threshold.
+        ConfigError: unknown threshold.
     """
     known = thresholds_of(rule)
     found = option if option in known else next((own for own in known if own.rpartition(".")[2] == option), None)
@@ -43,10 +43,10 @@ def whole_name(rule: Any, option: str, *, owner: str) -> str:
 
 
 def with_thresholds(rule: Rule, options: Mapping[str, float], *, owner: str) -> Rule:
-    """The same rule with other thresholds.
+    """Return the same rule with other thresholds.
 
     Raises:
-        ConfigError: the rule has no such threshold.
+        ConfigError: unknown threshold.
     """
     known = thresholds_of(rule) if options else {}
     for option, value in options.items():
@@ -56,7 +56,7 @@ def with_thresholds(rule: Rule, options: Mapping[str, float], *, owner: str) -> 
 
 
 def with_shared(rule: Rule, *shared: SharedRule) -> Rule:
-    """The same rule with these shared rules wherever it, or a rule inside it, holds one of their types."""
+    """Return the same rule with these shared rules wherever it, or a rule inside it, holds one of their types."""
     changed: dict[str, Any] = {}
     for field in fields(rule):  # type: ignore[arg-type]
         value = getattr(rule, field.name)

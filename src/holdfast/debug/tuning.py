@@ -49,14 +49,14 @@ class Tuning:
 
     @classmethod
     def of(cls, thresholds: Thresholds | None = None) -> Tuning:
-        """The default rules with these thresholds.
+        """Return the default rules with these thresholds.
 
         Args:
             thresholds: detector, ``attribution``, ``verdict``, … → threshold → value, e.g.
                 ``{"spike": {"minimum_noises": 12}, "attribution": {"observer.rate.large": -1.0}}``.
 
         Raises:
-            ConfigError: no such detector or threshold.
+            ConfigError: unknown detector or threshold.
         """
         chosen = dict(thresholds or {})
         attribution = with_thresholds(AttributionRule(), chosen.pop(ATTRIBUTION, {}), owner=ATTRIBUTION)
@@ -80,15 +80,15 @@ class Tuning:
         return {one.name: one for one in self.detectors} | {name: getattr(self, name) for name in beside}
 
     def thresholds(self) -> dict[str, dict[str, float]]:
-        """Every threshold by its whole name, as :meth:`of` takes them."""
+        """Return every threshold by its whole name, as :meth:`of` takes them."""
         return {name: thresholds_of(rule) for name, rule in self.rules.items()}
 
 
 def whole_names(thresholds: Thresholds) -> dict[str, dict[str, float]]:
-    """The same thresholds, each by its whole name.
+    """Return the same thresholds, each by its whole name.
 
     Raises:
-        ConfigError: no such detector or threshold.
+        ConfigError: unknown detector or threshold.
     """
     rules = Tuning.of(thresholds).rules
     return {

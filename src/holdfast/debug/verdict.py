@@ -100,7 +100,7 @@ class VerdictRule:
         return None
 
     def _improves(self, signal: Signal) -> bool:
-        """Whether a short series gets better: its end below its beginning, and no point far above it."""
+        """Return whether a short series gets better: its end below its beginning, and no point far above it."""
         values = _badness(signal)
         fall = float(values[0] - values[-1])
         return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall

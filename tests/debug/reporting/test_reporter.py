@@ -165,7 +165,7 @@ def test_junit_fails_bad_runs_and_skips_those_nothing_is_known_of() -> None:
 
 
 def test_an_unknown_format_is_refused_by_name() -> None:
-    with pytest.raises(ConfigError, match="no such report format"):
+    with pytest.raises(ConfigError, match="unknown report format"):
         Reporter().render(report(), "pdf")
 
 

@@ -42,11 +42,11 @@ class Calibration:
     unwitnessed: Table | None = None
 
     def finding(self, raw: float) -> float:
-        """How sure a finding is, given a detector's raw confidence."""
+        """Return how sure a finding is, given a detector's raw confidence."""
         return _look_up(self.findings, raw)
 
     def cause(self, raw: float, *, method: str = "rules", known: float = 1.0) -> float:
-        """How sure a cause is, given its raw share.
+        """Return how sure a cause is, given its raw share.
 
         Args:
             raw: the share by the rules or by the learned ranker.
@@ -59,7 +59,7 @@ class Calibration:
         return known * _look_up(self.causes, raw) + (1.0 - known) * _look_up(bare, raw)
 
     def as_json(self) -> dict[str, Any]:
-        """The tables as they are stored."""
+        """Return the tables as they are stored."""
         tables = {"findings": self.findings, "causes": self.causes, "learned": self.learned}
         if self.unwitnessed is not None:
             tables["unwitnessed"] = self.unwitnessed
@@ -70,7 +70,7 @@ class Calibration:
         """Read the table that ships with holdfast, or one made by ``holdfast calibrate``.
 
         Raises:
-            ConfigError: the file is no calibration table.
+            ConfigError: the file is not a calibration table.
         """
         try:
             if path is None:
@@ -85,10 +85,10 @@ class Calibration:
 
     @classmethod
     def from_json(cls, body: Mapping[str, Any]) -> Calibration:
-        """The tables out of what :meth:`as_json` gave.
+        """Return the tables out of what :meth:`as_json` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: it holds no such tables.
+            KeyError, TypeError, ValueError: the tables are missing or invalid.
         """
         tables = {name: _checked(body[name]) for name in ("findings", "causes", "learned")}
         bare = body.get("unwitnessed")
@@ -99,7 +99,7 @@ class Calibration:
         return _look_back(self.findings, confidence)
 
     def raw_cause(self, confidence: float, *, method: str = "rules") -> float:
-        """The raw share behind a cause's calibrated confidence."""
+        """Return the raw share behind a cause's calibrated confidence."""
         return _look_back(self.learned if method == "learned" else self.causes, confidence)
 
 
@@ -152,7 +152,7 @@ def fit_table(raw: Sequence[float], right: Sequence[bool], *, points: int = 8, p
 
 
 def expected_calibration_error(confidences: Sequence[float], right: Sequence[bool], *, bins: int = 10) -> float:
-    """The mean gap between confidence and truth over equal-width bins, weighted by how many fall into each."""
+    """Return the mean gap between confidence and truth over equal-width bins, weighted by how many fall into each."""
     scores, hits = np.asarray(confidences, dtype=np.float64), np.asarray(right, dtype=np.float64)
     if len(scores) == 0:
         return 0.0

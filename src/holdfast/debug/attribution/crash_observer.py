@@ -63,7 +63,7 @@ class CrashObserver:
     """Sorts what a program printed when it died."""
 
     def observe(self, scene: Scene) -> Seen:
-        """The reason of the crash, where the story is one and the log gives it."""
+        """Return the reason of the crash, where the story is one and the log gives it."""
         events = [event for event in scene.context.events if event.get("type") == "crash"]
         if not events or not scene.has_name("crash"):
             return {}

@@ -115,7 +115,7 @@ class AttributionEngine:
         return found
 
     def raw_shares(self, detections: Sequence[Detection], seen: Seen, *, known: float = 1.0) -> dict[str, float]:
-        """The uncalibrated share of every cause that can explain the story.
+        """Return the uncalibrated share of every cause that can explain the story.
 
         Args:
             detections: the story.

@@ -93,7 +93,7 @@ def load_labels(path: Path) -> list[Label]:
     """Read a label file.
 
     Raises:
-        DebugError: it cannot be read, or a line of it is no label.
+        DebugError: it cannot be read, or an entry of it is invalid.
     """
     try:
         text = path.read_text(encoding="utf-8")
@@ -113,7 +113,7 @@ def load_labels(path: Path) -> list[Label]:
 def _label(entry: Any, number: int, path: Path) -> Label:
     if not isinstance(entry, dict) or not isinstance(entry.get("path"), str) or "failure" not in entry:
         raise DebugError(
-            "an entry is no label",
+            "invalid entry in the labels",
             file=str(path),
             entry=number,
             hint='write {"path": "run.jsonl", "failure": "nan" or null}',
@@ -125,7 +125,7 @@ def _label(entry: Any, number: int, path: Path) -> Label:
                 Failure(name)  # Names are open: a plug-in's failure can be a label.
     except ConfigError as error:
         raise DebugError(
-            "a label names no failure",
+            "invalid failure name in the labels",
             file=str(path),
             entry=number,
             failure=name,
@@ -150,7 +150,7 @@ def look(detector: BaseDetector, run: LabelledRun) -> DetectionResult:
 def cause_cost_of(
     runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]], engine: AttributionEngine
 ) -> float:
-    """The share of the known causes that do not come first, of the runs in which something was seen."""
+    """Return the share of the known causes that do not come first, of the runs in which something was seen."""
     told = wrong = 0
     for run, results in zip(runs, looks, strict=True):
         if run.label.cause is None:
@@ -162,7 +162,7 @@ def cause_cost_of(
 
 
 def cost_of(runs: Sequence[LabelledRun], looks: Sequence[Mapping[str, DetectionResult]]) -> float:
-    """The cost of what the detectors saw, before anything is attributed."""
+    """Return the cost of what the detectors saw, before anything is attributed."""
     missed = alarms = 0
     faulty = sum(run.label.failure is not None for run in runs)
     for run, results in zip(runs, looks, strict=True):

@@ -149,7 +149,7 @@ class Observer:
     """An observation from this value on is taken, and shown, as so: it is more so than not."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Every observation by name."""
+        """Return every observation by name."""
         seen = dict.fromkeys(OBSERVATIONS, 0.0)
         whole = replace(scene, signals=_while_numbers_last(scene))
         for part in (self.time, self.rate, self.gradient, self.precision, self.policy, self.crash):
@@ -169,7 +169,7 @@ def observe(detections: Sequence[Detection], signals: Sequence[Signal], context:
 
 
 def witnesses(signals: Sequence[Signal]) -> float:
-    """The share of the kinds of series that tell causes apart which this run logged."""
+    """Return the share of the kinds of series that tell causes apart which this run logged."""
     logged = [any(len(signal.values) > 1 for signal in of_kind(signals, *kinds)) for kinds in WITNESSES]
     return float(np.mean(logged))
 

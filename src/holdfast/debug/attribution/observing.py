@@ -39,30 +39,30 @@ class Scene:
         return min((seen.first_step for seen in self.detections if seen.first_step is not None), default=None)
 
     def facts(self, kind: type[SomeFacts]) -> list[SomeFacts]:
-        """What the detectors of this kind told."""
+        """Return what the detectors of this kind told."""
         return [seen.facts for seen in self.detections if isinstance(seen.facts, kind)]
 
     def has_name(self, failure: str) -> bool:
-        """Whether the story holds a failure of this name."""
+        """Return whether the story holds a failure of this name."""
         return any(seen.failure.name == failure for seen in self.detections)
 
     def has(self, *failures: Failure) -> bool:
-        """Whether the story holds one of these failures."""
+        """Return whether the story holds one of these failures."""
         return any(seen.failure in failures for seen in self.detections)
 
 
 def finite(values: Array) -> Array:
-    """The finite values."""
+    """Return the finite values."""
     return values[np.isfinite(values)]
 
 
 def middle(values: Array) -> float:
-    """The median of the finite values, 0 where there is none."""
+    """Return the median of the finite values, 0 where there is none."""
     numbers = finite(values)
     # Halved: the mean of the two in the middle must not overflow.
     return 2.0 * float(np.median(numbers / 2.0)) if len(numbers) else 0.0
 
 
 def steps_of(losses: Sequence[Signal]) -> Array:
-    """The steps of the loss with the most points; empty where there is none."""
+    """Return the steps of the loss with the most points; empty where there is none."""
     return max((loss.steps for loss in losses), key=len, default=np.zeros(0))

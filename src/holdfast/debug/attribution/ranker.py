@@ -28,12 +28,12 @@ FAILURE = "failure:"
 
 
 def feature_names() -> tuple[str, ...]:
-    """The names of a new ranker's inputs: every observation, then every known failure."""
+    """Return the names of a new ranker's inputs: every observation, then every known failure."""
     return (*OBSERVATIONS, *(f"{FAILURE}{failure.name}" for failure in known_failures()))
 
 
 def features_of(names: Sequence[str], failures: Sequence[str], seen: Mapping[str, float]) -> Array:
-    """The inputs of these names for one story: the failures in it and what was observed."""
+    """Return the inputs of these names for one story: the failures in it and what was observed."""
     present = {f"{FAILURE}{failure}": 1.0 for failure in failures}
     return np.asarray([present.get(name, seen.get(name, 0.0)) for name in names], dtype=np.float64)
 
@@ -48,7 +48,7 @@ class LearnedRanker:
     bias: Array
 
     def rank(self, failures: Sequence[str], seen: Mapping[str, float]) -> dict[str, float]:
-        """The probability of every cause the ranker knows."""
+        """Return the probability of every cause the ranker knows."""
         scores = self.weights @ features_of(self.features, failures, seen) + self.bias
         scores = np.exp(scores - scores.max())
         return dict(zip(self.causes, (scores / scores.sum()).tolist(), strict=True))

@@ -43,7 +43,7 @@ class CauseRule:
     command: str = ""
 
     def score(self, failure: str, seen: Mapping[str, float], *, is_so: float) -> float | None:
-        """The log-odds of the cause for a failure, or None where it cannot be the cause.
+        """Return the log-odds of the cause for a failure, or None where it cannot be the cause.
 
         Args:
             failure: its name.
@@ -57,7 +57,7 @@ class CauseRule:
         return prior + sum(weight * seen.get(name, 0.0) for name, weight in weights)
 
     def is_possible(self, seen: Mapping[str, float], *, is_so: float) -> bool:
-        """Whether when, where and what was logged leave room for this cause."""
+        """Return whether when, where and what was logged leave room for this cause."""
         if any(seen.get(name, 0.0) >= is_so for name in self.excluded_by):
             return False
         return not self.needs or any(seen.get(name, 0.0) >= is_so for name in self.needs)

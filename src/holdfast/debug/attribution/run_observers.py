@@ -163,7 +163,7 @@ class LossObserver:
     """Fewer points of a loss have no shape."""
 
     def observe(self, scene: Scene) -> Seen:
-        """The shape of the first loss, and what the held-out loss did beside it."""
+        """Return the shape of the first loss, and what the held-out loss did beside it."""
         seen: Seen = {}
         for loss in scene.losses[:1]:
             good = np.isfinite(loss.values)
@@ -230,7 +230,7 @@ class PolicyObserver:
     """Infinite values of a series that are more than a glitch."""
 
     def observe(self, scene: Scene) -> Seen:
-        """What its detector told, and whether something beside it is infinite."""
+        """Return what its detector told, and whether something beside it is infinite."""
         told = scene.facts(PolicyFacts)
         if not told and not of_kind(scene.signals, "reward"):
             return {}

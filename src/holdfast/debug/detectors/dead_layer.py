@@ -166,7 +166,7 @@ class DeadLayerDetector(BaseDetector):
 
 
 def _statistic(signal: Signal) -> Deadness | None:
-    """Which share an activation signal gives; None for means, norms and the like."""
+    """Return which share an activation signal gives; None for means, norms and the like."""
     text = f"{signal.metadata.get('statistic', '')} {signal.name}".lower()
     if any(word in text for word in ("zero", "dead", "sparsity")):
         return Deadness.ZERO

@@ -85,7 +85,7 @@ class DistributedDesyncDetector(BaseDetector):
 
 
 def _difference(group: list[Signal]) -> _Difference | None:
-    """Where the hashes of one parameter first and last differ, and which ranks are in the minority."""
+    """Return where the hashes of one parameter first and last differ, and which ranks are in the minority."""
     shared = group[0].steps
     for signal in group[1:]:
         shared = np.intersect1d(shared, signal.steps)

@@ -158,7 +158,7 @@ class DivergentTrainingDetector(BaseDetector):
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
 
     def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Whether a held-out loss went on falling through the rise."""
+        """Return whether a held-out loss went on falling through the rise."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
             return False
         for signal in evaluation_losses(signals):
@@ -172,7 +172,7 @@ class DivergentTrainingDetector(BaseDetector):
         return False
 
     def _is_runaway(self, seen: Detection) -> bool:
-        """Whether a loss grew by more than an agent's does that merely learns nothing."""
+        """Return whether a loss grew by more than an agent's does that merely learns nothing."""
         numbers = seen.evidence[0].numbers
         return 0 < self.agent_rise * numbers["before"] <= numbers["after"]
 

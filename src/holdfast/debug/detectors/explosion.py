@@ -179,7 +179,7 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _grown_layer(self, signals: Sequence[Signal]) -> str | None:
-        """The layer whose norm grew most, where layers were logged and one did."""
+        """Return the layer whose norm grew most, where layers were logged and one did."""
         worst: tuple[float, str | None] = (self.layer_growth, None)
         for signal in of_kind(signals, "grad_norm"):
             values = signal.values[np.isfinite(signal.values)]

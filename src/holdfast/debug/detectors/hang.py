@@ -1,8 +1,8 @@
 """Ranks that stopped entering collectives, read from the flight recorder.
 
 In every process group the ranks count their collectives. When a job hangs, most ranks wait in a collective that
-someone has not entered. Whoever lags in a group and waits for nobody elsewhere is the cause; whoever lags because it
-is itself stuck behind another group's collective is a victim.
+someone has not entered. A rank that lags in a group and waits for nobody elsewhere is the cause; one that lags because
+it is itself stuck behind another group's collective is a victim.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ class LossScaleCollapseDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _told_scales(self, context: DetectionContext) -> Signal | None:
-        """The scales that the overflow messages of a log name, as a series."""
+        """Return the scales that the overflow messages of a log name, as a series."""
         events = [event for event in context.events if event.get("type") == "overflow_skip" and event.get("loss_scale")]
         if len(events) < self.minimum_halvings:
             return None

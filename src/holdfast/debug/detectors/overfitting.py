@@ -74,13 +74,13 @@ class OverfittingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
-        """Whether the held-out loss rises moderately while a held-out metric goes on improving."""
+        """Return whether the held-out loss rises moderately while a held-out metric goes on improving."""
         if seen.severity is Severity.CRITICAL:
             return False
         return any(self._goes_on(metric, seen) for metric in metrics)
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
-        """Whether a held-out metric went on getting better after the held-out loss turned."""
+        """Return whether a held-out metric went on getting better after the held-out loss turned."""
         direction = metric.metadata.get("higher_is_better")
         good = np.isfinite(metric.values)
         values, steps = metric.values[good], metric.steps[good]
@@ -137,7 +137,7 @@ class OverfittingDetector(BaseDetector):
         return climbing and clear and end - best >= least
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:
-        """How far the training loss went on falling after the turn; None when it did not."""
+        """Return how far the training loss went on falling after the turn; None when it did not."""
         for signal in training:
             good = np.isfinite(signal.values)
             values, steps = signal.values[good], signal.steps[good]

@@ -156,7 +156,7 @@ class PolicyCollapseDetector(BaseDetector):
         )
 
     def _answers(self, entropies: Sequence[Signal]) -> tuple[Answers, Evidence | None]:
-        """What the entropy says of the policy's answers at the end."""
+        """Return what the entropy says of the policy's answers at the end."""
         for signal in entropies:
             shape = self.shape.of(replace(signal, values=np.abs(signal.values)))
             if shape is None or shape.start <= 0:

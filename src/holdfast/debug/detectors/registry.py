@@ -20,7 +20,7 @@ __all__ = ["default_detectors", "detector_types", "known_failures"]
 
 @cache
 def detector_types() -> Mapping[str, type[BaseDetector]]:
-    """Every detector of this package by its name, the failures of lower rank first."""
+    """Return every detector of this package by its name, the failures of lower rank first."""
     package = __name__.rpartition(".")[0]
     path = importlib.import_module(package).__path__
     modules = [importlib.import_module(f"{package}.{m.name}") for m in pkgutil.iter_modules(path) if not m.ispkg]
@@ -36,7 +36,7 @@ def detector_types() -> Mapping[str, type[BaseDetector]]:
 
 @cache
 def known_failures() -> tuple[Failure, ...]:
-    """What these detectors can name."""
+    """Return what these detectors can name."""
     return tuple(kind.failure for kind in detector_types().values() if kind.failure is not None)
 
 
@@ -48,7 +48,7 @@ def default_detectors(thresholds: Mapping[str, Mapping[str, float]] | None = Non
             A threshold of a rule is ``rule.threshold``; the bare name means the first one of that name.
 
     Raises:
-        ConfigError: no such detector or option.
+        ConfigError: unknown detector or option.
     """
     chosen = dict(thresholds or {})
     types = detector_types()

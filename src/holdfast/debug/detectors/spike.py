@@ -114,7 +114,7 @@ class LossSpikeDetector(BaseDetector):
         return None if swing is None else self._swinging(signal, shape, swing)
 
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
-        """The bursts that are more than noise; the first moments of a run are all over the place."""
+        """Return the bursts that are more than noise; the first moments of a run are all over the place."""
         factor = shape.factor_noise()
         begun = float(shape.steps[0] + self.burst.early_span * (shape.steps[-1] - shape.steps[0]))
         return [
@@ -153,7 +153,7 @@ class LossSpikeDetector(BaseDetector):
         return self._jumped(signal, [rise], at_end=True) if sure else None
 
     def _confirmed(self, burst: Rise, norms: Sequence[Signal]) -> bool:
-        """Whether a gradient norm jumped while a loss at least doubled: one high point may then be believed."""
+        """Return whether a gradient norm jumped while a loss at least doubled: one high point may then be believed."""
         if burst.ratio < self.confirmed_ratio:
             return False
         for norm in norms:
@@ -165,7 +165,7 @@ class LossSpikeDetector(BaseDetector):
         return False
 
     def _matters(self, seen: Detection, signal: Signal, signals: Sequence[Signal]) -> bool:
-        """Whether a jump is no change of what is minimised, and large beside the other parts of the loss."""
+        """Return whether a jump is no change of what is minimised, and large beside the other parts of the loss."""
         numbers = seen.evidence[0].numbers
         if self.select.is_objective_change(signals, signal, seen.certain_step or 0.0):
             return False

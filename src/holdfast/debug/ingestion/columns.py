@@ -121,7 +121,7 @@ def _within(rows: NDArray[np.int64] | None, begin: int, end: int) -> NDArray[np.
 
 
 def _from_long_form(columns: list[Column], labels: Mapping[str, NDArray[Any]]) -> list[Column]:
-    """Turn ``step, metric, value`` rows into one column a metric."""
+    """Turn ``step, metric, value`` rows into one column per metric."""
     values = [column for column in columns if plain(column.name) in _VALUE_NAMES]
     tags = next((words for name, words in labels.items() if plain(name) in _TAG_NAMES), None)
     if len(values) != 1 or tags is None:

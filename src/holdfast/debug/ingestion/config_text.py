@@ -36,7 +36,7 @@ _PAIR = re.compile(r"^\s*[\"']?([A-Za-z_][\w\-./ ]{0,40}?)[\"']?\s*[:=]\s*[\"']?
 
 
 def parse_value(text: str) -> Any:
-    """The number, truth value or word that a setting's text stands for."""
+    """Return the number, truth value or word that a setting's text stands for."""
     text = text.strip().strip("'\"")
     if text.startswith("[") and text.endswith("]") and "," not in text:
         text = text[1:-1].strip()  # A list of one, as fairseq prints its rates.
@@ -47,7 +47,7 @@ def parse_value(text: str) -> Any:
 
 
 def canonical_config(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """The settings under their own names, and under the common ones where a common one exists."""
+    """Return the settings under their own names, and under the common ones where a common one exists."""
     result: dict[str, Any] = {}
     for name, value in settings.items():
         if isinstance(value, Mapping) and set(value) & {"value", "desc"}:

@@ -49,7 +49,7 @@ def _known_formats() -> tuple[type[LogFormat], ...]:
 
 
 def rank_formats(file: LogFile, known: list[LogFormat] | None = None) -> list[tuple[float, LogFormat]]:
-    """The formats the file may have, surest first."""
+    """Return the formats the file may have, surest first."""
     scored = [(form.sniff(file), form) for form in known or default_formats(file.limits)]
     return sorted((pair for pair in scored if pair[0] >= _LEAST), key=lambda pair: -pair[0])
 

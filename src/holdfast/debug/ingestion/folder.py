@@ -62,7 +62,7 @@ def read_path(
     if path.is_dir():
         return _read_folder(path, limits, formats or default_formats(limits), progress)
     if not path.exists():
-        raise UnreadableLogError("there is no such file or folder", hint="check the path", file=str(path))
+        raise UnreadableLogError("the file or folder does not exist", hint="check the path", file=str(path))
     if not path.is_file():
         raise UnreadableLogError("the path is neither a file nor a folder", hint="check the path", file=str(path))
     return read_file(path, limits, formats, progress=progress).runs()
@@ -107,7 +107,7 @@ def _read_folder(
 
 
 def _quietly(read: Callable[[], RunLog]) -> RunLog | None:
-    """What a file of a folder reads as; None for the many files there that are no logs."""
+    """Return what a file of a folder reads as; None for the many files there that are no logs."""
     try:
         return read()
     except UnreadableLogError:
@@ -148,7 +148,7 @@ def _walk(root: Path, limits: Limits) -> Iterator[tuple[Path, list[Path]]]:
 
 
 def _home(folder: Path) -> Path:
-    """The folder a file's run belongs to: that of a checkpoint, of ``files`` or of ``logs`` is its parent."""
+    """Return the folder a file's run belongs to: that of a checkpoint, of ``files`` or of ``logs`` is its parent."""
     while _CHECKPOINT.match(folder.name) or folder.name in ("files", "logs", "vis_data", "tensorboard", "tb_logs"):
         folder = folder.parent
     return folder
@@ -170,7 +170,9 @@ def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
             joined += group
         elif name in _BY_RANK or all(_RANK.search(Path(log.path).name) for log in group):
             merged = merge_run_logs(str(folder), _numbered(group))
-            joined.append(replace(merged, notes=(*merged.notes, f"{len(group)} files, one a rank, were read together")))
+            joined.append(
+                replace(merged, notes=(*merged.notes, f"{len(group)} files, one per rank, were read together"))
+            )
         elif name == "tensorboard":
             joined.append(merge_run_logs(str(folder), group))  # A restarted writer opens a new file for the same run.
         else:

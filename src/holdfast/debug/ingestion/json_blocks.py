@@ -82,7 +82,7 @@ def _as_json(match: re.Match[str]) -> str:
 
 
 def read_blocks(file: LogFile) -> ColumnBuilder | None:
-    """Every row of the file; None where it is not regular enough, and has to be read line by line."""
+    """Return every row of the file; None where it is not regular enough, and has to be read line by line."""
     builder = ColumnBuilder(file.limits, restore=_restore)
     workers = min(8, os.cpu_count() or 1)
     with file.path.open("rb") as stream, ThreadPoolExecutor(workers, thread_name_prefix="holdfast-json") as pool:
@@ -150,7 +150,7 @@ def _line_by_line(block: bytes) -> _Lines:
 
 
 def _ranges(file: LogFile) -> Iterator[tuple[int, int]]:
-    """Where the blocks begin and end, each of whole lines."""
+    """Yield where the blocks begin and end, each of whole lines."""
     longest = file.limits.structured_line_characters
     size = min(file.size, file.limits.text_bytes)
     start = 3 if file.head.startswith(b"\xef\xbb\xbf") else 0

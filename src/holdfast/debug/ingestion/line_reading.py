@@ -28,7 +28,7 @@ class LineReading(ABC):
 
     @abstractmethod
     def close(self) -> RunLog:
-        """The file has ended: everything it says.
+        """Return the file has ended: everything it says.
 
         Raises:
             UnreadableLogError: nothing in it could be read.
@@ -36,7 +36,7 @@ class LineReading(ABC):
 
     @abstractmethod
     def so_far(self) -> RunLog:
-        """What closing now would give; the reading goes on.
+        """Return what closing now would give; the reading goes on.
 
         Raises:
             UnreadableLogError: nothing could be read yet.

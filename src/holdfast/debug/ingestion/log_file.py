@@ -48,7 +48,7 @@ class LineSplitter:
         self._cut = False
 
     def split(self, block: bytes) -> Iterator[str]:
-        """The lines that this block ends."""
+        """Yield the lines that this block ends."""
         if self._first:
             block, self._first = block.removeprefix(b"\xef\xbb\xbf"), False
         pieces = (self._pending + block).replace(b"\r\n", b"\n").replace(b"\r", b"\n").split(b"\n")
@@ -63,7 +63,7 @@ class LineSplitter:
             self._pending, self._cut = b"", True
 
     def rest(self) -> Iterator[str]:
-        """The last line, where the stream ended without a line break."""
+        """Yield the last line, where the stream ended without a line break."""
         if self._pending and not self._cut:
             yield self._pending[: self._longest].decode("utf-8", errors="replace")
         self._pending = b""
@@ -146,7 +146,7 @@ class LogFile:
         return self.path.open("rb")
 
     def read_bytes(self, limit: int | None = None) -> bytes:
-        """The whole file.
+        """Return the whole file.
 
         Raises:
             UnreadableLogError: it is larger than the limit, also after decompression.
@@ -165,7 +165,7 @@ class LogFile:
         return data
 
     def read_text(self) -> str:
-        """The whole file as text, undecodable bytes replaced."""
+        """Return the whole file as text, undecodable bytes replaced."""
         data = self.read_bytes()
         return data.decode(_encoding(data), errors="replace").lstrip("\ufeff")
 

@@ -30,7 +30,7 @@ class LogFormat(BaseIngestor):
 
     @abstractmethod
     def sniff(self, file: LogFile) -> float:
-        """How sure it is that the file has this format, from a sample of it: 0 … 1."""
+        """Return how sure it is that the file has this format, from a sample of it: 0 … 1."""
 
     @abstractmethod
     def read(self, file: LogFile) -> RunLog:
@@ -45,7 +45,7 @@ class LogFormat(BaseIngestor):
         return None
 
     def can_ingest(self, source: Any) -> float:
-        """Whether ``source`` is the path of a file in this format."""
+        """Return whether ``source`` is the path of a file in this format."""
         if not isinstance(source, (str, Path)) or not Path(source).is_file():
             return 0.0
         return self.sniff(LogFile(Path(source), self.limits))

@@ -41,7 +41,7 @@ class LogIngestor(BaseIngestor):
         return "log"
 
     def can_ingest(self, source: Any) -> float:
-        """How sure it is that the source is a log."""
+        """Return how sure it is that the source is a log."""
         if _is_text(source) or is_url(source):
             return 0.5
         if not isinstance(source, (str, os.PathLike)):
@@ -55,7 +55,7 @@ class LogIngestor(BaseIngestor):
         return ranked[0][0] if ranked else 0.0
 
     def ingest(self, source: Any) -> list[Signal]:
-        """All signals of all runs at the source."""
+        """Return all signals of all runs at the source."""
         return [signal for log in self.read(source) for signal in log.signals]
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:

@@ -26,7 +26,7 @@ __all__ = ["MetricIngestor"]
 class MetricIngestor(BaseIngestor):
     """Metrics as Python objects.
 
-    Takes a list of dicts (one a step), a dict of lists or arrays, a dict of ``{step: value}`` mappings, a one- or
+    Takes a list of dicts (one per step), a dict of lists or arrays, a dict of ``{step: value}`` mappings, a one- or
     two-dimensional array (``names`` says what its columns are), a pandas or Polars DataFrame, an Arrow table, or an
     object with a ``history`` attribute (Keras). Tensors count as arrays.
 
@@ -46,7 +46,7 @@ class MetricIngestor(BaseIngestor):
         return "metrics"
 
     def can_ingest(self, source: Any) -> float:
-        """How sure it is that the object holds metrics."""
+        """Return how sure it is that the object holds metrics."""
         if isinstance(source, (str, bytes)) or source is None:
             return 0.0
         if isinstance(source, (Mapping, Sequence, np.ndarray, pa.Table)) or _frame(source) is not None:

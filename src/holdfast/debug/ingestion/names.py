@@ -275,7 +275,7 @@ def plain(name: str) -> str:
 
 
 def is_ambient(name: str) -> bool:
-    """Whether the field only says when or where, and is no metric."""
+    """Return whether the field only says when or where, and is no metric."""
     word = plain(name)
     return word in STEP_NAMES or word in EPOCH_NAMES or bool(_AMBIENT.match(word))
 

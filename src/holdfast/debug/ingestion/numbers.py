@@ -32,7 +32,7 @@ _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\
 
 
 def to_number(text: str) -> float | None:
-    """The number at the start of ``text``, thousands separators removed; None where there is none."""
+    """Return the number at the start of ``text``, thousands separators removed; None where there is none."""
     match = _LEADING.match(text.strip().lstrip("[("))
     if match is None:
         return None
@@ -44,7 +44,7 @@ def to_number(text: str) -> float | None:
 
 
 def to_scaled(text: str) -> float | None:
-    """The number at the start of ``text``, times the factor at its end: ``1.2k`` is 1200."""
+    """Return the number at the start of ``text``, times the factor at its end: ``1.2k`` is 1200."""
     number = to_number(text)
     return None if number is None else number * _FACTORS.get(text[-1:], 1.0)
 

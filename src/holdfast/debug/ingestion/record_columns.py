@@ -1,4 +1,4 @@
-"""Builds columns out of records (dicts, one a row) or out of Arrow batches, keeping absent values absent."""
+"""Builds columns out of records (dicts, one per row) or out of Arrow batches, keeping absent values absent."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ class ColumnBuilder:
             self._words.setdefault(name, []).append((start, array.to_pylist()))
 
     def finish(self) -> tuple[list[Column], dict[str, NDArray[Any]]]:
-        """The numeric columns, and the columns of words (None where a row has none)."""
+        """Return the numeric columns, and the columns of words (None where a row has none)."""
         columns: list[Column] = []
         labels: dict[str, NDArray[Any]] = {}
         for name, batches in self._words.items():
@@ -178,7 +178,7 @@ class ColumnBuilder:
 
     @staticmethod
     def _joined(batches: list[tuple[int, list[Any]]], pieces: list[_Piece]) -> tuple[list[int], list[Any]]:
-        """The cells of a column that holds words in some batches and, it may be, numbers in others."""
+        """Return the cells of a column that holds words in some batches and, it may be, numbers in others."""
         cells = [
             (start + offset, word) for start, words in batches for offset, word in enumerate(words) if word is not None
         ]

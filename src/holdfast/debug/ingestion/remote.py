@@ -28,7 +28,7 @@ TIMEOUT_SECONDS = 60.0
 
 
 def is_url(source: object) -> bool:
-    """Whether it names something that has to be fetched."""
+    """Return whether it names something that has to be fetched."""
     return isinstance(source, str) and bool(_SCHEME.match(source)) and "\n" not in source
 
 

@@ -46,7 +46,7 @@ class RunLog:
         ]
 
     def with_notes(self, *notes: str) -> RunLog:
-        """The same log with more said about how it was read."""
+        """Return the same log with more said about how it was read."""
         return replace(self, notes=(*self.notes, *notes))
 
 

@@ -173,13 +173,13 @@ def _leaves(data: Mapping[str, Any], prefix: str = "", depth: int = 2) -> Iterat
 
 
 def _is_header(row: Any) -> bool:
-    """Whether it is a list of names, one of which is known."""
+    """Return whether it is a list of names, one of which is known."""
     names = isinstance(row, (list, tuple)) and len(row) > 1 and all(isinstance(name, str) for name in row)
     return names and any(meaning_of(name).kind or is_ambient(name) for name in row)
 
 
 def _is_keyed(data: Mapping[str, Any]) -> bool:
-    """Whether it holds one record per step, under the step's number: ``{"epoch_1": {"loss": 2.5}, …}``."""
+    """Return whether it holds one record per step, under the step's number: ``{"epoch_1": {"loss": 2.5}, …}``."""
     records = [value for value in data.values() if isinstance(value, Mapping)]
     if len(data) < 2 or len(records) < len(data):
         return False
@@ -216,7 +216,7 @@ def _golden_values(data: Mapping[str, Any], limits: Limits) -> Reading:
 
 
 def _is_series(value: Any) -> bool:
-    """Whether it is a mapping from steps to values, or a list of (step, value) pairs."""
+    """Return whether it is a mapping from steps to values, or a list of (step, value) pairs."""
     if isinstance(value, Mapping) and value:
         keys = list(value)[:50]
         return all(number_of(key) is not None for key in keys)

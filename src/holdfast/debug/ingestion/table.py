@@ -69,7 +69,7 @@ class Table:
     columns: Sequence[Column]
 
     def signals(self) -> list[Signal]:
-        """Make one signal a column, with its kind and what is known of its gaps."""
+        """Make one signal per column, with its kind and what is known of its gaps."""
         metrics = [column for column in self.columns if not is_ambient(column.name)]
         if metrics and len(metrics) < len(self.columns):
             return Table(self.axis, metrics).signals()
@@ -107,7 +107,7 @@ class Table:
         ]
 
     def _positions(self) -> Rows | None:
-        """Where each row stands along the step axis; -1 for rows that were written again later."""
+        """Return where each row stands along the step axis; -1 for rows that were written again later."""
         if self.axis.order is None:
             return None
         positions = np.full(len(self.axis.steps), -1, dtype=np.int64)
@@ -254,7 +254,7 @@ def _mark_not_collected(drafts: Sequence[_Draft]) -> None:
 
 
 def _stands_still(losses: Sequence[_Draft]) -> bool:
-    """Whether a loss was measured and hardly moves: then a gradient of zero may be what was measured too."""
+    """Return whether a loss was measured and hardly moves: then a gradient of zero may be what was measured too."""
     for draft in losses:
         finite = draft.values[np.isfinite(draft.values)]
         if len(finite) > 1 and finite.any():

@@ -45,7 +45,7 @@ class Tail:
         self._start_over()
 
     def was_replaced(self) -> bool:
-        """Whether the file is no longer the one read so far; if so, reading begins again at its first line.
+        """Return whether the file is no longer the one read so far; if so, reading begins again at its first line.
 
         Raises:
             UnreadableLogError: there is no such file now.
@@ -67,7 +67,7 @@ class Tail:
         return changed
 
     def lines(self) -> Iterator[str]:
-        """The lines finished since the last call; one without a line break yet is held back.
+        """Yield the lines finished since the last call; one without a line break yet is held back.
 
         Raises:
             UnreadableLogError: the file is gone.

@@ -107,7 +107,7 @@ class TextFormat(LogFormat):
         return self.score(hits, len(file.sample_lines))
 
     def score(self, hits: int, lines: int) -> float:
-        """The certainty that follows from ``hits`` matching lines: one is a hint, a few are proof."""
+        """Return the certainty that follows from ``hits`` matching lines: one is a hint, a few are proof."""
         return 0.0 if hits == 0 else min(0.97, 0.8 + 0.04 * hits)
 
     def follow(self, file: LogFile) -> LineReading:
@@ -223,7 +223,7 @@ class _TextReading(LineReading):
             self.feed(line[:longest].decode("utf-8", errors="replace"))
 
     def _moved(self, step: float | None, line: str) -> bool:
-        """Whether a new row says that training goes on.
+        """Return whether a new row says that training goes on.
 
         What a program prints while it dies, a summary of its last values, stands where the last row stood, and its
         progress bar is drawn once more. Where no row has a step, a few rows say it together.
@@ -339,7 +339,7 @@ def _to_float(match: re.Match[str] | None) -> float | None:
 def _overflow_points(
     overflows: list[tuple[float | None, float | None, float | None]],
 ) -> tuple[list[tuple[float, float]], list[Mapping[str, Any]]]:
-    """The loss scale after each skipped step, and one event a skip.
+    """Return the loss scale after each skipped step, and one event per skip.
 
     Skipped steps are not counted by most frameworks: those after step n are spread, in order, between n and n + 1.
     """

@@ -25,7 +25,7 @@ _FIELD = re.compile(rb'^(\s*"([^"\\]*)"\s*:\s*)(.*)$', re.DOTALL)
 
 
 def uniform_batch(block: bytes) -> pa.RecordBatch | None:
-    """The columns of a block of whole lines; None where its lines are not alike."""
+    """Return the columns of a block of whole lines; None where its lines are not alike."""
     fields = _fields(block[: block.find(b"\n")].strip(b"\r"))
     if fields is None:
         return None
@@ -51,7 +51,7 @@ def uniform_batch(block: bytes) -> pa.RecordBatch | None:
 
 
 def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
-    """Each field's name, and the bytes that stand before its value."""
+    """Return each field's name, and the bytes that stand before its value."""
     fields: list[tuple[str, bytes]] = []
     for number, cell in enumerate(line.split(b",")):
         opening = b""

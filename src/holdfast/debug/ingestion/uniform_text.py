@@ -243,7 +243,7 @@ def _column_of(
 def _holds(
     block: bytes, reader: Any, columns: _Columns, step: int, epoch: int | None, fields: Mapping[str, int]
 ) -> bool:
-    """Whether the reader says of further lines what the columns say."""
+    """Return whether the reader says of further lines what the columns say."""
     for place in np.unique(np.random.default_rng(7).integers(0, len(columns.rows), CHECKS)):
         answer = _answer(reader, _line(block, columns, int(columns.rows[place])))
         if answer is None or answer[1].keys() != fields.keys() or answer[0] != columns.numbers[step][place]:

@@ -16,12 +16,12 @@ SCHEMA = 1
 
 
 def render_json(report: DebugReport) -> str:
-    """The report as indented JSON."""
+    """Return the report as indented JSON."""
     return json.dumps(report_as_dict(report), indent=2, ensure_ascii=True, allow_nan=False)
 
 
 def report_as_dict(report: DebugReport) -> dict[str, Any]:
-    """The report as plain containers."""
+    """Return the report as plain containers."""
     return {"schema": SCHEMA, "verdict": report.verdict.value, "runs": [_run(run) for run in report.runs]}
 
 

@@ -17,7 +17,7 @@ _VERDICTS = {Verdict.HEALTHY: 1.0, Verdict.UNKNOWN: 0.5, Verdict.UNHEALTHY: 0.0}
 
 
 def export_events(report: DebugReport, tracer_provider: Any | None = None) -> int:
-    """Write a span ``holdfast.debug`` a run with an event a finding; how many events were written.
+    """Write a span ``holdfast.debug`` per run with an event per finding; return how many events were written.
 
     Raises:
         MissingDependencyError: OpenTelemetry is not installed.

@@ -150,7 +150,7 @@ def _curve(frame: _Frame, steps: Floats, heights: Floats) -> str:
 
 
 def _lost(frame: _Frame, steps: Floats, values: Floats) -> Iterator[str]:
-    """Marks where the value is NaN or infinite, one a pixel column at most."""
+    """Marks where the value is NaN or infinite, at most one per pixel column."""
     if not len(steps):
         return
     stride = max(1, len(steps) // 4000)

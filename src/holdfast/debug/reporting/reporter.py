@@ -16,7 +16,7 @@ __all__ = ["ReportFormat", "Reporter"]
 
 
 def render_html(report: DebugReport) -> str:
-    """The report as the page of its run, or of its runs: one file that asks no other host for anything."""
+    """Return the report as the page of its run, or of its runs: one file that asks no other host for anything."""
     from holdfast.page.from_report import render_report
 
     return render_report(report)
@@ -45,16 +45,16 @@ class Reporter:
     """Writes reports."""
 
     def render(self, report: DebugReport, format: ReportFormat | str = ReportFormat.TEXT) -> str:  # noqa: A002 - the design's name
-        """The report as text in the given format.
+        """Return the report as text in the given format.
 
         Raises:
-            ConfigError: there is no such format.
+            ConfigError: unknown report format.
         """
         try:
             chosen = ReportFormat(format)
         except ValueError as error:
             raise ConfigError(
-                "no such report format",
+                "unknown report format",
                 hint=f"one of {', '.join(item.value for item in ReportFormat)}",
                 format=str(format),
             ) from error

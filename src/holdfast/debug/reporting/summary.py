@@ -82,5 +82,5 @@ def _rest(ranked: Sequence[RunReport]) -> str:
     healthy = sum(run.verdict is Verdict.HEALTHY for run in ranked) if len(ranked) > MAX_HEALTHY_ROWS else 0
     more = sum(run.verdict is Verdict.UNHEALTHY for run in ranked) - MAX_TOLD
     parts = [f"{healthy:,} healthy runs are not listed"] if healthy else []
-    parts += [f"{more:,} more unhealthy runs are not told whole: `holdfast debug RUN` tells one"] if more > 0 else []
+    parts += [f"{more:,} more unhealthy runs are not shown in full: `holdfast debug RUN` shows one"] if more > 0 else []
     return "; ".join([*parts, "`--format json` holds every run"]) if parts else ""

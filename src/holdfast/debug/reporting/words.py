@@ -38,7 +38,7 @@ def number(value: float | None) -> str:
 
 
 def remarks(run: RunReport) -> tuple[str, ...]:
-    """What is said of a run besides its findings: why nothing can be told, then the notes."""
+    """Return what is said of a run besides its findings: why nothing can be told, then the notes."""
     return (f"cannot tell: {run.reason.text}", *run.notes) if run.reason is not None else run.notes
 
 
@@ -74,6 +74,6 @@ def sure(confidence: float) -> str:
 
 
 def worst(run: RunReport) -> Severity | None:
-    """The severity of the run's worst finding."""
+    """Return the severity of the run's worst finding."""
     found = {finding.detection.severity for finding in run.findings}
     return next((level for level in (Severity.CRITICAL, Severity.WARNING, Severity.INFO) if level in found), None)

@@ -110,13 +110,13 @@ def kl_divergence(reference: Floats, current: Floats, *, bins: int = 20) -> floa
 
 
 def population_stability_index(reference: Floats, current: Floats, *, bins: int = 20) -> float:
-    """The symmetric sum of both divergences; above 0.25 the two are usually called different."""
+    """Return the symmetric sum of both divergences; above 0.25 the two are usually called different."""
     expected, seen = _shares(reference, current, bins)
     return float(np.sum((seen - expected) * np.log(seen / expected)))
 
 
 def ks_statistic(reference: Floats, current: Floats) -> float:
-    """The largest distance between the two samples' distribution functions: 0 (same) … 1 (apart)."""
+    """Return the largest distance between the two samples' distribution functions: 0 (same) … 1 (apart)."""
     first, second = np.sort(reference), np.sort(current)
     every = np.concatenate([first, second])
     left = np.searchsorted(first, every, side="right") / len(first)

@@ -39,7 +39,7 @@ class NumericalSignalExtractor(BaseSignalExtractor):
         return "numerical"
 
     def extract(self, raw_data: Any) -> list[Signal]:
-        """The statistics of every array, by layer."""
+        """Return the statistics of every array, by layer."""
         series = SeriesBuilder(self._replica)
         for step, part in steps_of(raw_data, self._step):
             for array in named_arrays(part):
@@ -80,5 +80,5 @@ class NumericalSignalExtractor(BaseSignalExtractor):
 
 
 def _root(array: NamedArray) -> float:
-    """What turns the norm of a weight matrix into its gain."""
+    """Return what turns the norm of a weight matrix into its gain."""
     return float(np.sqrt(array.fan_in / len(array.values)))

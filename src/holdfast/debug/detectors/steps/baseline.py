@@ -77,19 +77,19 @@ class Shape:
         )
 
     def rounded(self, *levels: float) -> float:
-        """The least noise of these levels: none is known better than logs round it."""
+        """Return the least noise of these levels: none is known better than logs round it."""
         return self.rounding * max(abs(level) for level in levels)
 
     def step_of_block(self, block: int) -> float:
-        """The first step of a block."""
+        """Return the first step of a block."""
         return float(self.steps[min(block * self.width, len(self.steps) - 1)])
 
     def noise_near(self, *blocks: int) -> float:
-        """The largest noise of the given blocks; negative numbers count from the end."""
+        """Return the largest noise of the given blocks; negative numbers count from the end."""
         return max(float(self.noise[block]) for block in blocks)
 
     def level_noise_near(self, *blocks: int) -> float:
-        """The noise of the *levels* there: a median of many points is steadier than each of them."""
+        """Return the noise of the *levels* there: a median of many points is steadier than each of them."""
         return self.noise_near(*blocks) * MEDIAN_ERROR / float(np.sqrt(self.width))
 
     def factor_noise(self) -> float:
@@ -98,7 +98,7 @@ class Shape:
         return noise_of(np.log(sample)) if float(sample.min()) > 0 else 0.0
 
     def at_points(self, per_block: Array) -> Array:
-        """A number a block, repeated for every point."""
+        """Return a number per block, repeated for every point."""
         return np.repeat(per_block, self.width)[: self.count]
 
 
@@ -108,7 +108,7 @@ def sample_of(values: Array) -> Array:
 
 
 def robust_spread(values: Array) -> float:
-    """The spread of values as a standard deviation that a few outliers cannot move."""
+    """Return the spread of values as a standard deviation that a few outliers cannot move."""
     if len(values) < 2:
         return 0.0
     return MAD_TO_DEVIATION * float(np.median(np.abs(values - np.median(values))))
@@ -127,7 +127,7 @@ def noise_of(values: Array) -> float:
 
 
 def running_median(values: Array, reach: int) -> Array:
-    """The median of every point with its neighbours on both sides; the ends repeat."""
+    """Return the median of every point with its neighbours on both sides; the ends repeat."""
     padded = np.pad(values, reach, mode="edge")
     return np.asarray(np.median(np.lib.stride_tricks.sliding_window_view(padded, 2 * reach + 1), axis=-1))
 
@@ -179,7 +179,7 @@ def _blocks(values: Array, width: int, reach: int) -> tuple[Array, Array]:
 
 
 def _block_medians(values: Array, width: int) -> Array:
-    """The median of every block; a rest too short for a block of its own repeats the last one."""
+    """Return the median of every block; a rest too short for a block of its own repeats the last one."""
     whole = len(values) // width
     medians = np.median(values[: whole * width].reshape(whole, width), axis=1)
     rest = values[whole * width :]

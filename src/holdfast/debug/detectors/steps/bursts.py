@@ -83,7 +83,7 @@ class BurstRule:
     """From where on a rise is dated."""
 
     def bursts(self, shape: Shape) -> list[Rise]:
-        """Every stretch far above the level around it, single points included.
+        """Return every stretch far above the level around it, single points included.
 
         Far is in units of the noise there and of the tail of the run's own residuals, so heavy-tailed but healthy
         losses raise their own bar.
@@ -193,7 +193,7 @@ class BurstRule:
         )
 
     def _background(self, shape: Shape) -> tuple[Array, Array]:
-        """The level with short bursts taken out, and how far above it a point must be to count."""
+        """Return the level with short bursts taken out, and how far above it a point must be to count."""
         blocks = len(shape.level)
         reach = max(2, round(self.background_points / shape.width), blocks // self.background_share)
         reach = min(reach, max(1, (blocks - 1) // 2))
@@ -212,7 +212,7 @@ class BurstRule:
         return level, np.maximum.reduce(bars)
 
     def _standing(self, residual: Array, first: int, last: int) -> float:
-        """How far a burst stands out among the other high points: an outlier among outliers, or one of many."""
+        """Return how far a burst stands out among the other high points: an outlier among outliers, or one of many."""
         margin = self.minimum_points
         settled = residual[len(residual) // self.quiet_start : max(first - margin + 1, 0)]
         others = np.concatenate((settled, residual[last + margin :]))

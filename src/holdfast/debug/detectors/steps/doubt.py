@@ -75,7 +75,7 @@ class DoubtRule:
     """Which of a run's series a question is about."""
 
     def find(self, signals: Sequence[Signal]) -> Doubt | None:
-        """The first reason to think that the parameters cannot follow the loss; None where there is none."""
+        """Return the first reason to think that the parameters cannot follow the loss; None where there is none."""
         return (
             self._no_gradient(signals)
             or self._small_updates(signals)
@@ -84,7 +84,7 @@ class DoubtRule:
         )
 
     def chance(self, signals: Sequence[Signal]) -> Chance | None:
-        """The loss of an even guess among k classes, where an accuracy stays at one in k; None otherwise."""
+        """Return the loss of an even guess among k classes, where an accuracy stays at one in k; None otherwise."""
         for signal in of_kind(signals, "metric"):
             values = signal.values[np.isfinite(signal.values)]
             if signal.layer is not None or not _ACCURACY.search(signal.name) or len(values) < self.minimum_accuracies:

@@ -90,7 +90,7 @@ class LossGrowthRule:
     """How a series is reduced to its level and its noise."""
 
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
-        """The first way in which the loss is far too large; None for one that is not."""
+        """Return the first way in which the loss is far too large; None for one that is not."""
         shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < 2:
             return None
@@ -201,12 +201,12 @@ def is_classifier(
 
 
 def _first_level(values: Array) -> float:
-    """The median of the first values, at most three and at most a quarter of them."""
+    """Return the median of the first values, at most three and at most a quarter of them."""
     return float(np.median(values[: max(1, min(3, len(values) // 4))]))
 
 
 def _onset_in_logs(shape: Shape, certain: int, rule: OnsetRule) -> int:
-    """Where a series that grows by factors left its noise before the point at which that was certain."""
+    """Return where a series that grows by factors left its noise before the point at which that was certain."""
     before = shape.level[: max(1, certain // shape.width)]
     if float(shape.values[: certain + 1].min()) <= 0 or float(before.min()) <= 0:
         return certain

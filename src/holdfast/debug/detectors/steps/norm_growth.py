@@ -128,7 +128,7 @@ class NormGrowthRule:
         return Growth(signal, GrowthShape.CLIMBING, claim, begin, now, now, Severity.WARNING, LIKELY, numbers)
 
     def is_running_sum(self, values: Array) -> bool:
-        """Whether a norm drifts upwards with little noise from step to step."""
+        """Return whether a norm drifts upwards with little noise from step to step."""
         logs = np.log(values[: self.sum_points])
         span = float(np.quantile(logs, 0.9) - np.quantile(logs, 0.1))
         return span > self.sum_span and float(np.median(np.abs(np.diff(logs)))) < self.sum_steps * span
@@ -187,7 +187,7 @@ class NormGrowthRule:
         )
 
     def _broke_at(self, signals: Sequence[Signal]) -> float | None:
-        """The first step at which a loss is badly broken: non-finite, or at least doubled for a while."""
+        """Return the first step at which a loss is badly broken: non-finite, or at least doubled for a while."""
         found: list[float] = []
         for signal in self.select.training_losses(signals):
             broken = ~np.isfinite(signal.values)
@@ -205,7 +205,7 @@ class NormGrowthRule:
         return min(found, default=None)
 
     def _stopped_falling(self, signals: Sequence[Signal]) -> bool:
-        """Whether the second half of the run brought nothing."""
+        """Return whether the second half of the run brought nothing."""
         for signal in self.select.training_losses(signals):
             shape = self.shape.of(signal, blocks=12)
             if shape is not None and not shape.is_signed and len(shape.level) >= self.minimum_points:
@@ -229,6 +229,6 @@ def _all_along(signal: Signal, values: Array, steps: Array, why: str) -> Growth:
 
 
 def loss_scale_of(signals: Sequence[Signal]) -> float:
-    """The usual loss scale: trainers that log gradients before unscaling log them this many times too large."""
+    """Return the usual loss scale: trainers that log gradients before unscaling log them this many times too large."""
     scales = [signal.values[np.isfinite(signal.values)] for signal in of_kind(signals, "loss_scale")]
     return max((float(np.median(values)) for values in scales if len(values)), default=1.0)

@@ -78,7 +78,7 @@ def _last_fall(values: Array, *, left: int, certain: int, reach: int) -> int:
 
 
 def _error_of_bend(places: Array, values: Array, bend: int) -> float:
-    """The squared error of two lines that meet at ``bend``."""
+    """Return the squared error of two lines that meet at ``bend``."""
     columns = np.stack([np.ones_like(places), places, np.maximum(places - bend, 0.0)], axis=1)
     solution, *_ = np.linalg.lstsq(columns, values, rcond=None)
     residual = values - columns @ solution

@@ -111,7 +111,7 @@ class PeriodRule:
         return None if lag is None else float(np.median(np.diff(steps)) * lag)
 
     def takes_turns(self, signal: Signal) -> bool:
-        """Whether a few tasks or data sets take turns from point to point, each with a level of its own."""
+        """Return whether a few tasks or data sets take turns from point to point, each with a level of its own."""
         values = signal.values[-self.longest_repeated :]
         if len(values) < self.most_turns * self.most_turns or not np.isfinite(values).all():
             return False
@@ -131,7 +131,7 @@ class PeriodRule:
         return bool(abs(np.corrcoef(_detrended(values), schedule)[0, 1]) > self.schedule_similarity)
 
     def _repeated_lag(self, values: Array) -> int | None:
-        """The lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
+        """Return the lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
         # Freed of their own trend: the changes of a steep descent all look alike.
         changes = _detrended(np.diff(values[-self.longest_repeated :]))
         reach = self.outlier_changes * robust_spread(changes)
@@ -149,7 +149,7 @@ class PeriodRule:
         return found if between < self.between * _similarity(changes, found) else None
 
     def _strongest_lag(self, values: Array) -> tuple[int | None, float]:
-        """The lag at which the series most resembles itself, and how much, from its autocorrelation."""
+        """Return the lag at which the series most resembles itself, and how much, from its autocorrelation."""
         reach = self.outliers * robust_spread(values)
         clipped = np.clip(values, -reach, reach)
         centred = clipped - clipped.mean()
@@ -176,14 +176,14 @@ def _drawn_once(signal: Signal, most: int, fresh_share: float) -> tuple[Array, A
 
 
 def _similarity(values: Array, lag: int) -> float:
-    """The correlation of a series with itself ``lag`` points earlier."""
+    """Return the correlation of a series with itself ``lag`` points earlier."""
     left, right = values[:-lag] - values[:-lag].mean(), values[lag:] - values[lag:].mean()
     power = float(np.sqrt(np.dot(left, left) * np.dot(right, right)))
     return float(np.dot(left, right)) / power if power > 0 else 0.0
 
 
 def _detrended(values: Array, *, reach: int | None = None) -> Array:
-    """The series without its slow part: a running mean, because a running median would follow an alternation."""
+    """Return the series without its slow part: a running mean, because a running median would follow an alternation."""
     reach = max(3, len(values) // 8) if reach is None else min(reach, len(values))
     padded = np.concatenate((np.full(reach, values[:reach].mean()), values, np.full(reach, values[-reach:].mean())))
     total = np.concatenate(([0.0], np.cumsum(padded)))

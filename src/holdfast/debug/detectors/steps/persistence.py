@@ -26,7 +26,7 @@ class Stretches:
 
 
 def stretches_of(mask: Mask, *, at_least: int = 1) -> Stretches:
-    """Every stretch of true values of at least the given length.
+    """Return every stretch of true values of at least the given length.
 
     >>> stretches_of(np.array([True, True, False, True]), at_least=2).first.tolist()
     [0]
@@ -49,7 +49,7 @@ def join_stretches(stretches: Stretches, *, gap: int) -> list[tuple[int, int]]:
 
 
 def raised_around(raised: Mask, first: int, last: int) -> int:
-    """How many points around a stretch are raised without a gap, the stretch included."""
+    """Return how many points around a stretch are raised without a gap, the stretch included."""
     before, after = ~raised[:first][::-1], ~raised[last:]
     reach_back = int(np.argmax(before)) if before.any() else first
     reach_on = int(np.argmax(after)) if after.any() else len(after)
@@ -57,6 +57,6 @@ def raised_around(raised: Mask, first: int, last: int) -> int:
 
 
 def tail_length(mask: Mask) -> int:
-    """How many values at the end are true without a gap; 0 where the last one is false."""
+    """Return how many values at the end are true without a gap; 0 where the last one is false."""
     false = np.flatnonzero(~mask)
     return len(mask) - 1 - int(false[-1]) if len(false) else len(mask)

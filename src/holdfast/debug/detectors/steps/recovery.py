@@ -6,7 +6,7 @@ __all__ = ["given_up", "recovered_share"]
 
 
 def recovered_share(*, before: float, peak: float, after: float) -> float:
-    """How much of a rise is gone again, from 0 (nothing) to 1 (all of it).
+    """Return how much of a rise is gone again, from 0 (nothing) to 1 (all of it).
 
     >>> recovered_share(before=1.0, peak=5.0, after=2.0)
     0.75

@@ -52,7 +52,7 @@ class RewardRule:
     """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
 
     def holds(self, signals: Sequence[Signal]) -> bool:
-        """Whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
+        """Return whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
         for signal in of_kind(signals, "reward"):
             values = signal.values[np.isfinite(signal.values)]
             if len(values) >= self.minimum_points:
@@ -62,12 +62,12 @@ class RewardRule:
         return False
 
     def any_rises(self, signals: Sequence[Signal]) -> bool:
-        """Whether a reward was logged that is clearly higher at the end than at the beginning."""
+        """Return whether a reward was logged that is clearly higher at the end than at the beginning."""
         rewards = [signal for signal in of_kind(signals, "reward") if len(signal.values) >= self.minimum_points]
         return any(self.rises(signal) for signal in rewards)
 
     def rises(self, signal: Signal) -> bool:
-        """Whether late values beat early ones clearly more often than chance, and by more than they wander."""
+        """Return whether late values beat early ones clearly more often than chance, and by more than they wander."""
         values = signal.values[np.isfinite(signal.values)]
         width = max(1, min(len(values) // 2, max(3, len(values) // self.parts)))
         early, late = values[:width], values[-width:]

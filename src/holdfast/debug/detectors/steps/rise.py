@@ -53,7 +53,7 @@ class Rise:
 
 
 def beyond_factors(shape: Shape, before: float, after: float, noises: float) -> bool:
-    """Whether two levels differ by more than the factors between neighbouring points explain."""
+    """Return whether two levels differ by more than the factors between neighbouring points explain."""
     if before <= 0 or after <= 0:
         return True
     error = shape.factor_noise() * MEDIAN_ERROR / float(np.sqrt(shape.width))
@@ -99,7 +99,7 @@ class RiseRule:
         return rise
 
     def is_coming_back(self, rise: Rise) -> bool:
-        """Whether the loss was on its way back, or the log ended too soon after the jump to know."""
+        """Return whether the loss was on its way back, or the log ended too soon after the jump to know."""
         too_soon = rise.points < self.early_points and rise.ratio > self.early_ratio
         return rise.recovered >= self.coming_back or too_soon
 
@@ -150,7 +150,7 @@ class RiseRule:
 
 
 def _first_above(shape: Shape, block: int, bar: float) -> int:
-    """The first point above the bar, in the block or the one before it."""
+    """Return the first point above the bar, in the block or the one before it."""
     begin = max(0, (block - 1) * shape.width)
     hits = np.flatnonzero(shape.values[begin : (block + 1) * shape.width] > bar)
     return min(begin + (int(hits[0]) if len(hits) else 0), shape.count - 1)

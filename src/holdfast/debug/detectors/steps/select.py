@@ -56,17 +56,17 @@ _TOTAL = re.compile(
 
 
 def is_collected(signal: Signal) -> bool:
-    """Whether the numbers are real: not a column of placeholders."""
+    """Return whether the numbers are real: not a column of placeholders."""
     return not signal.metadata.get("not_collected") and len(signal.values) > 0
 
 
 def of_kind(signals: Iterable[Signal], *kinds: str) -> list[Signal]:
-    """The collected signals of the given kinds; ``other`` are those without one."""
+    """Return the collected signals of the given kinds; ``other`` are those without one."""
     return [signal for signal in signals if (signal.kind or "other") in kinds and is_collected(signal)]
 
 
 def serving(signals: Iterable[Signal]) -> list[Signal]:
-    """The signals that were measured where the model is used, by their names."""
+    """Return the signals that were measured where the model is used, by their names."""
     return [signal for signal in signals if is_collected(signal) and _SERVING.search(signal.name)]
 
 
@@ -123,13 +123,13 @@ class SelectRule(SharedRule):
         return np.unique(inside)
 
     def is_objective_change(self, signals: Sequence[Signal], signal: Signal, step: float) -> bool:
-        """Whether a step of a signal is within two logging intervals of a change of what is minimised."""
+        """Return whether a step of a signal is within two logging intervals of a change of what is minimised."""
         gap = float(np.median(np.diff(signal.steps))) if len(signal.steps) > 1 else 0.0
         changes = self.objective_changes(signals)
         return bool(len(changes)) and float(np.min(np.abs(changes - step))) <= 2 * gap
 
     def level_of_parts(self, signals: Sequence[Signal], step: float) -> float:
-        """The sum of the parts of a loss at a step; 0 where a total is named, or where there is one loss."""
+        """Return the sum of the parts of a loss at a step; 0 where a total is named, or where there is one loss."""
         parts = {signal.name: signal for signal in reversed(main_losses(signals)) if len(signal.values)}
         if len(parts) < 2 or self._totals(list(parts.values())):
             return 0.0
@@ -141,7 +141,7 @@ class SelectRule(SharedRule):
         return len(steps) > 0 and float(steps[0]) <= self.beginning * float(steps[-1])
 
     def _totals(self, losses: Sequence[Signal]) -> list[Signal]:
-        """The losses that are totals: by name, or by holding the sum of the others wherever they are logged."""
+        """Return the losses that are totals: by name, or by holding the sum of the others wherever they are logged."""
         named = [signal for signal in losses if _TOTAL.match(signal.name)]
         parts = {signal.name: signal for signal in losses}
         if named or len(parts) < self.minimum_parts:
@@ -153,7 +153,7 @@ class SelectRule(SharedRule):
         return [signal for signal in losses if signal.name == total]
 
     def _holds_the_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
-        """Whether a loss is at least the sum of all those that are logged beside it."""
+        """Return whether a loss is at least the sum of all those that are logged beside it."""
         own, others = self._beside(candidate, parts)
         if len(others) + 1 < self.minimum_parts:
             return False
@@ -201,12 +201,12 @@ def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
 
 
 def _named_totals(losses: Sequence[Signal]) -> list[Signal]:
-    """The losses that are totals by name, with the words that say they are held out left out."""
+    """Return the losses that are totals by name, with the words that say they are held out left out."""
     return [signal for signal in losses if _TOTAL.match(_HELD_OUT.sub("", signal.name))]
 
 
 def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:
-    """The losses on held-out data, totals first where they are named."""
+    """Return the losses on held-out data, totals first where they are named."""
     found = [
         signal
         for signal in of_kind(signals, "eval_loss")
@@ -231,19 +231,19 @@ def all_zero(signals: Sequence[Signal], kind: str) -> Signal | None:
 
 
 def finite_median(values: NDArray[np.float64]) -> float:
-    """The median of the finite values of a sample, 0 where there is none."""
+    """Return the median of the finite values of a sample, 0 where there is none."""
     sample = sample_of(values)
     finite = sample[np.isfinite(sample)]
     return float(np.median(finite)) if len(finite) else 0.0
 
 
 def layered(signals: Iterable[Signal], *kinds: str) -> dict[str, Signal]:
-    """The per-layer signals of the given kinds, by layer."""
+    """Return the per-layer signals of the given kinds, by layer."""
     return {signal.layer: signal for signal in of_kind(signals, *kinds) if signal.layer is not None}
 
 
 def per_replica(signals: Iterable[Signal], *kinds: str) -> dict[int, list[Signal]]:
-    """The signals of the given kinds by replica."""
+    """Return the signals of the given kinds by replica."""
     found: dict[int, list[Signal]] = {}
     for signal in of_kind(signals, *kinds):
         if signal.replica is not None:

@@ -116,7 +116,7 @@ class StallRule:
     """How a series is reduced to its level and its noise."""
 
     def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
-        """The loss of a run that never learnt; None when it did, or when that cannot be told."""
+        """Return the loss of a run that never learnt; None when it did, or when that cannot be told."""
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = self.select.training_losses(signals) or evaluation_losses(signals)
         improved = self._anything_improved(signals, candidates)
@@ -170,7 +170,7 @@ class StallRule:
         return Stall(signal, float(shape.steps[0]), shape.end, improvement, guess, shape)
 
     def _learnt_at_once(self, shape: Shape, head: float, noise: float) -> bool:
-        """Whether a long run learnt within its first moments, which the level of its first tenth hides."""
+        """Return whether a long run learnt within its first moments, which the level of its first tenth hides."""
         first = shape.values[: self.at_once_points]
         long = shape.count >= TENTH * TENTH * self.at_once_points
         return long and float(first.min()) > head * (1.0 + self.at_once_fall) + self.at_once_noises * noise
@@ -222,7 +222,7 @@ class StallRule:
         return Stall(signal, first, shape.end, (shape.start - shape.end) / shape.start, guess, shape)
 
     def _flat_since_early(self, shape: Shape, error: float) -> bool:
-        """Whether four fifths of the log, from the second to the last, show no progress at all."""
+        """Return whether four fifths of the log, from the second to the last, show no progress at all."""
         if len(shape.level) < 2 * FIFTHS:
             return False
         fifths = _fifths(shape)
@@ -230,7 +230,7 @@ class StallRule:
         return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1]
 
     def _guessed(self, shape: Shape) -> str | None:
-        """The guess a loss ends on, was never below, and no longer moves away from."""
+        """Return the guess a loss ends on, was never below, and no longer moves away from."""
         guess = guessing_loss(shape.end, tolerance=self.guess_tolerance, squared_share=self.squared_share)
         if guess is None or len(shape.level) < FIFTHS:
             return guess
@@ -239,7 +239,7 @@ class StallRule:
         return guess if flat and min(fifths) >= self.guess_above * shape.end else None
 
     def _is_flat(self, signal: Signal) -> bool:
-        """Whether a held-out loss, which averages much noise away, shows no progress from first to last."""
+        """Return whether a held-out loss, which averages much noise away, shows no progress from first to last."""
         values = signal.values[np.isfinite(signal.values)]
         if len(values) < 6 or values[0] <= 0:
             return False
@@ -274,14 +274,14 @@ def _fifths(shape: Shape) -> list[float]:
 
 
 def _decline(shape: Shape) -> tuple[float, float]:
-    """How far a straight line through the log falls from first to last, and the error of that."""
+    """Return how far a straight line through the log falls from first to last, and the error of that."""
     places = np.linspace(-0.5, 0.5, len(shape.level))
     slope = float(np.dot(places, shape.level) / np.dot(places, places))
     return -slope, float(np.sqrt(12.0)) * float(np.median(shape.noise)) / float(np.sqrt(shape.count))
 
 
 def _held_low(level: np.ndarray) -> float:
-    """The lowest median of any fifth of the run."""
+    """Return the lowest median of any fifth of the run."""
     width = max(1, len(level) // FIFTHS)
     windows = np.lib.stride_tricks.sliding_window_view(level, width)
     return float(np.min(np.median(windows, axis=-1)))

@@ -56,11 +56,11 @@ class StartRule:
     """Which of a run's series a question is about."""
 
     def find(self, signals: Sequence[Signal]) -> WildStart | None:
-        """The layer that is out of range at the first step, by its activations or its weights."""
+        """Return the layer that is out of range at the first step, by its activations or its weights."""
         return self._wide_activations(self.early_spreads(signals)) or self._large_weights(signals)
 
     def early_spreads(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
-        """The spread of every layer's activations at the first logged steps."""
+        """Return the spread of every layer's activations at the first logged steps."""
         found: dict[str, tuple[float, Signal]] = {}
         for signal in of_kind(signals, "activation"):
             if signal.layer is not None and "std" in f"{signal.metadata.get('statistic', '')} {signal.name}".lower():
@@ -69,7 +69,7 @@ class StartRule:
         return found
 
     def first_gains(self, signals: Sequence[Signal]) -> dict[str, tuple[float, Signal]]:
-        """The gain of every weight matrix at the first logged step, where the log has the run's beginning."""
+        """Return the gain of every weight matrix at the first logged step, where the log has the run's beginning."""
         return {
             signal.layer: (float(signal.values[0]), signal)
             for signal in of_kind(signals, "weight_gain")
@@ -80,13 +80,13 @@ class StartRule:
         }
 
     def recurrent_gain(self, signals: Sequence[Signal]) -> float:
-        """The largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
+        """Return the largest gain of a recurrent matrix at the first logged step, 0 where none was logged."""
         return max(
             (gain for layer, (gain, _) in self.first_gains(signals).items() if _RECURRENT.search(layer)), default=0.0
         )
 
     def is_off_scale(self, gains: Sequence[float]) -> bool:
-        """Whether most weight matrices are on another scale than any usual initialisation's."""
+        """Return whether most weight matrices are on another scale than any usual initialisation's."""
         odd = [gain for gain in gains if gain > self.largest_gain or gain < self.smallest_gain]
         return len(odd) >= max(2.0, self.layers_share * len(gains))
 

@@ -135,7 +135,7 @@ def _row(line: str) -> list[float]:
 
 
 def _is_sum(columns: list[Column]) -> bool:
-    """Whether the first column is the sum of the others, as a total is of its parts."""
+    """Return whether the first column is the sum of the others, as a total is of its parts."""
     if not 2 < len(columns) <= MAX_COLUMNS or any(column.rows is not None for column in columns):
         return False
     rest = np.sum([column.values for column in columns[1:]], axis=0)
@@ -144,7 +144,7 @@ def _is_sum(columns: list[Column]) -> bool:
 
 
 def _counts(values: Floats) -> bool:
-    """Whether a column counts: whole numbers that go up by the same stride, but where they begin again."""
+    """Return whether a column counts: whole numbers that go up by the same stride, but where they begin again."""
     if len(values) < MIN_ROWS or not np.all(np.isfinite(values)) or np.any((values != np.floor(values)) | (values < 0)):
         return False
     strides = np.diff(values)
@@ -168,7 +168,7 @@ def _name_of(file: LogFile, first: Column) -> str:
 
 
 def _falls(values: Floats) -> bool:
-    """Whether the numbers end below where they began, as a loss does, or are lost in between."""
+    """Return whether the numbers end below where they began, as a loss does, or are lost in between."""
     finite = values[np.isfinite(values)]
     if len(finite) < MIN_ROWS or float(finite.min()) < 0.0:
         return False

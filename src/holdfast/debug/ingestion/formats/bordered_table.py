@@ -1,4 +1,4 @@
-"""Tables drawn with bars and dashes, one a step: Stable-Baselines3 and what was modelled on it.
+"""Tables drawn with bars and dashes, one per step: Stable-Baselines3 and what was modelled on it.
 
 A row is ``|    name | value |``; a row without a value opens a section whose name prefixes those below it.
 """

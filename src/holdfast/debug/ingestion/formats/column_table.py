@@ -87,7 +87,7 @@ def _header(line: str) -> list[str] | None:
 
 
 def _cells(line: str, count: int) -> list[str] | None:
-    """The first ``count`` cells of a row of numbers; None where the line is something else."""
+    """Return the first ``count`` cells of a row of numbers; None where the line is something else."""
     text = line.strip()
     if text.startswith("|"):
         cells = [part.strip() for part in text.strip("|").split("|")]

@@ -165,18 +165,18 @@ class _CsvReading(LineReading):
 
 
 def _fits(row: list[str], count: int) -> bool:
-    """Whether a row has the header's cells; a separator at its end makes one more, empty."""
+    """Return whether a row has the header's cells; a separator at its end makes one more, empty."""
     return len(row) == count or (len(row) == count + 1 and not row[-1])
 
 
 def _plain_rows(file: LogFile, delimiter: str, skip: int, count: int) -> bool:
-    """Whether the sample's rows have exactly the header's cells, and no NUL byte."""
+    """Return whether the sample's rows have exactly the header's cells, and no NUL byte."""
     lines = [line for line in file.sample_lines[skip + 1 :] if line.strip()][:200]
     return b"\0" not in file.head and not any(len(_cells(line, delimiter)) == count + 1 for line in lines)
 
 
 def _comma_is_decimal(file: LogFile, delimiter: str) -> bool:
-    """Whether numbers are written 3,14: the comma does not set columns apart, and no number has a point."""
+    """Return whether numbers are written 3,14: the comma does not set columns apart, and no number has a point."""
     if delimiter == ",":
         return False
     cells = [cell.strip() for line in file.sample_lines[1:200] for cell in line.split(delimiter)]
@@ -194,7 +194,7 @@ def _cells(line: str, delimiter: str) -> list[str]:
 
 
 def _is_column(file: LogFile, skip: int) -> bool:
-    """Whether the lines after this one are single numbers, as torch7's logger writes them under a title."""
+    """Return whether the lines after this one are single numbers, as torch7's logger writes them under a title."""
     lines = [line.split() for line in file.sample_lines[skip + 1 : skip + 200] if line.strip()]
     return len(lines) > 2 and all(len(cells) == 1 and number_of(cells[0]) is not None for cells in lines)
 
@@ -204,7 +204,7 @@ def _is_table(file: LogFile) -> bool:
 
 
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
-    """The header's names, the delimiter, and how many lines stand before it."""
+    """Return the header's names, the delimiter, and how many lines stand before it."""
     for skip, line in enumerate(file.sample_lines[:50]):
         text = line.strip().lstrip("\ufeff")
         if not text or text.startswith("#"):

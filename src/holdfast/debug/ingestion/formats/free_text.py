@@ -118,7 +118,7 @@ class _Reader(LineReader):
             self.step = place.epoch
 
     def _counts(self, place: Place, pairs: Pairs) -> bool:
-        """Whether the line is a row: made of named numbers, and in a place."""
+        """Return whether the line is a row: made of named numbers, and in a place."""
         size = len(place.text.strip("\x1f "))
         if place.step is not None or place.epoch is not None:
             return pairs.covered >= MIN_COVERED_BESIDE_COUNTER * size

@@ -24,7 +24,7 @@ _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_s
 
 
 def load_json(file: LogFile) -> Any:
-    """The document, with NaN and Infinity as numbers.
+    """Return the document, with NaN and Infinity as numbers.
 
     Raises:
         UnreadableLogError: it is no JSON, or nested too deeply, or too large.

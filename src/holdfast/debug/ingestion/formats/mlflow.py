@@ -1,4 +1,4 @@
-"""MLflow's file store: a folder a run, with one file a metric (``timestamp value step`` lines) and one a parameter."""
+"""MLflow's file store: a folder per run, one file per metric (``timestamp value step`` lines) and per parameter."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ class MlflowMetricFormat(LogFormat):
         return "mlflow"
 
     def sniff(self, file: LogFile) -> float:
-        """Every line is a time, a value and a step."""
+        """Return every line is a time, a value and a step."""
         if not file.is_text:
             return 0.0
         lines = [line for line in file.sample_lines[:50] if line.strip()]
@@ -39,7 +39,7 @@ class MlflowMetricFormat(LogFormat):
 
 
 def is_mlflow_run(folder: Path) -> bool:
-    """Whether the folder is one run of an MLflow file store."""
+    """Return whether the folder is one run of an MLflow file store."""
     metrics = folder / "metrics"
     if not metrics.is_dir():
         return False

@@ -1,4 +1,4 @@
-"""OLMo, OLMo-core and Composer: a line ``[step=10/1000,epoch=0]`` or ``[batch=10/1000]:``, then a metric a line."""
+"""OLMo, OLMo-core and Composer: a line ``[step=10/1000,epoch=0]`` or ``[batch=10/1000]:``, then one metric per line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""OpenTelemetry metrics as JSON (OTLP): one export a file, or one a line as the collector writes them."""
+"""OpenTelemetry metrics as JSON (OTLP): one export per file, or one per line as the collector writes them."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class OtlpFormat(LogFormat):
         return "otlp-json"
 
     def sniff(self, file: LogFile) -> float:
-        """The export's outermost key is like no other's."""
+        """Return the export's outermost key is like no other's."""
         return 0.98 if file.is_text and b'"resourceMetrics"' in file.head[:4096] else 0.0
 
     def read(self, file: LogFile) -> RunLog:

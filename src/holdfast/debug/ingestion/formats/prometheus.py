@@ -85,7 +85,7 @@ def _step(step: float | None, stamp: float | None, scrapes: int) -> float:
 
 
 def _name(metric: str, labels: str) -> str:
-    """The metric and the labels that set its series apart, in the form the table of names understands."""
+    """Return the metric and the labels that set its series apart, in the form the table of names understands."""
     parts = [metric]
     for key, value in sorted(_LABEL.findall(labels[:4096])):
         if key in ("rank", "replica", "gpu", "device", "worker"):

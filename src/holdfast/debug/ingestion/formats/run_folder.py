@@ -27,7 +27,7 @@ _NOT_SIGNALS = frozenset(
 
 
 def is_run_folder(folder: Path) -> bool:
-    """Whether the folder is that of a run: ``run.json`` says so."""
+    """Return whether the folder is that of a run: ``run.json`` says so."""
     try:
         with open(folder / "run.json", "rb") as file:
             return b'"holdfast": "run"' in file.read(200) and (folder / "log").is_dir()

@@ -33,7 +33,7 @@ class TensorBoardFormat(LogFormat):
         return "tensorboard"
 
     def sniff(self, file: LogFile) -> float:
-        """The first record of every event file says ``brain.Event:``."""
+        """Return the first record of every event file says ``brain.Event:``."""
         return 1.0 if b"brain.Event:" in file.head[:64] else 0.9 if "tfevents" in file.name and file.size > 16 else 0.0
 
     def read(self, file: LogFile) -> RunLog:
@@ -107,7 +107,7 @@ def _scalar(message: BytesLike) -> tuple[str, float] | None:
 
 
 def _tensor(message: BytesLike) -> float | None:
-    """The value of a tensor of one element; larger ones (histograms, texts, pictures) are no scalars."""
+    """Return the value of a tensor of one element; larger ones (histograms, texts, pictures) are no scalars."""
     dtype, content, plain = 0, b"", {}
     for number, value in fields(message):
         if number == 1 and isinstance(value, int):

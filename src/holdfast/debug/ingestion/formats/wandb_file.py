@@ -38,7 +38,7 @@ class WandbFormat(LogFormat):
         return "wandb"
 
     def sniff(self, file: LogFile) -> float:
-        """The file says so in its first four bytes."""
+        """Return the file says so in its first four bytes."""
         return 1.0 if file.head[:4] == _MAGIC else 0.0
 
     def read(self, file: LogFile) -> RunLog:
