@@ -130,3 +130,11 @@ def test_the_text_of_a_crash_names_its_cause(tmp_path: Path, message: str) -> No
 def test_a_crash_of_which_only_the_exit_code_is_known_has_no_cause(tmp_path: Path) -> None:
     run = diagnose(tmp_path, TRAINING + "srun: error: node7: task 0: Exited with exit code 1\n")
     assert [finding.causes for finding in run.findings] == [()]
+
+
+def test_a_crash_before_a_trainer_whose_rows_are_placed_at_the_end_is_no_crash(tmp_path: Path) -> None:
+    rows = "".join(f"{{'loss': {3 / (n + 1):.4f}, 'learning_rate': 1e-05, 'epoch': {n}.0}}\n" for n in range(20))
+    failed = TRACEBACK + "ImportError: You need to have PEFT installed\n"
+    assert diagnose(tmp_path, failed + rows).verdict is Verdict.HEALTHY
+    assert diagnose(tmp_path, rows + failed).verdict is Verdict.UNHEALTHY
+    assert diagnose(tmp_path, rows + failed + rows[-60:].splitlines()[-1] + "\n").verdict is Verdict.UNHEALTHY

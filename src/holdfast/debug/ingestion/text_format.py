@@ -158,6 +158,7 @@ class _TextReading(LineReading):
         self._number = 0
         self._looked = self._read = self._unread_at_end = self._unplaced = 0
         self._drawn: int | None = None
+        self._held_back = 0
 
     def feed(self, line: str) -> None:
         self._number += 1
@@ -175,6 +176,8 @@ class _TextReading(LineReading):
             self._unread_at_end = 0
             if len(rows) > before and self._moved(step, line):
                 self._went_on(line, before, step)
+            elif len(rows) == before and self._crash.pending:
+                self._read_after_crash(before)
         elif _OVERFLOW.search(line):
             new, old = _NEW_SCALE.search(line), _OLD_SCALE.search(line)
             self._overflows.append((self._reader.step, _to_float(new), _to_float(old)))
@@ -235,6 +238,14 @@ class _TextReading(LineReading):
             self._drawn = len(self._reader.rows) - 1
             return False
         return moved or not self._crash.pending or (now is None and self._unplaced >= MIN_UNPLACED_ROWS)
+
+    def _read_after_crash(self, row: int) -> None:
+        """Take a few lines after an error for training, where the reader holds its rows back until the end."""
+        self._held_back += 1
+        if self._held_back >= MIN_UNPLACED_ROWS:
+            self._crashes.append((row, self._crash.events()))
+            self._crash.went_on()
+            self._held_back = 0
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
         """Take note of what stood before a new row, if it may have begun a run."""
