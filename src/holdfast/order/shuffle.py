@@ -198,8 +198,12 @@ class _Windowed(EpochOrder):
         return self._inside(self._start[slot] + (indices - self._shard_start[shard]), Permutation.inverse)
 
     def _inside(self, places: Int64, apply: Callable[[Permutation, Int64], Int64]) -> Int64:
-        result = np.empty_like(places)
         number = np.searchsorted(self._window_start, places, side="right") - 1
+        if number.size and (first := int(number[0])) == int(number.min()) == int(number.max()):
+            # Nearly always: positions follow each other, and each source of a mixture has few of them.
+            base = int(self._window_start[first])
+            return base + apply(self._window(first), places - base)
+        result = np.empty_like(places)
         for value in np.unique(number):
             mask = number == value
             base = self._window_start[value]

@@ -95,7 +95,7 @@ class ParquetSource(FileSource[_Opened]):
         """Take the rows at ``indices`` from their row groups, decoding those not at hand."""
         opened = self._opened
         rows = check_indices(indices, len(self), source="ParquetSource")
-        if not opened.decoded.holds_all(split_by_part(rows, opened.bounds)[0]):
+        if self._is_remote and not opened.decoded.holds_all(split_by_part(rows, opened.bounds)[0]):
             self._hurry(rows)
         columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
         opened.usage.rows_read += len(rows)

@@ -329,7 +329,7 @@ def single(dataset: HasSources, order: Locates, positions: Positions) -> list[Sa
     """Return the single samples at the positions, with their metrics; None where a transform left one out."""
     cut = Cut(order, positions, np.arange(len(positions) + 1))
     batches = read_batches(dataset, cut, range(len(positions)), 0, collate=_only)
-    return [batch.make() if batch.content is not None else None for batch in batches]
+    return [None if batch.content is None else batch.content.cut(0, 1) for batch in batches]
 
 
 def _only(samples: list[Sample]) -> Sample:

@@ -112,19 +112,21 @@ class StreamingShardLoader(StreamCursor):
         for batch in reading.batches:
             if self._coordinator is not None and self._adopts_shares(self._coordinator):
                 return
-            if not batch.size or (drops and not self.schedule.is_full(self.step)):
+            samples = batch.stop - batch.start
+            if not samples or (drops and not self.schedule.is_full(self.step)):
                 self.step += 1  # nothing here for this rank, or not enough of it: the step goes by
                 continue
             if batch.content is None:
                 raise _all_left_out(batch.step, batch.failed)
-            made = tally.made(batch, reading)
+            made = tally.made(batch, reading) if reading.lazy else batch.make()
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
             self.step += 1
             if self._acknowledgement is not None:
                 self._acknowledgement.handed_over(self.step)
-            tally.count_delivered(batch, reading)
+            tally.count_delivered(samples, reading)
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
+                tally.stats.samples_failed += len(batch.failed)
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
             began = time.perf_counter()
             yield made if config.batch_size is not None else _unbatched(made)
@@ -137,7 +139,7 @@ class StreamingShardLoader(StreamCursor):
                     tally.stats.num_checkpoints += 1
             if self._coordinator is not None:
                 self._coordinator.delivered(
-                    self.rank, step=self.step, samples=batch.size, seconds=seconds, share=self.share
+                    self.rank, step=self.step, samples=samples, seconds=seconds, share=self.share
                 )
             if self._turn is not turn:  # a jump, or another iterator took over: what was read ahead is not next
                 return

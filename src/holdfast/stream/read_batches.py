@@ -123,19 +123,23 @@ def _column_batches(dataset: HasSources, rows: StepRows) -> list[Batch]:
 
 def _sample_batches(dataset: HasSources, rows: StepRows, on_error: OnError, collate: Collate | None) -> list[Batch]:
     samples, failed = read_samples(dataset.sources, rows.positions, rows.located, on_error)
-    lost = np.isin(rows.positions, [failure.position for failure in failed])
+    lost = np.zeros(len(samples), dtype=bool)
+    if failed:
+        lost = np.isin(rows.positions, [failure.position for failure in failed])
     add_sample_metrics(dataset.sources, samples, rows.offsets, rows.located, rows.valid, lost)
     if rows.masked is not None:
         for row in np.flatnonzero(rows.masked).tolist():
             samples[row] = mask_sample(samples[row])
+    make = collate or stack_samples
     batches = []
     for step, (start, stop) in zip(rows.steps, pairwise(rows.offsets), strict=True):
-        chosen = [i for i in range(start, stop) if samples[i] is not None]
+        chosen = [sample for sample in samples[start:stop] if sample is not None]
         content: Content | None = None
         if chosen:
-            batch = (collate or stack_samples)([samples[i] for i in chosen])  # type: ignore[misc]  # none is None
+            batch = make(chosen)
             if rows.valid is not None:
-                batch["__valid__"] = to_tensors({"v": rows.valid[chosen]})["v"]
+                kept = [i for i in range(start, stop) if samples[i] is not None]
+                batch["__valid__"] = to_tensors({"v": rows.valid[kept]})["v"]
             content = Made(batch)
         own = _failed_in(rows, failed, start, stop) if failed else ()
         batches.append(Batch(step, start, stop, content, None, own))

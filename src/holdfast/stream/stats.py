@@ -64,9 +64,7 @@ class Tally:
         self.stats.workers_restarted += reading.restarted
 
     def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:
-        """Return the batch as a dict of tensors, and count the time that copying it took where it lies in memory."""
-        if not reading.lazy:
-            return batch.make()
+        """Return a batch of samples in memory as a dict of tensors, and count the time that copying them took."""
         began = time.perf_counter()
         made = batch.make()
         seconds = time.perf_counter() - began
@@ -74,13 +72,15 @@ class Tally:
         self._busy += seconds
         return made
 
-    def count_delivered(self, batch: Batch, reading: Reading) -> None:
-        """Count a batch that the training loop gets."""
-        self.stats.samples_loaded += batch.size
-        self.stats.samples_failed += len(batch.failed)
-        self.stats.prefetch_hits += reading.ready
-        self.stats.prefetch_misses += not reading.ready
-        reading.ready = True  # the rest of it is here now
+    def count_delivered(self, samples: int, reading: Reading) -> None:
+        """Count a batch of a reading that the training loop gets."""
+        stats = self.stats
+        stats.samples_loaded += samples
+        if reading.ready:
+            stats.prefetch_hits += 1
+        else:
+            stats.prefetch_misses += 1
+            reading.ready = True  # the rest of it is here now
 
     def result(self, readers: int) -> StreamStats:
         """Return the counts so far, for this many threads or processes that read."""
