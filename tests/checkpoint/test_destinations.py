@@ -14,8 +14,9 @@ from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.planner import ReadItem
 
+from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, plan
-from holdfast.errors import CheckpointMismatchError
+from holdfast.errors import CheckpointError, CheckpointMismatchError
 
 
 @pytest.mark.parametrize("size", [10, 200_000])
@@ -194,3 +195,20 @@ def test_a_device_tensor_is_filled_block_by_block_through_bounded_buffers(
     assert reader.report.peak_buffer_bytes <= 1 << 20
     assert reader.report.verified == 2
     assert_same({key: value.contiguous() for key, value in state.items()}, stored)
+
+
+def test_a_destination_without_memory_is_named(tmp_path: Path) -> None:
+    checkpoint.save({"layer": {"w": torch.ones(3)}}, tmp_path / "c", step=1)
+    with pytest.raises(CheckpointMismatchError, match="meta device") as caught:
+        checkpoint.load({"layer": {"w": torch.empty(3, device="meta")}}, tmp_path / "c")
+    assert caught.value.tensor == "layer.w"
+
+
+def test_a_progress_callback_that_raises_is_not_taken_for_a_damaged_checkpoint(tmp_path: Path) -> None:
+    checkpoint.save({"w": torch.ones(3)}, tmp_path / "c", step=1)
+
+    def fail(_: object) -> None:
+        raise ZeroDivisionError("by zero")
+
+    with pytest.raises(CheckpointError, match="the progress callback raised ZeroDivisionError: by zero"):
+        checkpoint.load({"w": torch.zeros(3)}, tmp_path / "c", progress=fail)

@@ -6,6 +6,8 @@ import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from holdfast.errors import CheckpointError
+
 __all__ = ["LoadProgress", "LoadReport", "ReportBuilder", "Unverified"]
 
 
@@ -108,7 +110,14 @@ class ReportBuilder:
         self.items_done += 1
         self.bytes_done += length
         if self._on_progress is not None:
-            self._on_progress(LoadProgress(self.items_done, self.items_total, self.bytes_done, self.bytes_total))
+            progress = LoadProgress(self.items_done, self.items_total, self.bytes_done, self.bytes_total)
+            try:
+                self._on_progress(progress)
+            except Exception as error:
+                raise CheckpointError(
+                    f"the progress callback raised {type(error).__name__}: {error}",
+                    hint="the checkpoint is not to blame; what was being loaded may be half filled",
+                ) from error
 
     def finish(
         self, *, not_loaded: tuple[str, ...], workers: int, peak_buffer_bytes: int, seconds: float

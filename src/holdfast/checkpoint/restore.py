@@ -11,10 +11,12 @@ import os
 import warnings
 from typing import Any
 
+import torch
 import torch.distributed as dist
+from torch.distributed.checkpoint._nested_dict import flatten_state_dict
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
-from torch.distributed.checkpoint.metadata import TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
@@ -27,6 +29,19 @@ __all__ = ["load"]
 
 class _NamingPlanner(DefaultLoadPlanner):
     """Torch's default planner; where destination and checkpoint do not fit it says so with our error, to every rank."""
+
+    def set_up_planner(
+        self, state_dict: dict[str, Any], metadata: Metadata | None = None, is_coordinator: bool = False
+    ) -> None:
+        if not (dist.is_available() and dist.is_initialized()):  # torch asks the process group for memory
+            for name, value in flatten_state_dict(state_dict)[0].items():
+                if isinstance(value, torch.Tensor) and value.is_meta:
+                    raise CheckpointMismatchError(
+                        "the destination has no memory: it is on the meta device",
+                        tensor=name,
+                        hint="call model.to_empty(device=…) before loading",
+                    )
+        super().set_up_planner(state_dict, metadata, is_coordinator)
 
     def create_local_plan(self) -> LoadPlan:
         try:
