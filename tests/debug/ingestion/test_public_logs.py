@@ -61,8 +61,8 @@ def test_a_public_log_reads_into_ordered_signals(public_logs: Path, name: str) -
 
 
 def test_a_folder_of_public_logs_is_many_runs(public_logs: Path) -> None:
-    healthy = [name for name in FORMATS if name.startswith("healthy/")]
-    assert len(read_path(public_logs / "healthy")) >= len(healthy)
+    stuck = [name for name in FORMATS if name.startswith("plateau/")]
+    assert len(read_path(public_logs / "plateau")) == len(stuck) > 3
 
 
 def test_zeros_and_placeholders_of_public_logs_are_not_values(public_logs: Path) -> None:
