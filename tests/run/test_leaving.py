@@ -277,3 +277,11 @@ def test_other_options_of_the_same_optimizer_are_noted_and_not_used(tmp_path: Pa
     (note,) = log.events("start")[-1]["notes"]
     assert "lr of AdamW is 5.0" in note
     assert [record["lr"] for record in log.steps()] == [1e-2] * 6
+
+
+def test_data_that_ends_before_the_steps_do_is_said(tmp_path: Path) -> None:
+    model = torch.nn.Linear(1, 1)
+    run = Run(tmp_path / "run", model=model, loader=Counted(4), steps=9, options=QUICK)
+    with pytest.warns(RuntimeWarning, match="the data has ended after 4 of 9 steps"):
+        for _ in run:
+            run.step(loss=1.0)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -174,8 +175,16 @@ class Run:
         return self._open().batches(lambda: self.steps, self._loop_has_ended)
 
     def _loop_has_ended(self) -> None:
-        if not self._entered:  # nothing is left to do, and nobody else would say that it has ended
-            self.close()
+        if self._entered:
+            return
+        made = self.step_number
+        self.close()  # nothing is left to do, and nobody else would say that it has ended
+        if self.steps is not None and made < self.steps and self.ended is None:
+            warnings.warn(
+                f"the data has ended after {made} of {self.steps} steps; iterate inside `with run:` for several passes",
+                RuntimeWarning,
+                stacklevel=3,
+            )
 
     def step(self, loss: Any = None, *, grad_norm: Any = None, **metrics: Any) -> None:
         """Say that a step is done.
