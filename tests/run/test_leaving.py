@@ -282,6 +282,10 @@ def test_other_options_of_the_same_optimizer_are_noted_and_not_used(tmp_path: Pa
 def test_data_that_ends_before_the_steps_do_is_said(tmp_path: Path) -> None:
     model = torch.nn.Linear(1, 1)
     run = Run(tmp_path / "run", model=model, loader=Counted(4), steps=9, options=QUICK)
-    with pytest.warns(RuntimeWarning, match="the data has ended after 4 of 9 steps"):
+
+    def go_through() -> None:
         for _ in run:
             run.step(loss=1.0)
+
+    with pytest.warns(RuntimeWarning, match="the data has ended after 4 of 9 steps"):
+        go_through()
