@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from functools import partial
+from functools import cached_property, partial
 from itertools import accumulate
 from typing import Any, Literal
 
@@ -30,11 +30,19 @@ from holdfast.sources.tar_members import split_name, walk
 KEY = "__key__"
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class _Shard:
-    keys: Ragged
+    index: Index
     starts: dict[str, NDArray[np.int64]]
     stops: dict[str, NDArray[np.int64]]
+
+    def __len__(self) -> int:
+        return len(self.index.arrays["key_offsets"]) - 1
+
+    @cached_property
+    def keys(self) -> Ragged:
+        """The keys of the samples; made when a sample is read, as most of 20,000 shards have to wait for that."""
+        return Ragged(self.index.arrays["keys"], self.index.arrays["key_offsets"], "utf-8")
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +125,9 @@ class TarSource(FileSource[_Opened]):
         if unknown:
             raise ConfigError("no sample has these extensions", columns=unknown, found=found)
         shards = [self._shard(file, index, wanted) for file, index in zip(self._files, indexes, strict=True)]
-        return _Opened(shards, bounds_of([len(shard.keys) for shard in shards]))
+        return _Opened(shards, bounds_of([len(shard) for shard in shards]))
 
     def _shard(self, file: DataFile, index: Index, wanted: Sequence[str]) -> _Shard:
-        keys = Ragged(index.arrays["keys"], index.arrays["key_offsets"], "utf-8")
         # A member not there has start -1; an index that points outside the file is refused when read.
         columns = {str(name): place for place, name in enumerate(index.about["columns"])}
         starts, stops = {}, {}
@@ -129,20 +136,20 @@ class TarSource(FileSource[_Opened]):
                 begin = np.asarray(index.arrays[f"starts_{columns[name]}"])
                 end = np.asarray(index.arrays[f"stops_{columns[name]}"])
             else:
-                begin = end = np.full(len(keys), -1, dtype=np.int64)
+                begin = end = np.full(len(index.arrays["key_offsets"]) - 1, -1, dtype=np.int64)
             absent = begin < 0
             if absent.any():
                 if self._missing == "raise":
                     raise SourceFormatError(
                         f"a sample lacks the column {name!r}",
                         file=file.name,
-                        key=keys[int(np.flatnonzero(absent)[0])].tobytes().decode(),
+                        key=_Shard(index, {}, {}).keys[int(np.flatnonzero(absent)[0])].tobytes().decode(),
                         samples_lacking_it=int(absent.sum()),
                         hint="give missing='empty', or name the columns that every sample has",
                     )
                 begin, end = np.where(absent, 0, begin), np.where(absent, 0, end)
             starts[name], stops[name] = begin, end
-        return _Shard(keys, starts, stops)
+        return _Shard(index, starts, stops)
 
 
 def _build_indexes(files: Sequence[DataFile]) -> list[Index]:
