@@ -31,7 +31,7 @@ from typing import Annotated, Any, Generic, Literal, NewType, TypeVar, Union, ge
 
 from holdfast.errors import HoldfastError, StateError, StateVersionError
 
-__all__ = ["AS_TEXT", "MAX_COUNT", "Between", "Count", "Format"]
+__all__ = ["AS_TEXT", "MAX_COUNT", "Between", "Count", "Format", "problem_with"]
 
 Record = TypeVar("Record")
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
@@ -141,6 +141,18 @@ class Format(Generic[Record]):
                 f"the {self.name} cannot be upgraded from version {version}: {error!r}", hint=self.hint
             ) from error
         return content
+
+
+def problem_with(record: type[Any], content: Any) -> str | None:
+    """Return the first thing in which a value does not fit a dataclass; None if it fits.
+
+    For values that carry no version of their own. Hints mean what they mean in a ``Format``.
+    """
+    try:
+        _decode_fields(record, content, "")
+    except _Invalid as invalid:
+        return f"{invalid.place or 'it'} {invalid.problem}"
+    return None
 
 
 def _hints(record: Any) -> dict[str, Any]:

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.errors import HoldfastError, RunFolderError
+from holdfast.errors import HoldfastError, RunFolderError, UnreadableLogError
 
 __all__ = ["describe_run", "find_runs", "register"]
 
@@ -18,6 +18,8 @@ Examples:
   holdfast runs runs/ --json | jq '.[] | select(.verdict != "healthy")'
 """
 MAX_DEPTH = 4
+UNREADABLE = "unreadable"
+"""The verdict on a run whose log cannot be read."""
 COLOURS = {"healthy": "green", "unhealthy": "bold red", "unknown": "dim"}
 
 
@@ -30,14 +32,26 @@ def find_runs(folder: Path) -> list[Path]:
     found: list[Path] = []
     level = [folder]
     for _ in range(MAX_DEPTH):
-        below = [path for parent in level for path in sorted(parent.iterdir()) if path.is_dir()]
-        found += [path for path in below if is_run_folder(path)]
-        level = [path for path in below if not is_run_folder(path) and not path.name.startswith(".")]
+        below = [path for parent in level for path in _folders(parent)]
+        runs = {path for path in below if is_run_folder(path)}
+        found += runs
+        level = [path for path in below if path not in runs and not path.name.startswith(".") and not path.is_symlink()]
     return sorted(found)
 
 
+def _folders(parent: Path) -> list[Path]:
+    try:
+        return sorted(path for path in parent.iterdir() if path.is_dir())
+    except OSError:  # not ours to look into
+        return []
+
+
 def describe_run(folder: Path) -> dict[str, Any]:
-    """Return what the table says of one run."""
+    """Return what the table says of one run.
+
+    Raises:
+        HoldfastError: its log cannot be read.
+    """
     from holdfast.debug.debugger import MLSystemsDebugger
     from holdfast.run import RunLog
 
@@ -49,7 +63,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
     try:
         report = MLSystemsDebugger().debug(folder).runs[0]
         verdict, findings = report.verdict.value, [finding.detection.failure.name for finding in report.findings]
-    except HoldfastError:
+    except UnreadableLogError:  # it has no steps yet
         verdict, findings = "unknown", []
     return {
         "folder": str(folder),
@@ -58,13 +72,24 @@ def describe_run(folder: Path) -> dict[str, Any]:
         "steps": steps[-1]["step"] + 1 if steps else 0,
         "loss": steps[-1].get("loss") if steps else None,
         "attempts": goodput.attempts,
-        "world_size": log.header().get("world_size"),
+        "world_size": log.header().get("world_size") if goodput.attempts else None,
         "rollbacks": kinds.count("rollback"),
         "goodput": round(goodput.share, 4),
         "seconds": round(goodput.total, 1),
-        "checkpoint": checkpoints[-1]["path"] if checkpoints else None,
+        "checkpoint": checkpoints[-1].get("path") if checkpoints else None,
         "ended": bool(kinds) and kinds[-1] == "end",
+        "error": None,
     }
+
+
+def _row(folder: Path) -> dict[str, Any]:
+    """Return what the table says of one run among others, be it that its log cannot be read."""
+    try:
+        return describe_run(folder)
+    except HoldfastError as error:
+        unknown = ("steps", "loss", "attempts", "world_size", "rollbacks", "goodput", "seconds", "checkpoint", "ended")
+        about = {"folder": str(folder), "verdict": UNREADABLE, "findings": []}
+        return {**about, **dict.fromkeys(unknown), "error": str(error)}
 
 
 def register(app: typer.Typer) -> None:
@@ -89,7 +114,8 @@ def register(app: typer.Typer) -> None:
 
         console = table_console()
         quiet = as_json or not console.is_terminal
-        rows = [describe_run(path) for path in track(found, "reading", disable=quiet, transient=True, console=console)]
+        describe = describe_run if found == [folder] else _row  # the one run that was asked for must be readable
+        rows = [describe(path) for path in track(found, "reading", disable=quiet, transient=True, console=console)]
         if as_json:
             typer.echo(json.dumps(rows))
         else:
@@ -97,24 +123,32 @@ def register(app: typer.Typer) -> None:
 
 
 def _show(console: Any, rows: list[dict[str, Any]]) -> None:
+    from rich.markup import escape
     from rich.table import Table
+
+    from holdfast.debug.reporting.words import clean
 
     table = Table("run", "verdict")
     for name in ("steps", "loss", "ranks", "attempts", "rollbacks", "goodput", "wall clock"):
         table.add_column(name, justify="right")
     table.add_column("last checkpoint")
     for row in rows:
-        words = row["verdict"] + (f": {', '.join(row['findings'][:3])}" if row["findings"] else "")
-        table.add_row(
-            row["folder"],
-            f"[{COLOURS.get(row['verdict'], 'yellow')}]{words}[/]",
-            f"{row['steps']:,}",
-            "" if row["loss"] is None else f"{row['loss']:.4g}",
-            str(row["world_size"]),
-            str(row["attempts"]),
-            str(row["rollbacks"]),
-            f"{row['goodput']:.1%}",
-            f"{row['seconds']:,.1f} s",
-            row["checkpoint"] or "",
-        )
+        words = row["error"] or ", ".join(row["findings"][:3])
+        words = row["verdict"] + (f": {words}" if words else "")
+        shown = [
+            f"[{COLOURS.get(row['verdict'], 'yellow')}]{escape(clean(words))}[/]",
+            _shown(row["steps"], ","),
+            _shown(row["loss"], ".4g"),
+            _shown(row["world_size"]),
+            _shown(row["attempts"]),
+            _shown(row["rollbacks"]),
+            _shown(row["goodput"], ".1%"),
+            "" if row["seconds"] is None else f"{row['seconds']:,.1f} s",
+            escape(clean(row["checkpoint"] or "")),
+        ]
+        table.add_row(escape(clean(row["folder"])), *shown)
     console.print(table)
+
+
+def _shown(value: float | None, form: str = "") -> str:
+    return "" if value is None else format(value, form)

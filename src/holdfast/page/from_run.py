@@ -220,7 +220,7 @@ def _heat_map(title: str, rows: dict[str, tuple[Any, Any]]) -> HeatMap:
 
 
 def _events(columns: RunColumns) -> Iterator[Event]:
-    sizes = [header.get("world_size") for header in columns.headers]
+    sizes = {header["attempt"]: header.get("world_size") for header in columns.headers}
     for record in columns.events:
         kind, step = record["event"], record.get("step")
         if not isinstance(step, int) or kind in NOT_SHOWN:
@@ -229,8 +229,8 @@ def _events(columns: RunColumns) -> Iterator[Event]:
         if kind == "start":
             if attempt == 1:
                 continue
-            before, now = sizes[attempt - 2], sizes[attempt - 1]
-            resized = f", {before} → {now} ranks" if before != now else ""
+            before, now = sizes.get(attempt - 1), sizes.get(attempt)
+            resized = f", {before} → {now} ranks" if before and now and before != now else ""
             text = f"attempt {attempt}, from {record.get('checkpoint') or 'the beginning'}{resized}"
             yield Event(step, "resize" if resized else "restart", clean(text))
         else:

@@ -26,7 +26,11 @@ def last_good_run(folder: Path) -> Path | None:
     began = _began(folder)
     if began is None:
         return None
-    beside = [each for each in folder.absolute().parent.iterdir() if is_run_folder(each) and each.name != folder.name]
+    try:
+        beside = [each for each in folder.absolute().parent.iterdir() if is_run_folder(each)]
+    except OSError:
+        return None
+    beside = [each for each in beside if each.name != folder.absolute().name]
     earlier = [(time, each) for each in beside if (time := _began(each)) is not None and time < began]
     newest = sorted(earlier, key=lambda found: found[0], reverse=True)[:MAX_LOOKED_AT]
     return next((each for _, each in newest if _was_good(each)), None)
@@ -34,7 +38,10 @@ def last_good_run(folder: Path) -> Path | None:
 
 def config_difference(config: Mapping[str, Any], other: Path) -> tuple[tuple[str, str, str], ...]:
     """Return (name, here, there) wherever the configurations differ."""
-    there = RunLog(other).header().get("config") or {}
+    try:
+        there = RunLog(other).header().get("config") or {}
+    except HoldfastError:  # changed since it was found to be good
+        return ()
     names = [*config, *(name for name in there if name not in config)]
     return tuple(
         (clean(name), _shown(config, name), _shown(there, name))
@@ -49,8 +56,8 @@ def _shown(config: Mapping[str, Any], name: str) -> str:
 
 def _began(folder: Path) -> tuple[str, int] | None:
     """Return when a run began: what its identity says, and within the same second when that was written."""
-    log = RunLog(folder)
     try:
+        log = RunLog(folder)
         return str(log.identity["created"]), log.folder.identity.stat().st_mtime_ns
     except (HoldfastError, OSError, KeyError):
         return None
@@ -62,7 +69,7 @@ def _was_good(folder: Path) -> bool:
         if sum(file.path.stat().st_size for file in files) > MAX_LOG_BYTES:
             return False
         events = History.read(RunFolder(folder)).events
-    except (HoldfastError, OSError, KeyError, ValueError):
+    except (HoldfastError, OSError):
         return False
     serious = any(event["event"] == "finding" and event.get("severity") in ("warning", "critical") for event in events)
     return not serious and any(event["event"] == "end" for event in events)

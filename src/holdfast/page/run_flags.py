@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -25,8 +26,7 @@ PROGRAM = "train.py:build"
 
 def recorded_flag(record: Mapping[str, Any]) -> Flag:
     """Return a finding that the run's own monitor wrote down."""
-    number = {name: record.get(name) for name in ("onset", "certain_step", "last_step")}
-    steps = {name: float(value) if isinstance(value, (int, float)) else None for name, value in number.items()}
+    steps = {name: _finite(record.get(name)) for name in ("onset", "certain_step", "last_step")}
     return Flag(
         title=clean(record.get("title") or record.get("failure") or "finding"),
         severity=str(record.get("severity", "info")),
@@ -34,16 +34,20 @@ def recorded_flag(record: Mapping[str, Any]) -> Flag:
         certain=steps["certain_step"],
         last=steps["last_step"],
         signal=clean(record.get("signal") or ""),
-        confidence=float(record.get("confidence") or 0.0),
+        confidence=_finite(record.get("confidence")) or 0.0,
         evidence=tuple(clean(text) for text in record.get("evidence") or ()),
         causes=tuple(_causes(record.get("causes") or ())),
         advice=clean(record.get("advice") or ""),
     )
 
 
+def _finite(value: float | None) -> float | None:
+    return float(value) if value is not None and math.isfinite(value) else None
+
+
 def _causes(records: Any) -> Iterator[Cause]:
     for cause in records:
-        confidence = float(cause.get("confidence") or 0.0)
+        confidence = _finite(cause.get("confidence")) or 0.0
         if confidence >= MIN_SHOWN_CONFIDENCE:
             yield Cause(
                 clean(str(cause.get("cause", "")).replace("_", " ")),
@@ -87,7 +91,7 @@ def _suspects(records: Any) -> tuple[Suspect, ...]:
         Suspect(
             clean(record.get("source", "")),
             int(record.get("index", 0)),
-            float(record.get("score") or 0.0),
+            float(np.nan_to_num(record.get("score") or 0.0)),
             clean(" · ".join(f"{name}: {text}" for name, text in (record.get("preview") or {}).items())),
         )
         for record in (records or ())[:MAX_SUSPECTS]

@@ -163,13 +163,11 @@ class _Handler(BaseHTTPRequestHandler):
             columns = min(MAX_COLUMNS, max(MIN_COLUMNS, int(query.get("columns") or DEFAULT_COLUMNS)))
             first, last = _number(query.get("first")), _number(query.get("last"))
             pages = [feed.page().to_json(columns=columns, first=first, last=last) for feed in feeds]
+        except (HoldfastError, OSError) as error:
+            # A run that is being written, moved or removed: the next look may work.
+            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode("utf-8", "replace"))
         except ValueError as error:
-            return self._send(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode())
-        except (
-            HoldfastError,
-            OSError,
-        ) as error:  # a run that is being written, moved or removed: the next look may work
-            return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode())
+            return self._send(HTTPStatus.BAD_REQUEST, "text/plain", str(error).encode("utf-8", "replace"))
         body = json.dumps({"version": version, "pages": pages}, allow_nan=False, separators=(",", ":")).encode()
         return self._send(HTTPStatus.OK, "application/json", body)
 
@@ -203,7 +201,7 @@ def _row(feed: Feed) -> dict[str, Any]:
     try:
         page = feed.page()
     except (HoldfastError, OSError) as error:
-        return {"name": feed.name, "href": href, "verdict": str(error), "steps": None, "goodput": None}
+        return {"name": feed.name, "href": href, "verdict": f"unreadable: {error}", "steps": None, "goodput": None}
     last = [float(line.steps[-1]) for chart in page.charts for line in chart.lines if len(line.steps)]
     wall = sum(bucket.seconds for bucket in page.goodput)
     useful = sum(bucket.seconds for bucket in page.goodput if bucket.name == "step")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,6 +10,7 @@ import numpy as np
 from holdfast.debug.reporting.words import clean
 from holdfast.debug.types import Signal
 from holdfast.errors import HoldfastError
+from holdfast.foreign import parse_json
 from holdfast.page.model import Chart, Line
 from holdfast.run.columns import RunColumns
 from holdfast.run.stretches import rebuild
@@ -26,9 +26,10 @@ def sources_of(columns: RunColumns) -> tuple[str, ...]:
     """Return the names of the run's sources, as its log says them."""
     state = _last_state(columns)
     try:
-        return tuple(json.loads(state["sources"])) if state is not None else ()
+        names = parse_json(state["sources"]) if state is not None else ()
     except (KeyError, TypeError, ValueError):
         return ()
+    return tuple(names) if isinstance(names, dict) else ()
 
 
 def is_of_source(name: str, sources: Sequence[str]) -> tuple[str, str] | None:
@@ -70,10 +71,9 @@ def _aggregated(columns: RunColumns) -> dict[str, tuple[Any, Any]]:
     """Return the figures that the run's aggregator has given now and then, as series."""
     points: dict[str, list[tuple[float, float]]] = {}
     for event in columns.events:
-        if event["event"] == "metrics" and isinstance(event.get("figures"), Mapping):
+        if event["event"] == "metrics":
             for name, value in event["figures"].items():
-                if isinstance(value, (int, float)):
-                    points.setdefault(name, []).append((float(event["step"]), float(value)))
+                points.setdefault(name, []).append((float(event["step"]), float(value)))
     return {name: (np.array(rows)[:, 0], np.array(rows)[:, 1]) for name, rows in points.items()}
 
 

@@ -9,17 +9,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import OrderError, RunLogError
 from holdfast.run.chain import split_line
-from holdfast.run.layout import LogFile
+from holdfast.run.layout import LogFile, checkpoint_step
 from holdfast.run.run_log import RunLog, read_lines
 from holdfast.run.stretches import Stretch, read_stretches, rebuild, sources_of
-from holdfast.versioned import Format
+from holdfast.versioned import Between, Format
 
 if TYPE_CHECKING:
     from holdfast.order import Partition, Schedule
@@ -27,6 +27,8 @@ if TYPE_CHECKING:
 __all__ = ["Audit", "Sightings", "audit", "check_statement"]
 
 Int64 = NDArray[np.int64]
+MAX_INDEX = 2**63 - 1
+"""The largest index a sample can have."""
 COLUMNS = ("index", "step", "batch", "epoch", "rank", "slot", "position", "counted", "masked")
 ENDINGS = frozenset(("end", "preempted", "time_up", "stopped"))
 """Events after which nothing follows in a log that is whole."""
@@ -115,15 +117,11 @@ class _Statement:
     data_checked: bool
     stretches: list[dict[str, Any]]
     columns: list[str]
-    asked: dict[str, list[int]]
+    asked: dict[str, list[Annotated[int, Between(0, MAX_INDEX)]]]
     seen: dict[str, list[list[Any]]]
 
 
 STATEMENT = Format("audit statement", _Statement, error=RunLogError, version_error=RunLogError)
-
-
-MAX_INDEX = 2**63 - 1
-"""The largest index a sample can have."""
 
 
 def audit(
@@ -186,10 +184,7 @@ def check_statement(value: Any, *, partition: Partition | None = None) -> None:
         RunLogError: it is not a statement, or it does not say what follows from its order.
     """
     statement = STATEMENT.from_json(value)
-    try:
-        stretches = [Stretch.from_json(each) for each in statement.stretches]
-    except (LookupError, TypeError, ValueError) as error:
-        raise RunLogError(f"invalid audit statement: {error!r}") from error
+    stretches = [Stretch.from_json(each) for each in statement.stretches]
     schedules = [rebuild(stretch.state, partition) for stretch in stretches]
     if sources_of(stretches) != statement.data:
         raise RunLogError("the statement names other data than its stretches")
@@ -258,11 +253,11 @@ def _check_end(log: RunLog, *, unfinished: bool) -> bool:
 
 def _check_checkpoints(log: RunLog, stretches: Sequence[Stretch]) -> None:
     """Refuse a log that lacks steps a checkpoint was made of: their records were on disk before it was."""
-    reached = max(int(stretch.steps[-1]) for stretch in stretches) + 1
+    reached = max(int(stretch.steps.max()) for stretch in stretches) + 1
     abandoned = log.folder.abandoned.glob("*/step-*") if log.folder.abandoned.is_dir() else ()
     for path in (*log.folder.checkpoint_steps().values(), *abandoned):
-        step = int(path.name.removeprefix("step-"))
-        if step > reached:
+        step = checkpoint_step(path)
+        if step is not None and step > reached:
             raise RunLogError("a checkpoint is later than the log: steps are missing from it", checkpoint=path.name)
 
 

@@ -143,8 +143,8 @@ def _differences(
     for name in shared:
         if name.startswith(_WEIGHT_NORM) and not _same(one[name], other[name]):
             yield _Difference(WEIGHTS, one[name], other[name], name.removeprefix(_WEIGHT_NORM))
-    if one["batches"] != other["batches"]:
-        yield _Difference(ORDER, one["batches"], other["batches"])
+    if one.get("batches") != other.get("batches"):
+        yield _Difference(ORDER, one.get("batches"), other.get("batches"))
     if one.get("loss_bits") != other.get("loss_bits"):
         yield _Difference(LOSS, one.get("loss"), other.get("loss"))
     layers = [name for name in shared if name.startswith(_GRAD_NORM) and not _same(one[name], other[name])]
@@ -245,7 +245,7 @@ def _content(
             return [_Difference(CONTENT, *found)]
         notes.append("what is in the batches was not compared: pass both programs to compare it")
         return []
-    batches = next(r["batches"] for r in one.steps(rank) if r["step"] == step)
+    batches = next((r.get("batches", (0, 0)) for r in one.steps(rank) if r["step"] == step), (0, 0))
     for batch in range(*batches):
         contents = [loader.batch_at(batch, rank) for loader in loaders]
         columns = sorted({name for content in contents for name in content})

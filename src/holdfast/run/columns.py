@@ -6,7 +6,6 @@ read. Restarts and rollbacks are applied: a step that was done again is there on
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,9 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import RunLogError
+from holdfast.foreign import line_blocks, open_plain
 from holdfast.run.buckets import BUCKETS, TIME_FIELDS, Goodput
 from holdfast.run.layout import LogFile, RunFolder
-from holdfast.run.run_log import Record, branch_step
+from holdfast.run.run_log import Record, branch_step, parsed
+from holdfast.run.step_table import in_portions, is_valid_table, step_table
+from holdfast.run_files import VALUE, CompactedFile
+from holdfast.run_records import HEADER
 
 __all__ = ["RunColumns"]
 
@@ -78,7 +81,7 @@ class RunColumns:
         min_at_once: from this many lines of steps on they are parsed together.
 
     Attributes:
-        events: every event so far, as it was written, each with the number of its attempt.
+        events: every event so far, as it was written, each with the number of its attempt, from 1.
         headers: the first line of every attempt.
         given_up: the losses of steps that were made again after a restart or a rollback, once per time.
     """
@@ -124,8 +127,12 @@ class RunColumns:
         if not set(self._read) <= known:  # another run took the folder over
             self._start_over()
         changed = False
-        for file in files:
-            changed |= self._read_file(file)
+        try:
+            for file in files:
+                changed |= self._read_file(file)
+        except RunLogError:
+            self._start_over()  # what was taken of the file that cannot be read would be taken again at the next look
+            raise
         return changed
 
     def _read_file(self, file: LogFile) -> bool:
@@ -135,35 +142,43 @@ class RunColumns:
                 return False
             read.compacted = True
             return self._read_compacted(file, skip=read.lines)
+        before = read.lines
         try:
-            with file.path.open("rb") as stream:
+            with open_plain(file.path, within=file.folder) as stream:
                 stream.seek(read.bytes)
-                new = stream.read()
-        except OSError:
+                for lines in line_blocks(stream):
+                    self._take_block(file, read.lines, lines)
+                    read.bytes += sum(map(len, lines))
+                    read.lines += len(lines)
+        except OSError as error:
+            if file.path.exists():
+                raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(file.path)) from error
             return False  # compacted since the folder was listed: the next look finds it
-        end = new.rfind(b"\n") + 1
-        lines = new[:end].splitlines(keepends=True)
+        return read.lines > before
+
+    def _take_block(self, file: LogFile, before: int, lines: list[bytes]) -> None:
+        """Take lines that follow ``before`` others of their file."""
         begin = 0
         for place in [*(n for n, line in enumerate(lines) if not line.startswith(_STEP_LINE)), len(lines)]:
-            self._take_lines(file, lines[begin:place])
+            self._take_lines(file, before + begin, lines[begin:place])
             if place < len(lines):
-                self._take(_parsed(file, lines[place]))
+                self._take(file, parsed(file, before + place + 1, lines[place]))
             begin = place + 1
-        read.bytes += end
-        read.lines += len(lines)
-        return bool(lines)
 
-    def _take_lines(self, file: LogFile, lines: list[bytes]) -> None:
+    def _take_lines(self, file: LogFile, before: int, lines: list[bytes]) -> None:
         """Take the lines of steps that were written one after the other; many of them at once, where that can be."""
-        table = _table(lines) if len(lines) >= self._min_at_once else None
-        if table is None:
-            for line in lines:
-                self._take(_parsed(file, line))
-            return
-        self._take_steps(table["value/step"].to_numpy(), table)
+        together = len(lines) >= self._min_at_once and before > 0  # a file's first line must be its header
+        for portion in in_portions(lines):
+            table = step_table(portion) if together else None
+            if table is not None:
+                self._take_steps(table[VALUE + "step"].to_numpy(), table)
+            else:
+                for number, line in enumerate(portion, start=before + 1):
+                    self._take(file, parsed(file, number, line))
+            before += len(portion)
 
-    def _take(self, record: Record) -> None:
-        if "holdfast" in record:
+    def _take(self, file: LogFile, record: Record) -> None:
+        if HEADER in record:
             if record.get("part") == 0:
                 self.headers.append(record)
             return
@@ -175,17 +190,15 @@ class RunColumns:
         if branch is not None:
             self._cut(branch)
         if "event" in record:
-            self.events.append({**record, "attempt": len(self.headers)})
+            self.events.append({**record, "attempt": file.attempt})
             return
-        step = record.get("step")
-        if not isinstance(step, int):
-            return
+        step = record["step"]
         self._reached = max(self._reached, step + 1)
         for name, value in record.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
                 grown = self._series.setdefault(name, _Grown())
                 grown.steps.append(step)
-                grown.values.append(value)
+                grown.values.append(float(value))
 
     def _cut(self, step: int) -> None:
         for name, grown in self._series.items():
@@ -196,23 +209,23 @@ class RunColumns:
     def _read_compacted(self, file: LogFile, *, skip: int) -> bool:
         """Take a compacted file, but for the lines that were read before it was compacted."""
         import pyarrow.compute as compute
-        import pyarrow.parquet as parquet
 
-        table = parquet.ParquetFile(file.path)
-        names = [name for name in table.schema_arrow.names if name.startswith("value/")]
-        columns = table.read(columns=["event", *names]).slice(skip)
+        compacted = CompactedFile(file.path, within=file.folder)
+        columns = compacted.numbers().slice(skip)
         if not len(columns):
             return False
-        is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns["value/step"]))
+        is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
         others = np.flatnonzero(~np.asarray(is_step))
-        lines = table.read(columns=["line"])["line"].slice(skip).take(others.tolist()).to_pylist()
-        steps = columns["value/step"].to_numpy()
+        lines = compacted.lines_at(skip + others)
+        if not is_valid_table(columns.filter(is_step)):
+            raise RunLogError("invalid number in the compacted run log", file=str(file.path))
+        steps = columns[VALUE + "step"].to_numpy()
         start = 0
         for row, line in zip([*others.tolist(), len(steps)], [*lines, None], strict=True):
             if row > start:
                 self._take_steps(steps[start:row], columns.slice(start, row - start))
             if line is not None:
-                self._take(_parsed(file, line.encode()))
+                self._take(file, parsed(file, skip + row + 1, line))
             start = row + 1
         return True
 
@@ -221,7 +234,7 @@ class RunColumns:
         done_before = steps < self._reached
         self._reached = max(self._reached, int(steps[-1]) + 1)
         for column in table.column_names:
-            name = column.removeprefix("value/")
+            name = column.removeprefix(VALUE)
             present = np.asarray(table[column].is_valid())
             if name in ("step", "event") or not present.any():
                 continue
@@ -235,37 +248,3 @@ class RunColumns:
 
     def _spend(self, bucket: str, seconds: float, *, redone: bool) -> None:
         self._spent["redone" if redone and bucket in ("data", "step") else bucket] += seconds
-
-
-def _table(lines: list[bytes]) -> Any:
-    """Return the numbers of step lines as a table; None where a line is not plain JSON (NaN and infinities are not)."""
-    import io
-
-    import pyarrow as arrow
-    from pyarrow import json as arrow_json
-
-    try:
-        found = arrow_json.read_json(io.BytesIO(b"".join(lines)))
-    except (arrow.ArrowInvalid, arrow.ArrowNotImplementedError):
-        return None
-    if len(found) != len(lines) or any(arrow.types.is_null(column.type) for column in found.schema):
-        return None
-    numeric = [
-        column.name
-        for column in found.schema
-        if arrow.types.is_integer(column.type) or arrow.types.is_floating(column.type)
-    ]
-    if "step" not in numeric or "event" in found.schema.names or found["step"].null_count:
-        return None
-    columns = {f"value/{name}": found[name].cast(arrow.float64()) for name in numeric}
-    return arrow.table(columns)
-
-
-def _parsed(file: LogFile, line: bytes) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise RunLogError("a line of the run log is not JSON", file=str(file.path)) from error
-    if not isinstance(record, dict):
-        raise RunLogError("a line of the run log is not an object", file=str(file.path))
-    return record

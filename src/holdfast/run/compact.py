@@ -7,7 +7,6 @@ background; a kill leaves either the original, or both, or the compacted file, a
 from __future__ import annotations
 
 import contextlib
-import json
 import os
 import threading
 from pathlib import Path
@@ -15,7 +14,8 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.run.layout import LogFile, RunFolder
-from holdfast.run.run_log import read_lines
+from holdfast.run.run_log import parsed, read_lines
+from holdfast.run_files import VALUE
 
 __all__ = ["Compaction", "compact"]
 
@@ -29,14 +29,14 @@ def compact(file: LogFile) -> Path:
     import pyarrow.parquet as parquet
 
     lines = read_lines(file)
-    records = [json.loads(line) for line in lines]
+    records = [parsed(file, number, line) for number, line in enumerate(lines, start=1)]
     columns: dict[str, Any] = {"line": arrow.array([line[:-1].decode() for line in lines], arrow.string())}
     columns["event"] = arrow.array([record.get("event") for record in records], arrow.string())
     names = dict.fromkeys(name for record in records for name, value in record.items() if _is_number(value))
     for name in names:
         values = [record.get(name) for record in records]
-        columns[f"value/{name}"] = arrow.array(
-            [float(value) if _is_number(value) else None for value in values], arrow.float64()
+        columns[VALUE + name] = arrow.array(
+            [float(value) if value is not None and _is_number(value) else None for value in values], arrow.float64()
         )
     target = file.path.with_suffix(".parquet")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass, field
 
 from holdfast.errors import RunLogError
 from holdfast.run.buckets import Origin
 from holdfast.run.chain import START, split_line
 from holdfast.run.layout import LogFile, RunFolder
-from holdfast.run.run_log import Record, read_lines
+from holdfast.run.run_log import Record, parsed, read_lines
 
 __all__ = ["History"]
 
@@ -50,8 +49,13 @@ class History:
         if ended is None:
             raise RunLogError("the last line of the run log carries no digest", file=str(file.path), line=len(lines))
         self.head = ended[1]
-        header = json.loads(lines[0])
-        self.origin = Origin(header["time"], header["monotonic"], header["boot"])
+        header = parsed(file, 1, lines[0])
+        try:
+            self.origin = Origin(header["time"], header["monotonic"], header["boot"])
+        except KeyError as error:
+            raise RunLogError(
+                f"the header of the run log has no {error.args[0]}", file=str(file.path), line=1
+            ) from None
         self.elapsed = 0.0
         last = len(lines) - 1
         for number in range(1, last + 1):
@@ -59,7 +63,7 @@ class History:
             is_event = b'"event":' in line
             # Steps only grow between two events, so the last one before an event, or before the end, is the highest.
             if is_event or number == last or b'"event":' in lines[number + 1]:
-                record = json.loads(line)
+                record = parsed(file, number + 1, line)
                 if is_event and "event" in record:
                     self.events.append(record)
                 elif "step" in record:

@@ -12,6 +12,7 @@ from typing import Any
 from torch import nn
 
 from holdfast.errors import RunFolderError, RunMismatchError, RunWriteError
+from holdfast.foreign import parse_json, read_plain
 from holdfast.run.layout import RunFolder
 from holdfast.run.parameters import describe_model, differences
 from holdfast.versioned import Format
@@ -52,7 +53,7 @@ class Identity:
             RunFolderError: the file is damaged, or the folder holds checkpoints or logs without it.
         """
         try:
-            value = json.loads(folder.identity.read_text(encoding="utf-8"))
+            value = parse_json(read_plain(folder.identity, within=folder.root))
         except FileNotFoundError:
             strangers = [path.name for path in (folder.checkpoints, folder.logs) if path.exists()]
             if strangers:

@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
+
+from holdfast.foreign import parse_json, read_plain
+from holdfast.versioned import Count, problem_with
 
 __all__ = ["Investigation", "keep_investigation", "read_investigations"]
 
@@ -30,6 +33,32 @@ class Investigation:
     result: dict[str, Any]
 
 
+@dataclass(frozen=True, kw_only=True)
+class _Suspect:
+    source: str
+    index: Count
+    score: float | None = None
+    preview: dict[str, Any] | None = None
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Answer:
+    """What the page reads of an answer."""
+
+    suspects: list[_Suspect] = field(default_factory=list)
+    ranked: list[_Suspect] = field(default_factory=list)
+    verdict: str = ""
+    reason: str = ""
+    cure: str | None = None
+    window: tuple[Count, Count] | None = None
+    steps: list[Count] = field(default_factory=list)
+    as_it_was: list[float] = field(default_factory=list)
+    without_suspects: list[float] = field(default_factory=list)
+    without_random: list[list[float]] = field(default_factory=list)
+    unknown: dict[str, Any] = field(default_factory=dict)
+
+
 def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any]) -> None:
     """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it."""
     import torch.distributed as dist
@@ -50,9 +79,9 @@ def read_investigations(folder: Path) -> list[Investigation]:
     for path in sorted((folder / FOLDER).glob("*.json")):
         name = _NAME.fullmatch(path.name)
         try:
-            result = json.loads(path.read_text(encoding="utf-8")) if name else None
+            result = parse_json(read_plain(path, within=folder)) if name else None
         except (OSError, ValueError):
             continue
-        if name is not None and isinstance(result, dict):
+        if name is not None and isinstance(result, dict) and problem_with(_Answer, result) is None:
             found.append(Investigation(name[1], int(name[2]), result))
     return sorted(found, key=lambda each: (each.step, each.kind))

@@ -20,7 +20,9 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["LogFile", "RunFolder", "checkpoint_name", "is_run_folder"]
+from holdfast.errors import RunFolderError
+
+__all__ = ["LogFile", "RunFolder", "checkpoint_name", "checkpoint_step", "is_run_folder"]
 
 _LOG_NAME = re.compile(
     r"attempt-(?P<attempt>\d{5,})\.rank-(?P<rank>\d{5,})\.part-(?P<part>\d{3,})\.(?P<kind>jsonl|parquet)"
@@ -36,6 +38,11 @@ class LogFile:
     attempt: int
     part: int
     path: Path
+
+    @property
+    def folder(self) -> Path:
+        """The run's folder, out of which no link may lead."""
+        return self.path.parent.parent
 
     @property
     def is_compacted(self) -> bool:
@@ -113,21 +120,32 @@ class RunFolder:
         """Return every checkpoint folder by its step, earliest first; whether they are whole is not looked at."""
         if not self.checkpoints.is_dir():
             return {}
-        found = (
-            (match, path) for path in self.checkpoints.iterdir() if (match := _CHECKPOINT_NAME.fullmatch(path.name))
-        )
-        return dict(sorted((int(match[1]), path) for match, path in found))
+        found = ((checkpoint_step(path), path) for path in _entries(self.checkpoints))
+        return dict(sorted((step, path) for step, path in found if step is not None))
 
     def log_files(self, *, rank: int | None = None) -> list[LogFile]:
         """Return the files of the log, sorted by rank, attempt and part; where both forms exist, the original one."""
         if not self.logs.is_dir():
             return []
         found: dict[tuple[int, int, int], LogFile] = {}
-        for path in sorted(self.logs.iterdir()):  # "jsonl" sorts before "parquet"
+        for path in _entries(self.logs):  # "jsonl" sorts before "parquet"
             file = LogFile.parse(path)
             if file is not None and (rank is None or file.rank == rank):
                 found.setdefault((file.rank, file.attempt, file.part), file)
         return sorted(found.values())
+
+
+def _entries(folder: Path) -> list[Path]:
+    try:
+        return sorted(folder.iterdir())
+    except OSError as error:
+        raise RunFolderError(f"a folder of the run cannot be read: {error.strerror}", folder=str(folder)) from error
+
+
+def checkpoint_step(path: Path) -> int | None:
+    """Return after how many steps a checkpoint was taken, as its name says; None if it is not one."""
+    match = _CHECKPOINT_NAME.fullmatch(path.name)
+    return None if match is None else int(match[1])
 
 
 def checkpoint_name(step: int) -> str:
@@ -137,4 +155,7 @@ def checkpoint_name(step: int) -> str:
 
 def is_run_folder(path: Path) -> bool:
     """Whether the folder is that of a run."""
-    return (path / "run.json").is_file() and (path / "log").is_dir()
+    try:
+        return (path / "run.json").is_file() and (path / "log").is_dir()
+    except OSError:  # not ours to look into
+        return False

@@ -14,11 +14,11 @@ from typing import Any
 from holdfast.errors import RunWriteError
 from holdfast.run.chain import START, chained, encode
 from holdfast.run.layout import LogFile, RunFolder
+from holdfast.run_records import FORMAT_VERSION
 
-__all__ = ["FORMAT", "FORMAT_VERSION", "Recorder"]
+__all__ = ["FORMAT", "Recorder"]
 
 FORMAT = "run-log"
-FORMAT_VERSION = 1
 # A part of this size is read in well under a second; a million steps make about six of them.
 MAX_PART_BYTES = 64 << 20
 

@@ -6,7 +6,6 @@ not part of the log.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,13 +13,14 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.errors import RunFolderError, RunLogError
+from holdfast.foreign import parse_json, read_plain
 from holdfast.run.buckets import Goodput, goodput_of
 from holdfast.run.chain import START, link, split_line
 from holdfast.run.layout import LogFile, RunFolder
+from holdfast.run_files import read_log_lines
+from holdfast.run_records import Record, parse_record
 
-__all__ = ["ChainFault", "Record", "RunLog", "read_lines"]
-
-Record = dict[str, Any]
+__all__ = ["ChainFault", "Record", "RunLog", "parsed", "read_lines"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,20 +35,22 @@ class ChainFault:
 def read_lines(file: LogFile) -> list[bytes]:
     """Return the whole lines of a log file, compacted or not; what follows the last line break is left out."""
     try:
-        if file.is_compacted:
-            import pyarrow.parquet as parquet
-
-            lines = parquet.read_table(file.path, columns=["line"])["line"].to_pylist()
-            return [line.encode() + b"\n" for line in lines]
-        content = file.path.read_bytes()
-    except OSError as error:
+        return read_log_lines(file.path, within=file.folder)
+    except RunLogError:
         if not file.is_compacted and not file.path.exists():
             compacted = LogFile(file.rank, file.attempt, file.part, file.path.with_suffix(".parquet"))
             if compacted.path.exists():
                 return read_lines(compacted)  # compacted since the folder was listed
-        raise RunLogError(f"the run log cannot be read: {error}", file=str(file.path)) from error
-    lines = content.splitlines(keepends=True)
-    return lines[:-1] if lines and not lines[-1].endswith(b"\n") else lines
+        raise
+
+
+def parsed(file: LogFile, number: int, line: bytes) -> Record:
+    """Return the record of one line of a file, checked; lines are numbered from 1.
+
+    Raises:
+        RunLogError: it is not a record of a run log.
+    """
+    return parse_record(line, file=str(file.path), number=number)
 
 
 class RunLog:
@@ -76,7 +78,7 @@ class RunLog:
     def identity(self) -> dict[str, Any]:
         """What ``run.json`` says: the run's name and number, its data and its model."""
         try:
-            value = json.loads(self.folder.identity.read_text(encoding="utf-8"))
+            value = parse_json(read_plain(self.folder.identity, within=self.folder.root))
         except (OSError, ValueError) as error:
             raise RunFolderError("run.json cannot be read", file=str(self.folder.identity)) from error
         if not isinstance(value, dict):
@@ -98,7 +100,7 @@ class RunLog:
         for file in self.folder.log_files(rank=rank):
             if attempt is None or file.attempt == attempt:
                 for number, line in enumerate(read_lines(file), start=1):
-                    yield _parsed(file, number, line)
+                    yield parsed(file, number, line)
 
     def header(self, *, rank: int = 0, attempt: int | None = None) -> Record:
         """Return the first line of an attempt (default: the last): configuration, environment, world size."""
@@ -106,7 +108,7 @@ class RunLog:
         for file in reversed(found):
             lines = read_lines(file)
             if lines:
-                return _parsed(file, 1, lines[0])
+                return parsed(file, 1, lines[0])
         raise RunLogError("the run log has no such attempt", attempt=attempt, rank=rank, folder=str(self.folder.root))
 
     def events(self, kind: str | None = None, *, rank: int = 0) -> list[Record]:
@@ -124,7 +126,7 @@ class RunLog:
             if branch is not None:
                 for step in [step for step in kept if step >= branch]:
                     del kept[step]
-            elif "event" not in record and "step" in record:
+            elif is_step(record):
                 kept[record["step"]] = record
         return [kept[step] for step in sorted(kept)]
 
@@ -151,32 +153,20 @@ class RunLog:
     def _check_end(self) -> Iterator[ChainFault]:
         files, saved = self.folder.log_files(rank=0), max(self.folder.checkpoint_steps(), default=0)
         if files and saved:
-            reached = max((record["step"] + 1 for record in self.records() if _is_step(record)), default=0)
+            reached = max((record["step"] + 1 for record in self.records() if is_step(record)), default=0)
             if saved > reached:
                 reason = f"the checkpoint of step {saved} is later than the log: its end was cut"
                 yield ChainFault(files[-1].path.name, len(read_lines(files[-1])), reason)
 
 
-def _is_step(record: Record) -> bool:
-    return "event" not in record and isinstance(record.get("step"), int)
+def is_step(record: Record) -> bool:
+    """Whether the record is that of a step."""
+    return "event" not in record and "step" in record
 
 
 def branch_step(record: Record) -> int | None:
     """Return the step from which on earlier records no longer count, if this record says so."""
-    if record.get("event") in ("start", "rolled_back"):
-        step = record.get("step")
-        return step if isinstance(step, int) else None
-    return None
-
-
-def _parsed(file: LogFile, number: int, line: bytes) -> Record:
-    try:
-        record = json.loads(line)
-    except ValueError as error:
-        raise RunLogError("a line of the run log is not JSON", file=str(file.path), line=number) from error
-    if not isinstance(record, dict):
-        raise RunLogError("a line of the run log is not an object", file=str(file.path), line=number)
-    return record
+    return record["step"] if record.get("event") in ("start", "rolled_back") else None
 
 
 def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
@@ -203,7 +193,7 @@ def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Itera
 def _previous(line: bytes) -> str | None:
     """Return the digest a file says it follows; None if it says nothing that can be read."""
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError:
         return None
     return record.get("previous") if isinstance(record, dict) else None
@@ -214,7 +204,7 @@ def _check_attempt(file: LogFile, ends: dict[tuple[int, int], str]) -> Iterator[
     lines = read_lines(file)
     if file.part or not lines:
         return
-    noted = json.loads(lines[0]).get("ranks_before") or {}
+    noted = parsed(file, 1, lines[0]).get("ranks_before") or {}
     for name, head in noted.items():
         rank = int(name)
         attempts = [attempt for known, attempt in ends if known == rank and attempt < file.attempt]

@@ -9,13 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import RunLogError
-from holdfast.run.run_log import Record, RunLog, branch_step
+from holdfast.run.run_log import Record, RunLog, branch_step, is_step
+from holdfast.run_records import MAX_BATCHES_PER_STEP
+from holdfast.versioned import Between, Count, Format
 
 if TYPE_CHECKING:
     from holdfast.order import Partition, Schedule
@@ -23,6 +25,8 @@ if TYPE_CHECKING:
 __all__ = ["Stretch", "read_stretches", "rebuild"]
 
 Int64 = NDArray[np.int64]
+MAX_STEPS = 1 << 26
+"""Of a stretch in a statement: a row of four numbers could stand for more than fit into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,20 +80,41 @@ class Stretch:
 
     @classmethod
     def from_json(cls, value: dict[str, Any]) -> Stretch:
-        """Read what ``to_json`` wrote."""
+        """Read what ``to_json`` wrote.
+
+        Raises:
+            RunLogError: it wrote something else.
+        """
         steps, first, stop = [], [], []
-        for step, batch, count, each in value["rows"]:
+        stored = STRETCH.from_json({"version": 1, **value})
+        if sum(row[2] for row in stored.rows) > MAX_STEPS:
+            raise RunLogError("a stretch has more steps than any run", max_steps=MAX_STEPS)
+        for step, batch, count, each in stored.rows:
             numbers = np.arange(count, dtype=np.int64)
             steps.append(step + numbers)
             first.append(batch + numbers * each)
             stop.append(batch + (numbers + 1) * each)
+        if not steps:
+            raise RunLogError("a stretch has no steps")
         return cls(
-            value["state"],
+            stored.state,
             np.concatenate(steps),
             np.concatenate(first),
             np.concatenate(stop),
-            value["counts_before"],
+            stored.counts_before,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """A stretch as plain JSON."""
+
+    state: dict[str, Any]
+    rows: list[tuple[Count, Count, Count, Annotated[int, Between(0, MAX_BATCHES_PER_STEP)]]]
+    counts_before: Count | None
+
+
+STRETCH = Format("stretch of a run", _Stored, error=RunLogError, version_error=RunLogError)
 
 
 @dataclass(slots=True)
@@ -113,7 +138,7 @@ def read_stretches(log: RunLog) -> list[Stretch]:
         if branch is not None:
             stretches.append(_Open(branch))
         elif stretches:
-            _take(stretches[-1], record)
+            _take(stretches[-1], record, log)
     found = []
     for number, each in enumerate(stretches):
         if not each.rows:
@@ -132,10 +157,14 @@ def read_stretches(log: RunLog) -> list[Stretch]:
     return found
 
 
-def _take(stretch: _Open, record: Record) -> None:
+def _take(stretch: _Open, record: Record, log: RunLog) -> None:
     if record.get("event") == "stream":
         stretch.state = record["state"]
-    elif "event" not in record and "step" in record:
+    elif is_step(record):
+        if "batches" not in record:
+            raise RunLogError(
+                "the log does not say which batches a step took", folder=str(log.folder.root), step=record["step"]
+            )
         stretch.rows.append((record["step"], *record["batches"]))
 
 

@@ -16,7 +16,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import plain
 from holdfast.debug.ingestion.run_log import RunLog, merge_run_logs
-from holdfast.errors import UnreadableLogError
+from holdfast.errors import RunLogError, UnreadableLogError
 
 __all__ = ["read_path"]
 
@@ -73,9 +73,16 @@ def _read_folder(
 ) -> list[RunLog]:
     runs: dict[Path, list[RunLog]] = {}
     left_out = 0
+    damaged: list[str] = []
     for folder, files in _walk(root, limits):
         if is_run_folder(folder):
-            log = _quietly(partial(read_run_folder, folder, limits))
+            try:
+                log = _quietly(partial(read_run_folder, folder, limits))
+            except RunLogError as error:
+                if folder == root:
+                    raise
+                damaged.append(f"the log of {folder} cannot be read: {error.message}")
+                continue
             if log is not None:
                 runs.setdefault(folder, []).append(log)
             left_out += log is None
@@ -98,12 +105,12 @@ def _read_folder(
     logs = [log for folder, found in runs.items() for log in _split_into_runs(folder, found)]
     if not logs:
         raise UnreadableLogError(
-            f"the folder holds no training log ({left_out} files were looked at)",
+            damaged[0] if damaged else f"the folder holds no training log ({left_out} files were looked at)",
             hint="pass a log file, or a folder with one; see docs/log_formats.md",
             file=str(root),
         )
     what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is one run"
-    return [log.with_notes(what) for log in logs]
+    return [log.with_notes(what, *damaged) for log in logs]
 
 
 def _quietly(read: Callable[[], RunLog]) -> RunLog | None:

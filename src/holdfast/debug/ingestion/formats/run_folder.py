@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,7 +14,10 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Signal
-from holdfast.errors import UnreadableLogError
+from holdfast.errors import RunLogError, UnreadableLogError
+from holdfast.foreign import open_plain
+from holdfast.run_files import read_log_lines
+from holdfast.run_records import HEADER, Record, parse_record
 
 __all__ = ["is_run_folder", "read_run_folder"]
 
@@ -29,16 +31,25 @@ _NOT_SIGNALS = frozenset(
 def is_run_folder(folder: Path) -> bool:
     """Return whether the folder is that of a run: ``run.json`` says so."""
     try:
-        with open(folder / "run.json", "rb") as file:
+        with open_plain(folder / "run.json", within=folder) as file:
             return b'"holdfast": "run"' in file.read(200) and (folder / "log").is_dir()
     except OSError:
         return False
 
 
 def read_run_folder(folder: Path, limits: Limits) -> RunLog:
-    """Read a run; raises ``UnreadableLogError`` where it has no steps yet."""
+    """Read a run.
+
+    Raises:
+        RunLogError: its log is damaged.
+        UnreadableLogError: it has no steps yet.
+    """
     files: dict[int, dict[tuple[int, int], Path]] = {}
-    for path in sorted((folder / "log").iterdir(), reverse=True):  # "jsonl" comes after "parquet", and is preferred
+    try:
+        entries = sorted((folder / "log").iterdir(), reverse=True)  # "jsonl" comes after "parquet", and is preferred
+    except OSError as error:
+        raise RunLogError(f"the run log cannot be read: {error.strerror}", folder=str(folder)) from error
+    for path in entries:
         match = _FILE.fullmatch(path.name)
         if match is not None:
             files.setdefault(int(match[2]), {})[int(match[1]), int(match[3])] = path
@@ -48,9 +59,9 @@ def read_run_folder(folder: Path, limits: Limits) -> RunLog:
     for rank in sorted(files):
         rows: dict[int, dict[str, Any]] = {}
         evaluations: dict[int, dict[str, float]] = {}
-        for record in _records([files[rank][place] for place in sorted(files[rank])], limits):
-            if "holdfast" in record:
-                attempts = max(attempts, record.get("attempt", 0))
+        for record in _records(folder, [files[rank][place] for place in sorted(files[rank])]):
+            if HEADER in record:
+                attempts = max(attempts, record["attempt"])
                 config |= canonical_config(record.get("config") or {})
                 config["world_size"] = record.get("world_size")
             elif record.get("event") in ("start", "rolled_back"):
@@ -58,7 +69,7 @@ def read_run_folder(folder: Path, limits: Limits) -> RunLog:
                 evaluations = {step: row for step, row in evaluations.items() if step < record["step"]}
             elif record.get("event") == "evaluation":
                 evaluations[record["step"]] = {f"eval_{name}": value for name, value in record["figures"].items()}
-            elif "event" not in record and "step" in record:
+            elif "event" not in record:
                 rows[record["step"]] = record
         replica = rank if len(files) > 1 else None
         signals += _signals(rows, replica, limits) + _signals(evaluations, replica, limits)
@@ -68,26 +79,10 @@ def read_run_folder(folder: Path, limits: Limits) -> RunLog:
     return RunLog(str(folder), "holdfast-run", tuple(signals), config, (), notes)
 
 
-def _records(paths: list[Path], limits: Limits) -> Iterator[dict[str, Any]]:
+def _records(folder: Path, paths: list[Path]) -> Iterator[Record]:
     for path in paths:
-        for line in _lines(path):
-            if len(line) > limits.structured_line_characters:
-                continue
-            try:
-                record = json.loads(line)
-            except ValueError:
-                continue  # the line a crash left unfinished
-            if isinstance(record, dict):
-                yield record
-
-
-def _lines(path: Path) -> list[str]:
-    if path.suffix == ".parquet":
-        import pyarrow.parquet as parquet
-
-        lines: list[str] = parquet.read_table(path, columns=["line"])["line"].to_pylist()
-        return lines
-    return path.read_text(encoding="utf-8", errors="replace").splitlines()
+        for number, line in enumerate(read_log_lines(path, within=folder), start=1):
+            yield parse_record(line, file=str(path), number=number)
 
 
 def _signals(rows: dict[int, dict[str, Any]], replica: int | None, limits: Limits) -> list[Signal]:

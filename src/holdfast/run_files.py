@@ -1,0 +1,121 @@
+"""The files of a run log, read: their lines as they were written, or a compacted file's numbers.
+
+The files may come from anyone. How large a compacted one is once it is unpacked is asked before anything is unpacked,
+and every column must have the type that compaction gives it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.errors import RunLogError
+from holdfast.foreign import line_blocks, open_plain, read_plain
+
+__all__ = ["VALUE", "CompactedFile", "read_log_lines"]
+
+T = TypeVar("T")
+VALUE = "value/"
+"""What the name of a column of numbers begins with."""
+MAX_FILE_BYTES = 1 << 30
+MAX_LINES_BYTES = 2 << 30
+"""Of all lines of a part together; compaction begins with parts of 64 MB."""
+MAX_NUMBERS = 1 << 27
+"""In all columns of a part together: one gigabyte."""
+ROWS_AT_ONCE = 8192
+
+
+def read_log_lines(path: Path, *, within: Path) -> list[bytes]:
+    """Return the whole lines of a file of the log, compacted or not; what follows the last line break is left out.
+
+    Args:
+        path: the file.
+        within: the run's folder, out of which no link may lead.
+
+    Raises:
+        RunLogError: the file cannot be read.
+    """
+    if path.suffix == ".parquet":
+        return CompactedFile(path, within=within).lines()
+    try:
+        with open_plain(path, within=within) as stream:
+            return [line for block in line_blocks(stream) for line in block]
+    except OSError as error:
+        raise RunLogError(f"the run log cannot be read: {error.strerror}", file=str(path)) from error
+
+
+class CompactedFile:
+    """One compacted file.
+
+    Args:
+        path: the file.
+        within: the run's folder, out of which no link may lead.
+
+    Raises:
+        RunLogError: it is not what compaction writes.
+    """
+
+    def __init__(self, path: Path, *, within: Path) -> None:
+        self._path = str(path)
+        try:
+            content = read_plain(path, within=within, max_bytes=MAX_FILE_BYTES)
+        except OSError as error:
+            raise self._unreadable(error.strerror) from error
+        self._parquet = self._reading(lambda: _opened(content))
+        self.names = [name for name in self._parquet.schema_arrow.names if name.startswith(VALUE)]
+        kinds = {entry.name: str(entry.type) for entry in self._parquet.schema_arrow}
+        expected = {"line": "string", "event": "string", **dict.fromkeys((VALUE + "step", *self.names), "double")}
+        if len(kinds) != len(self._parquet.schema_arrow.names) or any(kinds.get(n) != k for n, k in expected.items()):
+            raise self._unreadable("its columns are not those of a compacted log")
+
+    def lines(self) -> list[bytes]:
+        """Return every line as it was written."""
+        return [line.encode() + b"\n" for line in self._reading(lambda: self._column().to_pylist())]
+
+    def lines_at(self, rows: NDArray[np.int64]) -> list[bytes]:
+        """Return the lines in some rows, from 0."""
+        return [line.encode() for line in self._reading(lambda: self._column().take(rows.tolist()).to_pylist())]
+
+    def _column(self) -> Any:
+        import pyarrow as arrow
+
+        batches, size = [], 0
+        for batch in self._parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=["line"]):
+            size += batch.nbytes
+            if size > MAX_LINES_BYTES:
+                raise self._unreadable("it is too large once it is unpacked")
+            batches.append(batch)
+        column = arrow.Table.from_batches(batches, arrow.schema([("line", arrow.string())]))["line"]
+        if column.null_count:
+            raise self._unreadable("a line is missing")
+        return column
+
+    def numbers(self) -> Any:
+        """Return the events and every column of numbers as one table."""
+        if self._parquet.metadata.num_rows * (len(self.names) + 1) > MAX_NUMBERS:
+            raise self._unreadable("it is too large once it is unpacked")
+        return self._reading(lambda: self._parquet.read(columns=["event", *self.names]))
+
+    def _reading(self, read: Callable[[], T]) -> T:
+        import pyarrow as arrow
+
+        try:
+            return read()
+        except (arrow.ArrowException, OSError, MemoryError, UnicodeError) as error:
+            raise self._unreadable(str(error).partition("\n")[0][:200]) from error
+
+    def _unreadable(self, reason: str | None) -> RunLogError:
+        return RunLogError(
+            f"the compacted run log cannot be read: {reason}", file=self._path, hint="restore the file from a backup"
+        )
+
+
+def _opened(content: bytes) -> Any:
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    return parquet.ParquetFile(arrow.BufferReader(content))
