@@ -272,6 +272,26 @@ def test_looking_again_at_a_damaged_log_takes_nothing_twice(sound: Path, tmp_pat
     assert len(columns.headers) == 2
 
 
+def test_serving_what_is_not_there_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "empty").mkdir()
+    for name, reason in (("nope", "there is no such file or folder"), ("empty", "the folder is empty")):
+        code, out, error = called(["serve", str(tmp_path / name), "--port", "0"], capsys)
+        assert (code, out) == (2, "")
+        assert reason in error
+
+
+def test_a_program_that_exits_by_itself_proves_nothing(
+    sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    program = tmp_path / "program.py"
+    late = PROGRAM.replace("train_step=job.step", "train_step=lambda batch: exit(0)")
+    for text in ("import sys\ndef build(folder):\n    sys.exit(0)\n", "import sys\nsys.exit(0)\n", late):
+        program.write_text(text)
+        code, out, error = called(["replay", str(sound), "--steps", "16:18", "--program", f"{program}:build"], capsys)
+        assert (code, out) == (2, "")
+        assert "the program ended by itself: exit code 0" in error
+
+
 def test_every_time_of_a_record_is_checked() -> None:
     for name in (*TIME_FIELDS.values(), "at"):
         for value in ("-1", '"x"', "NaN", "1e13", "true", "null"):

@@ -38,7 +38,7 @@ def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[]
             yield run, on_step
         except HoldfastError:
             raise
-        except Exception as error:
+        except (Exception, SystemExit) as error:
             raise program_failed(program, error) from error
 
 

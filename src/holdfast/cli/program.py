@@ -48,7 +48,7 @@ def load_program(program: str, folder: Path) -> Run:
         made = make(folder) if inspect.signature(make).parameters else make()
     except HoldfastError:
         raise
-    except Exception as error:
+    except (Exception, SystemExit) as error:
         raise program_failed(program, error) from error
     finally:
         sys.path.remove(str(path.resolve().parent))
@@ -59,13 +59,16 @@ def load_program(program: str, folder: Path) -> Run:
     return made
 
 
-def program_failed(program: str, error: Exception) -> ConfigError:
+def program_failed(program: str, error: Exception | SystemExit) -> ConfigError:
     """Return the error that says where a program failed: an exit code of 1 means something else."""
     file = Path(program.rpartition(":")[0]).resolve()
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).resolve() == file] or list(frames)
     return ConfigError(
-        f"the program failed: {type(error).__name__}: {error}",
+        # A program that exits, be it with 0, has proven nothing.
+        f"the program ended by itself: exit code {error.code}"
+        if isinstance(error, SystemExit)
+        else f"the program failed: {type(error).__name__}: {error}",
         program=program,
         line=own[-1].lineno if own else None,
         hint="a program's function takes no argument, or the folder, and returns a Run that is not started",

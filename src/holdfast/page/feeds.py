@@ -77,9 +77,19 @@ def feed_of(path: Path, *, wait: bool = True) -> Feed:
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:
-    """Return every run under the paths, to be served live; a folder of runs gives each of them."""
+    """Return every run under the paths, to be served live; a folder of runs gives each of them.
+
+    Raises:
+        UnreadableLogError: there is nothing at a path.
+    """
     found: list[Feed] = []
     for path in paths:
+        if not path.exists():
+            raise UnreadableLogError("there is no such file or folder", path=str(path), hint="check the path")
+        if path.is_dir() and not any(path.iterdir()):
+            raise UnreadableLogError(
+                "the folder is empty", path=str(path), hint="name a folder with runs or logs in it"
+            )
         runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
         found += [RunFeed(run, name=run.name, wait=False) for run in runs] if runs else [feed_of(path, wait=False)]
     return found
