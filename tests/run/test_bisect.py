@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import random
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +15,7 @@ from tests.run.job import SAMPLES, Job, make_job
 from typer.testing import CliRunner
 
 from holdfast.cli.main import build_app
+from holdfast.errors import RunError
 from holdfast.run import RunLog, RunOptions
 from holdfast.run.bisect import Parting, bisect
 from holdfast.stream import StreamingShardLoader
@@ -160,3 +162,14 @@ def test_the_command_names_the_step_and_its_exit_code_says_whether_the_runs_part
     done = runner.invoke(app, ["bisect", str(tmp_path / "a"), str(tmp_path / "a")])
     assert done.exit_code == 0
     assert "agree" in done.output
+
+
+def test_runs_without_a_common_step_are_not_said_to_agree(tmp_path: Path) -> None:
+    train(tmp_path / "a", None, 0, random.Random(1))
+    shutil.copytree(tmp_path / "a", tmp_path / "b")
+    for path in (tmp_path / "b" / "log").iterdir():
+        header = path.read_bytes().splitlines(keepends=True)[0]
+        path.write_bytes(header)
+    done = CliRunner().invoke(build_app(), ["bisect", str(tmp_path / "a"), str(tmp_path / "b")])
+    assert isinstance(done.exception, RunError)
+    assert "nothing was compared" in str(done.exception)

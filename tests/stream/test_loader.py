@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import tracemalloc
@@ -231,3 +232,27 @@ def test_the_length_is_that_of_the_job_also_where_the_loader_was_made_before_its
             assert left == 0 or loader.batches_left_of_epoch == left
     finally:
         dist.destroy_process_group()
+
+
+def test_an_iteration_does_not_go_on_in_a_forked_process_and_goes_on_undisturbed_in_the_first() -> None:
+    dataset = StreamDataset(ArraySource({"x": np.arange(4000)}), name="a", seed=2)
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=16, epochs=1))
+    batches = iter(loader)
+    seen = [next(batches)["x"] for _ in range(3)]
+    reading, writing = os.pipe()
+    child = os.fork()
+    if child == 0:
+        said = "nothing"
+        try:
+            for _ in batches:
+                pass
+        except BaseException as error:
+            said = f"{type(error).__name__}: {error}"
+        os.write(writing, said.encode())
+        os._exit(0)
+    assert b"StreamError: this iteration was begun by the process" in os.read(reading, 10_000)
+    os.waitpid(child, 0)
+    seen += [batch["x"] for batch in batches]
+    assert sorted(torch.cat(seen).tolist()) == list(range(4000))
+    os.close(reading)
+    os.close(writing)

@@ -9,7 +9,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.program import PROGRAM_HELP, load_program
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, RunError
 
 __all__ = ["register"]
 
@@ -44,6 +44,13 @@ def register(app: typer.Typer) -> None:
             programs = [load_program(program_a, run_a), load_program(program_b, run_b)]
             loaders = (programs[0].components.loader, programs[1].components.loader)
         found = find(RunLog(run_a), RunLog(run_b), loaders=loaders)
+        if found.step is None and not found.compared:
+            raise RunError(
+                "the runs have no step in common, so nothing was compared",
+                run_a=str(run_a),
+                run_b=str(run_b),
+                hint="see `holdfast runs` for what each has recorded",
+            )
         if as_json:
             typer.echo(json.dumps(found.to_json()))
         elif found.step is None:

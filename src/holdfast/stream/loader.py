@@ -5,6 +5,7 @@ The loader is a cursor (``holdfast.stream.cursor``) and something that reads ahe
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Iterator
 from functools import partial
@@ -88,6 +89,8 @@ class StreamingShardLoader(StreamCursor):
 
     def _batches(self) -> Iterator[Any]:
         self._tally.begin()
+        getpid = os.getpid  # held here: this may be closed when the interpreter has taken its modules apart
+        process = getpid()
         generation, stop = self._generation, self._stop()
         while True:
             if self._generation != generation:  # a state was loaded, or something skipped: the epoch may end elsewhere
@@ -103,8 +106,14 @@ class StreamingShardLoader(StreamCursor):
                 while self._turn is turn and (reading := ahead.next()) is not None:
                     self._tally.count_reading(reading)
                     yield from self._hand_over(reading, turn)
+                    if getpid() != process:  # what reads ahead has stayed behind
+                        raise StreamError(
+                            "this iteration was begun by the process that this one was forked from",
+                            hint="iterate the loader again in this process",
+                        )
             finally:
-                ahead.close()
+                if getpid() == process:
+                    ahead.close()
 
     def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
         config, tally = self.config, self._tally
