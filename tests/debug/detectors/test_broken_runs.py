@@ -147,6 +147,45 @@ def test_growing_gradients_count_only_when_the_loss_suffers() -> None:
     assert found_by(GradientExplosionDetector(), signal("loss", stuck), signal("grad_norm", norm))
 
 
+def noisy_norm(level: np.ndarray) -> np.ndarray:
+    return np.asarray(level * np.exp(0.5 * np.random.default_rng(3).standard_normal(len(level))))
+
+
+@pytest.mark.parametrize(
+    ("factor", "severity"), [(30.0, None), (500.0, Severity.WARNING), (1e8, Severity.CRITICAL)], ids=str
+)
+def test_a_norm_that_leaves_its_level_for_good_is_an_explosion_although_the_loss_is_calm(
+    factor: float, severity: Severity | None
+) -> None:
+    climb = np.concatenate((np.zeros(120), np.linspace(0, 1, 9)[1:], np.ones(72)))
+    norm = noisy_norm(0.1 * factor**climb)
+    found = found_by(
+        GradientExplosionDetector(),
+        signal("loss", falling_loss(200, start=0.4, end=0.1, noise=0.03)),
+        signal("grad_norm", norm),
+    )
+    assert [seen.severity for seen in found] == ([] if severity is None else [severity])
+    assert all(seen.first_step is not None and abs(seen.first_step - 120) <= 5 for seen in found)
+
+
+@pytest.mark.parametrize(("length", "seen"), [(3, False), (15, False), (60, True)])
+def test_a_norm_that_comes_back_counts_only_after_a_long_stretch(length: int, seen: bool) -> None:
+    level = np.full(400, 0.3)
+    level[200 : 200 + length] *= 1e5
+    found = found_by(
+        GradientExplosionDetector(), signal("loss", falling_loss(400)), signal("grad_norm", noisy_norm(level))
+    )
+    assert [one.severity for one in found] == ([Severity.WARNING] if seen else [])
+    assert all("until step" in one.evidence[0].claim for one in found)
+
+
+def test_a_norm_logged_before_unscaling_may_follow_the_loss_scale() -> None:
+    scale = np.repeat([16.0, 65536.0], 150)
+    signals = signal("loss", falling_loss(300)), signal("grad_norm", noisy_norm(0.5 * scale))
+    assert found_by(GradientExplosionDetector(), *signals)
+    assert found_by(GradientExplosionDetector(), *signals, signal("loss_scale", scale)) == ()
+
+
 def test_the_layer_whose_gradient_exploded_is_named() -> None:
     loss = falling_loss(200)
     loss[150:] = 80.0

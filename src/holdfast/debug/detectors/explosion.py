@@ -12,7 +12,8 @@ from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.evidence import CLEAR, LIKELY, detection
 from holdfast.debug.detectors.steps.growth import Growth, GrowthShape, LossGrowthRule, is_classifier
-from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of
+from holdfast.debug.detectors.steps.norm_growth import LossWitness, NormGrowthRule, loss_scale_of, loss_scale_span
+from holdfast.debug.detectors.steps.norm_level import NormLevelRule
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, total_gradient_norms
 from holdfast.debug.detectors.steps.start import StartRule
@@ -33,13 +34,15 @@ class GradientExplosionDetector(BaseDetector):
     """Sees gradient norms that run away and take the loss with them, and losses that did.
 
     Rising gradient norms alone are no failure in a finished log: they grow in many a healthy run, and clipping tames
-    them. On a live run, steep growth far out of the norm's own range is reported at once, because then there is still
-    time.
+    them; only a norm that leaves its usual level by orders of magnitude, and for good, is one. On a live run, steep
+    growth far out of the norm's own range is reported at once, because then there is still time.
     """
 
     failure: ClassVar[Failure] = Failure.EXPLOSION
     norm: NormGrowthRule = field(default_factory=NormGrowthRule)
     """When a gradient norm has exploded."""
+    level: NormLevelRule = field(default_factory=NormLevelRule)
+    """When a gradient norm has left its usual level for good, whatever the loss does."""
     loss: LossGrowthRule = field(default_factory=LossGrowthRule)
     """When a loss has exploded."""
     start: StartRule = field(default_factory=StartRule)
@@ -109,6 +112,8 @@ class GradientExplosionDetector(BaseDetector):
         for signal in total_gradient_norms(signals):
             climbing = self.norm.climbing(signal) if context.live else None
             growth = climbing or self.norm.find(signal, witness, scale=loss_scale_of(signals))
+            if growth is None and not agent:  # The gradients of an agent grow with the rewards it finds.
+                growth = self.level.find(signal, scale=loss_scale_span(signals))
             if growth is not None:
                 found.append(self._told(growth, layer=layer))
         if not found and (seen := self._first_pass(signals)) is not None:

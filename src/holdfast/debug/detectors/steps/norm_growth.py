@@ -14,7 +14,7 @@ from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.select import SelectRule, of_kind
 from holdfast.debug.types import Severity, Signal
 
-__all__ = ["LossWitness", "NormGrowthRule", "loss_scale_of"]
+__all__ = ["LossWitness", "NormGrowthRule", "loss_scale_of", "loss_scale_span"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,5 +230,16 @@ def _all_along(signal: Signal, values: Array, steps: Array, why: str) -> Growth:
 
 def loss_scale_of(signals: Sequence[Signal]) -> float:
     """Return the usual loss scale: trainers that log gradients before unscaling log them this many times too large."""
-    scales = [signal.values[np.isfinite(signal.values)] for signal in of_kind(signals, "loss_scale")]
-    return max((float(np.median(values)) for values in scales if len(values)), default=1.0)
+    return max((float(np.median(values)) for values in _loss_scales(signals)), default=1.0)
+
+
+def loss_scale_span(signals: Sequence[Signal]) -> float:
+    """Return the largest loss scale as a multiple of the smallest: such gradients vary by as much with it."""
+    return max((float(values.max() / values.min()) for values in _loss_scales(signals)), default=1.0)
+
+
+def _loss_scales(signals: Sequence[Signal]) -> list[Array]:
+    scales = (
+        signal.values[np.isfinite(signal.values) & (signal.values > 0)] for signal in of_kind(signals, "loss_scale")
+    )
+    return [values for values in scales if len(values)]
