@@ -1,7 +1,7 @@
 """What is said of a whole run. *Healthy* is earned; what is not earned is *cannot tell*, with what is missing.
 
-Earned means: a loss-like series, enough of it, that did not end worse than it began, read from most of the lines that
-look like training, up to the last of them.
+Earned means: a loss-like series, enough of it, that got better and did not end worse than it began, read from most of
+the lines that look like training, up to the last of them.
 """
 
 from __future__ import annotations
@@ -35,6 +35,15 @@ class VerdictRule:
     """The share of the lines that look like training that may stand unread at the end of the file."""
     worse: float = 0.1
     """A series may end this share of its span worse than it began: the last few points are noise."""
+    better_deviations: float = 2.0
+    """A series got better where its last third is below its first more often than chance allows, by this many standard
+    deviations of that share …"""
+    better_start: float = 0.9
+    """… or where it began above this share of its last third: many fall in their first rows and rest after that."""
+    start_points: int = 3
+    """The rows it began with."""
+    most_compared: int = 2048
+    """Points of a third that are enough to compare."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better."""
 
@@ -97,6 +106,9 @@ class VerdictRule:
         if all(self._ends_worse(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
+        if not any(self._got_better(signal) for signal in long):
+            names = ", ".join(signal.name for signal in long[:3])
+            return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")
         return None
 
     def _improves(self, signal: Signal) -> bool:
@@ -104,6 +116,20 @@ class VerdictRule:
         values = _badness(signal)
         fall = float(values[0] - values[-1])
         return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall
+
+    def _got_better(self, signal: Signal) -> bool:
+        """Return whether a series is better at its end than at its beginning, beyond chance."""
+        values = _badness(signal)
+        stride = max(1, len(values) // 3 // self.most_compared)
+        early, late = np.sort(values[: len(values) // 3][::stride]), values[-(len(values) // 3) :][::stride]
+        above = len(early) - np.searchsorted(early, late, side="right")
+        ties = np.searchsorted(early, late, side="right") - np.searchsorted(early, late, side="left")
+        share = float(np.mean(above + ties / 2)) / len(early)
+        chance = float(np.sqrt((len(early) + len(late) + 1) / (12 * len(early) * len(late))))
+        began = float(np.median(values[: self.start_points]))
+        return share >= min(1.0, 0.5 + self.better_deviations * chance) or began > float(
+            np.quantile(late, self.better_start)
+        )
 
     def _ends_worse(self, signal: Signal) -> bool:
         values = _badness(signal)

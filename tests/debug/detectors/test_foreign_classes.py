@@ -19,7 +19,8 @@ from holdfast.debug.detectors import (
 from holdfast.debug.detectors.steps.onset import OnsetRule
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.select import SelectRule, sum_of_parts
-from holdfast.debug.types import Severity, Signal
+from holdfast.debug.types import ReasonCode, Severity, Signal
+from holdfast.debug.verdict import VerdictRule
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 RNG = np.random.default_rng(7)
@@ -237,3 +238,38 @@ def test_a_jump_that_the_run_left_far_behind_is_told_and_not_blamed(end: float, 
     loss[1000:1012] += np.linspace(0.4, 0.05, 12)
     (jump,) = found_by(LossSpikeDetector(), signal("loss", loss))
     assert jump.severity is severity
+
+
+def test_the_accuracy_of_the_training_data_does_not_excuse_the_held_out_loss() -> None:
+    held_out = np.concatenate((np.linspace(0.36, 0.34, 3), np.linspace(0.35, 0.5, 12)))
+    signals = [signal("loss", np.geomspace(0.4, 0.04, 15)), signal("val_loss", held_out, kind="eval_loss")]
+    training = accuracy("acc", np.linspace(0.87, 0.985, 15))
+    flat = signal("val_acc", np.full(15, 0.88), kind="metric", metadata={"higher_is_better": True, "split": "eval"})
+    assert len(found_by(OverfittingDetector(), *signals, training, flat)) == 1
+    assert found_by(OverfittingDetector(), *signals, training) == ()
+
+
+def test_an_accuracy_that_climbs_in_its_first_rows_does_not_stand_still() -> None:
+    loss = signal("loss", np.geomspace(42, 0.2, 68))
+    climbs = accuracy("acc", 0.98 - 0.75 * np.exp(-np.arange(68) / 2))
+    stands = accuracy("acc", np.full(68, 0.1))
+    assert found_by(GradientExplosionDetector(), loss, climbs) == ()
+    assert found_by(GradientExplosionDetector(), loss, stands)
+
+
+@pytest.mark.parametrize(
+    ("values", "healthy"),
+    [
+        (0.51 + 0.004 * np.random.default_rng(5).standard_normal(220), False),
+        (np.full(50, 0.7), False),
+        (np.concatenate(([-0.08, -0.09, -0.08], 0.106 + 0.0002 * RNG.standard_normal(190))), False),
+        (0.51 + 0.04 * np.random.default_rng(5).standard_normal(220) - np.linspace(0, 0.05, 220), True),
+        (np.concatenate((np.geomspace(2, 0.5, 6), 0.5 + 0.004 * RNG.standard_normal(214))), True),
+    ],
+    ids=["noise", "constant", "worse at once", "drifts down", "falls at once"],
+)
+def test_healthy_takes_a_series_that_got_better(values: np.ndarray, healthy: bool) -> None:
+    verdict, reason = VerdictRule().judge((), [signal("loss", values)])
+    assert (verdict is Verdict.HEALTHY) == healthy
+    assert (reason is None) == healthy
+    assert reason is None or reason.code is ReasonCode.NOT_IMPROVING

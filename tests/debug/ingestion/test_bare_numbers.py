@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
@@ -32,7 +33,21 @@ def test_one_number_per_line_is_what_the_file_is_named_after(tmp_path: Path, nam
     assert signals[0].steps.tolist() == list(range(24))
 
 
-@pytest.mark.parametrize("row", ["{n},{loss}", "{n}\t{loss}", "{n} {loss}", "{n}, {loss}, 0.5", "[{n}  {loss}]"])
+@pytest.mark.parametrize(
+    "row",
+    [
+        "{n},{loss}",
+        "{n}\t{loss}",
+        "{n} {loss}",
+        "{n}, {loss}, 0.5",
+        "[{n}  {loss}]",
+        "{n}_{loss}",
+        "{n}: {loss}",
+        "epoch{n}\t{loss}",
+        "Epoch {n}:{loss}",
+        "iter_{n},{loss}",
+    ],
+)
 def test_a_column_that_counts_is_the_step(tmp_path: Path, row: str) -> None:
     text = "".join(row.format(n=7 + 10 * n, loss=loss) + "\n" for n, loss in enumerate(LOSSES))
     (signals,) = runs_of(tmp_path, "losses.csv", text)
@@ -170,4 +185,11 @@ def test_a_logged_tuple_of_time_epoch_rate_and_loss_is_a_row(tmp_path: Path) -> 
         for n, loss in enumerate(LOSSES)
     )
     (signals,) = runs_of(tmp_path, "log_training_opt.log", text)
+    assert losses(signals) == [LOSSES]
+
+
+def test_a_json_list_of_rows_of_one_is_the_list_without_them(tmp_path: Path) -> None:
+    (signals,) = runs_of(tmp_path, "loss.json", json.dumps([[loss] for loss in LOSSES]))
+    assert losses(signals) == [LOSSES]
+    (signals,) = runs_of(tmp_path, "log.json", json.dumps([[{"loss": loss, "walls": [1, 2]}] for loss in LOSSES]))
     assert losses(signals) == [LOSSES]

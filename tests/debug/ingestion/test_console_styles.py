@@ -140,3 +140,61 @@ def test_tables_of_many_looks_are_read(tmp_path: Path, name: str, text: str) -> 
     own = loss_of(diagnose(tmp_path, text, name))
     np.testing.assert_allclose(own.values, 3 - np.arange(200) / 100, atol=1e-3)
     assert own.steps.tolist() == list(range(200))
+
+
+@pytest.mark.parametrize(
+    ("train", "held_out"),
+    [
+        ("TRAIN in epoch {e} , step {b}, loss = {v}", "TEST in epoch{e}, loss = {v}, acc = 45.53%"),
+        (
+            "INFO - 09/04/20 07:56:14 - 0:00:27 - Epoch[{e}] - Iter: [{b}/4]\tTime 1.9 (1.9)\tLoss {v} ({v})",
+            "INFO - 09/04/20 07:56:49 - 0:01:02 - Test:\tTime 4.750\tLoss {v}\tAcc@1 27.240\tBest Acc@1 so far 27.2",
+        ),
+    ],
+)
+def test_a_line_that_begins_with_its_split_belongs_to_it(tmp_path: Path, train: str, held_out: str) -> None:
+    lines = [
+        line
+        for e in range(12)
+        for line in (*(train.format(e=e, b=b, v=4 - e / 4 - b / 20) for b in range(4)), held_out.format(e=e, v=9 + e))
+    ]
+    run = diagnose(tmp_path, "\n".join(lines) + "\n")
+    assert len(loss_of(run).values) == 48
+    assert loss_of(run).values.max() == 4.0
+    (own,) = (signal for signal in run.signals if signal.kind == "eval_loss")
+    assert own.values.tolist() == [9 + e for e in range(12)]
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Train error last 800 batches: {v}", "Train error"),
+        ("episode {n} | mean reward (last 100 episodes): {v}", "reward"),
+        ("Episode {n}: average loss over the last 50 steps: {v}", "loss"),
+    ],
+)
+def test_how_much_a_number_was_averaged_over_is_not_the_number(tmp_path: Path, line: str, name: str) -> None:
+    values = [round(3 - n / 10, 2) for n in range(20)]
+    run = diagnose(tmp_path, "".join(line.format(n=n, v=v) + "\n" for n, v in enumerate(values)))
+    assert {signal.name: signal.values.tolist() for signal in run.signals} == {name: values}
+
+
+def test_a_counter_in_brackets_behind_its_split_is_the_step(tmp_path: Path) -> None:
+    line = "I1216 14:22:57.913980 1396 train.py:577] [Train {n}/480] {{'grads_finite': 1.0, 'train_loss': {v}}}\n"
+    run = diagnose(tmp_path, "".join(line.format(n=10 * n, v=3 - n / 20) for n in range(1, 48)))
+    assert loss_of(run).steps.tolist() == [10 * n for n in range(1, 48)]
+
+
+@pytest.mark.parametrize("index", ["", "epoch"])
+def test_a_table_between_other_lines_is_read(tmp_path: Path, index: str) -> None:
+    around = 'Model: "sequential"\n____\nLayer (type)    Output Shape    Param #\nembedding, dense, dropout\n\n'
+    rows = "".join(f"{n},{2 - n / 10:.2f},0.{50 + n},{1.5 - n / 20:.2f}\n" for n in range(15))
+    text = f"{around}{index},loss,acc,val_loss\n{rows}\n\nResults: (devel)\n  tp  fp\nadvise, 84, 41, 54\n"
+    run = diagnose(tmp_path, text)
+    assert {signal.name: signal.kind for signal in run.signals} == {
+        "loss": "loss",
+        "acc": "metric",
+        "val_loss": "eval_loss",
+    }
+    assert loss_of(run).values.tolist() == [round(2 - n / 10, 2) for n in range(15)]
+    assert loss_of(run).steps.tolist() == list(range(15))

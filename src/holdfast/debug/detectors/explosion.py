@@ -56,7 +56,9 @@ class GradientExplosionDetector(BaseDetector):
     layer_growth: float = 10.0
     """How many times its early norm a layer must reach to be named."""
     stands_still: float = 1.3
-    """An accuracy that grew by less than this factor from its first third to its last stands still."""
+    """An accuracy that grew by less than this factor from its first rows to its last third stands still."""
+    accuracy_points: int = 6
+    """Fewer accuracies do not show whether they stand."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -91,7 +93,12 @@ class GradientExplosionDetector(BaseDetector):
         agent = self.reward.any_rises(signals)
         losses = self.select.training_losses(signals)
         classifier = is_classifier(
-            losses, signals, select=self.select, wild_rate=self.wild_rate, stands_still=self.stands_still
+            losses,
+            signals,
+            select=self.select,
+            wild_rate=self.wild_rate,
+            stands_still=self.stands_still,
+            accuracy_points=self.accuracy_points,
         )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
         found = [

@@ -70,6 +70,8 @@ class OverfittingDetector(BaseDetector):
             for signal in of_kind(signals, "metric")
             if "train" not in signal.name.lower() and len(signal.values) <= most
         ]
+        # Beside "val_acc" the "acc" is that of the training data.
+        metrics = [metric for metric in metrics if metric.metadata.get("split") == "eval"] or metrics
         found = [seen for seen in found if not self._only_too_sure(metrics, seen)]
         return DetectionResult(self.name, tuple(found[:1]))
 

@@ -41,6 +41,11 @@ _TENSOR = re.compile(
 )
 # What stands between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
+# Over how much a number was averaged: ``Train error last 800 batches: 0.5``, ``reward (last 100 episodes): 20``.
+_WINDOW = re.compile(
+    r"[ \x1f]?\(?(?:\b(?:over|for|of|in|across)[ ])?(?:the[ ])?\b(?:last|past|previous) \d{1,9} [A-Za-z]{1,12}\b\)?",
+    re.IGNORECASE,
+)
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
@@ -87,9 +92,14 @@ class Pairs:
 
 
 def with_gaps(line: str) -> str:
-    """Return the line with every wide space made one character, so that patterns need not backtrack over it."""
+    """Return the line with every wide space made one character, so that patterns need not backtrack over it.
+
+    What a number was averaged over is taken out: ``Train error last 800 batches: 0.5`` is a train error.
+    """
     printed = "tensor(" in line or "array(" in line or ".float" in line
     line = _TENSOR.sub(" ", line.strip()) if printed else line.strip()
+    if "last " in line or "past " in line or "previous " in line:
+        line = _WINDOW.sub("", line)
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 

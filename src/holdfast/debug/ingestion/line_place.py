@@ -20,7 +20,7 @@ _NOT_TOTAL = (
     r"(?<!total )(?<!max )(?<!num )(?<!warmup )(?<!per )(?<!every )(?<!save )(?<!eval )(?<!logging )(?<!of )(?<!all )"
 )
 _EPOCH = re.compile(
-    rf"{_BEFORE}{_NOT_TOTAL}\bepoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
+    rf"{_BEFORE}{_NOT_TOTAL}\bepoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d)){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
     re.IGNORECASE,
 )
 _STEP = re.compile(
@@ -33,7 +33,7 @@ _STEP = re.compile(
 _RANGE = re.compile(r"(\bbatch \[)\d{1,12}-(?=\d{1,12}\])", re.IGNORECASE)  # MXNet: "Batch [0-20]"
 _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 [  50/1251 (  4%)]  Loss: 2.5"
 _PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
-_INSIDE = re.compile(r"[\[(|\x1f]\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
+_INSIDE = re.compile(r"(?:[\[(|\x1f]|\[[Tt]rain(?:ing)?:? )\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")

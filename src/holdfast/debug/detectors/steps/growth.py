@@ -183,21 +183,32 @@ class LossGrowthRule:
 
 
 def is_classifier(
-    losses: Sequence[Signal], signals: Sequence[Signal], *, select: SelectRule, wild_rate: float, stands_still: float
+    losses: Sequence[Signal],
+    signals: Sequence[Signal],
+    *,
+    select: SelectRule,
+    wild_rate: float,
+    stands_still: float,
+    accuracy_points: int,
 ) -> bool:
     """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
 
     Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
-    of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times.
+    of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times since its first rows;
+    fewer accuracies than ``accuracy_points`` do not show it.
     """
     if len({loss.name for loss in select.training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
         return False  # Several losses, or an agent's: an accuracy beside them is another network's.
     if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
         return True
     accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
-    thirds = [(values[: len(values) // 3], values[-(len(values) // 3) :]) for values in accuracies if len(values) >= 6]
+    grown = [
+        (_first_level(values), float(np.median(values[-(len(values) // 3) :])))
+        for values in accuracies
+        if len(values) >= accuracy_points
+    ]
     wild = any(float(np.median(rate.values)) >= wild_rate for rate in of_kind(signals, "lr"))
-    return bool(thirds) and (wild or all(np.median(last) <= stands_still * np.median(first) for first, last in thirds))
+    return bool(grown) and (wild or all(last <= stands_still * first for first, last in grown))
 
 
 def _first_level(values: Array) -> float:

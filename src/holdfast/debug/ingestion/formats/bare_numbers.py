@@ -45,6 +45,10 @@ _NUMBER = re.compile(
 )
 _LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
 _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
+# A counter with its name, or joined to its value: "epoch1 0.25", "epoch 0:1655.6", "1_1.8458".
+_COUNTER = re.compile(
+    r"^\s*(?:(?:epoch|ep|step|iter|iteration)[ _#=]?)?(\d{1,12})(?:\s*[:_]\s*|[\s,;]+)(?=[-+.\dnNiI])", re.I
+)
 _BRACKETS = str.maketrans("[](){}\"'", " " * 8)
 _APART = re.compile(r"[,;\s]+")
 _TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
@@ -129,7 +133,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int]:
 
 def _row(line: str) -> list[float]:
     """Return the numbers of a line that holds nothing else."""
-    line = _TIME.sub(" ", _LOGGER.sub("", line, count=1))
+    line = _COUNTER.sub(r"\1 ", _TIME.sub(" ", _LOGGER.sub("", line, count=1)), count=1)
     cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
 

@@ -15,6 +15,7 @@ from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, plain
 from holdfast.debug.ingestion.numbers import NUMBER, to_number
+from holdfast.debug.ingestion.printed_table import PrintedTable
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
@@ -36,7 +37,8 @@ MIN_POINTS = 2
 
 _PREFIX = re.compile(
     r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
-    r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{2}:\d{2}:\d{2}[.,\d]*\]?"
+    r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{1,3}:\d{2}:\d{2}[.,\d]*\]?"
+    r"|\d{2}/\d{2}/(?:\d{4}|\d{2})(?=[ \x1f]\d{2}:\d{2})"
     r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s\x1f]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__"
     r"|\([A-Za-z]\w{0,60} pid=\d{1,10}(?:, ip=[\d.]{7,15})?\))+"  # Ray: "(TaskRunner pid=12) step:1 - loss:2.5"
 )
@@ -70,8 +72,13 @@ class _Reader(LineReader):
         self._spellings: dict[str, str] = {}
         self._epoch: float | None = None
         self._finer = False
+        self._table = PrintedTable()
 
     def feed(self, line: str) -> bool:
+        row = self._table.feed(line) if len(line) <= MAX_LINE else None
+        if row is not None:
+            self._add(Place(row.step, row.epoch, None, ""), row.fields)
+            return True
         if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line) or line.lstrip().startswith(_CLIENTS):
             return False
         if line.startswith(("('", '("')) and line.endswith(")"):

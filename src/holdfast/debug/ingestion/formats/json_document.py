@@ -50,6 +50,13 @@ def _opening_line(text: str) -> int | None:
     return None
 
 
+def _unwrapped(data: Any) -> Any:
+    """Return a list without the lists of one that each of its elements stands in."""
+    if isinstance(data, list) and data and all(isinstance(row, list) and len(row) == 1 for row in data):
+        return [row[0] for row in data]
+    return data
+
+
 class JsonDocumentFormat(LogFormat):
     """A JSON document with metrics in it."""
 
@@ -73,7 +80,7 @@ class JsonDocumentFormat(LogFormat):
 
     def read(self, file: LogFile) -> RunLog:
         """Read the document."""
-        data = load_json(file)
+        data = _unwrapped(load_json(file))
         if isinstance(data, dict) and isinstance(data.get("log_history"), list):
             return self._trainer_state(file, data)
         stem = file.path.stem.split("tag-")[-1]

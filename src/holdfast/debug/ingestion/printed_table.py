@@ -1,0 +1,70 @@
+"""A table that a script prints between other lines: a line of names, then rows of as many numbers, set apart by commas.
+
+Keras' history as pandas prints it (``,loss,acc,val_loss`` and ``0,0.41,0.87,0.35``) below a model's summary is one.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.debug.ingestion.line_pairs import TELLING
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.numbers import to_number
+
+__all__ = ["PrintedTable", "Row"]
+
+MIN_NAMES = 2
+"""Names from which words with commas between them are a header: one is a word."""
+MAX_NAMES = 64
+"""Names beyond which it is data."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One row: where it stands, if it says so, and its numbers."""
+
+    step: float | None
+    epoch: float | None
+    fields: dict[str, float | None]
+
+
+class PrintedTable:
+    """Takes the lines of a text in order, and knows the rows of tables among them."""
+
+    def __init__(self) -> None:
+        self._names: list[str] = []
+
+    def feed(self, line: str) -> Row | None:
+        """Return the line as a row of the table it stands in; None where it is none. A header begins a table."""
+        if "," not in line:
+            self._names = []
+            return None
+        cells = [cell.strip() for cell in line.split(",")]
+        if self._names and len(cells) == len(self._names):
+            numbers = [to_number(cell) if cell else None for cell in cells]
+            if not any(cell and number is None for cell, number in zip(cells, numbers, strict=True)):
+                return self._row(numbers)
+        self._names = cells if _is_header(cells) else []
+        return None
+
+    def _row(self, numbers: list[float | None]) -> Row:
+        step, epoch, fields = None, None, dict[str, float | None]()
+        for place, (name, number) in enumerate(zip(self._names, numbers, strict=True)):
+            if number is None:
+                continue
+            if plain(name) in EPOCH_NAMES:
+                epoch = number
+            elif plain(name) in STEP_NAMES or (not name and place == 0):
+                step = number
+            elif name:
+                fields[name] = number
+        return Row(step, epoch, fields)
+
+
+def _is_header(cells: list[str]) -> bool:
+    """Return whether the cells are names, one of which says how training goes; the first may be empty, an index."""
+    names = cells if cells[0] else cells[1:]
+    if not MIN_NAMES <= len(names) <= MAX_NAMES or len(set(names)) < len(names):
+        return False
+    worded = all(name[:1].isalpha() and ":" not in name and "=" not in name and " is " not in name for name in names)
+    return worded and any(meaning_of(name).kind in TELLING for name in names)
