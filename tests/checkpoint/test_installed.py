@@ -146,3 +146,16 @@ def test_a_planner_that_needs_commit_right_behind_resolve_gets_it(folder: Path) 
     dcp_load(state, storage_reader=ParallelFileSystemReader(folder, num_workers=4), planner=planner, no_dist=True)
     assert_same(state["model"], SAVED)
     assert planner.threads == {threading.get_ident()}
+
+
+def test_blocks_that_overlap_leave_nothing_behind() -> None:
+    from torch.distributed.checkpoint import filesystem
+
+    original = filesystem.FileSystemReader
+    first, second = installed(verify="off"), installed()
+    first.__enter__()
+    reader = second.__enter__()
+    first.__exit__(None, None, None)
+    assert filesystem.FileSystemReader is reader
+    second.__exit__(None, None, None)
+    assert filesystem.FileSystemReader is original

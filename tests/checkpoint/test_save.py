@@ -327,3 +327,32 @@ def test_what_nobody_asks_for_is_named_in_a_warning_and_in_the_report(tmp_path: 
     assert len(report.not_loaded) == 6
     assert checkpoint.load(fresh, tmp_path / "c", warn_not_loaded=False).not_loaded == report.not_loaded
     assert checkpoint.load(full, tmp_path / "c").not_loaded == ()
+
+
+def test_background_saves_of_one_process_are_made_in_the_order_of_the_calls(tmp_path: Path) -> None:
+    state: dict[str, Any] = {"w": torch.zeros(50_000), "n": 0}
+    pending = []
+    for step in range(1, 6):
+        state["w"].fill_(step)
+        pending.append(checkpoint.async_save({**state, "n": step}, tmp_path / "last", step=step))
+    state["w"].fill_(6)
+    checkpoint.save({**state, "n": 6}, tmp_path / "last", step=6)
+    assert all(save.done() for save in pending)
+    loaded = {"w": torch.zeros(50_000), "n": 0}
+    checkpoint.load(loaded, tmp_path / "last")
+    assert loaded["n"] == 6
+    assert [save.result().step for save in pending] == [1, 2, 3, 4, 5]
+
+
+def test_a_path_above_a_link_is_where_the_system_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "far" / "sub").mkdir(parents=True)
+    (tmp_path / "link").symlink_to(tmp_path / "far" / "sub")
+    monkeypatch.chdir(tmp_path)
+    checkpoint.save({"w": torch.ones(3)}, "link/../c", step=1)
+    assert (tmp_path / "far" / "c" / ".metadata").exists()
+    loaded = {"w": torch.zeros(3)}
+    checkpoint.load(loaded, "link/../c")
+    assert loaded["w"].tolist() == [1, 1, 1]
+    for path in ("nothing/../c", "link/..", "."):
+        with pytest.raises(ConfigError):
+            checkpoint.save({"w": torch.ones(3)}, path, step=1)

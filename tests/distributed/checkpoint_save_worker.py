@@ -13,7 +13,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import DTensor, Shard, distribute_tensor
 
 from holdfast import checkpoint
-from holdfast.errors import CheckpointWriteError, ConfigError
+from holdfast.errors import CheckpointWriteError, ConfigError, HoldfastError
 
 
 def state(mesh: Any, step: int) -> dict[str, Any]:
@@ -31,6 +31,14 @@ def is_refused(what: dict[str, Any], path: Path, step: int) -> bool:
     except ConfigError:
         return True
     return False
+
+
+def failure_of(what: dict[str, Any], path: Path, **options: Any) -> str:
+    try:
+        checkpoint.load(what, path, **options)
+    except HoldfastError as error:
+        return type(error).__name__
+    return "none"
 
 
 def main() -> None:
@@ -72,6 +80,20 @@ def main() -> None:
     found["disagreements"] = sum(
         is_refused(state(mesh, 4), folder / name, step) for name, step in ((f"other-{rank}", 4), ("other", 4 + rank))
     )
+    # Faster than the disk: they are made one after the other, on the one group.
+    several = [
+        checkpoint.async_save(state(mesh, step), folder / "last", step=step, process_group=background)
+        for step in (5, 6, 7, 8)
+    ]
+    found["last"] = [each.result(120).step for each in several]
+    wanted = state(mesh, 0)
+    checkpoint.load(wanted, folder / "last")
+    found["stands"] = wanted["step"]
+    # What one rank alone cannot do is the same error on all.
+    found["told"] = [
+        failure_of(state(mesh, 0), folder / ("last" if rank == 0 else "nothing")),
+        failure_of(state(mesh, 0), folder / "last", num_workers=-rank),
+    ]
     (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
 

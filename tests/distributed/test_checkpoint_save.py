@@ -22,6 +22,8 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
     assert [report["not_loaded"] for report in found] == [[], []]
     assert [report["error"] for report in found] == ["CheckpointWriteError"] * 2
     assert [report["disagreements"] for report in found] == [2, 2]
+    assert [(report["last"], report["stands"]) for report in found] == [([5, 6, 7, 8], 8)] * 2
+    assert [report["told"] for report in found] == [["UnusableCheckpointError", "ConfigError"]] * 2
     assert not list(folder.glob("other*"))
     assert not list(folder.glob(".other*"))
     assert sum(report["items"] for report in found) == 4
@@ -29,4 +31,4 @@ def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -
     assert (report.verdict, report.verified) == ("sound", 4)
     latest = latest_verified(folder, require_manifest=True)
     assert latest is not None
-    assert latest.step == 2
+    assert latest.step == 8

@@ -9,12 +9,13 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
-from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.filesystem import FileSystemReader as TorchReader  # the name itself is replaced
 
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.errors import ConfigError
@@ -24,6 +25,9 @@ __all__ = ["installed"]
 _NAME = "FileSystemReader"
 # They derive classes from the name: imported first, so that no class of torch's ever derives from ours.
 _DERIVING = ("torch.distributed.checkpoint._fsspec_filesystem", "torch.distributed.checkpoint.hf_storage")
+
+_blocks: list[type[ParallelFileSystemReader]] = []  # the open ones: threads may leave theirs in any order
+_lock = threading.Lock()
 
 
 @contextmanager
@@ -49,15 +53,23 @@ def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
         def __init__(self, path: Any, _extension_registry: Any = None) -> None:
             super().__init__(path, _extension_registry, **options)
 
-    before = {module: vars(module)[_NAME] for module in _modules() if _is_reader(vars(module)[_NAME])}
-    for module in before:
-        setattr(module, _NAME, InstalledReader)
+    with _lock:
+        _blocks.append(InstalledReader)
+        _install()
     try:
         yield InstalledReader
     finally:
-        for module in _modules():
-            if vars(module)[_NAME] is InstalledReader:
-                setattr(module, _NAME, before.get(module, FileSystemReader))
+        with _lock:
+            _blocks.remove(InstalledReader)
+            _install()
+
+
+def _install() -> None:
+    """Let the newest block that is open have the name; torch has it again where there is none."""
+    reader = _blocks[-1] if _blocks else TorchReader
+    for module in _modules():
+        if _is_reader(vars(module)[_NAME]):
+            setattr(module, _NAME, reader)
 
 
 def _modules() -> list[ModuleType]:
@@ -66,4 +78,4 @@ def _modules() -> list[ModuleType]:
 
 
 def _is_reader(value: Any) -> bool:
-    return value is FileSystemReader or (isinstance(value, type) and value.__qualname__.endswith("InstalledReader"))
+    return value is TorchReader or (isinstance(value, type) and value.__qualname__.endswith("InstalledReader"))

@@ -125,6 +125,7 @@ class ParallelFileSystemReader(FileSystemReader):
     def _locate(self, path: str | os.PathLike[str]) -> None:
         self.path = path if is_url(path) else Path(path)
         self._folder, self._layer = locate(path, self._file_layer)
+        self._kept: Described | None = None  # what keep_metadata() has read
 
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
@@ -159,8 +160,9 @@ class ParallelFileSystemReader(FileSystemReader):
             UnusableCheckpointError: there is none, or it is damaged.
         """
         rank = kwargs.get("rank")
+        kept, self._kept = self._kept, None
         try:
-            described = describe_checkpoint(
+            described = kept or describe_checkpoint(
                 self._folder,
                 rank=rank,
                 layer=self._layer,
@@ -181,6 +183,11 @@ class ParallelFileSystemReader(FileSystemReader):
         assert metadata.storage_meta is not None
         metadata.storage_meta.load_id = self.load_id
         return metadata
+
+    def keep_metadata(self) -> None:
+        """Read the metadata now, for the next time that it is asked for."""
+        self.read_metadata()
+        self._kept = self._described
 
     def set_up_storage_reader(self, metadata: Metadata, is_coordinator: bool, *args: Any, **kwargs: Any) -> None:
         """Take the metadata that the load will use."""

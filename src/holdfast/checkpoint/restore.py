@@ -105,9 +105,9 @@ def load(
     Raises:
         CheckpointError: it cannot be loaded; the error of this rank, or else of the first rank that failed.
     """
-    reader = ParallelFileSystemReader(path, **options)
-    planner = _NamingPlanner() if planner is None else planner
     alone = not (dist.is_available() and dist.is_initialized())
+    reader = _agreed_reader(path, options, None if alone else (process_group or dist.group.WORLD))
+    planner = _NamingPlanner() if planner is None else planner
     failure: CheckpointException | None = None
     try:
         with warnings.catch_warnings():
@@ -131,3 +131,24 @@ def load(
         raise named or CheckpointError(message, path=str(path), rank=rank) from failure
     assert reader.report is not None
     return reader.report
+
+
+def _agreed_reader(
+    path: str | os.PathLike[str], options: dict[str, Any], group: dist.ProcessGroup | None
+) -> ParallelFileSystemReader:
+    """Make the reader; with several ranks all raise what any of them does, where torch would let the others wait."""
+    if group is None:
+        return ParallelFileSystemReader(path, **options)
+    reader, own = None, None
+    try:
+        reader = ParallelFileSystemReader(path, **options)
+        reader.keep_metadata()
+    except HoldfastError as error:
+        own = error
+    told: list[HoldfastError | None] = [None] * dist.get_world_size(group)
+    dist.all_gather_object(told, own, group=group)
+    failed = own or next((error for error in told if error is not None), None)
+    if failed is not None:
+        raise failed
+    assert reader is not None
+    return reader

@@ -14,7 +14,7 @@ import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Thread
+from threading import Lock, Thread
 from typing import Any
 
 import torch
@@ -31,6 +31,9 @@ from holdfast.checkpoint.writer import VerifiedWriter
 from holdfast.errors import CheckpointWriteError, ConfigError
 
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
+
+_order = Lock()
+_newest: list[Thread] = []  # of this process's background saves: whatever is saved next waits for it
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,6 +88,33 @@ def save(
             is as it was.
         ConfigError: the ranks disagree on path, step or run_id, or an option is invalid.
     """
+    with _order:
+        before = _newest[0] if _newest else None
+    if before is not None:
+        before.join()
+    return _save(
+        state_dict,
+        path,
+        step=step,
+        run_id=run_id,
+        keep=keep,
+        process_group=process_group,
+        planner=planner,
+        thread_count=thread_count,
+    )
+
+
+def _save(
+    state_dict: dict[str, Any],
+    path: str | os.PathLike[str],
+    *,
+    step: int,
+    run_id: str | None,
+    keep: int | None,
+    process_group: dist.ProcessGroup | None,
+    planner: SavePlanner | None,
+    thread_count: int,
+) -> SaveReport:
     began = time.perf_counter()
     target = _target(path)
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
@@ -153,6 +183,9 @@ def async_save(
 ) -> PendingSave:
     """Copy the state to memory now, and save it in the background; every rank calls it.
 
+    Saves of one process are made one after the other, in the order of the calls: the last one stands, and a process
+    group carries one at a time.
+
     The arguments are those of :func:`save`. With several ranks the group must be one of its own, such as
     ``torch.distributed.new_group(backend="gloo")``: the training loop goes on using the default group meanwhile.
     """
@@ -170,7 +203,9 @@ def async_save(
 
     def work() -> None:
         try:
-            report = save(
+            if before is not None:
+                before.join()
+            report = _save(
                 copied,
                 path,
                 step=step,
@@ -185,8 +220,11 @@ def async_save(
         else:
             future.set_result(report)
 
-    thread = Thread(target=work, name="holdfast-checkpoint-save", daemon=False)
-    thread.start()
+    with _order:
+        before = _newest[0] if _newest else None
+        thread = Thread(target=work, name="holdfast-checkpoint-save", daemon=False)
+        _newest[:] = [thread]
+        thread.start()
     return PendingSave(future, thread)
 
 
@@ -196,8 +234,13 @@ def _target(path: str | os.PathLike[str]) -> Path:
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
     target = Path(os.path.abspath(given))
-    if given in ("", ".") or not target.name:
+    head, name = os.path.split(given.rstrip(os.sep))
+    if name in ("", ".", "..") or not target.name:
         raise ConfigError("the path must name the checkpoint's own folder", path=given)
+    if ".." in Path(head).parts:  # what lies above a link is for the system to say, as it does when it is loaded
+        if not os.path.isdir(head):
+            raise ConfigError("the path leads through a folder that is not there", path=given)
+        target = Path(os.path.realpath(head)) / name
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
 
