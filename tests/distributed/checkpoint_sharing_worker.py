@@ -80,6 +80,8 @@ def failure(state: dict[str, Any], folder: Path, **options: Any) -> list[Any]:
         checkpoint.load(state, folder, **options)
     except HoldfastError as error:
         return [type(error).__name__, error.where.get("tensor")]
+    except KeyboardInterrupt:
+        return ["KeyboardInterrupt", None]
     return []
 
 
@@ -113,6 +115,7 @@ def main(folder: Path) -> None:
     report = checkpoint.load(mixed, path, cast=True, share_within=node, warn_not_loaded=False)
     found["mixed"] = torch.equal(mixed["large"].float(), values(filled=True)["large"])
     found["mixed received"] = report.bytes_received
+    found["interrupted"] = failure(blank(), path, share_within=node, progress=_interrupt if rank == 1 else None)
     found["stranger"] = _refuses_group(path, pairs[1 - rank // 2])
     dist.barrier()
     if rank == 0:
@@ -123,6 +126,10 @@ def main(folder: Path) -> None:
     dist.barrier()
     sys.stdout.flush()
     os._exit(0)  # torch's gloo threads now and then abort a process while it takes itself apart
+
+
+def _interrupt(_: object) -> None:
+    raise KeyboardInterrupt
 
 
 def _refuses_group(path: Path, group: Any) -> bool:

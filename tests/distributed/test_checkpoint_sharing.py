@@ -74,6 +74,12 @@ def test_ranks_that_want_other_dtypes_do_not_share(found: list[dict[str, Any]]) 
     assert found[1]["mixed received"] == 0
 
 
+def test_an_interrupt_of_one_rank_lets_no_other_wait(found: list[dict[str, Any]]) -> None:
+    assert [rank["interrupted"][0] for rank in found] == [
+        "CheckpointError", "KeyboardInterrupt", "CheckpointError", "CheckpointError"
+    ]  # fmt: skip
+
+
 def test_damage_that_one_rank_finds_is_raised_on_every_rank_it_reads_for(found: list[dict[str, Any]]) -> None:
     assert [rank["damaged"] for rank in found] == [["CorruptRecordError", "large"]] * 4
 

@@ -121,6 +121,9 @@ def load(
             raise reader.error from error
         raise
     if failure is not None:
+        mine, _ = failure.failures.get(0 if alone else dist.get_rank(process_group), (None, None))
+        if mine is not None and not isinstance(mine, Exception):  # an interrupt is for the program to handle
+            raise mine
         causes = [reader.error, *(cause for cause, _ in failure.failures.values())]
         own = next((cause for cause in causes if isinstance(cause, HoldfastError)), None)
         if own is not None:

@@ -93,10 +93,10 @@ class NodeSharing:
     def together(self, work: Callable[[], T]) -> list[T]:
         """Do something on every rank and return what it gave on each; if it fails on one, raise that on all."""
         mine: list[T] = []
-        error: Exception | None = None
+        error: BaseException | None = None
         try:
             mine.append(work())
-        except Exception as caught:
+        except BaseException as caught:  # an interrupt too: the others would wait for this rank
             error = caught
         told: list[tuple[list[T], Exception | None]] = [([], None)] * dist.get_world_size(self._group)
         with _naming_peers(error):
@@ -276,15 +276,17 @@ def _blocks(views: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
         yield block
 
 
-def _portable(error: Exception | None) -> Exception | None:
+def _portable(error: BaseException | None) -> Exception | None:
     """An error that every rank can unpickle."""
     if error is None or isinstance(error, HoldfastError):
         return error
+    if not isinstance(error, Exception):
+        return CheckpointError("another rank was interrupted while it read", cause=type(error).__name__)
     return CheckpointError(f"the checkpoint cannot be loaded: {error}", cause=type(error).__name__)
 
 
 @contextmanager
-def _naming_peers(error: Exception | None = None) -> Iterator[None]:
+def _naming_peers(error: BaseException | None = None) -> Iterator[None]:
     """Say what it means when talking to the other ranks fails."""
     try:
         yield
