@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from holdfast.cli.program import PROGRAM_HELP, load_program
+from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError, RunLogError
 
 if TYPE_CHECKING:
@@ -58,7 +59,7 @@ def register(app: typer.Typer) -> None:
         found = find(run, _read_samples(samples), loader=loader, head=head, unfinished=unfinished)
         statement = found.to_json() if as_json or output is not None else {}
         if output is not None:
-            output.write_text(json.dumps(statement), encoding="utf-8")
+            write_whole(output, json.dumps(statement))
         if as_json:
             typer.echo(json.dumps(statement))
         else:

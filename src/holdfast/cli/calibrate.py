@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.write_whole import write_whole
+
 if TYPE_CHECKING:
     from holdfast.debug.attribution.calibration import Calibration
     from holdfast.debug.attribution.labelled import LabelledRun, Score
@@ -84,12 +86,7 @@ def register(app: typer.Typer) -> None:
         }
         body = Fitted(thresholds=chosen, calibration=tables, about=about).as_json()
         if output is not None:
-            try:
-                output.write_text(json.dumps(body, indent=2) + "\n", encoding="utf-8")
-            except OSError as error:
-                raise ConfigError(
-                    f"the fitted numbers cannot be written: {error.strerror}", hint="check --output", file=str(output)
-                ) from error
+            write_whole(output, json.dumps(body, indent=2) + "\n")
         _print(scores, body, as_json=as_json)
 
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.log_sources import local_paths, read_logs
+from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError, UnreadableLogError
 
 if TYPE_CHECKING:
@@ -129,12 +130,7 @@ def _print(report: DebugReport, format: Format, output: Path | None) -> None:  #
     if output is None:
         sys.stdout.write(text if text.endswith("\n") else text + "\n")
         return
-    try:
-        output.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ConfigError(
-            f"the report cannot be written: {error.strerror}", hint="check --output", file=str(output)
-        ) from error
+    write_whole(output, text)
     typer.echo(f"{output}: {report.verdict.value}", err=True)
 
 

@@ -7,6 +7,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.write_whole import write_whole
+
 __all__ = ["register"]
 
 
@@ -44,18 +46,3 @@ def register(app: typer.Typer) -> None:
         text = render_page(*pages)
         write_whole(output, text)
         typer.echo(f"{output}: {pages[0].verdict}, {len(text.encode()) / 1e3:,.0f} kB")
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is either there whole or not at all."""
-    from holdfast.errors import ConfigError
-
-    temporary = path.with_name(f".{path.name}.tmp")
-    try:
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        temporary.unlink(missing_ok=True)
-        raise ConfigError(
-            f"the page cannot be written: {error.strerror}", file=str(path), hint="choose another --output"
-        ) from error

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError
 
 __all__ = ["plot_svg", "register"]
@@ -113,7 +114,7 @@ def _save(path: Path, results: dict[str, Any]) -> None:
         svg = f'<!doctype html><meta charset="utf-8"><title>holdfast simulate</title>\n{svg}\n'
     elif path.suffix != ".svg":
         raise ConfigError("the plot is written as .svg or .html", output=str(path))
-    path.write_text(svg, encoding="utf-8")
+    write_whole(path, svg)
 
 
 def register(app: typer.Typer) -> None:
