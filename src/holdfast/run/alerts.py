@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
+import urllib.error
 import urllib.request
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -52,8 +53,12 @@ class WebhookAlert:
         return self._post(request)
 
     def _post(self, request: urllib.request.Request) -> None:
-        with urllib.request.urlopen(request, timeout=self.seconds):
-            pass
+        try:
+            with urllib.request.urlopen(request, timeout=self.seconds):
+                pass
+        except urllib.error.HTTPError as error:
+            error.close()  # it is an open answer, too
+            raise
 
 
 class OpenTelemetryAlert:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import IO, cast
+from urllib.error import HTTPError
 from urllib.parse import urlsplit
 
 from holdfast.debug.ingestion.limits import Limits
@@ -51,6 +52,8 @@ def opened_url(url: str) -> Iterator[IO[bytes]]:
             with fsspec.open(url, "rb") as stream:
                 yield cast("IO[bytes]", stream)
     except (OSError, ValueError, ImportError) as error:
+        if isinstance(error, HTTPError):
+            error.close()  # it is an open answer, too
         raise UnreadableLogError(
             f"the log cannot be fetched: {error}", hint="check the URL, or download the log first", file=url
         ) from error
