@@ -14,7 +14,7 @@ import warnings
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
-from threading import Lock, Thread
+from threading import Lock, Thread, current_thread
 from typing import Any
 
 import torch
@@ -33,7 +33,7 @@ from holdfast.errors import CheckpointWriteError, ConfigError
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
 
 _order = Lock()
-_newest: list[Thread] = []  # of this process's background saves: whatever is saved next waits for it
+_background: list[Thread] = []  # this process's background saves, in the order of the calls
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,33 +88,7 @@ def save(
             is as it was.
         ConfigError: the ranks disagree on path, step or run_id, or an option is invalid.
     """
-    with _order:
-        before = _newest[0] if _newest else None
-    if before is not None:
-        before.join()
-    return _save(
-        state_dict,
-        path,
-        step=step,
-        run_id=run_id,
-        keep=keep,
-        process_group=process_group,
-        planner=planner,
-        thread_count=thread_count,
-    )
-
-
-def _save(
-    state_dict: dict[str, Any],
-    path: str | os.PathLike[str],
-    *,
-    step: int,
-    run_id: str | None,
-    keep: int | None,
-    process_group: dist.ProcessGroup | None,
-    planner: SavePlanner | None,
-    thread_count: int,
-) -> SaveReport:
+    _wait_for(_others())
     began = time.perf_counter()
     target = _target(path)
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
@@ -203,9 +177,8 @@ def async_save(
 
     def work() -> None:
         try:
-            if before is not None:
-                before.join()
-            report = _save(
+            _wait_for(before)
+            report = save(
                 copied,
                 path,
                 step=step,
@@ -221,11 +194,21 @@ def async_save(
             future.set_result(report)
 
     with _order:
-        before = _newest[0] if _newest else None
+        before = _others()
         thread = Thread(target=work, name="holdfast-checkpoint-save", daemon=False)
-        _newest[:] = [thread]
+        _background[:] = [*before, thread]
         thread.start()
     return PendingSave(future, thread)
+
+
+def _others() -> list[Thread]:
+    """Return the background saves that whatever is saved now comes after; none for one of them, which has waited."""
+    return [] if current_thread() in _background else [thread for thread in _background if thread.is_alive()]
+
+
+def _wait_for(saves: list[Thread]) -> None:
+    for thread in saves:
+        thread.join()
 
 
 def _target(path: str | os.PathLike[str]) -> Path:

@@ -26,7 +26,7 @@ MULTIPLES = (0.7, 1.4, 0.5, 2.0)
 """The multiples of its present value that are tried for a threshold, the smaller changes first."""
 MIN_CLAIMS = 20
 """Fewer claims than this fit no table worth having."""
-LEAST_GAIN = 1e-9
+MIN_GAIN = 1e-9
 """A change must lower the cost by more than rounding does."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
@@ -80,7 +80,7 @@ def _search(
             (detector,) = (one for one in Tuning.of(trial).detectors if one.name == name)
             seen: Looks = [{**others, name: look(detector, run)} for run, others in zip(runs, looks, strict=True)]
             found = cost_of(runs, seen)
-            if found < cost - LEAST_GAIN:
+            if found < cost - MIN_GAIN:
                 cost, chosen, looks = found, trial, seen
     return chosen, looks
 
@@ -98,7 +98,7 @@ def _search_shared(
                 detectors = Tuning.of(trial).detectors
                 seen: Looks = [{one.name: look(one, run) for one in detectors} for run in runs]
                 found = cost_of(runs, seen)
-                if found < cost - LEAST_GAIN:
+                if found < cost - MIN_GAIN:
                     cost, chosen, looks = found, trial, seen
     return chosen, looks
 
@@ -120,7 +120,7 @@ def _search_causes(
             own = {**chosen.get(ATTRIBUTION, {}), option: _scaled(present, multiple)}
             trial = {**chosen, ATTRIBUTION: own}
             found = cause_cost_of(told, seen, _engine(trial))
-            if found < cost - LEAST_GAIN:
+            if found < cost - MIN_GAIN:
                 cost, chosen = found, trial
     return chosen
 
