@@ -58,12 +58,12 @@ def with_thresholds(rule: Rule, options: Mapping[str, float], *, owner: str) -> 
 def with_shared(rule: Rule, *shared: SharedRule) -> Rule:
     """Return the same rule with these shared rules wherever it, or a rule inside it, holds one of their types."""
     changed: dict[str, Any] = {}
-    for field in fields(rule):  # type: ignore[arg-type]
+    for field in fields(rule):  # type: ignore[arg-type]  # a dataclass, though the base of all detectors cannot say so
         value = getattr(rule, field.name)
         if is_dataclass(value) and not isinstance(value, type):
             same = [one for one in shared if type(one) is type(value)]
             changed[field.name] = same[0] if same else with_shared(value, *shared)
-    return replace(rule, **changed) if changed else rule  # type: ignore[type-var]
+    return replace(rule, **changed) if changed else rule  # type: ignore[type-var]  # as above
 
 
 def _flattened(rule: Any, prefix: str) -> Iterator[tuple[str, Any]]:
