@@ -76,6 +76,20 @@ def test_no_class_of_torch_ever_derives_from_ours() -> None:
         assert not issubclass(derived, ParallelFileSystemReader)
 
 
+def test_a_reader_is_one_of_torchs_inside_the_block_too(folder: Path) -> None:
+    before = FileSystemReader(folder)
+    ours = ParallelFileSystemReader(folder)
+    with installed() as standing:
+        assert all(isinstance(reader, filesystem.FileSystemReader) for reader in (before, ours, standing(folder)))
+        assert not isinstance(folder, filesystem.FileSystemReader)
+
+
+def test_an_invalid_option_is_refused_before_anything_is_loaded() -> None:
+    with pytest.raises(ConfigError, match="verify"), installed(verify="x"):
+        pass
+    assert current() == {FileSystemReader}
+
+
 def test_the_path_is_not_an_option() -> None:
     with pytest.raises(ConfigError), installed(path="x"):
         pass

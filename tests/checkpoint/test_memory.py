@@ -102,9 +102,9 @@ def test_blocks_are_used_again() -> None:
     assert budget.take(2_000_000).tensor.data_ptr() == address
 
 
-@pytest.mark.parametrize(("limit", "workers"), [(None, 8), (12 << 20, 3), (4 << 20, 1), (1, 1)])
+@pytest.mark.parametrize(("limit", "workers"), [(None, 10), (12 << 20, 3), (4 << 20, 1), (1, 1)])
 @pytest.mark.parametrize("cores", [1, 2])
-def test_the_threads_of_a_load_follow_the_disk_and_the_memory_not_the_cores(
+def test_the_threads_of_a_load_follow_the_files_and_the_memory_not_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, limit: int | None, workers: int
 ) -> None:
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(cores)))

@@ -6,6 +6,7 @@ import functools
 import http.server
 import threading
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -95,19 +96,54 @@ class Flaky(http.server.SimpleHTTPRequestHandler):
         self.wfile.write(content[first : last + 1])
 
 
-def test_a_web_server_that_fails_now_and_then_is_asked_again(folder: Path) -> None:
-    handler = functools.partial(Flaky, directory=str(folder.parent))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+@contextmanager
+def served(folder: Path, handler: type[http.server.SimpleHTTPRequestHandler]) -> Iterator[str]:
+    """The URL of a checkpoint behind a web server."""
+    bound = functools.partial(handler, directory=str(folder.parent))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), bound) as server:
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            state = blank(SAVED)
-            checkpoint.load(state, f"http://127.0.0.1:{server.server_address[1]}/c", num_workers=2)
-            assert_same(state, SAVED)
+            yield f"http://127.0.0.1:{server.server_address[1]}/{folder.name}"
         finally:
             server.shutdown()
             thread.join()
+
+
+def test_a_web_server_that_fails_now_and_then_is_asked_again(folder: Path) -> None:
+    with served(folder, Flaky) as url:
+        state = blank(SAVED)
+        checkpoint.load(state, url, num_workers=2)
+        assert_same(state, SAVED)
     assert Flaky.count > 6
+
+
+class Rangeless(http.server.SimpleHTTPRequestHandler):
+    """Sends whole files, whatever range is asked for."""
+
+    def log_message(self, *_: Any) -> None:
+        pass
+
+
+class Broken(Rangeless):
+    """Has the metadata, and fails for the data."""
+
+    def do_GET(self) -> None:
+        if self.path.endswith(".distcp"):
+            self.send_error(500)
+        else:
+            super().do_GET()
+
+
+@pytest.mark.parametrize(("handler", "reason"), [(Rangeless, "whole files"), (Broken, "500")])
+def test_a_web_server_at_fault_is_not_damage(
+    folder: Path, handler: type[Rangeless], reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.remote.FIRST_PAUSE_SECONDS", 0.0)
+    with served(folder, handler) as url:
+        for use in (verify_checkpoint, functools.partial(checkpoint.load, blank(SAVED))):
+            with pytest.raises(CheckpointReadError, match=reason):
+                use(url)
 
 
 def test_a_store_that_always_fails_is_one_error(memory: str, monkeypatch: pytest.MonkeyPatch) -> None:

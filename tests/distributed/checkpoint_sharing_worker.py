@@ -182,8 +182,9 @@ def _live_or_die(folder: Path, path: Path, rank: int) -> None:
         group = checkpoint.node_group(timeout=timedelta(seconds=20))
         state = {name: torch.zeros(500, 500) for name in "abc"}
         layer = Dying() if rank == 1 else None
-        found = failure(state, path, share_within=group, file_layer=layer)
-        (folder / f"{rank}.json").write_text(json.dumps(found))
+        while_reading = failure(state, path, share_within=group, file_layer=layer)
+        gone_before = failure(state, path, share_within=group)
+        (folder / f"{rank}.json").write_text(json.dumps([while_reading, gone_before]))
         os._exit(0)
     except BaseException as error:
         sys.stderr.write(repr(error))

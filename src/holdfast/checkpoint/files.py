@@ -224,7 +224,8 @@ class FileTable:
         self._folder = folder
         self._layer = layer
         self._uses = dict(uses)
-        self._follow_links_out = follow_links_out or is_remote(layer)
+        self.remote = is_remote(layer)
+        self._follow_links_out = follow_links_out or self.remote
         self._open: dict[str, CheckpointFile] = {}
         self._lock = threading.Lock()
 

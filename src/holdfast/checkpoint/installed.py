@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import importlib
 import inspect
+import os
 import sys
 import threading
 from collections.abc import Iterator
@@ -30,6 +31,13 @@ _blocks: list[type[ParallelFileSystemReader]] = []  # the open ones: threads may
 _lock = threading.Lock()
 
 
+class _Standing(type(TorchReader)):  # type: ignore[misc]  # a class made by a call: torch says only that it is one
+    """Lets ``isinstance(reader, FileSystemReader)`` say inside a block what it says outside."""
+
+    def __instancecheck__(cls, instance: object) -> bool:
+        return isinstance(instance, TorchReader)
+
+
 @contextmanager
 def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
     """Let everything in this process that loads DCP checkpoints use our reader, for the duration of the block.
@@ -43,11 +51,12 @@ def installed(**options: Any) -> Iterator[type[ParallelFileSystemReader]]:
     known = set(inspect.signature(ParallelFileSystemReader).parameters) - {"path"}
     if unknown := sorted(options.keys() - known):
         raise ConfigError(f"unknown options of the reader: {', '.join(unknown)}", known=sorted(known))
+    ParallelFileSystemReader(os.curdir, **options)  # refuses here what it would refuse at the first load
     for name in _DERIVING:
         with suppress(ImportError):  # of optional dependencies
             importlib.import_module(name)
 
-    class InstalledReader(ParallelFileSystemReader):
+    class InstalledReader(ParallelFileSystemReader, metaclass=_Standing):
         """The reader with the options of the block."""
 
         def __init__(self, path: Any, _extension_registry: Any = None) -> None:

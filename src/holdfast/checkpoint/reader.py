@@ -24,7 +24,7 @@ from torch.futures import Future
 
 from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.engine import Engine
-from holdfast.checkpoint.files import FileLayer, FileTable, is_remote
+from holdfast.checkpoint.files import FileLayer, FileTable
 from holdfast.checkpoint.load import Load
 from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
@@ -54,7 +54,7 @@ class ParallelFileSystemReader(FileSystemReader):
         parallel: ``False`` loads item by item on the calling thread: slow, simple, the reference. A planner with a
             ``commit_tensor`` of its own is always served like that, unless it sets ``commits_in_any_order``.
         engine: ``"thread"``, or ``"process"`` to undo stream transforms that hold the GIL in worker processes.
-        num_workers: threads (and processes) to use; chosen for the device, from files, bytes and memory, when ``None``.
+        num_workers: threads (and processes) to use; chosen from files, bytes and memory, when ``None``.
         memory_limit: the most memory, in bytes, for buffers beyond the destination; 256 MiB when ``None``. One item
             that is larger is still admitted, alone.
         verify: ``"crc"`` compares every record that is read whole with its CRC-32; ``"full"`` reads the rest of
@@ -299,7 +299,7 @@ class ParallelFileSystemReader(FileSystemReader):
         limit = DEFAULT_MEMORY_LIMIT if self._memory_limit is None else self._memory_limit
         workers = self._num_workers
         if workers is None:
-            workers = default_workers(chunks, memory_limit=limit, remote=is_remote(self._layer))
+            workers = default_workers(chunks, memory_limit=limit)
         if workers:  # else less is read than asking for the free memory would cost
             limit = max(1, min(limit, psutil.virtual_memory().available // 2))
         pinned = any(

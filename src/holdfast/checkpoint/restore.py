@@ -22,6 +22,7 @@ from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 
 from holdfast.checkpoint.reader import ParallelFileSystemReader
 from holdfast.checkpoint.report import LoadReport
+from holdfast.checkpoint.sharing import naming_peers
 from holdfast.errors import CheckpointError, CheckpointMismatchError, HoldfastError
 
 __all__ = ["load"]
@@ -119,7 +120,8 @@ def load(
     except RuntimeError as error:  # a rank is gone, and torch cannot tell the others of it
         if isinstance(reader.error, HoldfastError):
             raise reader.error from error
-        raise
+        with naming_peers():
+            raise
     if failure is not None:
         mine, _ = failure.failures.get(0 if alone else dist.get_rank(process_group), (None, None))
         if mine is not None and not isinstance(mine, Exception):  # an interrupt is for the program to handle
@@ -149,7 +151,8 @@ def _agreed_reader(
     except HoldfastError as error:
         own = error
     told: list[HoldfastError | None] = [None] * dist.get_world_size(group)
-    dist.all_gather_object(told, own, group=group)
+    with naming_peers(own):
+        dist.all_gather_object(told, own, group=group)
     failed = own or next((error for error in told if error is not None), None)
     if failed is not None:
         raise failed

@@ -25,7 +25,7 @@ from holdfast.checkpoint.plan import Chunk, Request
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.errors import CheckpointError, CheckpointReadError, ConfigError, HoldfastError
 
-__all__ = ["NodeSharing", "node_group"]
+__all__ = ["NodeSharing", "naming_peers", "node_group"]
 
 BLOCK_BYTES = 4 << 20
 """How much is sent at once: one block to send, and one from each other rank, is all the memory this takes."""
@@ -40,7 +40,8 @@ def node_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
     """Make a gloo group of the ranks on this machine; every rank of the default group calls it, once.
 
     Args:
-        timeout: how long the ranks wait for each other, reading included; torch's default when ``None``.
+        timeout: how long the ranks wait for each other, reading included; torch's default when ``None``. A load waits
+            once more for a rank that stalls, for as long as the default group does: torch gathers what failed there.
 
     Raises:
         ConfigError: torch.distributed is not initialised.
@@ -99,7 +100,7 @@ class NodeSharing:
         except BaseException as caught:  # an interrupt too: the others would wait for this rank
             error = caught
         told: list[tuple[list[T], Exception | None]] = [([], None)] * dist.get_world_size(self._group)
-        with _naming_peers(error):
+        with naming_peers(error):
             dist.all_gather_object(told, (mine, _portable(error)), group=self._group)
         if error is not None:
             raise error
@@ -151,7 +152,7 @@ class NodeSharing:
             for tag, stream in enumerate(self._streams)
             if self._rank in stream.takers
         ]
-        with _naming_peers():
+        with naming_peers():
             while streams:
                 streams = self._exchange_blocks(streams)
         for chunk in self.received:
@@ -286,13 +287,13 @@ def _portable(error: BaseException | None) -> Exception | None:
 
 
 @contextmanager
-def _naming_peers(error: BaseException | None = None) -> Iterator[None]:
+def naming_peers(error: BaseException | None = None) -> Iterator[None]:
     """Say what it means when talking to the other ranks fails."""
     try:
         yield
     except RuntimeError as caught:
         raise CheckpointReadError(
-            "another rank that this one shares its reading with is gone, or took too long",
+            "another rank that this one loads with is gone, or took too long",
             cause=str(caught).partition("\n")[0],
-            hint="see what ended that rank; node_group(timeout=…) sets how long ranks wait for each other",
+            hint="see what ended that rank; the timeout of their process group sets how long ranks wait for each other",
         ) from (error or caught)

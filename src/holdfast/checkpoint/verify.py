@@ -43,13 +43,13 @@ from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
+from holdfast.checkpoint.workers import MAX_WORKERS
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
 __all__ = ["Damage", "Refused", "VerifyReport", "verify_checkpoint"]
 
 _MEMORY_LIMIT = 256 << 20
 _STEP_BYTES = 1 << 20
-_MOST_WORKERS = 8
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def verify_checkpoint(
 
     Args:
         path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one a rank, or safetensors.
-        num_workers: threads to use; 8, or one per item where there are fewer, when ``None``.
+        num_workers: threads to use; 16, or one per item where there are fewer, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
         require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
         progress: as for :class:`~holdfast.checkpoint.ParallelFileSystemReader`.
@@ -161,6 +161,7 @@ def verify_checkpoint(
     Raises:
         UnusableCheckpointError: there is no readable metadata, so nothing to verify.
         UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
+        CheckpointReadError: the store fails, so nothing is known about the checkpoint.
     """
     began = time.perf_counter()
     folder, layer = locate(path, file_layer)
@@ -176,7 +177,7 @@ def verify_checkpoint(
         uses[item.file] = uses.get(item.file, 0) + 1
     files = FileTable(folder, layer, uses, follow_links_out=trusted)
     budget = MemoryBudget(_MEMORY_LIMIT)
-    engine = Engine(max(1, min(len(items), _MOST_WORKERS)) if num_workers is None else num_workers, budget)
+    engine = Engine(max(1, min(len(items), MAX_WORKERS)) if num_workers is None else num_workers, budget)
     checker = _Checker(files, budget, extension_registry or default_registry(), trusted=trusted)
     total = sum(item.length for item in items)
     done = 0
@@ -257,7 +258,7 @@ class _Checker:
         self._known = KnownItems()
 
     def check(self, item: _Item) -> _Outcome:
-        """Check an item; never raises for damage."""
+        """Check an item; never raises for damage, only for a store that does not let it be seen."""
         count = 0
 
         def on_read(length: int, _: int = 1) -> None:
@@ -278,8 +279,15 @@ class _Checker:
                 raise  # a file outside the folder, not an object of another class
             return _Outcome(item, count, unsafe=tuple(error.where["names"]))
         except CheckpointError as error:
+            if self._is_of_store(error):
+                raise
             return _Outcome(item, count, error.message)
         return _Outcome(item, count, unverified=unverified)
+
+    def _is_of_store(self, error: CheckpointError) -> bool:
+        """Whether a store failed, which says nothing about the checkpoint; a file it does not have is damage."""
+        cause = error.__cause__
+        return self._files.remote and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 
     def _check(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> str | None:
         if item.raw:

@@ -2,24 +2,22 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Sequence
 
 from holdfast.checkpoint.budget import BLOCK_BYTES
 from holdfast.checkpoint.load import PIECE_BYTES
 from holdfast.checkpoint.plan import Chunk
 
-__all__ = ["default_workers"]
+__all__ = ["MAX_WORKERS", "default_workers"]
 
 MAX_WORKERS = 16
-MIN_LOCAL_WORKERS = 8
-"""A cold disk serves several requests at a time, however few cores there are (bench/checkpoint_load.py)."""
+"""A store and a cold disk serve many requests at a time, however few cores there are (bench/checkpoint_load.py)."""
 MAX_INLINE_BYTES = 4 << 20
 """Up to this much is read faster than threads are started."""
 _SMALL_CHUNK_BYTES = 16 << 10
 
 
-def default_workers(chunks: Sequence[Chunk], *, memory_limit: int, remote: bool) -> int:
+def default_workers(chunks: Sequence[Chunk], *, memory_limit: int) -> int:
     """The number of threads: none for a tiny checkpoint, else what the disk can serve, and bytes and memory allow."""
     total = sum(chunk.needed_bytes for chunk in chunks)
     inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
@@ -29,6 +27,4 @@ def default_workers(chunks: Sequence[Chunk], *, memory_limit: int, remote: bool)
         return 0
     # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
     pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
-    # A request to a store waits for the network, not for a core; a cold read waits for the disk's queue.
-    able = MAX_WORKERS if remote else max(MIN_LOCAL_WORKERS, len(os.sched_getaffinity(0)))
-    return max(1, min(able, MAX_WORKERS, pieces, memory_limit // BLOCK_BYTES))
+    return max(1, min(MAX_WORKERS, pieces, memory_limit // BLOCK_BYTES))
