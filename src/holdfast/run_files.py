@@ -16,11 +16,13 @@ from numpy.typing import NDArray
 from holdfast.errors import RunLogError
 from holdfast.foreign import line_blocks, open_plain, read_plain
 
-__all__ = ["VALUE", "CompactedFile", "read_log_lines"]
+__all__ = ["OTHER", "VALUE", "CompactedFile", "read_log_lines"]
 
 T = TypeVar("T")
 VALUE = "value/"
 """What the name of a column of numbers begins with."""
+OTHER = "other"
+"""The column that holds the lines which are not steps once more: a few, which are read without unpacking all lines."""
 MAX_FILE_BYTES = 1 << 30
 MAX_LINES_BYTES = 2 << 30
 """Of all lines of a part together; compaction begins with parts of 64 MB."""
@@ -69,30 +71,34 @@ class CompactedFile:
         self.names = [name for name in self._parquet.schema_arrow.names if name.startswith(VALUE)]
         kinds = {entry.name: str(entry.type) for entry in self._parquet.schema_arrow}
         expected = {"line": "string", "event": "string", **dict.fromkeys((VALUE + "step", *self.names), "double")}
+        expected |= {OTHER: "string"} if OTHER in kinds else {}  # earlier releases did not write it
         if len(kinds) != len(self._parquet.schema_arrow.names) or any(kinds.get(n) != k for n, k in expected.items()):
             raise self._unreadable("its columns are not those of a compacted log")
+        self._others = OTHER if OTHER in kinds else "line"
 
     def lines(self) -> list[bytes]:
         """Return every line as it was written."""
-        return [line.encode() + b"\n" for line in self._reading(lambda: self._column().to_pylist())]
+        return self._reading(lambda: [line + b"\n" for line in self._encoded(self._column("line"))])
 
     def lines_at(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the lines in some rows, from 0."""
-        return [line.encode() for line in self._reading(lambda: self._column().take(rows.tolist()).to_pylist())]
+        """Return the lines in some rows, from 0, which are not steps."""
+        return self._reading(lambda: self._encoded(self._column(self._others).take(rows.tolist())))
 
-    def _column(self) -> Any:
+    def _encoded(self, column: Any) -> list[bytes]:
+        if column.null_count:
+            raise self._unreadable("a line is missing")
+        return [line.encode() for line in column.to_pylist()]
+
+    def _column(self, name: str) -> Any:
         import pyarrow as arrow
 
         batches, size = [], 0
-        for batch in self._parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=["line"]):
+        for batch in self._parquet.iter_batches(batch_size=ROWS_AT_ONCE, columns=[name]):
             size += batch.nbytes
             if size > MAX_LINES_BYTES:
                 raise self._unreadable("it is too large once it is unpacked")
             batches.append(batch)
-        column = arrow.Table.from_batches(batches, arrow.schema([("line", arrow.string())]))["line"]
-        if column.null_count:
-            raise self._unreadable("a line is missing")
-        return column
+        return arrow.Table.from_batches(batches, arrow.schema([(name, arrow.string())]))[name]
 
     def numbers(self) -> Any:
         """Return the events and every column of numbers as one table."""

@@ -45,6 +45,7 @@ class _Timed:
     stalled_time: Seconds = 0.0
     paused_time: Seconds = 0.0
     down_time: Seconds = 0.0
+    own_time: Seconds = 0.0
     at: Seconds = 0.0
     redone: bool = False
     chain: str = ""
@@ -127,6 +128,26 @@ class _Figures(_At):
 
 
 @dataclass(frozen=True, kw_only=True)
+class _ReadingFields:
+    """What was read of one source."""
+
+    samples_local: Count = 0
+    samples_remote: Count = 0
+    bytes_read: Count = 0
+    bytes_fetched: Count = 0
+    cache_hits: Count = 0
+    retries: Count = 0
+    hedges: Count = 0
+    seconds_waited: Seconds = 0.0
+    unknown: Unknown = field(default_factory=dict)
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Reading(_At):
+    sources: dict[str, _ReadingFields]
+
+
+@dataclass(frozen=True, kw_only=True)
 class _CauseFields:
     cause: str = ""
     confidence: float = 0.0
@@ -205,6 +226,7 @@ _EVENTS: Mapping[str, type[Any]] = {
     "stream": _Stream,
     "evaluation": _Figures,
     "metrics": _Figures,
+    "reading": _Reading,
     "finding": _Finding,
     "alert": _Alert,
 }

@@ -30,6 +30,7 @@ from holdfast.run.monitor import Monitor
 from holdfast.run.options import RunOptions
 from holdfast.run.policy import Action, Policy
 from holdfast.run.reactions import Reactions
+from holdfast.run.reading_notes import ReadingNotes
 from holdfast.run.rollback import RollbackOptions
 from holdfast.run.run_log import Record
 from holdfast.run.snapshot import Components
@@ -139,6 +140,7 @@ class TrainerRecord:
         self._waiting: StepRecord | None = None
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
         self._writer = StepWriter(self._attempt, self._monitor)
+        self._reading = ReadingNotes(self._attempt, loader)
         self._closed = False
         self.findings: list[dict[str, Any]] = []
         """What the monitor has found so far."""
@@ -184,10 +186,14 @@ class TrainerRecord:
             RunStoppedError: a finding stops the run.
         """
         attempt = self._attempt
+        began = attempt.stopwatch.mark
         attempt.stopwatch.lap("step")
         taken = (attempt.batch, attempt.batch + batches)
         record = StepRecord(attempt.step, taken, loss, grad_norm, metrics, self._gauge.take())
+        if attempt.ranks.world > 1:  # after its forward pass a rank waits for the others
+            record.own_time = max(0.0, self._gauge.forward_ended - began)
         self.write_waiting()
+        self._reading.write_if_due()
         self._waiting = record
         self._batches_of.append((attempt.step, attempt.batch))
         attempt.step += 1
@@ -238,6 +244,7 @@ class TrainerRecord:
         self._closed = True
         try:
             self._write(alone=True)  # an error may have brought this rank here, and no other
+            self._reading.write()
             self._attempt.event("end", step=self._attempt.step)
         finally:
             self._gauge.close()

@@ -15,7 +15,7 @@ from pathlib import Path
 from time import monotonic
 from typing import Any
 
-__all__ = ["BUCKETS", "TIME_FIELDS", "Goodput", "Origin", "Stopwatch", "goodput_of"]
+__all__ = ["BUCKETS", "OWN_TIME", "TIME_FIELDS", "Goodput", "Origin", "Stopwatch", "goodput_of"]
 
 TIME_FIELDS: Mapping[str, str] = {
     "startup": "startup_time",
@@ -29,6 +29,9 @@ TIME_FIELDS: Mapping[str, str] = {
     "down": "down_time",
 }
 """Bucket → the field of a record that holds its seconds since the record before."""
+
+OWN_TIME = "own_time"
+"""The field of a step's record that says for how long the rank was busy before it waited for others; not a bucket."""
 
 STALLING = frozenset(("data", "step"))
 """Buckets in which a lap that takes too long counts as a stall."""

@@ -6,7 +6,7 @@ read. Restarts and rollbacks are applied: a step that was done again is there on
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -16,18 +16,20 @@ from numpy.typing import NDArray
 from holdfast.errors import RunLogError
 from holdfast.foreign import line_blocks, open_plain
 from holdfast.run.buckets import BUCKETS, TIME_FIELDS, Goodput
+from holdfast.run.growing import Axis, Growing, Series
 from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.run_log import Record, branch_step, parsed
-from holdfast.run.step_table import in_portions, is_valid_table, step_table
+from holdfast.run.step_table import checked_columns, in_portions, is_valid_table, step_table
 from holdfast.run_files import VALUE, CompactedFile
 from holdfast.run_records import HEADER
 
 __all__ = ["RunColumns"]
 
-Series = NDArray[np.float64]
 MIN_AT_ONCE = 512
 """From this many lines of steps on they are parsed together, which costs a tenth per line (bench/page.py)."""
 _STEP_LINE = b'{"step":'
+REDONE = frozenset(("data", "step"))
+"""Buckets whose time counts as ``redone`` where the step had been done before."""
 _BUCKETS = {name: bucket for bucket, name in TIME_FIELDS.items()}
 
 
@@ -38,38 +40,6 @@ class _Read:
     bytes: int = 0
     lines: int = 0
     compacted: bool = False
-
-
-@dataclass(slots=True)
-class _Grown:
-    """One series: arrays that are done, and the points that came since."""
-
-    blocks: list[tuple[Series, Series]] = field(default_factory=list)
-    steps: list[float] = field(default_factory=list)
-    values: list[float] = field(default_factory=list)
-
-    def add_block(self, steps: Series, values: Series) -> None:
-        self._seal()
-        self.blocks.append((steps, values))
-
-    def _seal(self) -> None:
-        if self.steps:
-            self.blocks.append((np.array(self.steps), np.array(self.values)))
-            self.steps, self.values = [], []
-
-    def cut(self, step: int) -> tuple[Series, Series]:
-        """Take away every point from this step on, and return them."""
-        steps, values = self.arrays()
-        stop = int(np.searchsorted(steps, step))
-        self.blocks = [(steps[:stop], values[:stop])] if stop else []
-        return steps[stop:], values[stop:]
-
-    def arrays(self) -> tuple[Series, Series]:
-        self._seal()
-        if len(self.blocks) > 1:
-            steps, values = zip(*self.blocks, strict=True)
-            self.blocks = [(np.concatenate(steps), np.concatenate(values))]
-        return self.blocks[0] if self.blocks else (np.empty(0), np.empty(0))
 
 
 class RunColumns:
@@ -93,12 +63,14 @@ class RunColumns:
         self._start_over()
 
     def _start_over(self) -> None:
-        self._series: dict[str, _Grown] = {}
+        self._axis = Axis()
+        self._series: dict[str, Growing] = {}
         self._read: dict[tuple[int, int], _Read] = {}  # by attempt and part
         self.events: list[Record] = []
         self.headers: list[Record] = []
         self.given_up: list[tuple[Series, Series]] = []
         self._spent = dict.fromkeys(BUCKETS, 0.0)
+        self._spent_at: dict[str, Growing] = {}
         self._reached = 0
 
     @property
@@ -110,6 +82,10 @@ class RunColumns:
         """Return the steps and values of a series; empty where there is none."""
         grown = self._series.get(name)
         return grown.arrays() if grown is not None else (np.empty(0), np.empty(0))
+
+    def spent(self) -> dict[str, tuple[Series, Series]]:
+        """Return for every bucket at which steps, in the order of the log, time went into it, and how many seconds."""
+        return {bucket: grown.arrays() for bucket, grown in self._spent_at.items()}
 
     @property
     def goodput(self) -> Goodput:
@@ -158,34 +134,35 @@ class RunColumns:
 
     def _take_block(self, file: LogFile, before: int, lines: list[bytes]) -> None:
         """Take lines that follow ``before`` others of their file."""
-        begin = 0
-        for place in [*(n for n, line in enumerate(lines) if not line.startswith(_STEP_LINE)), len(lines)]:
-            self._take_lines(file, before + begin, lines[begin:place])
-            if place < len(lines):
-                self._take(file, parsed(file, before + place + 1, lines[place]))
-            begin = place + 1
-
-    def _take_lines(self, file: LogFile, before: int, lines: list[bytes]) -> None:
-        """Take the lines of steps that were written one after the other; many of them at once, where that can be."""
-        together = len(lines) >= self._min_at_once and before > 0  # a file's first line must be its header
         for portion in in_portions(lines):
-            table = step_table(portion) if together else None
-            if table is not None:
-                self._take_steps(table[VALUE + "step"].to_numpy(), table)
-            else:
-                for number, line in enumerate(portion, start=before + 1):
-                    self._take(file, parsed(file, number, line))
+            steps = [line for line in portion if line.startswith(_STEP_LINE)]
+            together = len(steps) >= self._min_at_once and before > 0  # a file's first line must be its header
+            table = step_table(steps) if together else None
+            self._take_portion(file, before, portion, table)
             before += len(portion)
+
+    def _take_portion(self, file: LogFile, before: int, lines: list[bytes], table: Any) -> None:
+        """Take lines in their order; those of steps from a table, where they could be parsed together."""
+        begin = taken = 0
+        for place in [*(n for n, line in enumerate(lines) if not line.startswith(_STEP_LINE)), len(lines)]:
+            steps = place - begin
+            if table is not None and steps:
+                part = table.slice(taken, steps)
+                self._take_steps(part[VALUE + "step"].to_numpy(), part)
+            for number, line in enumerate(lines[begin : place + 1], start=before + begin + 1):
+                if table is None or number == before + place + 1:
+                    self._take(file, parsed(file, number, line))
+            begin, taken = place + 1, taken + steps
 
     def _take(self, file: LogFile, record: Record) -> None:
         if HEADER in record:
             if record.get("part") == 0:
                 self.headers.append(record)
             return
-        redone = bool(record.get("redone"))
+        redone, at = bool(record.get("redone")), record.get("step")
         for name, bucket in _BUCKETS.items():
             if name in record:
-                self._spend(bucket, record[name], redone=redone)
+                self._spend(bucket, self._reached if at is None else at, record[name], redone=redone)
         branch = branch_step(record)
         if branch is not None:
             self._cut(branch)
@@ -196,13 +173,18 @@ class RunColumns:
         self._reached = max(self._reached, step + 1)
         for name, value in record.items():
             if isinstance(value, (int, float)) and not isinstance(value, bool) and name != "step":
-                grown = self._series.setdefault(name, _Grown())
-                grown.steps.append(step)
-                grown.values.append(float(value))
+                self._grown(name).add(step, float(value))
+
+    def _grown(self, name: str) -> Growing:
+        grown = self._series.get(name)
+        if grown is None:
+            grown = self._series[name] = Growing(self._axis)
+        return grown
 
     def _cut(self, step: int) -> None:
+        shortened: dict[tuple[int, int], Axis] = {}
         for name, grown in self._series.items():
-            given_up = grown.cut(step)
+            given_up = grown.cut(step, shortened)
             if name == "loss" and len(given_up[0]):
                 self.given_up.append(given_up)
 
@@ -217,7 +199,7 @@ class RunColumns:
         is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
         others = np.flatnonzero(~np.asarray(is_step))
         lines = compacted.lines_at(skip + others)
-        if not is_valid_table(columns.filter(is_step)):
+        if not is_valid_table(columns.select(checked_columns(columns)).filter(is_step)):
             raise RunLogError("invalid number in the compacted run log", file=str(file.path))
         steps = columns[VALUE + "step"].to_numpy()
         start = 0
@@ -234,17 +216,25 @@ class RunColumns:
         done_before = steps < self._reached
         self._reached = max(self._reached, int(steps[-1]) + 1)
         for column in table.column_names:
-            name = column.removeprefix(VALUE)
-            present = np.asarray(table[column].is_valid())
-            if name in ("step", "event") or not present.any():
+            name, found = column.removeprefix(VALUE), table[column]
+            if name in ("step", "event") or found.null_count == len(found):
                 continue
-            values = table[column].to_numpy()
+            own, values, done = steps, found.to_numpy(), done_before
+            if found.null_count:
+                present = np.asarray(found.is_valid())
+                own, values, done = steps[present], values[present], done_before[present]
             if name in _BUCKETS:
-                filled = np.where(present, values, 0.0)
-                self._spend(_BUCKETS[name], float(filled[~done_before].sum()), redone=False)
-                self._spend(_BUCKETS[name], float(filled[done_before].sum()), redone=True)
-            block = (steps, values) if present.all() else (steps[present], values[present])
-            self._series.setdefault(name, _Grown()).add_block(*block)
+                self._spend_all(_BUCKETS[name], own, values, done)
+            self._grown(name).add_block(own, values)
 
-    def _spend(self, bucket: str, seconds: float, *, redone: bool) -> None:
-        self._spent["redone" if redone and bucket in ("data", "step") else bucket] += seconds
+    def _spend_all(self, bucket: str, steps: Series, seconds: Series, redone: NDArray[np.bool_]) -> None:
+        if redone.any() and bucket in REDONE:
+            self._spend_all("redone", steps[redone], seconds[redone], np.zeros(int(redone.sum()), dtype=bool))
+            steps, seconds = steps[~redone], seconds[~redone]
+        self._spent[bucket] += float(seconds.sum())
+        self._spent_at.setdefault(bucket, Growing(self._axis)).add_block(steps, seconds)
+
+    def _spend(self, bucket: str, step: int, seconds: float, *, redone: bool) -> None:
+        bucket = "redone" if redone and bucket in REDONE else bucket
+        self._spent[bucket] += seconds
+        self._spent_at.setdefault(bucket, Growing(self._axis)).add(step, seconds)

@@ -20,6 +20,7 @@ from holdfast.run.options import RunOptions
 from holdfast.run.policy import Action
 from holdfast.run.preemption import Preemption
 from holdfast.run.reactions import Reactions
+from holdfast.run.reading_notes import ReadingNotes
 from holdfast.run.rollback import RollbackOptions, roll_back
 from holdfast.run.saving import Saving
 from holdfast.run.snapshot import Components, move_loader
@@ -79,6 +80,7 @@ class Loop:
         self._in_loop = False  # batches are being handed out, or the program has left the loop in between
         self._closed = False
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
+        self._reading = ReadingNotes(attempt, components.loader)
         self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
         self._handed_out = 0.0
         self._jumped = False
@@ -211,6 +213,8 @@ class Loop:
             raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
         batches = (self._first_batch, attempt.batch)
         self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
+        if attempt.ranks.world > 1:
+            self._pending.own_time = self._own_seconds()
 
     @contextlib.contextmanager
     def apart(self, bucket: str) -> Iterator[None]:
@@ -250,6 +254,7 @@ class Loop:
                 saving.poll()
             if self._metrics.every and attempt.step % self._metrics.every == 0:
                 self._metrics.write()
+        self._reading.write_if_due()
         attempt.stopwatch.lap("step")
 
     def _wish(self) -> Wish:
@@ -406,6 +411,7 @@ class Loop:
             if wait:
                 self._saving.wait()
             self._reactions.close()
+            self._reading.write()
             attempt.event("end", step=attempt.step)
         finally:
             attempt.close()

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from holdfast.errors import ConfigError
-from holdfast.run.buckets import TIME_FIELDS
+from holdfast.run.buckets import OWN_TIME, TIME_FIELDS
 from holdfast.run.gauge import NOTHING, Deferred, Measured, by_layer, on_host, total_norm
 from holdfast.run.ranks import Ranks
 from holdfast.run.step_line import BITS_OF, bits_of
@@ -18,7 +18,7 @@ __all__ = ["RESERVED", "StepRecord"]
 
 RESERVED = frozenset(
     ("step", "batches", "loss", "loss_bits", "grad_norm", "grad_norm_bits", "lr", "at", "chain", "redone", "event",
-     "holdfast", "skipped", *TIME_FIELDS.values())
+     "holdfast", "skipped", OWN_TIME, *TIME_FIELDS.values())
 )  # fmt: skip
 """Fields of a step's record that a program's own metrics cannot be called."""
 
@@ -33,9 +33,12 @@ class StepRecord:
         grad_norm: the norm of its gradient, as the program measured it.
         metrics: the program's own numbers.
         measured: what hooks measured during the step.
+
+    Attributes:
+        own_time: how long the rank was busy with the step before it waited for others; None where it is alone.
     """
 
-    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "step")
+    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "own_time", "step")
 
     def __init__(
         self,
@@ -48,6 +51,7 @@ class StepRecord:
     ) -> None:
         self.step = step
         self.batches = batches
+        self.own_time: float | None = None
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] | None = None
         self._measured = measured

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 
 from holdfast.foreign import MAX_DEPTH
-from holdfast.run.buckets import TIME_FIELDS
+from holdfast.run.buckets import OWN_TIME, TIME_FIELDS
 from holdfast.run_files import VALUE
 from holdfast.run_records import HEADER, MAX_SECONDS
 from holdfast.versioned import MAX_COUNT
 
-__all__ = ["in_portions", "is_valid_table", "step_table"]
+__all__ = ["checked_columns", "in_portions", "is_valid_table", "step_table"]
 
 MAX_SHORT_BYTES = 4096
 """Arrow's parser recurses, and the process dies where its stack ends; a line this short is not nested that deeply."""
@@ -28,7 +28,7 @@ MAX_CELLS = 1 << 27
 MIN_CELL_BYTES = 8
 """Of a field in a line. Every field may have a name of its own, and every name makes a column of the table."""
 MIN_PORTION, MAX_PORTION = 64, 4096
-_TIMES = (*TIME_FIELDS.values(), "at")
+_TIMES = (*TIME_FIELDS.values(), OWN_TIME, "at")
 _NUMBERS = ("loss", "grad_norm", "lr", *_TIMES)
 _TEXTS = ("chain", "loss_bits", "grad_norm_bits")
 
@@ -93,8 +93,12 @@ def is_valid_table(table: Any) -> bool:
     steps = table[VALUE + "step"]
     if steps.null_count or not _all_between(steps, MAX_COUNT) or np.any(steps.to_numpy() % 1):
         return False
-    names = [VALUE + name for name in _TIMES if VALUE + name in table.column_names]
-    return all(_all_between(table[name].drop_null(), MAX_SECONDS) for name in names)
+    return all(_all_between(table[name].drop_null(), MAX_SECONDS) for name in checked_columns(table)[1:])
+
+
+def checked_columns(table: Any) -> list[str]:
+    """Return the columns of a table that ``is_valid_table`` looks at, the steps first."""
+    return [VALUE + "step", *(VALUE + name for name in _TIMES if VALUE + name in table.column_names)]
 
 
 def _all_between(column: Any, high: float) -> bool:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from holdfast.run.attempt import Attempt
+from holdfast.run.buckets import OWN_TIME
 from holdfast.run.monitor import Monitor
 from holdfast.run.step_line import StepLines
 from holdfast.run.step_record import StepRecord
@@ -33,6 +34,8 @@ class StepWriter:
         attempt, step = self._attempt, record.step
         numbers = record.numbers()
         times, at = attempt.stopwatch.take()
+        if record.own_time is not None:
+            times = {**times, OWN_TIME: record.own_time}
         redone = step < attempt.reached
         if not redone:
             attempt.reached = step + 1

@@ -24,7 +24,7 @@ __all__ = ["is_run_folder", "read_run_folder"]
 _FILE = re.compile(r"attempt-(\d+)\.rank-(\d+)\.part-(\d+)\.(jsonl|parquet)")
 _NOT_SIGNALS = frozenset(
     ("step", "batches", "loss_bits", "grad_norm_bits", "at", "redone", "chain", "startup_time", "evaluation_time",
-     "save_time", "restore_time", "stalled_time", "paused_time", "down_time")
+     "save_time", "restore_time", "stalled_time", "paused_time", "down_time", "own_time")
 )  # fmt: skip
 
 

@@ -1,0 +1,121 @@
+"""Series that grow: what they hold is there as two arrays at any time, and adding to them copies nothing.
+
+Nearly all series of a run have a value at every step. So the array of steps is shared between those that have the same
+ones, and is a series' own from the first step on that it alone has or lacks. What was handed out is never changed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+__all__ = ["Axis", "Growing", "Series"]
+
+Series = NDArray[np.float64]
+MIN_ROOM = 1024
+ROOM_SHARE = 8
+"""An array is made with room for an eighth more than it has to hold."""
+
+
+def _with_room(values: Series, length: int) -> Series:
+    made = np.empty(length + max(MIN_ROOM, length // ROOM_SHARE))
+    made[: len(values)] = values
+    return made
+
+
+class Axis:
+    """Steps, in the order in which they came; any number of series may share them."""
+
+    __slots__ = ("_length", "_steps")
+
+    def __init__(self, steps: Series | None = None) -> None:
+        self._length = 0 if steps is None else len(steps)
+        self._steps = np.empty(0) if steps is None else _with_room(steps, len(steps))
+
+    def first(self, length: int) -> Series:
+        """Return the first steps."""
+        return self._steps[:length]
+
+    def put(self, start: int, blocks: Sequence[Series]) -> Axis:
+        """Return an axis that holds these steps from a place on: this one, unless it holds others there."""
+        stop = start + sum(map(len, blocks))
+        if stop > len(self._steps):
+            self._steps = _with_room(self._steps[: self._length], stop)
+        for block in blocks:
+            known = min(max(self._length - start, 0), len(block))
+            if known and not np.array_equal(self._steps[start : start + known], block[:known]):
+                return Axis(self._steps[:start]).put(start, blocks[_place(blocks, block) :])
+            self._steps[start + known : start + len(block)] = block[known:]
+            start += len(block)
+            self._length = max(self._length, start)
+        return self
+
+
+def _place(blocks: Sequence[Series], block: Series) -> int:
+    return next(place for place, each in enumerate(blocks) if each is block)
+
+
+class Growing:
+    """One series.
+
+    Args:
+        axis: the steps of another series, which this one may have too.
+    """
+
+    __slots__ = ("_axis", "_length", "_new", "_steps", "_values", "_waiting")
+
+    def __init__(self, axis: Axis) -> None:
+        self._axis = axis
+        self._values = np.empty(0)
+        self._length = 0
+        self._waiting: list[tuple[Series, Series]] = []  # blocks that came since the arrays were last asked for
+        self._steps: list[float] = []  # points that came one by one after those
+        self._new: list[float] = []
+
+    def add(self, step: float, value: float) -> None:
+        """Add one point."""
+        self._steps.append(step)
+        self._new.append(value)
+
+    def add_block(self, steps: Series, values: Series) -> None:
+        """Add many points."""
+        self._end_points()
+        self._waiting.append((steps, values))
+
+    def _end_points(self) -> None:
+        if self._steps:
+            self._waiting.append((np.array(self._steps, dtype=np.float64), np.array(self._new, dtype=np.float64)))
+            self._steps, self._new = [], []
+
+    def arrays(self) -> tuple[Series, Series]:
+        """Return the steps and the values."""
+        self._end_points()
+        if self._waiting:
+            stop = self._length + sum(len(steps) for steps, _ in self._waiting)
+            if stop > len(self._values):
+                self._values = _with_room(self._values[: self._length], stop)
+            self._axis = self._axis.put(self._length, [steps for steps, _ in self._waiting])
+            for _, values in self._waiting:
+                self._values[self._length : self._length + len(values)] = values
+                self._length += len(values)
+            self._waiting = []
+        return self._axis.first(self._length), self._values[: self._length]
+
+    def cut(self, step: float, shortened: dict[tuple[int, int], Axis]) -> tuple[Series, Series]:
+        """Take away every point from a step on, and return them.
+
+        Args:
+            step: the first one to go.
+            shortened: axes that were cut for other series, by what they were and where they were cut.
+        """
+        steps, values = self.arrays()
+        stop = int(np.searchsorted(steps, step))
+        if stop < self._length:
+            key = id(self._axis), stop
+            axis = shortened.get(key)
+            if axis is None:
+                axis = shortened[key] = Axis(steps[:stop])
+            self._axis, self._length, self._values = axis, stop, _with_room(values[:stop], stop)
+        return steps[stop:], values[stop:]
