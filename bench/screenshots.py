@@ -94,7 +94,7 @@ def photograph(page: Path, images: Path) -> None:
             scheme = "dark" if name == "dark" else "light"
             tab = browser.new_page(viewport={"width": width, "height": height}, color_scheme=scheme)
             tab.goto(page.as_uri())
-            tab.wait_for_selector(".chart canvas")
+            tab.wait_for_selector(".uplot canvas")
             tab.wait_for_timeout(300)
             tab.screenshot(path=images / f"page-{name}.png")
             if name == "light":

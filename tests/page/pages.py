@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from holdfast.page.model import Bucket, Cause, Chart, Event, Flag, HeatMap, Line, Page, Suspect
+from holdfast.page.model import Bucket, Cause, Chart, Event, Flag, HeatMap, Line, Mark, Page, Suspect, Table
 
 HOSTILE = (
     '<script>document.title="pwned"</script>',
@@ -54,8 +54,16 @@ def full_page(steps: int = 2000, text: str = "calm", series: int = 1) -> Page:
         charts=tuple(charts),
         flags=(flag, info),
         events=(Event(100, "checkpoint", text), Event(steps / 2, "rollback", text), Event(300, text, text)),
-        goodput=(Bucket("step", 90.0), Bucket("data", 5.0), Bucket(text, 5.0)),
-        heat_maps=(HeatMap(text, (text, "layers.1"), axis[:40], np.abs(rng.normal(size=(2, 40)))),),
+        goodput=(Bucket("step", 90.0, axis, np.full(steps, 90.0 / steps)), Bucket("data", 5.0), Bucket(text, 5.0)),
+        heat_maps=(
+            HeatMap(
+                text,
+                tuple(Line(name, axis[:40], np.abs(rng.normal(size=40))) for name in (text, "layers.1")),
+                (Mark(1, 10, 20, text),),
+                text,
+            ),
+        ),
+        tables=(Table(text, (text, "bytes fetched"), ((text, "1.5 MB"),), text),),
         command=f"holdfast blame runs/exp7 --step 1000 # {text}",
         notes=(text,),
         config={text: text, "lr": 3e-4},

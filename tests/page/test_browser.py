@@ -53,22 +53,22 @@ def mailed(tmp_path: Path, *pages: Any) -> str:
     return file.as_uri()
 
 
-def is_drawn(tab: Any, selector: str) -> bool:
-    """Whether a canvas shows more than one colour."""
+def is_drawn(tab: Any, selector: str, *, least: int = 4) -> bool:
+    """Whether a canvas shows several colours."""
     colours: int = tab.eval_on_selector(
         selector,
         """canvas => { const pixels = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height).data;
         const seen = new Set(); for (let i = 0; i < pixels.length; i += 4)
         seen.add((pixels[i] << 16) + (pixels[i + 1] << 8) + pixels[i + 2]); return seen.size; }""",
     )
-    return colours > 3
+    return colours >= least
 
 
 def test_the_mailed_page_draws_its_charts(tab: Any, tmp_path: Path) -> None:
     tab.goto(mailed(tmp_path, full_page(series=3)))
-    tab.wait_for_function("document.querySelectorAll('.chart canvas').length === 3")
+    tab.wait_for_selector(".chart:nth-child(3) .uplot canvas")
     assert tab.inner_text(".verdict .word") == "UNHEALTHY"
-    assert is_drawn(tab, ".chart canvas")
+    assert is_drawn(tab, ".uplot canvas")
     assert is_drawn(tab, "canvas.heat")
 
 
@@ -89,9 +89,36 @@ def test_a_flag_opens_its_suspects_proof_and_command(tab: Any, tmp_path: Path) -
     assert tab.query_selector("#detail") is None
 
 
+def test_a_flag_on_the_axis_opens_the_finding_too(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page()))
+    tab.click(".timeline .pin.critical")
+    tab.wait_for_selector("#detail canvas")
+    assert tab.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
+    assert tab.locator(".timeline canvas").count() == 3, "checkpoints, events, and where the time went"
+    for number in range(3):
+        assert is_drawn(tab, f".timeline canvas >> nth={number}", least=2)
+
+
+def test_what_shares_the_axis_is_zoomed_with_the_charts(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page()))
+    pin = tab.locator(".timeline .pin.critical")
+    plot = tab.locator(".uplot .u-over").first
+
+    def share() -> float:
+        box, whole = pin.bounding_box(), plot.bounding_box()
+        return float((box["x"] + box["width"] / 2 - whole["x"]) / whole["width"])
+
+    tab.wait_for_selector(".uplot canvas")
+    assert abs(share() - 997 / 1999) < 0.01
+    tab.keyboard.press("+")
+    tab.keyboard.press("ArrowRight")  # from 750 to 1,750
+    tab.wait_for_timeout(50)
+    assert abs(share() - 247 / 1000) < 0.01
+
+
 def test_keys_zoom_and_walk_through_the_findings(tab: Any, tmp_path: Path) -> None:
     tab.goto(mailed(tmp_path, full_page()))
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     before = tab.inner_text(".chart .u-legend")
     tab.keyboard.press("+")
     tab.keyboard.press("0")
@@ -104,14 +131,14 @@ def test_keys_zoom_and_walk_through_the_findings(tab: Any, tmp_path: Path) -> No
 
 def test_dragging_over_a_chart_zooms_all_of_them(tab: Any, tmp_path: Path) -> None:
     tab.goto(mailed(tmp_path, full_page(series=2)))
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     box = tab.query_selector(".chart .u-over").bounding_box()
     height = box["y"] + box["height"] / 2
     tab.mouse.move(box["x"] + box["width"] * 0.4, height)
     tab.mouse.down()
     tab.mouse.move(box["x"] + box["width"] * 0.6, height, steps=5)
     tab.mouse.up()
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     tab.locator(".chart .u-over").nth(1).hover(position={"x": 2, "y": 20})
     shown = tab.locator(".chart .u-legend").nth(1).locator(".u-value").first.inner_text()
     assert 790 <= int(shown.replace(",", "")) <= 830, "the drag began at two fifths of 2,000 steps"
@@ -119,7 +146,7 @@ def test_dragging_over_a_chart_zooms_all_of_them(tab: Any, tmp_path: Path) -> No
 
 def test_two_runs_lie_over_each_other(tab: Any, tmp_path: Path) -> None:
     tab.goto(mailed(tmp_path, full_page(), full_page(steps=1500)))
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     assert tab.inner_text(".chart .u-legend").count("(runs/exp7 calm)") == 2
 
 
@@ -127,7 +154,7 @@ def test_two_live_runs_are_compared_by_choosing_one(tab: Any) -> None:
     with PageServer([Stub("exp7", full_page()), Stub("exp/8", full_page(steps=1500, text="eight"))]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tab.goto(f"{server.url}?run=exp7")
-        tab.wait_for_selector(".chart canvas")
+        tab.wait_for_selector(".uplot canvas")
         tab.select_option("#compare", label="compare with exp/8")
         tab.wait_for_url("**compare=exp%2F8")
         tab.wait_for_selector("text=loss (runs/exp7 eight)")
@@ -148,7 +175,7 @@ def test_several_runs_in_one_file_begin_with_a_table_that_leads_to_each(tab: Any
     assert rows.count() == 2
     assert "unhealthy" in rows.nth(0).inner_text(), "the worst comes first"
     rows.nth(1).locator("button").click()
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     assert tab.inner_text(".verdict h1") == "calm run"
     tab.click("#all")
     assert tab.locator("tbody tr").count() == 2
@@ -157,11 +184,11 @@ def test_several_runs_in_one_file_begin_with_a_table_that_leads_to_each(tab: Any
 def test_a_finding_is_marked_on_every_chart(tab: Any, tmp_path: Path) -> None:
     """The last chart is noise around zero: the colour of a critical finding is there only because of the mark."""
     tab.goto(mailed(tmp_path, full_page(series=3)))
-    tab.wait_for_function("document.querySelectorAll('.chart canvas').length === 3")
+    tab.wait_for_selector(".chart:nth-child(3) .uplot canvas")
     marked = tab.evaluate(
         """() => { const wanted = getComputedStyle(document.documentElement).getPropertyValue('--bad').trim();
         const [r, g, b] = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));
-        return [...document.querySelectorAll('.chart canvas')].map((canvas) => {
+        return [...document.querySelectorAll('.uplot canvas')].map((canvas) => {
           const { data } = canvas.getContext('2d').getImageData(0, 0, canvas.width, canvas.height);
           for (let i = 0; i < data.length; i += 4)
             if (data[i] === r && data[i + 1] === g && data[i + 2] === b) return true;
@@ -185,10 +212,10 @@ def test_hostile_text_is_shown_and_does_not_run(text: str, tab: Any, tmp_path: P
 def test_dark_and_phone_width(tab: Any, tmp_path: Path) -> None:
     tab.set_viewport_size({"width": 390, "height": 800})
     tab.goto(mailed(tmp_path, full_page(series=2)))
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     light = tab.evaluate("getComputedStyle(document.body).backgroundColor")
     tab.click("#theme")
-    tab.wait_for_selector(".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
     assert tab.evaluate("getComputedStyle(document.body).backgroundColor") != light
     assert tab.evaluate("document.documentElement.scrollWidth") <= 390
 
@@ -198,7 +225,7 @@ def test_a_new_step_appears_by_itself(tab: Any) -> None:
     with PageServer([feed]) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
         tab.goto(server.url)
-        tab.wait_for_selector(".chart canvas")
+        tab.wait_for_selector(".uplot canvas")
         feed.current = full_page(steps=200, text="two hundred")
         tab.wait_for_selector("text=two hundred")
         tab.goto("about:blank")
@@ -219,5 +246,5 @@ def test_values_that_are_not_finite_are_marked(tab: Any, tmp_path: Path) -> None
     page = full_page()
     assert np.isnan(page.charts[0].lines[1].values).any()
     tab.goto(mailed(tmp_path, page))
-    tab.wait_for_selector(".chart canvas")
-    assert is_drawn(tab, ".chart canvas")
+    tab.wait_for_selector(".uplot canvas")
+    assert is_drawn(tab, ".uplot canvas")

@@ -96,7 +96,18 @@ def test_a_zoomed_stretch_is_sent_in_full() -> None:
     assert len(line["values"]) >= 101 * 4
 
 
-@pytest.mark.parametrize("path", ["/data?run=other", "/etc/passwd", "/data", "/../run.json"])
+@pytest.mark.parametrize(
+    "path",
+    [
+        "/data?run=other",
+        "/data?run=exp7&compare=other",
+        "/?run=other",
+        "/?run=exp7&compare=other",
+        "/etc/passwd",
+        "/data",
+        "/../run.json",
+    ],
+)
 def test_what_does_not_exist_is_not_found(path: str) -> None:
     with serving(Stub("exp7", full_page())) as server:
         assert get(address(server) + path)[0] == 404
@@ -123,6 +134,11 @@ def test_a_token_is_demanded_where_others_can_connect() -> None:
         assert get(address(server), Cookie=f"holdfast_token={server.token}")[0] == 200
 
 
+def test_an_empty_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="the token is empty"):
+        PageServer([Stub("exp7", full_page())], host="0.0.0.0", token="")
+
+
 def test_a_port_in_use_is_an_error_that_says_so() -> None:
     with serving(Stub("exp7", full_page())) as server, pytest.raises(ConfigError, match="cannot listen at"):
         PageServer([Stub("exp8", full_page())], port=server.server_address[1])
@@ -137,5 +153,9 @@ def test_a_browser_that_leaves_is_no_error(capfd: pytest.CaptureFixture[str]) ->
             with socket.create_connection(("127.0.0.1", server.server_address[1])) as caller:
                 caller.sendall(b"GET /data?run=exp7&columns=4000 HTTP/1.1\r\nHost: localhost\r\n\r\n")
                 caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # a reset, at once
+        for begun in (b"", b"GET /da"):  # before a question, and in the middle of one
+            with socket.create_connection(("127.0.0.1", server.server_address[1])) as caller:
+                caller.sendall(begun)
+                caller.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
         assert get(address(server))[0] == 200
     assert "Traceback" not in capfd.readouterr().err

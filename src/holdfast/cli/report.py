@@ -22,6 +22,9 @@ def register(app: typer.Typer) -> None:
         compare: Annotated[
             Path | None, typer.Option("--compare", help="Another run to lay over it.", show_default=False)
         ] = None,
+        verify: Annotated[
+            bool, typer.Option("--verify", help="Read every checkpoint of the run, and mark those that are damaged.")
+        ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print what the page shows as JSON instead.")] = False,
     ) -> None:
         """Write a run's page: verdict, charts, findings, events, all in one file that asks no other host for anything.
@@ -32,6 +35,8 @@ def register(app: typer.Typer) -> None:
             holdfast report trainer_state.json -o page.html
 
             holdfast report runs/exp8 --compare runs/exp7
+
+            holdfast report runs/exp7 --verify
         """
         import json
 
@@ -39,7 +44,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.page.feeds import feed_of
         from holdfast.page.render import MAX_COLUMNS
 
-        pages = [feed_of(each).page() for each in (path, compare) if each is not None]
+        pages = [feed_of(each, verify=verify).page() for each in (path, compare) if each is not None]
         if as_json:
             typer.echo(json.dumps([page.to_json(columns=MAX_COLUMNS) for page in pages], allow_nan=False))
             return

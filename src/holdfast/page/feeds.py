@@ -66,14 +66,15 @@ class LogFeed:
             yield str(path), status.st_size, status.st_mtime_ns
 
 
-def feed_of(path: Path, *, wait: bool = True) -> Feed:
+def feed_of(path: Path, *, wait: bool = True, verify: bool = False) -> Feed:
     """Return what stands at a path: a run of holdfast's own, or any log.
 
     Args:
         path: a run's folder, a file or a folder of logs.
         wait: let the first look wait for the detectors.
+        verify: read every checkpoint of a run and say whether it is sound.
     """
-    return RunFeed(path, wait=wait) if is_run_folder(path) else LogFeed(path)
+    return RunFeed(path, wait=wait, verify=verify) if is_run_folder(path) else LogFeed(path)
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:

@@ -12,6 +12,7 @@ from holdfast.page.render import render_pages
 
 __all__ = [
     "MIN_SHOWN_CONFIDENCE",
+    "TITLES",
     "charts_of",
     "flag_of",
     "lead_of",

@@ -9,34 +9,36 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
 from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.ingestion.run_log import RunLog as ReadLog
 from holdfast.debug.reporting.words import clean, remarks
 from holdfast.debug.types import RunReport, Signal, Verdict
-from holdfast.page.from_report import charts_of, flag_of, lead_of
+from holdfast.page.from_report import TITLES, charts_of, flag_of, lead_of
 from holdfast.page.good_run import config_difference, last_good_run
-from holdfast.page.model import Bucket, Chart, Event, Flag, HeatMap, Line, Page
+from holdfast.page.model import Bucket, Chart, Flag, HeatMap, Line, Page
+from holdfast.page.ranks import MAX_RANKS, rank_strip
+from holdfast.page.reading import reading_chart, reading_table
+from holdfast.page.run_events import checkpoint_states, rolled_back_to, run_events, verify_checkpoints
 from holdfast.page.run_flags import recorded_flag, with_investigations
 from holdfast.page.sources import is_of_source, source_charts, sources_of
+from holdfast.page.throughput import throughput_chart
 from holdfast.run import RunLog
-from holdfast.run.buckets import TIME_FIELDS
+from holdfast.run.buckets import OWN_TIME, TIME_FIELDS
 from holdfast.run.columns import RunColumns
 from holdfast.run.investigations import read_investigations
 
 __all__ = ["RunFeed", "page_of_run"]
 
 LAYERS = {"grad_norm/": "Gradient norm by layer", "weight_norm/": "Weight norm by layer"}
-NOT_SERIES = frozenset(("at", *TIME_FIELDS.values())) - {"step_time", "data_time"}
-NOT_SHOWN = frozenset(("finding", "rolled_back", "stream", "metrics", "alert_sent"))
-"""Events that are not something that happened to the run at a step, or are shown elsewhere."""
+NOT_SERIES = frozenset(("at", OWN_TIME, *TIME_FIELDS.values())) - {"step_time", "data_time"}
+FIRST = tuple(TITLES[kind] for kind in ("loss", "eval_loss", "grad_norm", "lr", "throughput"))
 MAX_GIVEN_UP = 8
 """Branches that were given up and are still drawn, the newest first."""
-MAX_HEAT_COLUMNS = 400
-MAX_RANKS = 64
-"""Ranks whose step times are shown side by side."""
+LOOK_DELAY = 1.0
+"""Seconds until the detectors begin in the background: what was asked for is sent first."""
+LOOK_SHARE = 0.1
+"""Of the time, that looking may take."""
 LOOK_SECONDS = 20.0
 """How often the detectors look at a run that is still going, at most."""
 
@@ -53,16 +55,18 @@ class RunFeed:
         folder: the run's folder.
         name: what it is called; the folder's path by default.
         wait: let the first look wait for the detectors; else they look in the background, and the page says so.
+        verify: read every checkpoint of the run and say whether it is sound.
 
     Raises:
         RunFolderError: it is not the folder of a run.
     """
 
-    def __init__(self, folder: Path, *, name: str | None = None, wait: bool = True) -> None:
+    def __init__(self, folder: Path, *, name: str | None = None, wait: bool = True, verify: bool = False) -> None:
         self._wait = wait
         self._looking: threading.Thread | None = None
         self._log = RunLog(folder)
         self._name = name or str(folder)
+        self._checked = verify_checkpoints(self._log.folder) if verify else {}
         self._columns = RunColumns(folder)
         self._ranks = {0: self._columns}
         self._lock = threading.Lock()
@@ -70,6 +74,7 @@ class RunFeed:
         self._report: RunReport | None = None
         self._looked_at = (-float("inf"), -1)
         self._looks = 0
+        self._look_took = 0.0
         self._difference: tuple[str, tuple[tuple[str, str, str], ...]] | None = None
 
     @property
@@ -94,17 +99,21 @@ class RunFeed:
     def _diagnosed(self, signals: tuple[Signal, ...]) -> RunReport:
         """Let the detectors look again, if the log has grown and the last look was some time ago."""
         when, changes = self._looked_at
-        if self._report is None or (changes != self._changes and time.monotonic() - when >= LOOK_SECONDS):
+        pause = max(LOOK_SECONDS, self._look_took / LOOK_SHARE)
+        if self._report is None or (changes != self._changes and time.monotonic() - when >= pause):
             log = ReadLog(path=self._name, format="holdfast", signals=signals, config=self._config())
             if self._wait:
                 self._look(log, self._changes)
             elif self._looking is None or not self._looking.is_alive():
-                self._looking = threading.Thread(target=self._look, args=(log, self._changes), daemon=True)
+                self._looking = threading.Timer(LOOK_DELAY, self._look, args=(log, self._changes))
+                self._looking.daemon = True
                 self._looking.start()
         return self._report or RunReport(self._name, "holdfast", Verdict.UNKNOWN, (), signals)
 
     def _look(self, log: ReadLog, changes: int) -> None:
+        began = time.monotonic()
         report = MLSystemsDebugger().diagnose(log)
+        self._look_took = time.monotonic() - began
         self._report, self._looked_at = report, (time.monotonic(), changes)
         self._looks += 1
 
@@ -125,7 +134,7 @@ class RunFeed:
     def _page(self, signals: tuple[Signal, ...], report: RunReport) -> Page:
         columns = self._columns
         flags = self._flags(report)
-        overcome = _rolled_back_to(columns)
+        overcome = rolled_back_to(columns)
         serious = overcome is None and any(flag.severity in ("warning", "critical") for flag in flags)
         steps = max((int(signal.steps[-1]) + 1 for signal in signals), default=0)
         environment = columns.headers[-1].get("environment") or {} if columns.headers else {}
@@ -146,9 +155,10 @@ class RunFeed:
             ),
             charts=self._charts(signals),
             flags=flags,
-            events=tuple(_events(columns)),
-            goodput=tuple(Bucket(name, seconds) for name, seconds in columns.goodput.seconds.items() if seconds),
+            events=run_events(columns, checkpoint_states(columns, self._log.folder, self._checked)),
+            goodput=tuple(self._goodput()),
             heat_maps=tuple(self._heat_maps()),
+            tables=tuple(table for table in (reading_table(self._ranks.values()),) if table is not None),
             command=worst.command if serious and worst else "",
             notes=tuple(clean(note) for note in remarks(report)),
             config={clean(name): clean(value) for name, value in self._config().items()},
@@ -156,6 +166,12 @@ class RunFeed:
             compared_with=clean(self._difference[0]) if self._difference else "",
             environment={clean(name): clean(value) for name, value in environment.items()},
         )
+
+    def _goodput(self) -> Iterator[Bucket]:
+        spent = self._columns.spent()
+        for name, seconds in self._columns.goodput.seconds.items():
+            if seconds:
+                yield Bucket(name, seconds, *spent.get(name, ()))
 
     def _flags(self, report: RunReport) -> tuple[Flag, ...]:
         recorded = tuple(recorded_flag(event) for event in self._columns.events if event["event"] == "finding")
@@ -181,7 +197,10 @@ class RunFeed:
                 if not signal.name.startswith(by_layer) and is_of_source(signal.name, names) is None
             )
         )
-        charts = (*charts, *source_charts(self._columns, signals))
+        named = {chart.title for chart in charts}
+        speed = None if TITLES["throughput"] in named else throughput_chart(self._columns)
+        derived = [chart for chart in (speed, reading_chart(self._columns)) if chart is not None]
+        charts = tuple(sorted((*charts, *source_charts(self._columns, signals), *derived), key=_rank_of))
         given_up = [Line("given up", *branch, faded=True) for branch in self._columns.given_up[-MAX_GIVEN_UP:]]
         return tuple(
             replace(chart, lines=(*chart.lines, *given_up))
@@ -191,60 +210,24 @@ class RunFeed:
         )
 
     def _heat_maps(self) -> Iterator[HeatMap]:
+        strip = rank_strip(self._every_rank())
+        if strip is not None:
+            yield strip
         columns = self._columns
         for prefix, title in LAYERS.items():
             layers = [name for name in columns.names if name.startswith(prefix)]
             if layers:
-                yield _heat_map(title, {name.removeprefix(prefix): columns.series(name) for name in layers})
-        ranks = self._log.ranks[:MAX_RANKS]
-        if len(ranks) > 1:
-            rows = {}
-            for rank in ranks:
-                own = self._ranks.setdefault(rank, RunColumns(self._log.folder.root, rank=rank))
+                rows = (Line(clean(name.removeprefix(prefix)), *columns.series(name)) for name in layers)
+                yield HeatMap(title, tuple(rows))
+
+    def _every_rank(self) -> dict[int, RunColumns]:
+        for rank in self._log.ranks[:MAX_RANKS]:
+            own = self._ranks.setdefault(rank, RunColumns(self._log.folder.root, rank=rank))
+            if own is not self._columns:
                 own.refresh()
-                rows[f"rank {rank}"] = own.series("step_time")
-            yield _heat_map("Step time by rank", rows)
+        return self._ranks
 
 
-def _heat_map(title: str, rows: dict[str, tuple[Any, Any]]) -> HeatMap:
-    """Return series side by side, each column the largest value of its stretch of steps."""
-    every = np.unique(np.concatenate([steps for steps, _ in rows.values()]))
-    edges = every[:: max(1, -(-len(every) // MAX_HEAT_COLUMNS))]
-    values = np.full((len(rows), len(edges)), np.nan)
-    for row, (steps, numbers) in enumerate(rows.values()):
-        places = np.searchsorted(edges, steps, side="right") - 1
-        filled = np.full(len(edges), -np.inf)
-        np.maximum.at(filled, places, numbers)
-        values[row] = np.where(np.isneginf(filled), np.nan, filled)
-    return HeatMap(title, tuple(map(clean, rows)), edges, values)
-
-
-def _events(columns: RunColumns) -> Iterator[Event]:
-    sizes = {header["attempt"]: header.get("world_size") for header in columns.headers}
-    for record in columns.events:
-        kind, step = record["event"], record.get("step")
-        if not isinstance(step, int) or kind in NOT_SHOWN:
-            continue
-        attempt = record["attempt"]
-        if kind == "start":
-            if attempt == 1:
-                continue
-            before, now = sizes.get(attempt - 1), sizes.get(attempt)
-            resized = f", {before} → {now} ranks" if before and now and before != now else ""
-            text = f"attempt {attempt}, from {record.get('checkpoint') or 'the beginning'}{resized}"
-            yield Event(step, "resize" if resized else "restart", clean(text))
-        else:
-            left = {"event", "step", "at", "chain", "attempt"}
-            shown = {name: value for name, value in record.items() if name not in left and not name.endswith("_time")}
-            yield Event(step, clean(kind), clean(", ".join(f"{name} {value}" for name, value in shown.items())))
-
-
-def _rolled_back_to(columns: RunColumns) -> int | None:
-    """Return where the run went back to, if it did so after the last finding that matters."""
-    step: int | None = None
-    for record in columns.events:
-        if record["event"] == "rolled_back":
-            step = record["step"]
-        elif record["event"] == "finding" and record.get("severity") in ("warning", "critical"):
-            step = None
-    return step
+def _rank_of(chart: Chart) -> int:
+    """Return where a chart stands: what people look at first, then the others as they came."""
+    return FIRST.index(chart.title) if chart.title in FIRST else len(FIRST)

@@ -10,11 +10,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.page.thin import thinned
+from holdfast.page.thin import binned, thinned
 
-__all__ = ["Bucket", "Cause", "Chart", "Event", "Flag", "HeatMap", "Line", "Page", "Suspect"]
+__all__ = ["Bucket", "Cause", "Chart", "Event", "Flag", "HeatMap", "Line", "Mark", "Page", "Suspect", "Table"]
 
 MAX_UINT16, MAX_UINT32 = 2**16 - 1, 2**32 - 1
+MAX_HEAT_COLUMNS = 400
+MAX_STRIP_COLUMNS = 240
+"""Stretches of steps that a heat map and the strip of where the time went are divided into."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -111,37 +114,108 @@ class Flag:
 
 @dataclass(frozen=True, slots=True)
 class Event:
-    """Something that happened at a step: a checkpoint, a restart, a resize, a rollback, a skip."""
+    """Something that happened at a step: a checkpoint, a restart, a resize, a rollback, a skip.
+
+    Args:
+        step: when.
+        kind: of event; the page has a mark for each.
+        text: what is known about it.
+        state: of a checkpoint: ``verified``, ``damaged``, ``saved`` or ``removed``.
+    """
 
     step: float
     kind: str
     text: str
+    state: str = ""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, eq=False)
 class Bucket:
-    """How many seconds of wall time went into one kind of work."""
+    """How many seconds of wall time went into one kind of work, and at which steps.
+
+    Args:
+        name: of the work.
+        seconds: in all.
+        steps: where the time was spent, as far as that is known.
+        spent: how much of it at each of them.
+    """
 
     name: str
     seconds: float
+    steps: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+    spent: NDArray[np.float64] = field(default_factory=lambda: np.empty(0))
+
+
+@dataclass(frozen=True, slots=True)
+class Mark:
+    """Something about one row of a heat map over some steps."""
+
+    row: int
+    first: float
+    last: float
+    text: str
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HeatMap:
-    """A value for each of several rows (layers, ranks) over the steps."""
+    """A value for each of several rows (layers, ranks) over the steps.
+
+    Args:
+        title: above it.
+        rows: a series each; every stretch of steps shows its largest value.
+        marks: what is framed in it.
+        note: what to look for.
+    """
 
     title: str
-    rows: tuple[str, ...]
-    steps: NDArray[np.float64]
-    values: NDArray[np.float64]
+    rows: tuple[Line, ...]
+    marks: tuple[Mark, ...] = ()
+    note: str = ""
 
-    def to_json(self) -> dict[str, Any]:
-        """Return the map as plain JSON."""
+    def to_json(self, *, first: float | None = None, last: float | None = None) -> dict[str, Any]:
+        """Return the map as plain JSON, as it looks between two steps."""
+        edges = _edges([row.steps for row in self.rows], MAX_HEAT_COLUMNS, first, last)
+        values = [binned(row.steps, row.values, edges, np.maximum, -np.inf) for row in self.rows]
+        together = np.concatenate(values) if values else np.empty(0)
         return {
             "title": self.title,
-            "rows": list(self.rows),
-            "steps": [float(step) for step in self.steps],
-            "values": _packed(self.values.reshape(-1), "<f4"),
+            "note": self.note,
+            "rows": [row.name for row in self.rows],
+            "steps": edges.tolist(),
+            "values": _packed(np.where(np.isneginf(together), np.nan, together), "<f4"),
+            "marks": [[mark.row, mark.first, mark.last, mark.text] for mark in self.marks],
+        }
+
+
+def _edges(
+    series: list[NDArray[np.float64]], most: int, first: float | None, last: float | None
+) -> NDArray[np.float64]:
+    """Return the edges of at most so many stretches of whole steps that cover every series between two steps."""
+    filled = [steps for steps in series if len(steps)]
+    if not filled:
+        return np.empty(0)
+    low = max(min(float(steps.min()) for steps in filled), -np.inf if first is None else np.floor(first))
+    high = min(max(float(steps.max()) for steps in filled), np.inf if last is None else np.ceil(last))
+    width = max(1.0, float(np.ceil((high + 1 - low) / most)))
+    return np.arange(low, high + 1 + width, width) if high >= low else np.empty(0)
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """Rows of plain text, with a heading."""
+
+    title: str
+    heads: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+
+    def to_json(self) -> dict[str, Any]:
+        """Return the table as plain JSON."""
+        return {
+            "title": self.title,
+            "heads": list(self.heads),
+            "rows": [list(row) for row in self.rows],
+            "note": self.note,
         }
 
 
@@ -159,6 +233,7 @@ class Page:
         events: what happened when.
         goodput: where the wall time went.
         heat_maps: per-layer and per-rank views.
+        tables: what was read from each source, and the like.
         command: what to run next, to copy.
         notes: how this was read, and what is missing and why.
         config: the run's configuration.
@@ -176,6 +251,7 @@ class Page:
     events: tuple[Event, ...] = ()
     goodput: tuple[Bucket, ...] = ()
     heat_maps: tuple[HeatMap, ...] = ()
+    tables: tuple[Table, ...] = ()
     command: str = ""
     notes: tuple[str, ...] = ()
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -183,24 +259,48 @@ class Page:
     compared_with: str = ""
     environment: Mapping[str, Any] = field(default_factory=dict)
 
-    def to_json(self, *, columns: int, first: float | None = None, last: float | None = None) -> dict[str, Any]:
-        """Return the page as plain JSON, its lines thinned to ``columns`` stretches between two steps."""
+    def to_json(
+        self, *, columns: int, small: int | None = None, first: float | None = None, last: float | None = None
+    ) -> dict[str, Any]:
+        """Return the page as plain JSON.
+
+        Args:
+            columns: how many stretches the lines of the first chart, which is the widest, are thinned to.
+            small: how many those of the other charts are thinned to; as many by default.
+            first: the step to begin with.
+            last: the step to end with.
+        """
         return {
             "title": self.title,
             "verdict": self.verdict,
             "lead": self.lead,
             "facts": list(self.facts),
-            "charts": [chart.to_json(columns=columns, first=first, last=last) for chart in self.charts],
+            "charts": [
+                chart.to_json(columns=small if small and number else columns, first=first, last=last)
+                for number, chart in enumerate(self.charts)
+            ],
             "flags": [_flag_json(flag, columns) for flag in self.flags],
-            "events": [[event.step, event.kind, event.text] for event in self.events],
+            "events": [[event.step, event.kind, event.text, event.state] for event in self.events],
             "goodput": [[bucket.name, bucket.seconds] for bucket in self.goodput],
-            "heatMaps": [heat_map.to_json() for heat_map in self.heat_maps],
+            "strip": self._strip(first, last),
+            "heatMaps": [heat_map.to_json(first=first, last=last) for heat_map in self.heat_maps],
+            "tables": [table.to_json() for table in self.tables],
             "command": self.command,
             "notes": list(self.notes),
             "config": {name: str(value) for name, value in self.config.items()},
             "changed": [list(row) for row in self.changed],
             "comparedWith": self.compared_with,
             "environment": {name: str(value) for name, value in self.environment.items()},
+        }
+
+    def _strip(self, first: float | None, last: float | None) -> dict[str, Any]:
+        """Return how many seconds of each bucket fell into each stretch of steps."""
+        edges = _edges([bucket.steps for bucket in self.goodput], MAX_STRIP_COLUMNS, first, last)
+        return {
+            "steps": edges.tolist(),
+            "seconds": [
+                _packed(binned(bucket.steps, bucket.spent, edges, np.add, 0.0), "<f4") for bucket in self.goodput
+            ],
         }
 
 

@@ -23,6 +23,8 @@ __all__ = ["MAX_BYTES", "render_page", "render_pages", "render_shell"]
 MAX_BYTES = 700_000
 """How much thinned data a mailed page holds at most; with the script and style it stays below a megabyte."""
 
+SCRIPTS = ("base.js", "parts.js", "lanes.js", "charts.js", "page.js")
+"""What draws the page, in this order in one scope."""
 MIN_COLUMNS, MAX_COLUMNS = 300, 4000
 MIN_COLUMNS_OF_MANY = 60
 """A run among hundreds in one file still shows its shape."""
@@ -71,7 +73,8 @@ def render_shell(data: Mapping[str, Any], *, title: str) -> str:
         title: of the window.
     """
     style = _static("uPlot.min.css") + _static("page.css")
-    script = _static("uPlot.min.js") + "\n" + _static("page.js")
+    drawing = "".join(map(_static, SCRIPTS))
+    script = f'{_static("uPlot.min.js")}\n"use strict";(() => {{\n{drawing}}})();'
     policy = (
         f"default-src 'none'; script-src '{_digest(script)}'; style-src '{_digest(style)}'; img-src data:; "
         "connect-src 'self'; base-uri 'none'; form-action 'none'"

@@ -1,8 +1,8 @@
 """The same page live: the standard library's server, on this machine, for runs that are still going.
 
-The browser asks once a second whether anything is new and gets only what its pixels can show. Nothing is stored, and no
-other host is spoken to. Bound to another address than loopback the server demands a token; on loopback it answers only
-requests that name this machine, so that no other site can read a run through the user's browser.
+The browser asks twice a second whether anything is new and gets only what its pixels can show. Nothing is stored, and
+no other host is spoken to. Bound to another address than loopback the server demands a token; on loopback it answers
+only requests that name this machine, so that no other site can read a run through the user's browser.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import gzip
 import hmac
 import json
 import secrets
+import sys
 import threading
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -62,6 +63,8 @@ class PageServer(ThreadingHTTPServer):
     ) -> None:
         if not feeds:
             raise ConfigError("there is no run to serve", hint="name a run folder or a log")
+        if token is not None and not token.strip():
+            raise ConfigError("the token is empty", hint="leave it out, and one is made up where it is needed")
         self.feeds = {feed.name: feed for feed in feeds}
         self.local = _is_loopback(host)
         self.token = token if token is not None or self.local else secrets.token_urlsafe(24)
@@ -81,6 +84,11 @@ class PageServer(ThreadingHTTPServer):
                     feed.version()
 
         threading.Thread(target=read, name="holdfast-read-ahead", daemon=True).start()
+
+    def handle_error(self, request: Any, client_address: Any) -> None:
+        """Say nothing of a browser that has closed its connection; of any other error, what the library says."""
+        if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
+            super().handle_error(request, client_address)
 
     @property
     def url(self) -> str:
@@ -131,6 +139,8 @@ class _Handler(BaseHTTPRequestHandler):
 
     def _send_page(self, query: Mapping[str, str]) -> None:
         feeds = self.server.feeds
+        if any(query[name] not in feeds for name in ("run", "compare") if name in query):
+            return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such run")
         name = query.get("run", next(iter(feeds)) if len(feeds) == 1 else "")
         if name in feeds:
             own = quote(name, safe="")
@@ -154,15 +164,16 @@ class _Handler(BaseHTTPRequestHandler):
     def _send_data(self, query: Mapping[str, str]) -> None:
         names = [query[name] for name in ("run", "compare") if name in query]
         feeds = [self.server.feeds[name] for name in names if name in self.server.feeds]
-        if not feeds:
+        if not feeds or len(feeds) < len(names):
             return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such run")
         try:
             version = " ".join(feed.version() for feed in feeds)
             if version == query.get("version"):
                 return self._send(HTTPStatus.NO_CONTENT, "text/plain", b"")
             columns = min(MAX_COLUMNS, max(MIN_COLUMNS, int(query.get("columns") or DEFAULT_COLUMNS)))
+            small = min(columns, max(MIN_COLUMNS, int(query.get("small") or columns)))
             first, last = _number(query.get("first")), _number(query.get("last"))
-            pages = [feed.page().to_json(columns=columns, first=first, last=last) for feed in feeds]
+            pages = [feed.page().to_json(columns=columns, small=small, first=first, last=last) for feed in feeds]
         except (HoldfastError, OSError) as error:
             # A run that is being written, moved or removed: the next look may work.
             return self._send(HTTPStatus.SERVICE_UNAVAILABLE, "text/plain", str(error).encode("utf-8", "replace"))

@@ -15,7 +15,7 @@ from holdfast.page.model import Chart, Line
 from holdfast.run.columns import RunColumns
 from holdfast.run.stretches import rebuild
 
-__all__ = ["is_of_source", "source_charts", "sources_of"]
+__all__ = ["batches_per_step", "is_of_source", "last_state", "source_charts", "sources_of"]
 
 MAX_SOURCES = 12
 MAX_WINDOWS = 120
@@ -24,7 +24,7 @@ MAX_WINDOWS = 120
 
 def sources_of(columns: RunColumns) -> tuple[str, ...]:
     """Return the names of the run's sources, as its log says them."""
-    state = _last_state(columns)
+    state = last_state(columns)
     try:
         names = parse_json(state["sources"]) if state is not None else ()
     except (KeyError, TypeError, ValueError):
@@ -79,13 +79,13 @@ def _aggregated(columns: RunColumns) -> dict[str, tuple[Any, Any]]:
 
 def _shares(columns: RunColumns, sources: Sequence[str]) -> Iterator[Line]:
     """Yield each source's share of the samples over the steps, counted in the logged order."""
-    state, steps = _last_state(columns), columns.series("step_time")[0]
+    state, steps = last_state(columns), columns.series("step_time")[0]
     if len(steps) < 2 or state is None:
         return
     edges = np.unique(np.linspace(steps[0], steps[-1] + 1, MAX_WINDOWS + 1).astype(np.int64))
     try:
         schedule = rebuild(state)
-        batches = edges * _batches_per_step(columns)
+        batches = edges * batches_per_step(columns)
         positions = np.array([schedule.delivered_before(int(batch)) for batch in batches], dtype=np.int64)
         for source in sources:
             counted = np.asarray(schedule.order.count(schedule.order.number_of(source), positions), dtype=np.float64)
@@ -94,12 +94,13 @@ def _shares(columns: RunColumns, sources: Sequence[str]) -> Iterator[Line]:
         return
 
 
-def _batches_per_step(columns: RunColumns) -> float:
+def batches_per_step(columns: RunColumns) -> float:
     """Return how many batches a step takes, as an event says that knows both; 1 where none does."""
     known = [event for event in columns.events if event.get("step") and event.get("batch")]
     return known[-1]["batch"] / known[-1]["step"] if known else 1.0
 
 
-def _last_state(columns: RunColumns) -> dict[str, Any] | None:
+def last_state(columns: RunColumns) -> dict[str, Any] | None:
+    """Return the stream's state as the log had it last."""
     states = [event["state"] for event in columns.events if event["event"] == "stream"]
     return states[-1] if states else None

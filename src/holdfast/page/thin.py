@@ -7,7 +7,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["thinned"]
+__all__ = ["binned", "thinned"]
 
 Series = NDArray[np.float64]
 
@@ -48,3 +48,14 @@ def thinned(
             kept.append(begin + int(finite[begin:end].argmin()))
     chosen = np.unique(kept)
     return steps[chosen], values[chosen]
+
+
+def binned(steps: Series, values: Series, edges: Series, combine: np.ufunc, empty: float) -> Series:
+    """Return one number for every stretch between two edges: its values combined, or ``empty`` where it has none."""
+    stretches = max(len(edges) - 1, 0)
+    made = np.full(stretches, empty)
+    if stretches and len(steps):
+        places = np.searchsorted(edges, steps, side="right") - 1
+        inside = (places >= 0) & (places < stretches)
+        combine.at(made, places[inside], values[inside])
+    return made

@@ -1,0 +1,41 @@
+"""How fast a run goes, where its program does not record that itself."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from holdfast.errors import HoldfastError
+from holdfast.page.model import Chart, Line
+from holdfast.page.sources import batches_per_step, last_state
+from holdfast.run.columns import RunColumns
+from holdfast.run.stretches import rebuild
+
+__all__ = ["throughput_chart"]
+
+
+def throughput_chart(columns: RunColumns) -> Chart | None:
+    """Return the samples, or where the order does not say how many the steps, per second; None where nothing is timed.
+
+    The time of a step is what it took with the wait for its data; saves and evaluations are not counted.
+    """
+    steps, seconds = columns.series("step_time")
+    waited_at, waited = columns.series("data_time")
+    if len(waited_at) == len(steps) and np.array_equal(waited_at, steps):
+        seconds = seconds + waited
+    timed = seconds > 0
+    if not timed.any():
+        return None
+    steps, rate = steps[timed], 1.0 / seconds[timed]
+    samples = _samples_per_step(columns)
+    name = "steps per second" if samples is None else "samples per second"
+    return Chart("Throughput", (Line(name, steps, rate * (samples or 1.0)),))
+
+
+def _samples_per_step(columns: RunColumns) -> float | None:
+    state = last_state(columns)
+    if state is None:
+        return None
+    try:
+        return rebuild(state).segments[-1].global_batch_size * batches_per_step(columns)
+    except (HoldfastError, ValueError, KeyError, ImportError):  # another release's order, or no torch here
+        return None
