@@ -1,9 +1,10 @@
 """What a trainer trains on when it is killed and started again: with holdfast, and the way its documentation says.
 
-Each job trains for two epochs of 48 samples, is killed with SIGKILL in the middle of a step, and continues from its own
-newest checkpoint: at the same size, or on another number of processes with the same global batch. Every batch the model
-was trained on is written down. Of the steps that count, every sample should be there exactly twice; what is missing is
-*lost*, what is too much is *repeated*.
+Each job trains for two epochs of 48 samples, or of 52, which is not a multiple of the global batch of 8. It is killed
+with SIGKILL in the middle of a step, and continues from its own newest checkpoint: at the same size, or on another
+number of processes with the same global batch. Every batch the model was trained on is written down. Of the steps that
+count, every sample should be there exactly twice; what is missing is *lost*, what is too much is *repeated*. *Read in
+vain* is how many samples the resumed jobs took from the data set before the first one they trained on.
 """
 
 from __future__ import annotations
@@ -15,16 +16,17 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import product
 from pathlib import Path
 from typing import Any
 
 from common import arguments, publish
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
-from tests.integrations.jobs import errors_of, live_all, trained_on
-from tests.integrations.trainer_job import Life
+from tests.integrations.jobs import errors_of, first_step, live_all, trained_on
+from tests.integrations.trainer_job import GLOBAL_BATCH, Life
 
-SAMPLES, STEPS, EPOCHS = 48, 12, 2
+SIZES, EPOCHS = (48, 52), 2
 TIMEOUT = 1800.0
 FAULTS = {"killed twice": [(1, 5), (1, 6), (1, 0)], "killed, 1 → 2 → 1 processes": [(1, 8), (2, 4), (1, 0)]}
 NAMES = {
@@ -50,12 +52,19 @@ class Row:
     fault: str
     data: str
     title: str
+    samples: int
     options: dict[str, Any]
 
     @property
     def name(self) -> str:
         """What the row is called."""
-        return f"{NAMES[self.trainer]} · {self.fault} · {self.title}"
+        return f"{NAMES[self.trainer]} · {self.fault} · {self.title}, {self.samples} samples"
+
+    @property
+    def steps(self) -> int:
+        """How many steps two epochs take: the usual loaders end every epoch with what is left of it."""
+        per_epoch = -(-self.samples // GLOBAL_BATCH)
+        return EPOCHS * per_epoch if self.data == "usual" else -(-EPOCHS * self.samples // GLOBAL_BATCH)
 
     def lives(self, folder: Path) -> list[Life]:
         """Return the starts of the job."""
@@ -66,8 +75,8 @@ class Row:
                 number=number,
                 world=world,
                 die_after=die_after,
-                steps=STEPS,
-                samples=SAMPLES,
+                steps=self.steps,
+                samples=self.samples,
                 data=self.data,
                 **self.options,
             )
@@ -78,26 +87,30 @@ class Row:
 def rows_of(trainer: str, *, quick: bool) -> Iterator[Row]:
     """Yield every job of a trainer."""
     workers = (0,) if quick or trainer == "ray" else (0, 2)
-    for fault in list(FAULTS)[: 1 if quick else None]:
-        for epochs in (True, False):
-            for each in workers:
-                title = f"holdfast, {'epochs' if epochs else 'endless'}, {each} workers"
-                yield Row(trainer, fault, "holdfast", title, {"epochs": epochs, "workers": each})
-        if trainer in USUAL:
-            for each in workers:
-                yield Row(
-                    trainer, fault, "usual", f"{USUAL[trainer]}, {each} workers", {"epochs": True, "workers": each}
-                )
+    for fault, samples in product(list(FAULTS)[: 1 if quick else None], SIZES[: 1 if quick else None]):
+        for epochs, each in product((True, False), workers):
+            title = f"holdfast, {'epochs' if epochs else 'endless'}, {each} workers"
+            yield Row(trainer, fault, "holdfast", title, samples, {"epochs": epochs, "workers": each})
+        for each in workers if trainer in USUAL else ():
+            title = f"{USUAL[trainer]}, {each} workers"
+            yield Row(trainer, fault, "usual", title, samples, {"epochs": True, "workers": each})
 
 
-def count(row: Row, folder: Path) -> tuple[int, int]:
-    """Return how many samples a job that has been lived through lost, and how many it repeated."""
-    steps = trained_on(folder, [world for world, _ in FAULTS[row.fault]])
-    if sorted(steps) != list(range(STEPS)):
+def count(row: Row, folder: Path) -> dict[str, int]:
+    """Return how many samples a job that has been lived through lost, repeated and read in vain."""
+    worlds = [world for world, _ in FAULTS[row.fault]]
+    steps = trained_on(folder, worlds)
+    if sorted(steps) != list(range(row.steps)):
         raise AssertionError(errors_of(folder) or f"it made the steps {sorted(steps)}")
+    for life in range(1, len(worlds)):
+        if first_step(folder, life) == 0:
+            raise AssertionError(f"start {life + 1} began at step 0 again")
     seen = Counter(index for batches in steps.values() for batch in batches for index in batch)
-    lost = sum(max(0, EPOCHS - seen[index]) for index in range(SAMPLES))
-    return lost, sum(max(0, times - EPOCHS) for times in seen.values())
+    return {
+        "lost": sum(max(0, EPOCHS - seen[index]) for index in range(row.samples)),
+        "repeated": sum(max(0, times - EPOCHS) for times in seen.values()),
+        "read in vain": sum(int(path.read_text()) for path in folder.glob("vain-*")),
+    }
 
 
 def main() -> None:
@@ -105,6 +118,7 @@ def main() -> None:
     options = arguments(__doc__ or "", parts=tuple(NAMES))
     figures: dict[str, float] = {}
     about: dict[str, str] = {}
+    failed: list[str] = []
     for trainer in options.parts:
         if trainer != "dcp" and find_spec(trainer) is None:
             about[NAMES[trainer]] = "not installed"
@@ -120,17 +134,21 @@ def main() -> None:
                 live_all(plan, timeout=TIMEOUT)
             for row, folder in rows.items():
                 try:
-                    lost, repeated = count(row, folder)
+                    found = count(row, folder)
                 except AssertionError as error:  # it did not come back, or not to the end
                     about[row.name] = f"does not resume: {str(error).strip().splitlines()[-1]}"
+                    failed += [row.name] if row.data == "holdfast" else []
                     continue
-                figures[f"{row.name}: lost"], figures[f"{row.name}: repeated"] = lost, repeated
+                figures |= {f"{row.name}: {what}": number for what, number in found.items()}
+                failed += [row.name] if row.data == "holdfast" and any(found.values()) else []
                 if not options.json:
-                    print(f"{row.name:<100} lost {lost:>3}  repeated {repeated:>3}", flush=True)
+                    print(f"{row.name:<110}", *(f"{what} {number:>3} " for what, number in found.items()), flush=True)
     if options.json:
         publish(figures, about, as_json=True)
     else:
         print("\n".join(f"{name}: {text}" for name, text in about.items()))
+    if failed:
+        sys.exit(f"lost, repeated or not resumed with holdfast: {failed}")
 
 
 if __name__ == "__main__":

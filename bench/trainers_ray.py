@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import tempfile
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -14,6 +15,8 @@ from typing import Any
 from tests.integrations.trainer_job import GLOBAL_BATCH, SAVE_EVERY, Job, Life
 
 ROOT = Path(__file__).resolve().parent.parent
+MAX_WAIT = 60.0
+"""Seconds."""
 
 
 def live_all_on_ray(plan: Sequence[Life]) -> None:
@@ -71,6 +74,8 @@ def train(config: dict[str, Any]) -> None:
     optimizer = torch.optim.SGD(job.model.parameters(), lr=0.01)
 
     def step(index: torch.Tensor, number: int) -> torch.Tensor:
+        if job.seen + 1 == life.die_after:
+            _wait_until_known(life, number)
         loss = job.loss(index, number)
         loss.backward()  # type: ignore[no-untyped-call]
         optimizer.step()
@@ -95,6 +100,15 @@ def train(config: dict[str, Any]) -> None:
                 (Path(folder) / "step.json").write_text(json.dumps(number + 1))
                 found = ray.train.Checkpoint.from_directory(folder) if context.get_world_rank() == 0 else None
                 ray.train.report({}, checkpoint=found)
+
+
+def _wait_until_known(life: Life, step: int) -> None:
+    """Wait until Ray has written down every checkpoint that was reported, which it does every few seconds."""
+    known, deadline = Path(life.folder) / "job" / "checkpoint_manager_snapshot.json", time.monotonic() + MAX_WAIT
+    while time.monotonic() < deadline:
+        if known.exists() and len(json.loads(known.read_text())["checkpoint_results"]) >= step // SAVE_EVERY:
+            return
+        time.sleep(0.1)
 
 
 def _usual(life: Life) -> Iterator[tuple[int, Any]]:

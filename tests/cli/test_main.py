@@ -51,7 +51,16 @@ def test_bad_input_exits_2_without_a_traceback(arguments: list[str]) -> None:
     shown = _holdfast(*arguments)
     assert shown.returncode == 2
     assert "nonsense" in shown.stderr
-    assert "Traceback" not in shown.stderr + shown.stdout
+    assert shown.stderr.count("\n") == 1, "one line, and no box"
+    assert "--help" in shown.stderr
+
+
+@pytest.mark.parametrize("command", ["report", "runs"])
+def test_an_empty_argument_is_not_the_current_folder(command: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main.run([command, ""])
+    assert ended.value.code == 2
+    assert "an argument is empty" in capsys.readouterr().err
 
 
 def test_an_error_of_ours_exits_2_with_its_one_line(

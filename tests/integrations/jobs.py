@@ -83,3 +83,10 @@ def trained_on(folder: Path, worlds: Sequence[int]) -> dict[int, list[list[int]]
             parts = [batches.get(step, []) for batches in ranks]
             steps[step] = [sorted(chain.from_iterable(batch)) for batch in zip(*parts, strict=False)]
     return steps
+
+
+def first_step(folder: Path, life: int) -> int:
+    """Return the first step that a life trained on."""
+    with (folder / f"seen-{life}-0.jsonl").open() as file:
+        step, _ = json.loads(next(file))
+    return int(step)

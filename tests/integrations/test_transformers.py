@@ -282,6 +282,25 @@ def test_a_checkpoint_that_was_never_finished_is_passed_over(torn: str, tmp_path
     assert first[:3] + resume_newest(tmp_path / "cut") == whole
 
 
+def test_a_checkpoint_with_a_file_cut_or_lost_is_passed_over(tmp_path: Path) -> None:
+    """As after a power loss: nothing the trainer writes is flushed to the disk."""
+    from holdfast.integrations.transformers import newest_checkpoint
+
+    train(tmp_path, max_steps=6)
+    newest = tmp_path / "checkpoint-6"
+    files = [path for path in newest.iterdir() if path.name != "trainer_state.json"]
+    assert {"model.safetensors", "optimizer.pt", "scheduler.pt", "rng_state.pth"} <= {path.name for path in files}
+    for path in files:
+        content = path.read_bytes()
+        path.write_bytes(content[:-1])
+        with pytest.raises(StateError, match=f"not whole: {path.name} has"):
+            train(tmp_path, resume=6)
+        path.unlink()
+        assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")
+        path.write_bytes(content)
+        assert newest_checkpoint(tmp_path) == str(newest)
+
+
 def test_a_run_killed_in_its_first_save_starts_again(tmp_path: Path) -> None:
     from holdfast.integrations.transformers import newest_checkpoint
 

@@ -63,10 +63,11 @@ class Life:
 
 
 class Numbers(torch.utils.data.Dataset[dict[str, int]]):
-    """What the usual loaders read: sample i holds the number i."""
+    """What the usual loaders read: sample i holds the number i; every sample read is a byte in a file."""
 
-    def __init__(self, length: int) -> None:
+    def __init__(self, length: int, reads: Path) -> None:
         self.length = length
+        self.reads = reads
 
     def __len__(self) -> int:
         return self.length
@@ -74,6 +75,8 @@ class Numbers(torch.utils.data.Dataset[dict[str, int]]):
     def __getitem__(self, index: int) -> dict[str, int]:
         if index >= self.length:
             raise IndexError(index)
+        with self.reads.open("ab", buffering=0) as file:  # a worker process may do so
+            file.write(b".")
         return {"index": index}
 
 
@@ -86,7 +89,12 @@ class Job:
         self.rank, self.world = int(os.environ.get("RANK", 0)), options.world
         self.record = os.open(self.folder / f"seen-{options.number}-{self.rank}.jsonl", os.O_WRONLY | os.O_CREAT)
         self.seen = 0
+        self.reads = self.folder / f"reads-{options.number}-{self.rank}"
         self.model = torch.nn.Linear(1, 1)
+
+    def numbers(self) -> Numbers:
+        """Return what the usual loaders read."""
+        return Numbers(self.options.samples, self.reads)
 
     def loader(self) -> hfast.StreamingShardLoader:
         numbers = np.arange(self.options.samples)
@@ -101,6 +109,10 @@ class Job:
 
     def loss(self, index: torch.Tensor, step: int, model: Any = None) -> torch.Tensor:
         """Write the batch down, die if it is time, and return a loss of the model, as the trainer has wrapped it."""
+        if not self.seen and step and self.reads.exists():  # resumed; reading a few batches ahead is not in vain
+            ahead = len(index) * (2 + 2 * self.options.workers)
+            vain = max(0, self.reads.stat().st_size - ahead)
+            (self.folder / f"vain-{self.options.number}-{self.rank}").write_text(str(vain))
         os.write(self.record, (json.dumps([step, index.tolist()]) + "\n").encode())
         self.seen += 1
         if self.options.die_after and self.seen >= self.options.die_after:
@@ -131,7 +143,7 @@ def train_transformers(job: Job) -> None:
         disable_tqdm=True,
         remove_unused_columns=False,
     )
-    usual = Numbers(job.options.samples) if job.options.data == "usual" else None
+    usual = job.numbers() if job.options.data == "usual" else None
     trainer = Trainer(model=job.model, args=arguments, train_dataset=usual)
     if usual is None:
         attach(trainer, job.loader(), folder=job.folder / "run")
@@ -164,9 +176,7 @@ def train_lightning(job: Job) -> None:
 
                 torch.manual_seed(3)
                 size, workers = GLOBAL_BATCH // job.world, job.options.workers
-                return StatefulDataLoader(
-                    Numbers(job.options.samples), batch_size=size, shuffle=True, num_workers=workers
-                )
+                return StatefulDataLoader(job.numbers(), batch_size=size, shuffle=True, num_workers=workers)
             return job.loader()
 
     usual = job.options.data == "usual"
@@ -204,7 +214,7 @@ def train_accelerate(job: Job) -> None:
             "shuffle": True,
             "num_workers": job.options.workers,
         }
-        batches = accelerator.prepare(torch.utils.data.DataLoader(Numbers(job.options.samples), **options))
+        batches = accelerator.prepare(torch.utils.data.DataLoader(job.numbers(), **options))
     else:
         batches = prepare(accelerator, job.loader(), folder=job.folder / "run", model=job.model, optimizer=optimizer)
     checkpoints = job.folder / "checkpoints"

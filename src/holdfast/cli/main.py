@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from typing import Any
 
 import typer
 
@@ -42,6 +43,8 @@ COMMANDS = (
 )
 
 EXIT_UNUSABLE = 2
+# Click's, or the copy of it inside newer releases of Typer.
+WRONG_USE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
 # Package that may be missing -> the extra that brings it.
 EXTRAS = {"torch": "torch", "zlib_ng": "torch", "datasets": "hf", "transformers": "hf", "accelerate": "hf"}
@@ -77,12 +80,30 @@ def build_app() -> typer.Typer:
     return app
 
 
+def _explain(error: Any) -> None:
+    """Say in one line what is wrong with the arguments, and where to read on; to no arguments, show the help."""
+    context = error.ctx
+    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
+        typer.echo(context.get_help())
+        return
+    command = "holdfast" if context is None else context.command_path
+    message = " ".join(error.format_message().split())
+    typer.echo(f"holdfast: {message[:1].lower()}{message[1:].rstrip('.')} — see {command} --help", err=True)
+
+
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line; exits 2 with one clear line on bad input, 130 on Ctrl-C."""
     command = typer.main.get_command(build_app())
+    given = sys.argv[1:] if arguments is None else arguments
+    if "" in given:  # as a path it would be the current folder
+        typer.echo("holdfast: an argument is empty — is a variable of the command line not set?", err=True)
+        sys.exit(EXIT_UNUSABLE)
     try:
-        # Typer turns what it finds wrong with the arguments into exit code 2, and Ctrl-C into 130, by itself.
-        command.main(args=arguments, prog_name="holdfast")
+        code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)  # Ctrl-C comes out as 130
+        sys.exit(code if isinstance(code, int) else 0)
+    except WRONG_USE as error:
+        _explain(error)
+        sys.exit(EXIT_UNUSABLE)
     except HoldfastError as error:
         typer.echo(f"holdfast: {error}", err=True)
         sys.exit(EXIT_UNUSABLE)

@@ -1,7 +1,8 @@
 """Which of the Hugging Face Trainer's checkpoints are whole: a job may be killed while the trainer saves.
 
-The trainer writes into ``checkpoint-N`` file by file, ``trainer_state.json`` last. Its own search takes the folder of
-the highest number, whole or not, and a job that was killed in the middle of a save could then never start again.
+The trainer writes into ``checkpoint-N`` file by file, ``trainer_state.json`` last, which holds the size of every other
+file: after a power loss a file may be shorter than it was, or gone. The trainer's own search takes the folder of the
+highest number, whole or not, and a job that was killed in the middle of a save could then never start again.
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ from pathlib import Path
 
 from holdfast.errors import StateError
 
-__all__ = ["check_whole", "newest_checkpoint", "unfinished_checkpoints"]
+__all__ = ["check_whole", "file_sizes", "newest_checkpoint", "unfinished_checkpoints"]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITTEN_LAST = "trainer_state.json"
@@ -24,24 +25,32 @@ def newest_checkpoint(folder: str | Path) -> str | None:
     Pass it on to the trainer: ``trainer.train(resume_from_checkpoint=newest_checkpoint("out"))`` starts a run and
     continues it, whenever it was killed.
     """
-    return next((str(path) for path in _checkpoints(folder) if _is_whole(path)), None)
+    return next((str(path) for path in _checkpoints(folder) if _fault(path) is None), None)
 
 
 def unfinished_checkpoints(folder: str | Path) -> list[str]:
-    """Return the checkpoints in the trainer's output folder that were never finished, the newest first."""
-    return [str(path) for path in _checkpoints(folder) if not _is_whole(path)]
+    """Return the checkpoints in the trainer's output folder that are not whole, the newest first."""
+    return [str(path) for path in _checkpoints(folder) if _fault(path) is not None]
+
+
+def file_sizes(output_dir: str | Path) -> dict[str, int]:
+    """Return the size of every file of a checkpoint that is about to be finished, by its path in it."""
+    folder = Path(output_dir)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _WRITTEN_LAST)
+    return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
 def check_whole(path: str | Path) -> None:
-    """Refuse a checkpoint that was never finished, and name the newest whole one beside it.
+    """Refuse a checkpoint that is not whole, and name the newest whole one beside it.
 
     Raises:
-        StateError: the trainer did not finish saving it.
+        StateError: the trainer did not finish saving it, or a file of it was cut or removed.
     """
-    if not _is_whole(Path(path)):
+    fault = _fault(Path(path))
+    if fault is not None:
         beside = newest_checkpoint(Path(path).parent)
         raise StateError(
-            f"the trainer's checkpoint is not whole: {_WRITTEN_LAST}, which is written last, is missing or torn",
+            f"the trainer's checkpoint is not whole: {fault}",
             path=str(path),
             hint="start the run again" if beside is None else f"resume from {beside}, or with True",
         )
@@ -54,8 +63,29 @@ def _checkpoints(folder: str | Path) -> list[Path]:
     return [path for _, path in sorted(found, reverse=True)]
 
 
-def _is_whole(path: Path) -> bool:
+def _fault(path: Path) -> str | None:
+    """Return why a checkpoint is not whole; None where it is, as far as the sizes of its files say."""
     try:
-        return isinstance(json.loads((path / _WRITTEN_LAST).read_text(encoding="utf-8")), dict)
+        state = json.loads((path / _WRITTEN_LAST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
-        return False
+        state = None
+    if not isinstance(state, dict):
+        return f"{_WRITTEN_LAST}, which is written last, is missing or torn"
+    for name, size in _saved_sizes(state).items():
+        try:
+            found = (path / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes, and had {size}"
+    return None
+
+
+def _saved_sizes(state: dict[str, object]) -> dict[str, int]:
+    """Return the sizes that the state of a checkpoint names; none, where it was saved without them."""
+    place: object = state
+    for name in ("stateful_callbacks", "HoldfastCallback", "attributes", "files"):
+        place = place.get(name) if isinstance(place, dict) else None
+    if not isinstance(place, dict):
+        return {}
+    return {name: size for name, size in place.items() if isinstance(size, int) and ".." not in Path(name).parts}

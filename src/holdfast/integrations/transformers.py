@@ -27,7 +27,7 @@ from transformers.trainer_callback import ExportableState
 
 from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.restart import Restart, train_again
-from holdfast.integrations.trainer_checkpoints import check_whole, newest_checkpoint, unfinished_checkpoints
+from holdfast.integrations.trainer_checkpoints import check_whole, file_sizes, newest_checkpoint, unfinished_checkpoints
 from holdfast.integrations.trainer_record import Recording, TrainerRecord, recording_of
 from holdfast.integrations.trainer_state import TRAINER_STATE, collect_state
 from holdfast.run.alerts import Alert
@@ -143,6 +143,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
 
     def __init__(self) -> None:
         self.carried: dict[str, Any] | None = None
+        self.files: dict[str, int] = {}
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
         self._batches: TrainerBatches | None = None
@@ -150,10 +151,11 @@ class HoldfastCallback(TrainerCallback, ExportableState):
 
     def state(self) -> dict[str, Any]:
         """Return what the trainer writes into ``trainer_state.json``."""
-        return {"args": {}, "attributes": {"carried": self.carried}}
+        return {"args": {}, "attributes": {"carried": self.carried, "files": self.files}}
 
     def gather(self) -> None:
         """Collect what the next checkpoint holds; all ranks call it, before the trainer saves (``attach`` does)."""
+        self.files = {}
         if self._batches is not None:
             self.carried = collect_state(loader=self._batches.loader, metrics=self._batches.metrics, record=self.record)
 
@@ -346,6 +348,8 @@ def attach(
         saved = save_generators(*arguments, **options)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()  # what comes next marks the checkpoint as whole, and other ranks may still be writing
+        for each in callbacks():
+            each.files = file_sizes(*arguments, **options)
         return saved
 
     def train_on(resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
