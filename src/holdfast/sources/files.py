@@ -33,9 +33,10 @@ Paths: TypeAlias = PathLike | Sequence[PathLike]
 
 MAX_MAPPED = 16_384  # files of one source mapped at a time: Linux allows a process 65,530 maps
 PROBES, PROBE_BYTES = 16, 1024
-MAX_COPIED = 16 * 1024  # bytes of a file that is copied rather than mapped
+MAX_COPIED = PROBES * PROBE_BYTES  # bytes of a file that is copied rather than mapped, and probed as a whole
 MAX_PROBED_AT_ONCE = 64 * 1024  # a file up to this size is probed when first looked at, not when first read
 _MAGIC = "*?["
+_OPEN_FLAGS = os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK  # a named pipe that nobody writes to would block
 
 
 UNVERSIONED = "unversioned"
@@ -123,10 +124,30 @@ class LocalFile(DataFile):
 
     def stamp(self) -> Stamp:
         """Size and modification time when first looked at."""
+        return self._stamp or self.look_first()
+
+    def look_first(self, *, keep: bool = False) -> Stamp:
+        """Fix what `stamp` and `probe` say, opening the file once; ``keep`` the content of a small one for `values`.
+
+        Thousands of small files take as long to open as system calls do: bench/many_files.py.
+        """
         if self._stamp is None:
-            self._stamp = self._look()
-            if self._stamp.size <= MAX_PROBED_AT_ONCE:
-                self.probe()
+            try:
+                descriptor = os.open(self.name, _OPEN_FLAGS)
+                try:
+                    found = _stamp_of(os.fstat(descriptor))
+                    if found.size <= MAX_COPIED:
+                        content = os.pread(descriptor, found.size, 0)
+                        self._probe = _digest(content)
+                        if keep:
+                            self._hold(np.frombuffer(content, dtype=np.uint8))
+                    elif found.size <= MAX_PROBED_AT_ONCE:
+                        self._probe = _probe_of(descriptor, found.size)
+                finally:
+                    os.close(descriptor)
+            except OSError as error:
+                raise SourceError("cannot read the file", file=self.name, reason=error.strerror) from error
+            self._stamp = found
         return self._stamp
 
     def probe(self) -> str:
@@ -161,6 +182,16 @@ class LocalFile(DataFile):
             self._recent.use(self)
         return values
 
+    def content(self) -> NDArray[np.uint8]:
+        """What `look_first` kept, which takes no look at the file; `values` where that was not kept."""
+        values = self._values
+        return values if values is not None and len(values) <= MAX_COPIED else self.values()
+
+    def _hold(self, values: NDArray[np.uint8]) -> None:
+        self._values = values
+        if self._recent is not None:
+            self._recent.use(self)
+
     def read(self, start: int, stop: int) -> bytes:
         """The bytes from ``start`` up to ``stop``."""
         values = self.values()
@@ -182,7 +213,7 @@ class LocalFile(DataFile):
             found = os.stat(self.name)
         except OSError as error:
             raise SourceError("cannot read the file", file=self.name, reason=error.strerror) from error
-        return Stamp(found.st_size, f"mtime {found.st_mtime_ns}")
+        return _stamp_of(found)
 
     def _take_over(self, known: Stamp, found: Stamp) -> None:
         """Go on with a file that was written again, if its content is what it was."""
@@ -197,24 +228,35 @@ class LocalFile(DataFile):
         self._stamp, self._values = found, None
 
     def _take_probe(self, size: int) -> str:
-        digest = hashlib.blake2b(digest_size=16)
         try:
-            descriptor = os.open(self.name, os.O_RDONLY | os.O_CLOEXEC)
+            descriptor = os.open(self.name, _OPEN_FLAGS)
             try:
-                if size <= PROBES * PROBE_BYTES:
-                    digest.update(os.pread(descriptor, size, 0))
-                else:
-                    last = size - PROBE_BYTES
-                    for start in sorted({last * piece // (PROBES - 1) for piece in range(PROBES)}):
-                        digest.update(os.pread(descriptor, PROBE_BYTES, start))
+                return _probe_of(descriptor, size)
             finally:
                 os.close(descriptor)
         except OSError as error:
             raise SourceError("cannot open the file", file=self.name, reason=error.strerror) from error
-        return digest.hexdigest()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return _local_file_at, (self.name, self._recent, self._stamp, self._probe)
+
+
+def _stamp_of(found: os.stat_result) -> Stamp:
+    return Stamp(found.st_size, f"mtime {found.st_mtime_ns}")
+
+
+def _probe_of(descriptor: int, size: int) -> str:
+    """Return a digest of all of a small file, or of pieces spread over a larger one."""
+    if size <= MAX_COPIED:
+        return _digest(os.pread(descriptor, size, 0))
+    last = size - PROBE_BYTES
+    starts = sorted({last * piece // (PROBES - 1) for piece in range(PROBES)})
+    return _digest(b"".join([os.pread(descriptor, PROBE_BYTES, start) for start in starts]))
+
+
+def _digest(content: bytes) -> str:
+    # Processors have instructions for SHA-256: it takes half the time of BLAKE2.
+    return hashlib.sha256(content).hexdigest()[:32]
 
 
 def _local_file_at(name: str, recent: RecentFiles | None, stamp: Stamp | None, probe: str | None) -> LocalFile:

@@ -14,6 +14,8 @@ class ForkSafeLock:
     read from sources all the time, also when a trainer forks its workers, so every lock of a source is of this kind.
     """
 
+    __slots__ = ("_locks",)
+
     def __init__(self) -> None:
         self._locks: dict[int, threading.Lock] = {}
 

@@ -30,6 +30,7 @@ _DTYPES = ("<i8", "|u1")
 MAX_HEADER_BYTES = 64 * 2**20
 MAX_INDEXED_AT_ONCE = 16  # remote files looked through side by side; each takes some 16 MiB of memory
 MAX_SMALL_FILE = 4 * 2**20  # local files up to this size share an index
+FILES_AT_ONCE = 512  # small files looked at before their index is built: building between system calls takes longer
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,8 +58,8 @@ def cached_indexes(
         folder: where to keep indexes instead of beside the files.
     """
     # By name, as a file may be named twice.
-    small = list({file.name: file for file in files if not file.is_remote and file.size <= MAX_SMALL_FILE}.values())
-    shared = _shared_indexes(small, kind, build, has_form, folder) if len(small) > 1 else {}
+    local = {file.name: file for file in files if isinstance(file, LocalFile)}
+    shared = _shared_indexes(list(local.values()), kind, build, has_form, folder) if len(local) > 1 else {}
 
     def index_of(file: DataFile) -> Index:
         return shared[file.name] if file.name in shared else _own_index(file, kind, build, has_form, folder)
@@ -83,28 +84,43 @@ def _own_index(
 
 
 def _shared_indexes(
-    files: Sequence[DataFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
+    files: Sequence[LocalFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> dict[str, Index]:
-    """Every file's index by name, from the one they share; only files that are new or changed are looked through."""
+    """The small files' indexes by name, from the one they share; only what is new or changed is looked through."""
     parent = os.path.commonpath({os.path.dirname(file.name) for file in files})
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
     expected = {"kind": f"joined {kind}"}
-    now = {file.name[len(parent) :]: [*file.stamp(), _probe(file)] for file in files}
     parts: dict[str, tuple[Any, Index]] = {}
     for place in places:
         found = _load(place, expected)
         if found is not None and (parts := _parts(found, has_form)):
             break
-    known = {name: index for name, (state, index) in parts.items() if now.get(name) == state}
-    missing = {name: file for name, file in zip(now, files, strict=True) if name not in known}
-    if missing:
-        known |= zip(missing, build(list(missing.values())), strict=True)
+    now: dict[str, tuple[Any, Index]] = {}
+    is_new = False
+    # Where there is no index, the look that says in which state a file is reads what the index is made of as well.
+    for start in range(0, len(files), FILES_AT_ONCE):
+        missing = []
+        for file in files[start : start + FILES_AT_ONCE]:
+            stamp = file.look_first(keep=not parts)
+            if stamp.size > MAX_SMALL_FILE:
+                continue
+            name = file.name[len(parent) :]
+            state = [*stamp, file.probe()]
+            part = parts.get(name)
+            if part is not None and part[0] == state:
+                now[name] = part
+            else:
+                missing.append((name, state, file))
+        if missing:
+            is_new = True
+            built = build([file for _, _, file in missing])
+            now |= {name: (state, index) for (name, state, _), index in zip(missing, built, strict=True)}
+    if is_new:
         # Another source may be made of other files of the folder: theirs are kept while the files are there.
         others = {name: part for name, part in parts.items() if name not in now and os.path.exists(parent + name)}
-        kept = others | {name: (state, known[name]) for name, state in now.items()}
-        index = _joined(kept)
+        index = _joined(others | now)
         any(_save(place, index, expected) for place in places)
-    return {file.name: known[name] for name, file in zip(now, files, strict=True)}
+    return {parent + name: index for name, (_, index) in now.items()}
 
 
 def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:

@@ -36,6 +36,7 @@ _SCAN_BYTES = 256 * 2**10
 MIN_LOOKED_AT, MAX_LOOKED_AT, MAX_LOOKED_AT_IN_ALL = 2, 512, 32_768
 _NEWLINE = 10
 _BYTE_ORDER_MARK = b"\xef\xbb\xbf"
+_decode = json.JSONDecoder().decode  # json.loads guesses an encoding first, which takes as long again for a short line
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +247,7 @@ def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
     """The indexes of files small enough to be looked through as one, which costs much less than each on its own."""
     if len(files) == 1:
         return [_build_index(files[0], looked_at)]
-    contents = [file.read(0, file.size) for file in files]
-    for file in files:
-        file.close()
+    contents = [_content(file) for file in files]
     for file, content in zip(files, contents, strict=True):
         if not content.startswith(b"{"):
             check_not_compressed(content[:LONGEST_MARK], file.name)
@@ -273,6 +272,12 @@ def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
         texts = [content[start:stop] for start, stop in zip(places, own_stops[picked].tolist(), strict=True)]
         indexes.append(Index({"starts": own_starts, "stops": own_stops}, {"fields": _fields(file, places, texts)}))
     return indexes
+
+
+def _content(file: DataFile) -> bytes:
+    content = file.content().tobytes() if isinstance(file, LocalFile) else file.read(0, file.size)
+    file.close()
+    return content
 
 
 def _build_index(file: DataFile, looked_at: int) -> Index:
@@ -325,7 +330,7 @@ def _fields(file: DataFile, starts: Sequence[int], lines: Sequence[bytes]) -> di
     seen = []
     for start, line in zip(starts, lines, strict=True):
         try:
-            parsed = json.loads(line)
+            parsed = _decode(line.decode("utf-8", "surrogatepass"))
         except (ValueError, RecursionError) as error:
             raise SourceFormatError(
                 f"a line is not valid JSON: {error}", file=file.name, byte=start, line=line[:80]

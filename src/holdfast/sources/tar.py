@@ -11,7 +11,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import Any, Literal
 
 import numpy as np
@@ -138,7 +138,7 @@ class TarSource(FileSource[_Opened]):
             else:
                 begin = end = np.full(len(index.arrays["key_offsets"]) - 1, -1, dtype=np.int64)
             absent = begin < 0
-            if absent.any():
+            if np.logical_or.reduce(absent):
                 if self._missing == "raise":
                     raise SourceFormatError(
                         f"a sample lacks the column {name!r}",
@@ -153,25 +153,31 @@ class TarSource(FileSource[_Opened]):
 
 
 def _build_indexes(files: Sequence[DataFile]) -> list[Index]:
-    return [_build_index(file) for file in files]
+    indexes = []
+    for file in files:
+        indexes.append(_build_index(file))
+        file.close()
+    return indexes
 
 
 def _build_index(file: DataFile) -> Index:
     keys: list[str] = []
     members: list[dict[str, tuple[int, int]]] = []
+    last: str | None = None
     for name, start, size in walk(file):
         key, extension = split_name(name)
         if not extension:
             continue
-        if not keys or keys[-1] != key:
+        if key != last:
             keys.append(key)
             members.append({})
+            last = key
         if extension == KEY:
             raise SourceFormatError(f"a member may not be called {KEY!r}: that is the key", file=file.name, member=name)
         if extension in members[-1]:
             raise SourceFormatError("a sample has the same member twice", file=file.name, member=name)
         members[-1][extension] = (start, start + size)
-    columns = list(dict.fromkeys(extension for sample in members for extension in sample))
+    columns = list(dict.fromkeys(chain.from_iterable(members)))
     texts = [key.encode() for key in keys]
     arrays: dict[str, NDArray[Any]] = {
         "keys": np.frombuffer(b"".join(texts), dtype=np.uint8),
@@ -179,9 +185,8 @@ def _build_index(file: DataFile) -> Index:
     }
     absent = (-1, -1)
     for place, column in enumerate(columns):
-        for name, end in (("starts", 0), ("stops", 1)):
-            ends = [sample.get(column, absent)[end] for sample in members]
-            arrays[f"{name}_{place}"] = np.array(ends, dtype=np.int64)
+        ends = np.array([sample.get(column, absent) for sample in members], dtype=np.int64)
+        arrays[f"starts_{place}"], arrays[f"stops_{place}"] = ends[:, 0], ends[:, 1]
     return Index(arrays, {"columns": columns})
 
 

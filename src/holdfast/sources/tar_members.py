@@ -35,7 +35,7 @@ def walk(file: DataFile) -> list[Member]:
 
 def _walk_plain(file: LocalFile) -> list[Member] | None:
     """Return the members of an archive of ordinary files only; None where tarfile must look."""
-    data = file.values()
+    data = file.content()
     found: list[Member] = []
     at = 0
     while True:

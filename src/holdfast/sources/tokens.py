@@ -128,7 +128,8 @@ class TokenFileSource(FileSource[_Opened]):
         wide = self._span * self._stored.itemsize
         step = self._length * self._stored.itemsize
         if isinstance(file, LocalFile):
-            count = int(np.diff(self._opened.bounds)[number])
+            bounds = self._opened.bounds
+            count = int(bounds[number + 1] - bounds[number])
             windows = _windows_over(file.values()[self._header :], count, self._span, step, self._stored)
             tokens = gather(windows, rows) if count else np.empty((0, self._span), self._stored)
         else:
