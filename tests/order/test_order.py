@@ -27,6 +27,7 @@ from holdfast.order import (
     Stratified,
     WindowShuffle,
 )
+from holdfast.order.numbers import Position
 from holdfast.order.shuffle import EpochOrder
 
 
@@ -256,8 +257,9 @@ def test_an_order_that_version_1_saved_is_arranged_as_it_was_then() -> None:
 
 @given(_mixtures(), st.integers(0, 10**12), st.data())
 def test_other_weights_from_a_position_on_change_nothing_before_it(
-    order: Order, position: int, data: st.DataObject
+    order: Order, chosen_position: int, data: st.DataObject
 ) -> None:
+    position = Position(chosen_position)
     if len(order.sources) == 1:
         with pytest.raises(MixtureError, match="no weights to change"):
             order.reweighted(position, {order.sources[0].name: 1})

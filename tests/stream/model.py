@@ -1,4 +1,4 @@
-"""A brute-force model of a job: positions are listed and handed out one by one; nothing is in closed form."""
+"""A brute-force model of a job: positions are listed and assigned one by one; nothing is in closed form."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["Model"]
 
 @dataclass
 class Model:
-    """What every rank must get at every step: ``hands`` are the positions it has still to read of the epoch."""
+    """What every rank must get at every step: ``queues`` are the positions it has still to read of the epoch."""
 
     order: Order
     epochs: int
@@ -24,7 +24,7 @@ class Model:
     batch: int = 1
     epoch: int = -1
     at: int = 0
-    hands: list[list[int]] = field(default_factory=list)
+    queues: list[list[int]] = field(default_factory=list)
     skipped: list[Callable[[int], bool]] = field(default_factory=list)
     listed: tuple[Order | None, list[tuple[str, int]]] = (None, [])
 
@@ -40,46 +40,48 @@ class Model:
         """Go on with another topology; one that is the same changes nothing."""
         if (world, batch) != (self.world, self.batch):
             self.world, self.batch = world, batch
-            self.hand_out_again()
+            self.assign_again()
 
-    def hand_out_again(self) -> None:
-        """Hand out what is left, in its order: for another topology, other skips or weights."""
-        left = sorted(chain(*self.hands))
+    def assign_again(self) -> None:
+        """Assign what is left, in its order: for another topology, other skips or weights."""
+        left = sorted(chain(*self.queues))
         if self.order.partition.continuous and self.epoch >= 0:  # other weights move samples that are skipped
             left = list(range(self.at, self.order.epoch_start(self.epochs)))
-        self._hand_out(left)
+        self._assign(left)
 
     def step(self) -> list[list[int]]:
         """Return every rank's positions at the next step."""
-        while not any(self.hands) and self.epoch + 1 < self.epochs:
+        while not any(self.queues) and self.epoch + 1 < self.epochs:
             self.epoch += 1
             start, stop = self.order.epoch_start(self.epoch), self.order.epoch_start(self.epoch + 1)
             if self.order.partition.continuous:
                 self.epoch, stop = self.epochs, self.order.epoch_start(self.epochs)
-            self._hand_out(list(range(start, stop)))
-        taken = [hand[: self.batch] for hand in self.hands] or [[] for _ in range(self.world)]
-        self.hands = [hand[self.batch :] for hand in self.hands]
+            self._assign(list(range(start, stop)))
+        taken = [queue[: self.batch] for queue in self.queues] or [[] for _ in range(self.world)]
+        self.queues = [queue[self.batch :] for queue in self.queues]
         self.at = 1 + max(chain([self.at - 1], *taken))
         return taken
 
-    def _hand_out(self, left: list[int]) -> None:
+    def _assign(self, left: list[int]) -> None:
         left = [position for position in left if not any(skips(position) for skips in self.skipped)]
         partition: Partition = self.order.partition
         partition = partition.base if isinstance(partition, Adaptive) else partition
         ends = [rank * len(left) // self.world for rank in range(self.world + 1)]
         if isinstance(partition, HashBased):
             bounds = [rank * partition.num_partitions // self.world for rank in range(self.world + 1)]
-            self.hands = [[p for p in left if start <= self._lane(p) < stop] for start, stop in pairwise(bounds)]
+            self.queues = [[p for p in left if start <= self._lane(p) < stop] for start, stop in pairwise(bounds)]
         elif isinstance(partition, RangeBased) and self.world == len(partition.ranges):
-            self.hands = [[p for p in left if self._lane(p) == rank] for rank in range(self.world)]
+            self.queues = [[p for p in left if self._lane(p) == rank] for rank in range(self.world)]
         elif isinstance(partition, (Contiguous, RangeBased)):
-            self.hands = [left[start:stop] for start, stop in pairwise(ends)]
+            self.queues = [left[start:stop] for start, stop in pairwise(ends)]
         else:
             assert isinstance(partition, (RoundRobin, Stratified))
-            self.hands = [left[rank :: self.world] for rank in range(self.world)]
+            self.queues = [left[rank :: self.world] for rank in range(self.world)]
         if isinstance(partition, Stratified):
             key = derive_key("deal", self.order.sources[0].seed, self.order.name)
-            self.hands = [sorted(hand, key=lambda p: int(scramble(np.array([p], "u8"), key)[0])) for hand in self.hands]
+            self.queues = [
+                sorted(queue, key=lambda p: int(scramble(np.array([p], "u8"), key)[0])) for queue in self.queues
+            ]
 
     def _lane(self, position: int) -> int:
         assert self.order.layout is not None

@@ -133,7 +133,9 @@ def test_when_of_a_mixture_ends_where_the_stream_does() -> None:
     children = [dataset("a"), dataset("b")]
     mixture = InterleavedDataset(children, {"a": 6, "b": 1})
     made = StreamingShardLoader(mixture, StreamingConfig(batch_size=4, epochs=1))
-    read = [(ref.source, ref.index) for step in range(len(made)) for ref in made.samples_in(step)]
+    read: list[tuple[str, int]] = [
+        (ref.source, ref.index) for step in range(len(made)) for ref in made.samples_in(step)
+    ]
     for source in ("a", "b"):
         for index in range(28):
             assert len(made.when(source, index, epochs=9)) == read.count((source, index))

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import EverythingSkippedError, OrderError
 from holdfast.order.assignment import Assignment
 from holdfast.order.keys import derive_key, scramble
-from holdfast.order.numbers import Int64, Positions, one_position
+from holdfast.order.numbers import Int64, Position, Positions, one_position
 from holdfast.order.order import Order
 from holdfast.order.remaining import Excluding, Remaining, WholeEpoch
 from holdfast.order.segment import Segment
@@ -49,31 +49,31 @@ class Aligned(Walk):
         self._epochs = epochs
         self._step = [segment.start_step for segment in segments]
         self._assignment = lru_cache(maxsize=max(MAX_KEPT, 2 * len(segments)))(self._assign)
-        self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda index, epoch: self._assignment(index, epoch).steps)
+        self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda segment, epoch: self._assignment(segment, epoch).steps)
         self._begin = [_Begin(0, chained=False, done=0)]
-        for index in range(1, len(segments)):
-            epoch, first = self._epoch_of_step(index - 1, self._step[index])
-            before = self._begin[index - 1]
-            chained = self._step[index] > first or (before.chained and epoch == before.epoch)
-            self._begin.append(_Begin(epoch, chained=chained, done=self._step[index] - first if chained else 0))
+        for segment in range(1, len(segments)):
+            epoch, first = self._epoch_of_step(segment - 1, self._step[segment])
+            before = self._begin[segment - 1]
+            chained = self._step[segment] > first or (before.chained and epoch == before.epoch)
+            self._begin.append(_Begin(epoch, chained=chained, done=self._step[segment] - first if chained else 0))
         if epochs is not None and not self.total_steps():
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's places of these steps as positions, epoch by epoch."""
-        index = bisect_right(self._step, first) - 1
-        size = self._sizes[index].of(rank)
+        segment = bisect_right(self._step, first) - 1
+        size = self._sizes[segment].of(rank)
         parts: list[Int64] = []
         lengths: list[Int64] = []
         while first < stop:
-            epoch, start = self._epoch_of_step(index, first)
+            epoch, start = self._epoch_of_step(segment, first)
             if self._epochs is not None and epoch >= self._epochs:
                 lengths.append(np.zeros(stop - first, dtype=np.int64))
                 break
-            assignment = self._assignment(index, epoch)
-            until = min(stop, start + self._steps_of(index, epoch))
+            assignment = self._assignment(segment, epoch)
+            until = min(stop, start + self._steps_of(segment, epoch))
             places = assignment.places(rank, first - start, until - start)
-            parts.append(self._to_positions(index, epoch, places))
+            parts.append(self._to_positions(segment, epoch, places))
             lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
             first = until
         positions = np.concatenate(parts) if parts else np.empty(0, dtype=np.int64)
@@ -81,31 +81,31 @@ class Aligned(Walk):
 
     def is_full(self, step: int) -> bool:
         """Say whether no rank has run out at this step of its epoch."""
-        index = bisect_right(self._step, step) - 1
-        epoch, first = self._epoch_of_step(index, step)
+        segment = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(segment, step)
         if self._epochs is not None and epoch >= self._epochs:
             return False
-        return step - first < self._assignment(index, epoch).full_steps
+        return step - first < self._assignment(segment, epoch).full_steps
 
     def step_size(self, step: int) -> int:
         """Return how much of the epoch the step takes."""
-        index = bisect_right(self._step, step) - 1
-        epoch, first = self._epoch_of_step(index, step)
+        segment = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(segment, step)
         if self._epochs is not None and epoch >= self._epochs:
             return 0
-        assignment = self._assignment(index, epoch)
+        assignment = self._assignment(segment, epoch)
         return assignment.remaining_after(step - first).n - assignment.remaining_after(step + 1 - first).n
 
     def assigned(self, positions: Positions) -> Assigned:
         """Return step, rank and slot by asking every segment that read a part of the epoch."""
         result = nothing_assigned(len(positions))
-        epochs = np.array([self._order.epoch_of(int(position)) for position in positions], dtype=np.int64)
+        epochs = np.array([self._order.epoch_of(Position(int(position))) for position in positions], dtype=np.int64)
         for epoch in np.unique(epochs).tolist():
             if self._epochs is not None and epoch >= self._epochs:
                 continue
             mask = np.flatnonzero(epochs == epoch)
-            for index in range(len(self._segments)):
-                self._assign_in(index, epoch, Positions(positions[mask]), mask, result)
+            for segment in range(len(self._segments)):
+                self._assign_in(segment, epoch, Positions(positions[mask]), mask, result)
         return result
 
     def total_steps(self) -> int | None:
@@ -114,103 +114,103 @@ class Aligned(Walk):
             return None
         return self._first_step(len(self._segments) - 1, self._epochs)
 
-    def delivered_before(self, step: int) -> int:
+    def delivered_before(self, step: int) -> Position:
         """Return the epoch's start plus what was read of it (and what is skipped in it counts as delivered)."""
-        index = bisect_right(self._step, step) - 1
-        epoch, first = self._epoch_of_step(index, step)
+        segment = bisect_right(self._step, step) - 1
+        epoch, first = self._epoch_of_step(segment, step)
         if self._epochs is not None and epoch >= self._epochs:
             return self._order.epoch_start(self._epochs)
-        remaining = self._assignment(index, epoch).remaining_after(step - first).n
-        return self._order.epoch_start(epoch + 1) - remaining
+        remaining = self._assignment(segment, epoch).remaining_after(step - first).n
+        return Position(self._order.epoch_start(epoch + 1) - remaining)
 
-    def _assign_in(self, index: int, epoch: int, positions: Positions, where: Int64, result: Assigned) -> None:
-        begin = self._begin[index]
-        following = self._begin[index + 1] if index + 1 < len(self._segments) else None
+    def _assign_in(self, segment: int, epoch: int, positions: Positions, where: Int64, result: Assigned) -> None:
+        begin = self._begin[segment]
+        following = self._begin[segment + 1] if segment + 1 < len(self._segments) else None
         if epoch < begin.epoch or (following is not None and epoch > following.epoch):
             return
         if following is not None and epoch == following.epoch and not following.chained:
             return
-        assignment = self._assignment(index, epoch)
-        first = self._first_step(index, epoch)
+        assignment = self._assignment(segment, epoch)
+        first = self._first_step(segment, epoch)
         steps = assignment.steps
         if following is not None and epoch == following.epoch:
-            steps = self._step[index + 1] - first
-        kept = self._kept[self._root(index, epoch)]
+            steps = self._step[segment + 1] - first
+        kept = self._kept[self._root(segment, epoch)]
         start = self._order.epoch_start(epoch)
         places = kept.count_before(positions) - int(kept.count_before(one_position(start))[0])
         numbers = assignment.remaining.number_of(np.where(kept.is_skipped(positions), -1, places))
         found = np.flatnonzero(numbers >= 0)
         rank, turn = assignment.turn_of(numbers[found])
-        step, slot = np.divmod(turn, self._sizes[index].of_each(rank))
+        step, slot = np.divmod(turn, self._sizes[segment].of_each(rank))
         now = step < steps
         at = where[found[now]]
         result.step[at] = first + step[now]
         result.rank[at] = rank[now]
         result.slot[at] = slot[now]
 
-    def _to_positions(self, index: int, epoch: int, places: Int64) -> Positions:
-        kept = self._kept[self._root(index, epoch)]
+    def _to_positions(self, segment: int, epoch: int, places: Int64) -> Positions:
+        kept = self._kept[self._root(segment, epoch)]
         start = one_position(self._order.epoch_start(epoch))
         return kept.position_at(int(kept.count_before(start)[0]) + places)
 
-    def _root(self, index: int, epoch: int) -> int:
+    def _root(self, segment: int, epoch: int) -> int:
         """Return the segment in which the epoch began: its skips number the epoch's places."""
-        while self._begin[index].chained and self._begin[index].epoch == epoch:
-            index -= 1
-        return index
+        while self._begin[segment].chained and self._begin[segment].epoch == epoch:
+            segment -= 1
+        return segment
 
-    def _assign(self, index: int, epoch: int) -> Assignment:
-        sizes = self._sizes[index]
-        root = self._kept[self._root(index, epoch)]
+    def _assign(self, segment: int, epoch: int) -> Assignment:
+        sizes = self._sizes[segment]
+        root = self._kept[self._root(segment, epoch)]
         bounds = Positions(np.array([self._order.epoch_start(epoch), self._order.epoch_start(epoch + 1)]))
         first, last = (int(value) for value in root.count_before(bounds))
         remaining: Remaining
-        if self._begin[index].chained and self._begin[index].epoch == epoch:
-            remaining = self._assignment(index - 1, epoch).remaining_after(self._begin[index].done)
-            if self._segments[index].skips != self._segments[index - 1].skips:
-                remaining = Excluding(remaining, self._newly_skipped(index, bounds, root))
+        if self._begin[segment].chained and self._begin[segment].epoch == epoch:
+            remaining = self._assignment(segment - 1, epoch).remaining_after(self._begin[segment].done)
+            if self._segments[segment].skips != self._segments[segment - 1].skips:
+                remaining = Excluding(remaining, self._newly_skipped(segment, bounds, root))
         else:
             remaining = WholeEpoch(last - first)
         lanes = None
         if self._order.layout is not None:
             offsets = root.count_before(Positions(int(bounds[0]) + self._order.layout.offsets)) - first
             lanes = remaining.count_before(offsets)
-        return self._order.partition.assign(remaining, sizes, lanes, partial(self._mix, index, epoch))
+        return self._order.partition.assign(remaining, sizes, lanes, partial(self._mix, segment, epoch))
 
-    def _mix(self, index: int, epoch: int, places: Int64) -> NDArray[np.uint64]:
+    def _mix(self, segment: int, epoch: int, places: Int64) -> NDArray[np.uint64]:
         """Return a pseudo-random number for each place: of its position, which no resize and no skip changes."""
         key = derive_key("deal", self._order.sources[0].seed, self._order.name)
-        return scramble(self._to_positions(index, epoch, places).astype(np.uint64), key)
+        return scramble(self._to_positions(segment, epoch, places).astype(np.uint64), key)
 
-    def _newly_skipped(self, index: int, bounds: Positions, root: Kept) -> Int64:
+    def _newly_skipped(self, segment: int, bounds: Positions, root: Kept) -> Int64:
         """Return the places (as the root numbers them) that this segment's skips take out of the epoch."""
-        skipped = self._kept[index].skipped_between(int(bounds[0]), int(bounds[1]))
+        skipped = self._kept[segment].skipped_between(int(bounds[0]), int(bounds[1]))
         return root.count_before(Positions(skipped[~root.is_skipped(skipped)])) - int(root.count_before(bounds)[0])
 
-    def _special_epochs(self, index: int, after: int) -> Iterable[int]:
+    def _special_epochs(self, segment: int, after: int) -> Iterable[int]:
         """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""
-        if self._kept[index].has_samples and len(self._order.sources) > 1:
+        if self._kept[segment].has_samples and len(self._order.sources) > 1:
             return count(after + 1)  # a pass of a mixture meets now more, now fewer of a source's skipped samples
         special = set(self._order.growth_epochs)
-        for start, stop in self._kept[index].intervals():
+        for start, stop in self._kept[segment].intervals():
             # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
-            special.update((self._order.epoch_of(start), self._order.epoch_of(stop - 1)))
+            special.update(self._order.epoch_of(Position(end)) for end in (start, stop - 1))
         return sorted(epoch for epoch in special if epoch > after)
 
-    def _runs(self, index: int) -> Iterator[_Run]:
+    def _runs(self, segment: int) -> Iterator[_Run]:
         """Yield runs of epochs with equally many steps, from the segment's first on; the last has no end."""
-        epoch, first = self._begin[index].epoch, self._step[index]
-        for special in chain([epoch], self._special_epochs(index, epoch)):
+        epoch, first = self._begin[segment].epoch, self._step[segment]
+        for special in chain([epoch], self._special_epochs(segment, epoch)):
             for stop in (special, special + 1):
                 if stop > epoch:
-                    run = _Run(epoch, stop, first, self._steps_of(index, epoch))
+                    run = _Run(epoch, stop, first, self._steps_of(segment, epoch))
                     yield run
                     epoch, first = stop, run.first_step(stop)
-        yield _Run(epoch, None, first, self._steps_of(index, epoch))
+        yield _Run(epoch, None, first, self._steps_of(segment, epoch))
 
-    def _epoch_of_step(self, index: int, step: int) -> tuple[int, int]:
+    def _epoch_of_step(self, segment: int, step: int) -> tuple[int, int]:
         """Return the epoch that holds the step, and the epoch's first step in this segment."""
-        for run in self._runs(index):
+        for run in self._runs(segment):
             if run.stop is None and not run.each:
                 raise EverythingSkippedError("the skips leave nothing from this epoch on", epoch=run.start)
             if run.stop is None or step < run.first_step(run.stop):
@@ -218,9 +218,9 @@ class Aligned(Walk):
                 return epoch, run.first_step(epoch)
         raise OrderError("unreachable: an epoch is always found", step=step)
 
-    def _first_step(self, index: int, epoch: int) -> int:
+    def _first_step(self, segment: int, epoch: int) -> int:
         """Return the first step of the epoch in this segment."""
-        run = next(run for run in self._runs(index) if run.stop is None or epoch < run.stop)
+        run = next(run for run in self._runs(segment) if run.stop is None or epoch < run.stop)
         return run.first_step(max(epoch, run.start))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from holdfast.errors import EverythingSkippedError
 from holdfast.order.assignment import StrideAssignment
-from holdfast.order.numbers import Int64, Positions, one_position
+from holdfast.order.numbers import Int64, Position, Positions, one_position
 from holdfast.order.order import Order
 from holdfast.order.remaining import WholeEpoch
 from holdfast.order.segment import Segment
@@ -31,22 +31,22 @@ class Continuous(Walk):
         self._sizes = [segment.sizes for segment in segments]
         self._end = None if epochs is None else order.epoch_start(epochs)
         self._step = [segment.start_step for segment in segments]
-        self._position = [0]  # where each segment begins in the stream …
+        self._position = [Position(0)]  # where each segment begins in the stream …
         self._number = [0]  # … and among what remains under its own skips
-        for index in range(len(segments)):
-            self._number[index] = int(self._kept[index].count_before(one_position(self._position[index]))[0])
-            if index + 1 < len(segments):
-                self._position.append(self._position_after(index, self._step[index + 1] - self._step[index]))
+        for segment in range(len(segments)):
+            self._number[segment] = int(self._kept[segment].count_before(one_position(self._position[segment]))[0])
+            if segment + 1 < len(segments):
+                self._position.append(self._position_after(segment, self._step[segment + 1] - self._step[segment]))
                 self._number.append(0)
         if self._end is not None and not self._remaining(0):
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's numbers of these steps as positions."""
-        index = bisect_right(self._step, first) - 1
-        sizes = self._sizes[index]
-        begin = (first - self._step[index]) * sizes.total
-        remaining = self._remaining(index)
+        segment = bisect_right(self._step, first) - 1
+        sizes = self._sizes[segment]
+        begin = (first - self._step[segment]) * sizes.total
+        remaining = self._remaining(segment)
         count = (stop - first) * sizes.total
         if remaining is not None:
             count = max(0, min(count, remaining - begin))
@@ -56,28 +56,28 @@ class Continuous(Walk):
         if count < (stop - first) * sizes.total:
             numbers = numbers[numbers < count]
         offsets = np.minimum(np.arange(stop - first + 1) * size, len(numbers))
-        return self._kept[index].position_at(numbers + (self._number[index] + begin)), offsets
+        return self._kept[segment].position_at(numbers + (self._number[segment] + begin)), offsets
 
     def is_full(self, step: int) -> bool:
         """Say whether the step's whole global batch is there."""
-        index = bisect_right(self._step, step) - 1
-        remaining = self._remaining(index)
-        return remaining is None or (step + 1 - self._step[index]) * self._sizes[index].total <= remaining
+        segment = bisect_right(self._step, step) - 1
+        remaining = self._remaining(segment)
+        return remaining is None or (step + 1 - self._step[segment]) * self._sizes[segment].total <= remaining
 
     def step_size(self, step: int) -> int:
         """Return the global batch size, or what is left of the stream."""
-        index = bisect_right(self._step, step) - 1
-        total, remaining = self._sizes[index].total, self._remaining(index)
+        segment = bisect_right(self._step, step) - 1
+        total, remaining = self._sizes[segment].total, self._remaining(segment)
         if remaining is None:
             return total
-        return max(0, min(total, remaining - (step - self._step[index]) * total))
+        return max(0, min(total, remaining - (step - self._step[segment]) * total))
 
     def assigned(self, positions: Positions) -> Assigned:
         """Return step, rank and slot by inverting the stride."""
         result = nothing_assigned(len(positions))
-        index = np.searchsorted(self._position, positions, side="right") - 1
-        for value in np.unique(index):
-            mask = index == value
+        segment = np.searchsorted(self._position, positions, side="right") - 1
+        for value in np.unique(segment):
+            mask = segment == value
             chosen = Positions(positions[mask])
             sizes = self._sizes[value]
             wanted = ~self._kept[value].is_skipped(chosen)
@@ -97,21 +97,21 @@ class Continuous(Walk):
             return None
         return self._step[-1] + -(-max(remaining, 0) // self._sizes[-1].total)
 
-    def delivered_before(self, step: int) -> int:
+    def delivered_before(self, step: int) -> Position:
         """Return the position at which the step begins."""
-        index = bisect_right(self._step, step) - 1
-        return self._position_after(index, step - self._step[index])
+        segment = bisect_right(self._step, step) - 1
+        return self._position_after(segment, step - self._step[segment])
 
-    def _remaining(self, index: int) -> int | None:
+    def _remaining(self, segment: int) -> int | None:
         if self._end is None:
             return None
-        return int(self._kept[index].count_before(one_position(self._end))[0]) - self._number[index]
+        return int(self._kept[segment].count_before(one_position(self._end))[0]) - self._number[segment]
 
-    def _position_after(self, index: int, steps: int) -> int:
-        count = steps * self._sizes[index].total
-        remaining = self._remaining(index)
+    def _position_after(self, segment: int, steps: int) -> Position:
+        count = steps * self._sizes[segment].total
+        remaining = self._remaining(segment)
         if remaining is not None and count > remaining:
             count = remaining
         if count <= 0:
-            return self._position[index]
-        return int(self._kept[index].position_at(np.array([self._number[index] + count - 1]))[0]) + 1
+            return self._position[segment]
+        return Position(int(self._kept[segment].position_at(np.array([self._number[segment] + count - 1]))[0]) + 1)

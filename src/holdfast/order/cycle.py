@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError, OrderError
 from holdfast.order.keys import derive_key
 from holdfast.order.layout import Layout
-from holdfast.order.numbers import Indices, Int64, Ordinals, whole_number
+from holdfast.order.numbers import Indices, Int64, Ordinal, Ordinals, whole_number
 from holdfast.order.permutation import MAX_LENGTH, TABLE_LIMIT, Permutation, forward_each
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
@@ -77,10 +77,10 @@ class Cycle:
         """Return how many samples the epoch has."""
         return self._length[bisect_right(self._from_epoch, epoch) - 1]
 
-    def epoch_start(self, epoch: int) -> int:
+    def epoch_start(self, epoch: int) -> Ordinal:
         """Return the ordinal of the epoch's first sample."""
         stage = bisect_right(self._from_epoch, epoch) - 1
-        return self._from_ordinal[stage] + (epoch - self._from_epoch[stage]) * self._length[stage]
+        return Ordinal(self._from_ordinal[stage] + (epoch - self._from_epoch[stage]) * self._length[stage])
 
     def split(self, ordinals: Ordinals) -> tuple[Int64, Int64]:
         """Return the epoch and the place inside it of each ordinal."""

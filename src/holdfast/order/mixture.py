@@ -21,7 +21,7 @@ from holdfast.order.arrangement import Arrangement
 from holdfast.order.blocks import BlockArrangement
 from holdfast.order.even import EvenArrangement
 from holdfast.order.keys import derive_key
-from holdfast.order.numbers import Int64, Ordinals, Positions, whole_number
+from holdfast.order.numbers import Int64, Ordinals, Position, Positions, whole_number
 from holdfast.order.weights import WHOLE, Weights, WeightSchedule, check_weight_schedule, integer_weights
 from holdfast.order.windows import WindowArrangement
 
@@ -37,7 +37,7 @@ NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are ro
 
 @dataclass(frozen=True, slots=True)
 class _Stretch:
-    start: int
+    start: Position
     sources: tuple[int, ...]  # numbers of the sources with a positive weight: the columns of the arrangement
     weights: tuple[int, ...]  # theirs, out of 2^62
     arrangement: Arrangement
@@ -45,14 +45,14 @@ class _Stretch:
     base: Int64  # how many samples of each source (of all sources) stand before `start`
     owed: tuple[int, ...]  # how many each is behind its weights there, out of 2^62
 
-    def counts(self, position: int) -> Int64:
+    def counts(self, position: Position) -> Int64:
         """Return how many samples of each source stand before the position."""
         counts = self.base.copy()
         for column, source in enumerate(self.sources):
             counts[source] += int(self.arrangement.count(column, np.array([position - self.start]))[0])
         return counts
 
-    def owed_at(self, position: int, counts: Int64) -> tuple[int, ...]:
+    def owed_at(self, position: Position, counts: Int64) -> tuple[int, ...]:
         """Return how many samples each source is behind its weights at the position, out of 2^62."""
         rates = dict(zip(self.sources, self.weights, strict=True))
         return tuple(
@@ -93,7 +93,8 @@ class Mixture:
         self._stretches: list[_Stretch] = []
         base: Int64 = np.zeros(len(self.names), dtype=np.int64)
         owed: tuple[int, ...] = (0,) * len(self.names)
-        for number, (start, table) in enumerate(self.weight_schedule):
+        for number, (from_position, table) in enumerate(self.weight_schedule):
+            start = Position(from_position)
             present = tuple(i for i, source in enumerate(self.names) if table[source] > 0)
             parts = tuple(integer_weights([table[self.names[i]] for i in present]))
             if self._stretches:

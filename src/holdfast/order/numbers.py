@@ -1,7 +1,7 @@
 """The integers of the order, told apart by type: a position is no ordinal, and an ordinal is no index.
 
-Every one of them is an array of int64 at run time. The type checker proves that what a mixture returns for a position
-goes into a source's cycle, and nothing else does.
+At run time they are arrays of int64, or an int where there is one. The type checker proves that what a mixture returns
+for a position goes into a source's cycle and nothing else does, and that no step is taken for a position.
 """
 
 from __future__ import annotations
@@ -17,9 +17,12 @@ from holdfast.errors import ConfigError
 __all__ = [
     "MAX_STEP",
     "Bool",
+    "Index",
     "Indices",
     "Int64",
+    "Ordinal",
     "Ordinals",
+    "Position",
     "Positions",
     "one_position",
     "whole_number",
@@ -39,7 +42,12 @@ Indices = NewType("Indices", Int64)
 """Samples' numbers inside their source, 0 … N-1."""
 
 
-def one_position(position: int) -> Positions:
+Position = NewType("Position", int)
+Ordinal = NewType("Ordinal", int)
+Index = NewType("Index", int)
+
+
+def one_position(position: Position) -> Positions:
     """Return an array of one position."""
     return Positions(np.array([position], dtype=np.int64))
 

@@ -20,7 +20,7 @@ from numpy.typing import ArrayLike, NDArray
 from holdfast.errors import ConfigError, MixtureError, OrderError
 from holdfast.order.cycle import Cycle, locate_each
 from holdfast.order.mixture import ArrangementName, Mixture
-from holdfast.order.numbers import Indices, Int64, Ordinals, Positions, whole_number
+from holdfast.order.numbers import Indices, Int64, Ordinals, Position, Positions, whole_number
 from holdfast.order.partition import Partition, RoundRobin, parse_partition
 from holdfast.order.permutation import MAX_LENGTH
 from holdfast.order.shuffle import FullShuffle, Shuffle, parse_shuffle
@@ -194,7 +194,7 @@ class Order:
         array = Positions(np.asarray(positions, dtype=np.int64))
         return Ordinals(array) if self._mixture is None else self._mixture.count(source, array)
 
-    def reweighted(self, position: int, weights: Weights) -> Order:
+    def reweighted(self, position: Position, weights: Weights) -> Order:
         """Return the order with other weights from this position on; what stands before it does not change."""
         if self._mixture is None:
             raise MixtureError("a single source has no weights to change", source=self.sources[0].name)
@@ -218,17 +218,17 @@ class Order:
         last = self.weight_schedule[-1][1]
         return tuple(number for number, spec in enumerate(self.sources) if last[spec.name] > 0)
 
-    def epoch_start(self, epoch: int) -> int:
+    def epoch_start(self, epoch: int) -> Position:
         """Return the position at which the stream's epoch begins."""
         if self._mixture is None:
-            return self.cycles[0].epoch_start(epoch)
-        return epoch * self._pass_length
+            return Position(self.cycles[0].epoch_start(epoch))
+        return Position(epoch * self._pass_length)
 
     def epoch_length(self, epoch: int) -> int:
         """Return how many positions the stream's epoch has: of one source its length, of a mixture one pass."""
         return self.epoch_start(epoch + 1) - self.epoch_start(epoch)
 
-    def epoch_of(self, position: int) -> int:
+    def epoch_of(self, position: Position) -> int:
         """Return the stream's epoch at this position."""
         if self._mixture is None:
             return int(self.cycles[0].split(Ordinals(np.array([position])))[0][0])
@@ -247,7 +247,7 @@ class Order:
     @property
     def _pass_length(self) -> int:
         # One pass of an endless mixture has no natural end; as many positions as there are samples is what
-        # "an epoch" means for progress bars, and for partitions that deal epoch by epoch.
+        # "an epoch" means for progress bars, and for partitions that assign epoch by epoch.
         return self.length if self.length is not None else sum(spec.length for spec in self.sources)
 
     def _find_length(self) -> int | None:

@@ -20,7 +20,7 @@ from holdfast.errors import ConfigError, OrderError
 from holdfast.order.aligned import Aligned
 from holdfast.order.continuous import Continuous
 from holdfast.order.masks import Mask, check_masks, masked
-from holdfast.order.numbers import MAX_STEP, Int64, Positions, whole_number
+from holdfast.order.numbers import MAX_STEP, Int64, Position, Positions, whole_number
 from holdfast.order.order import Located, Order
 from holdfast.order.partition import check_shares
 from holdfast.order.segment import Segment
@@ -55,7 +55,7 @@ class Schedule:
     ) -> None:
         self.planned_order = order
         """The order as it was before any weights were changed."""
-        self.reweightings = tuple((int(position), dict(weights)) for position, weights in reweightings)
+        self.reweightings = tuple((Position(int(position)), dict(weights)) for position, weights in reweightings)
         for position, weights in self.reweightings:
             order = order.reweighted(position, weights)
         self.order = order
@@ -174,7 +174,7 @@ class Schedule:
         """How many steps there are, the last perhaps not full; None for no end."""
         return self._walk.total_steps()
 
-    def delivered_before(self, step: int) -> int:
+    def delivered_before(self, step: int) -> Position:
         """Return how far the stream is at the start of the step, in positions."""
         return self._walk.delivered_before(step)
 
@@ -251,7 +251,7 @@ class Schedule:
             masks=[mask for mask in self.masks if mask.from_step <= step],
         )
 
-    def _reweighted_from(self, step: int) -> int:
+    def _reweighted_from(self, step: int) -> Position:
         """Return the position from which weights hold that are changed at the step."""
         position, order = self.delivered_before(step), self.order
         if order.partition.continuous or position == order.epoch_start(order.epoch_of(position)):

@@ -64,7 +64,7 @@ class StepRows(NamedTuple):
     valid: Bool | None  # which samples are real; None for all
     masked: Bool | None  # which of them are masked; None where no mask is in force
 
-    def part(self, steps: range) -> StepRows:
+    def rows(self, steps: range) -> StepRows:
         """Return the samples of some of the steps."""
         first = steps.start - self.steps.start
         bounds = self.offsets[first : first + len(steps) + 1]
@@ -117,7 +117,7 @@ class LocatedAhead:
         if start < self._first or steps.stop > start + self._each:
             return None
         stretch = self._stretch(start)
-        return None if stretch is None else stretch.part(steps)
+        return None if stretch is None else stretch.rows(steps)
 
     def _locate(self, start: int) -> StepRows | None:
         stop = start + self._each if self._stop is None else min(start + self._each, self._stop)

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from holdfast.order.numbers import Int64, Positions
+from holdfast.order.numbers import Int64, Position, Positions
 
 __all__ = ["Assigned", "Walk", "nothing_assigned"]
 
@@ -44,7 +44,7 @@ class Walk(ABC):
         """Return how many steps there are, or None if there is no end."""
 
     @abstractmethod
-    def delivered_before(self, step: int) -> int:
+    def delivered_before(self, step: int) -> Position:
         """Return how many positions of the stream lie behind at the start of the step (skipped ones count)."""
 
 

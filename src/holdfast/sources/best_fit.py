@@ -40,8 +40,8 @@ def best_fit(lengths: Int64, capacity: int, key: bytes | None = None) -> Packs:
     Args:
         lengths: tokens of each document.
         capacity: tokens of a pack.
-        key: which arrangement. Pieces of the same size are interchangeable, so each key deals them out in another way:
-            packs have other neighbours, and are as many and as full as before. None deals them out by number.
+        key: which arrangement. Pieces of the same size are interchangeable, so each key spreads them in another way:
+            packs have other neighbours, and are as many and as full as before. None spreads them by number.
     """
     whole = np.maximum(-(-lengths // capacity), 0)
     document = np.repeat(np.arange(len(lengths)), whole)

@@ -13,11 +13,13 @@ from typing import Any, NamedTuple
 import torch
 from numpy.typing import NDArray
 
-from holdfast.order.numbers import Bool, Int64
+from holdfast.order.numbers import Bool, Index, Int64, Position
 from holdfast.sources import Columns
 from holdfast.stream.collate import mask_labels, slice_batch
 
 __all__ = ["Batch", "ColumnSlices", "Content", "Failed", "Made", "MemoryRows"]
+
+NOWHERE = Position(-1)  # of a failure that a state tells of, which knows the sample only
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,8 +27,8 @@ class Failed:
     """A sample that could not be read or transformed, left out under ``on_error="skip"``."""
 
     source: str
-    index: int
-    position: int = -1
+    index: Index
+    position: Position = NOWHERE
     error: str = ""
 
 

@@ -17,7 +17,7 @@ from holdfast.errors import ConfigError, OrderError, StreamError
 from holdfast.order import Order, Schedule
 from holdfast.order.choose import chosen
 from holdfast.order.extent import count_batches, count_samples, epoch_bounds, real_samples
-from holdfast.order.numbers import whole_number
+from holdfast.order.numbers import Index, whole_number
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
 from holdfast.stream.acknowledgement import Acknowledgement
@@ -211,7 +211,7 @@ class StreamCursor(ABC):
         order, sources = self.dataset.order(self.config.partition_strategy), self._sources_by_name()
         schedule, changes = adopt(checkpoint, order, sources, epochs=self.config.epochs, strict=strict)
         self._jump(schedule, checkpoint.step)
-        self._failed = [Failed(source, index) for source, index in checkpoint.samples_failed]
+        self._failed = [Failed(source, Index(index)) for source, index in checkpoint.samples_failed]
         self._saved_at = checkpoint.step
         self.changes = changes
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, final
+from typing import Any, cast, final
 
 import numpy as np
 from torch.utils.data import IterableDataset
@@ -20,10 +20,10 @@ from holdfast.errors import ConfigError, StateMismatchError
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, RoundRobin, Shuffle
 from holdfast.order.mixture import ArrangementName
-from holdfast.order.numbers import Positions, whole_number
+from holdfast.order.numbers import Position, Positions, whole_number
 from holdfast.order.order import StopPolicy
 from holdfast.order.shuffle import WindowShuffle
-from holdfast.order.step_rows import Cut, Locates
+from holdfast.order.step_rows import Cut, Locates, locate_steps
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
 from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
@@ -43,8 +43,8 @@ __all__ = [
     "single",
 ]
 
-# Samples read at a time when a dataset is iterated on its own.
-READ_AT_ONCE = 64
+# Samples located and read at a time when a dataset is iterated on its own: locating 64 takes longer than reading them.
+LOCATED_AT_ONCE, READ_AT_ONCE = 1024, 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -177,7 +177,7 @@ class OrderedDataset(DescribedDataset):
         self.seed = whole_number(seed, "a seed")
         self.stop = stop
         self.children = dict(children or {})
-        self._position = 0
+        self._position = Position(0)
         self._own = self._plain = self._order(RoundRobin(), "even")
 
     @final
@@ -210,19 +210,21 @@ class OrderedDataset(DescribedDataset):
         check_enough(process, samples, what="samples", dataset=self.dataset_name)
         left_out = 0
         while True:
-            positions = self._position + process.number + process.total * np.arange(READ_AT_ONCE, dtype=np.int64)
-            if self._own.length is not None:
-                positions = positions[positions < self._own.length]
+            order = self._own
+            positions = self._position + process.number + process.total * np.arange(LOCATED_AT_ONCE, dtype=np.int64)
+            if order.length is not None:
+                positions = positions[positions < order.length]
             if not positions.size:
                 return
-            for position, sample in zip(positions.tolist(), single(self, self._own, Positions(positions)), strict=True):
-                following = self._position = position - process.number + process.total
+            after = cast("list[Position]", (positions - process.number + process.total).tolist())
+            for following, sample in zip(after, single(self, order, Positions(positions)), strict=True):
+                self._position = following
                 if sample is None:  # the transform left it out
                     left_out += 1
                     continue
                 left_out = 0
                 yield sample
-                if self._position != following:  # a state was loaded in between
+                if self._position != following or self._own is not order:  # a state was loaded in between
                     break
             if left_out > samples:
                 raise everything_left_out(process, dataset=self.dataset_name, what="pass")
@@ -251,18 +253,18 @@ class OrderedDataset(DescribedDataset):
         if state.fingerprint not in orders:
             raise mismatch(state.fingerprint, state.children, self.state_dict(), dataset=self.dataset_name)
         self._own = orders[state.fingerprint]
-        self._position = state.position
+        self._position = Position(state.position)
 
     @final
     def state_in_parent(self, counts: Mapping[str, int]) -> dict[str, Any]:
         """Return where this dataset stands inside a mixture that has read this many samples of each source."""
-        position = sum(counts[source.name] for source in self.sources)
+        position = Position(sum(counts[source.name] for source in self.sources))
         if not self.children:
             return self._state_at(position, counts)
         children = {name: child.state_in_parent(counts) for name, child in self.children.items()}
         return {"position": position, "children": children}
 
-    def _state_at(self, position: int, counts: Mapping[str, int]) -> dict[str, Any]:
+    def _state_at(self, position: Position, counts: Mapping[str, int]) -> dict[str, Any]:
         children = {name: child.state_in_parent(counts) for name, child in self.children.items()}
         state = DatasetState(position, self._own.epoch_of(position), self._own.fingerprint(), children)
         return DATASET_STATE.to_json(state)
@@ -325,11 +327,15 @@ class StreamDataset(OrderedDataset):
         return f"holdfast.StreamDataset({self.dataset_name!r}, shuffle={window!r})"
 
 
-def single(dataset: HasSources, order: Locates, positions: Positions) -> list[Sample | None]:
-    """Return the single samples at the positions, with their metrics; None where a transform left one out."""
-    cut = Cut(order, positions, np.arange(len(positions) + 1))
-    batches = read_batches(dataset, cut, range(len(positions)), 0, collate=_only)
-    return [None if batch.content is None else batch.content.cut(0, 1) for batch in batches]
+def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterator[Sample | None]:
+    """Yield the single samples at the positions, with their metrics; None where a transform left one out."""
+    count = len(positions)
+    cut = Cut(order, positions, np.arange(count + 1))
+    located = locate_steps(cut, range(count), 0, "short")
+    for start in range(0, count, READ_AT_ONCE):
+        steps = range(start, min(start + READ_AT_ONCE, count))
+        for batch in read_batches(dataset, cut, steps, 0, collate=_only, located=located):
+            yield None if batch.content is None else batch.content.cut(0, 1)
 
 
 def _only(samples: list[Sample]) -> Sample:

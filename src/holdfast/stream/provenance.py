@@ -10,7 +10,7 @@ import numpy as np
 
 from holdfast.errors import OrderError
 from holdfast.order import Schedule
-from holdfast.order.numbers import Indices, whole_number
+from holdfast.order.numbers import Index, Indices, Position, whole_number
 from holdfast.sources.base import Source
 from holdfast.sources.document_windows import MadeOfDocuments, Piece
 
@@ -23,8 +23,8 @@ class SampleRef:
 
     source: str
     epoch: int
-    index: int
-    position: int
+    index: Index
+    position: Position
     rank: int
     slot: int
     pieces: tuple[Piece, ...] = field(default=(), compare=False)
@@ -41,18 +41,18 @@ class Seen(NamedTuple):
     step: int | None
     rank: int | None
     slot: int | None
-    position: int
+    position: Position
 
 
 def samples_in(schedule: Schedule, step: int, rank: int | None = None) -> list[SampleRef]:
-    """Return the samples of a step, of all ranks or of one, in the order they were dealt."""
+    """Return the samples of a step, of all ranks or of one, in the order of ranks and slots."""
     ranks = range(schedule.segment_at(step).world_size) if rank is None else [rank]
-    hands = [schedule.positions(step, number) for number in ranks]
+    by_rank = [schedule.positions(step, number) for number in ranks]
     # Located in one go: arithmetic over one rank's few positions at a time is all overhead where there are many ranks.
-    positions = np.concatenate(hands)
+    positions = np.concatenate(by_rank)
     located = schedule.order.locate(positions)
     names = [spec.name for spec in schedule.order.sources]
-    owners = ((number, slot) for number, hand in zip(ranks, hands, strict=True) for slot in range(len(hand)))
+    owners = ((number, slot) for number, own in zip(ranks, by_rank, strict=True) for slot in range(len(own)))
     columns = (located.source.tolist(), located.epoch.tolist(), located.index.tolist(), positions.tolist(), owners)
     return [
         SampleRef(names[source], epoch, index, position, number, slot)
@@ -72,7 +72,7 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
     for epoch in range(epochs):
         if index >= cycle.epoch_length(epoch):
             continue
-        position = int(schedule.order.position_of(source, epoch, np.array([index]))[0])
+        position = Position(int(schedule.order.position_of(source, epoch, np.array([index]))[0]))
         if position < 0 or (end is not None and position >= end):
             break
         step, rank, slot = (int(column[0]) for column in schedule.assigned(np.array([position])))

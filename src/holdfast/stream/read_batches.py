@@ -46,7 +46,7 @@ def read_batches(
     on_error: OnError = "raise",
     collate: Collate | None = None,
     lazy: bool = False,
-    located: LocatedAhead | None = None,
+    located: LocatedAhead | StepRows | None = None,
 ) -> list[Batch]:
     """Return the rank's batches at these steps, one per step.
 

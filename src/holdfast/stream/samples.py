@@ -8,7 +8,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError, SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.numbers import Indices, Positions
+from holdfast.order.numbers import Index, Indices, Position, Positions
 from holdfast.sources import Columns, Source
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -102,7 +102,7 @@ def _blame(source: NamedSource, located: Located, positions: Positions, error: E
     )
 
 
-def _failure(cause: Exception, source: NamedSource, index: int, position: int) -> TransformError:
+def _failure(cause: Exception, source: NamedSource, index: Index, position: Position) -> TransformError:
     return TransformError(f"the transform raised {cause!r}", source=source.name, index=index, position=position)
 
 
@@ -115,7 +115,7 @@ def _rows(
         if on_error == "raise":
             raise
         if len(positions) == 1:
-            failed.append(Failed(source.name, int(located.index[0]), int(positions[0]), str(error)))
+            failed.append(Failed(source.name, Index(int(located.index[0])), Position(int(positions[0])), str(error)))
             return [None]
     one_by_one = (slice(i, i + 1) for i in range(len(positions)))
     return [_rows(source, located.part(row), Positions(positions[row]), on_error, failed)[0] for row in one_by_one]

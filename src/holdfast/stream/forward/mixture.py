@@ -240,7 +240,7 @@ class ForwardMixture(ForwardDataset):
             positions = self._queue.upcoming(READ_AT_ONCE)
             numbers = self._stored.mixture.locate(positions)[0]
             stored = Positions(positions[~np.isin(numbers, list(streams))])
-            read = iter(single(self._stored, self._stored, stored))
+            read = single(self._stored, self._stored, stored)
             for number in numbers.tolist():
                 sample = self._next_of(number, streams[number]) if number in streams else next(read)
                 self._taken += 1
