@@ -6,10 +6,17 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import holdfast.stream
+from holdfast.metrics import StandardMetricTransform
+from holdfast.sources import ArraySource
+from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
+
+LINES_BEFORE = 4_594  # of the package before one function made every batch
 
 DOCS = Path(__file__).parents[2] / "docs"
 
@@ -42,3 +49,44 @@ def test_every_option_of_the_loader_is_documented() -> None:
     text = "".join(page.read_text() for page in DOCS.glob("*.md"))
     options = set(holdfast.stream.StreamingConfig.__dataclass_fields__)
     assert sorted(name for name in options if f"`{name}" not in text and f"{name}=" not in text) == []
+
+
+def modules_a_batch_passes(loader: StreamingShardLoader, step: int) -> list[str]:
+    """The modules whose functions are done, in the order in which each is done with something first."""
+    package = Path(holdfast.stream.__file__).parents[1]
+    passed: dict[str, None] = {}
+
+    def profile(frame: Any, event: str, _: Any) -> None:
+        file = Path(frame.f_code.co_filename)
+        if event == "return" and file.is_relative_to(package):
+            passed[file.relative_to(package).with_suffix("").as_posix()] = None
+
+    sys.setprofile(profile)
+    try:
+        loader.batch_at(step)
+    finally:
+        sys.setprofile(None)
+    return list(passed)
+
+
+@pytest.mark.parametrize("transform", [None, dict])
+def test_a_sample_takes_the_way_that_is_drawn(transform: Any) -> None:
+    drawing = re.search(r"```text\nstep\n(.*?)```", (DOCS / "stream.md").read_text(), flags=re.DOTALL)
+    assert drawing is not None
+    drawn = re.findall(r"^ │  (\w+/[\w…]+)", drawing[1], flags=re.MULTILINE)
+    source = ArraySource({"tokens": np.arange(40).reshape(10, 4), "labels": np.arange(10)})
+    dataset = StreamDataset(source, name="a", transform=transform, metric_transform=StandardMetricTransform())
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=4, epochs=1, last_batch="pad"))
+    loader.mask(samples={"a": [3]})
+    passed = modules_a_batch_passes(loader, 2)
+    of_sources = next(module for module in passed if module.startswith("sources/"))
+    assert [module for module in passed if module in drawn or module == of_sources] == [
+        of_sources if hop == "sources/…" else hop for hop in drawn
+    ]
+    around = {"stream/read_batches", "stream/reading", "stream/loader", "stream/cursor"}
+    assert {module for module in passed if module.startswith("stream/")} <= {*drawn, *around}
+
+
+def test_the_package_stays_smaller_than_it_was_before_one_function_made_every_batch() -> None:
+    package = Path(holdfast.stream.__file__).parent
+    assert sum(len(file.read_text().splitlines()) for file in package.rglob("*.py")) < LINES_BEFORE
