@@ -156,9 +156,7 @@ def bench_large(figures: dict[str, float], about: dict[str, Any], folder: Path, 
         if safetensors is not None and files == 1:
             sides["safetensors"] = safetensors
         if files == 8:
-            sides |= {
-                f"workers{count}": ours(state, place, verify="off", num_workers=count) for count in THREADS
-            }
+            sides |= {f"workers{count}": ours(state, place, verify="off", num_workers=count) for count in THREADS}
         for side in sides.values():  # warm the cache, and the code
             side()
         rounds = [alternate(sides, 1) for _ in range(ROUNDS)]

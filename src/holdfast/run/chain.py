@@ -8,6 +8,7 @@ missing file, or one cut short before another was begun, is noticed too.
 from __future__ import annotations
 
 import json
+from binascii import hexlify
 from hashlib import blake2b
 
 __all__ = ["START", "chained", "encode", "link", "split_line"]
@@ -16,6 +17,7 @@ START = "0" * 32
 """What a chain begins with."""
 
 _FIELD = b',"chain":"'
+_END = b'"}\n'
 encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
 
 
@@ -42,5 +44,5 @@ def chained(head: bytes, body: bytes) -> tuple[bytes, bytes]:
         head: the digest before it.
         body: the record as JSON, without its closing brace.
     """
-    digest = blake2b(head + body, digest_size=16).hexdigest().encode()
-    return b'%b,"chain":"%b"}\n' % (body, digest), digest
+    digest = hexlify(blake2b(head + body, digest_size=16).digest())
+    return body + _FIELD + digest + _END, digest

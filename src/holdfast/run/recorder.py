@@ -6,6 +6,7 @@ write that fails half-way (a full disk) is taken back, so that the file always e
 
 from __future__ import annotations
 
+import errno
 import os
 import threading
 from collections.abc import Mapping
@@ -51,7 +52,7 @@ class Recorder:
         self._attempt = attempt
         self._header = dict(header)
         self._max_part_bytes = max_part_bytes
-        self._lock = threading.Lock()  # the watchdog writes too
+        self._lock = threading.RLock()  # the watchdog writes too; a new part is begun under it
         self._head = head.encode()
         self._descriptor = -1
         self._size = 0
@@ -83,7 +84,16 @@ class Recorder:
             RunWriteError: the disk is full or gone; nothing of the record is left in the file.
         """
         with self._lock:
-            self._append(body)
+            line, head = chained(self._head, body)
+            try:
+                written = os.write(self._descriptor, line)
+            except OSError as error:
+                raise self._refused(error) from error
+            if written != len(line):
+                os.ftruncate(self._descriptor, self._size)
+                raise self._refused(OSError(errno.ENOSPC, "no space left on the device"))
+            self._size += written
+            self._head = head
 
     def sync(self) -> None:
         """Flush everything written to the disk; begin a new part where this one has grown large."""
@@ -118,19 +128,7 @@ class Recorder:
         self._size = 0
         about = {"holdfast": FORMAT, "version": FORMAT_VERSION, "attempt": self._attempt, "rank": self._rank}
         fields = {**about, "part": self._part, "previous": self.head, **self._header}
-        self._append(encode(fields)[:-1].encode())
-
-    def _append(self, body: bytes) -> None:
-        line, head = chained(self._head, body)
-        try:
-            written = os.write(self._descriptor, line)
-        except OSError as error:
-            raise self._refused(error) from error
-        if written != len(line):
-            os.ftruncate(self._descriptor, self._size)
-            raise self._refused(OSError(28, "no space left on the device"))
-        self._size += written
-        self._head = head
+        self.write(fields)
 
     def _refused(self, error: OSError) -> RunWriteError:
         return RunWriteError(

@@ -55,9 +55,7 @@ class StepRecord:
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] | None = None
         self._measured = measured
-        if type(loss) is torch.Tensor and loss.is_cpu and loss.dtype is torch.float32 and loss.ndim == 0:
-            self._numbers["loss"] = loss.item()  # as nearly every loss: what _add would do, at half its cost
-        elif loss is not None:
+        if loss is not None:
             self._add("loss", loss)
         if grad_norm is not None:
             self._add("grad_norm", grad_norm)
@@ -67,6 +65,13 @@ class StepRecord:
             self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
+        if type(value) is torch.Tensor and value.is_cpu:  # as nearly every loss: few questions, as each step asks them
+            try:
+                self._numbers[name] = float(value.item())
+            except (RuntimeError, TypeError):
+                pass  # refused below, with what it is
+            else:
+                return
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
@@ -82,10 +87,10 @@ class StepRecord:
     @property
     def is_ready(self) -> bool:
         """Whether writing it waits for nothing."""
-        if self._deferred is not None and not all(value.is_ready for value in self._deferred.values()):
-            return False
         norms = self._measured.norms
-        return not isinstance(norms, Deferred) or norms.is_ready
+        if isinstance(norms, Deferred) and not norms.is_ready:
+            return False
+        return self._deferred is None or all(value.is_ready for value in self._deferred.values())
 
     def numbers(self) -> dict[str, float]:
         """Return every number of the step by name; waits for those that are not on the host yet."""
