@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,8 @@ from typer.testing import CliRunner
 from holdfast.cli.main import build_app
 from holdfast.errors import ConfigError, HoldfastError, RunError
 from holdfast.run.replay import compare
+from holdfast.run.run_log import Record
+from holdfast.run.step_line import bits_of
 
 
 def test_a_clean_replay_has_the_recorded_bits_and_touches_nothing(tmp_path: Path) -> None:
@@ -67,6 +70,8 @@ def test_steps_that_were_never_made_or_make_no_range_are_refused(tmp_path: Path)
     _, run, _ = trained(tmp_path / "run")
     with pytest.raises(RunError, match="has not made"):
         run.replay(range(AT, STEPS + 2))
+    with pytest.raises(RunError, match="has not made"):
+        run.replay(range(AT, 10**20))  # and does not begin to make them
     with pytest.raises(ConfigError):
         run.replay(range(AT, AT))
 
@@ -111,3 +116,14 @@ def test_a_program_that_fails_is_bad_input_and_no_difference(tmp_path: Path, pro
     error = CliRunner().invoke(build_app(), arguments).exception
     assert isinstance(error, ConfigError)
     assert "the program failed" in str(error)
+
+
+def test_a_step_that_was_left_out_is_not_a_step_with_another_learning_rate() -> None:
+    """A flipped bit that overflows makes a gradient scaler leave the optimizer's step out: the machine's fault."""
+    made: Record = {"step": 3, "batches": [3, 4], "loss": 1.0, "loss_bits": bits_of(1.0), "lr": 0.1}
+    left_out = {**made, "loss": math.nan, "loss_bits": bits_of(math.nan)}
+    del left_out["lr"]
+    for recorded, again in ((left_out, made), (made, left_out)):
+        found = compare([recorded], [again])
+        assert (found.differs_at, found.rate_differs_at) == (3, None)
+    assert compare([made], [{**made, "lr": 0.2}]).rate_differs_at == 3

@@ -39,7 +39,8 @@ def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[]
         except HoldfastError:
             raise
         except (Exception, SystemExit) as error:
-            raise program_failed(program, error) from error
+            hint = "its step function is called again, with batches of fewer samples: it must work with those"
+            raise program_failed(program, error, hint=hint) from error
 
 
 @contextmanager

@@ -59,7 +59,10 @@ def load_program(program: str, folder: Path) -> Run:
     return made
 
 
-def program_failed(program: str, error: Exception | SystemExit) -> ConfigError:
+_HINT = "a program's function takes no argument, or the folder, and returns a Run that is not started"
+
+
+def program_failed(program: str, error: Exception | SystemExit, *, hint: str = _HINT) -> ConfigError:
     """Return the error that says where a program failed: an exit code of 1 means something else."""
     file = Path(program.rpartition(":")[0]).resolve()
     frames = traceback.extract_tb(error.__traceback__)
@@ -71,5 +74,5 @@ def program_failed(program: str, error: Exception | SystemExit) -> ConfigError:
         else f"the program failed: {type(error).__name__}: {error}",
         program=program,
         line=own[-1].lineno if own else None,
-        hint="a program's function takes no argument, or the folder, and returns a Run that is not started",
+        hint=hint,
     )

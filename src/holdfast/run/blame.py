@@ -10,6 +10,7 @@ every sample before are blamed if the loss is lower without them. Nobody may sta
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
@@ -21,6 +22,10 @@ from holdfast.run.trials import Measured, Sample, Trials
 from holdfast.run.usual import Usual
 
 __all__ = ["Blame", "BlameOptions", "SourceLevel", "Suspect", "blame", "rank_samples"]
+
+
+MAX_STEPS = 256
+"""A longer stretch is made again step by step for nothing: samples show their harm within a few steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -36,8 +41,9 @@ class BlameOptions:
         above_reference: … and this many times as far as the farthest sample of the reference, in the same measure.
         far_score: a sample whose own loss lies this many spreads above the level of its source …
         far_above_reference: … and this many times as far as the farthest loss of the reference, is blamed even where
-            the loss of its batch stays within its range. ``bench/blame.py``: poison lies 2 to 9 times as far; of 98
-            healthy windows and 14 hard batches none has a sample beyond both.
+            the loss of its batch stays within its range. ``bench/blame.py``: poison lies 2 to 9 times as far. It must
+            reach beyond the reference by its logarithm too, ``above_reference`` times as far: the losses of a model
+            that has learnt have long tails, in which a hard sample lies twenty spreads out.
         min_excess: there is something to explain where the mean loss of the watched steps lies this many spreads (of
             such a mean) above the level of the steps before.
         history: recorded steps that say what the run's loss usually is; few, as it falls while the run learns.
@@ -62,6 +68,14 @@ class BlameOptions:
     def __post_init__(self) -> None:
         if min(self.before, self.horizon, self.max_trials, self.max_listed) < 0 or self.reference < 1:
             raise ConfigError("before, horizon, max_trials and max_listed must not be negative, reference at least 1")
+        if max(self.before, self.horizon, self.reference) > MAX_STEPS:
+            raise ConfigError(
+                f"before, horizon and reference are at most {MAX_STEPS} steps",
+                before=self.before,
+                horizon=self.horizon,
+                reference=self.reference,
+                hint="name the step at which the loss jumped, and watch the steps around it",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -192,6 +206,8 @@ def rank_samples(
         reference = suspects
     by_loss = _levels(reference, lambda each: each.loss)
     by_norm = _levels(reference, lambda each: each.grad_norm)
+    has_logarithms = all(each.loss > 0 for each in reference)
+    by_logarithm = _levels(reference, _logarithm)
 
     def scores(each: Measured) -> tuple[float, float]:
         own = by_loss.get(each.sample.source, by_loss[""]).score(each.loss)
@@ -199,7 +215,11 @@ def rank_samples(
             return own, 0.0
         return own, by_norm.get(each.sample.source, by_norm[""]).score(each.grad_norm)
 
+    def score_of_logarithm(each: Measured) -> float:
+        return by_logarithm.get(each.sample.source, by_logarithm[""]).score(_logarithm(each))
+
     has_reference = reference is not suspects
+    reach_of_logarithms = max(MIN_REACH, *map(score_of_logarithm, reference))
     # How far healthy samples reach, by loss and by gradient norm.
     reaches = [max(column) for column in zip(*map(scores, reference), strict=True)] if has_reference else [0.0, 0.0]
 
@@ -212,8 +232,13 @@ def rank_samples(
             score >= max(options.min_score, options.above_reference * farthest)
             for score, farthest in zip(own, reaches, strict=True)
         )
-        far = max(options.far_score, options.far_above_reference * reaches[0])
-        return Ranked(each, reach, score, stands_out, has_reference and own[0] >= far)
+        far_out = (
+            has_reference
+            and has_logarithms
+            and own[0] >= max(options.far_score, options.far_above_reference * reaches[0])
+            and score_of_logarithm(each) >= options.above_reference * reach_of_logarithms
+        )
+        return Ranked(each, reach, score, stands_out, far_out)
 
     ranked = sorted(map(entry, suspects), key=lambda entry: -entry.reach)
     sources = {}
@@ -234,6 +259,10 @@ MIN_REACH = 3.0
 """Healthy samples are taken to reach at least this many spreads above their level, however few were measured."""
 MIN_REFERENCE_SAMPLES = 6
 """A source with fewer samples in the reference is held to all sources together."""
+
+
+def _logarithm(each: Measured) -> float:
+    return math.log(each.loss) if each.loss > 0 else each.loss
 
 
 def _levels(measured: Sequence[Measured], value: Any) -> dict[str, Usual]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,7 +13,7 @@ from holdfast.errors import RunError
 from holdfast.run.blame import Blame, BlameOptions, blame
 from holdfast.run.cure import Cure
 from holdfast.run.investigations import keep_investigation
-from holdfast.run.proof import Proof, ProofOptions, prove
+from holdfast.run.proof import Culprit, Proof, ProofOptions, prove
 from holdfast.run.replay import Replay, replay
 from holdfast.run.trials import Trials
 
@@ -76,8 +77,24 @@ def prove_step(
             suspects=samples,
             host=environment.get("host"),
         )
+        began = scene.trials.rehearsal.checkpoint.step
+    if found.verdict is Culprit.MACHINE and found.differs_at == began and not _comes_out(run, before=began):
+        reason = (
+            f"step {began}, the first after a checkpoint, does not come out as recorded, nor does one after an earlier "
+            "checkpoint: the program, its data or its batches are not those of the run"
+        )
+        found = replace(found, verdict=Culprit.UNKNOWN, reason=reason)
     keep_investigation(run.folder.root, "proof", step, found.to_json())
     return found
+
+
+def _comes_out(run: Run, *, before: int) -> bool:
+    """Whether the first step from an earlier checkpoint has the recorded bits: the program is the one that ran."""
+    try:
+        with run.rehearsing(before - 1) as rehearsal:
+            return replay(rehearsal, range(rehearsal.step, rehearsal.step + 1)).differs_at is None
+    except RunError:  # there is none
+        return False
 
 
 @contextmanager
@@ -111,7 +128,11 @@ def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure
         onset = int(finding["onset"])
         last = min(run.step_number - 1, onset + MAX_WINDOW - 1)
         looking = replace(BlameOptions(), before=last - onset + 1)
-        proof = prove_step(run, last, looking=looking)
+        try:
+            proof = prove_step(run, last, looking=looking)
+        except Exception as error:  # the program's own, or too little is known: a rollback goes on all the same
+            warnings.warn(f"nothing was proven, and nothing is left out: {error}", RuntimeWarning, stacklevel=2)
+            return Cure()
         return Cure(mask_samples=proof.samples) if proof.heeds_masks else Cure(skip_samples=proof.samples)
 
     return cure

@@ -2,8 +2,10 @@
 
 The rule is fixed beforehand, and is the same in the documentation:
 
-- A, the steps as they were, must have the recorded bits (or differ no more than replays do). If not: the *machine*.
+- A, the steps as they were, must have the recorded bits (or differ no more than replays do). If not: the *machine*, or
+  the program, if the very first step differs and that of an earlier checkpoint does too: then it *cannot be told*.
 - If A shows no excess over the usual loss, there is *nothing to explain*.
+- If the learning rate had jumped, it magnifies whatever sample pulls hardest: *model or optimizer*.
 - B leaves the suspects out, C as many random samples of the same steps, in several draws. If B is without at least half
   of A's excess, and no C is without more than half of what B is without: *these samples*, at this state.
 - If B keeps more than three quarters of the excess, or nobody stands out: *model or optimizer*.
@@ -12,11 +14,13 @@ The rule is fixed beforehand, and is the same in the documentation:
 
 from __future__ import annotations
 
+import math
 import random
 import socket
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from enum import Enum
+from statistics import median
 from typing import Any
 
 from holdfast.errors import OrderError
@@ -30,6 +34,14 @@ __all__ = ["Culprit", "Proof", "ProofOptions", "prove"]
 
 MAX_COST = 7
 """A proof makes at most this many times the steps from the checkpoint to the last watched one."""
+
+
+MAX_RATE_RISE = 2.0
+"""A learning rate above this many times that of the steps before has jumped; warm-up rises by less."""
+RATE_HISTORY = 16
+"""Steps before the window that say what the learning rate usually is."""
+RATE_NEAR = 4
+"""A jump up to this many steps before the window may be behind its excess."""
 
 
 class Culprit(str, Enum):
@@ -77,6 +89,7 @@ class Proof:
         without_random: the losses of every draw of C.
         bitwise: whether A was held to the recorded bits; else to how far replays differ.
         tolerance: how far, where it was not bits.
+        differs_at: the first step of A, or of those from the checkpoint to it, that is not as recorded.
         same_host: whether A was made on the host that recorded the steps.
         heeds_masks: whether masking was enough; else rows were removed, and the cure is a skip.
         steps_made: steps that were made again, the lead-in included.
@@ -94,6 +107,7 @@ class Proof:
     without_random: tuple[tuple[float, ...], ...]
     bitwise: bool
     tolerance: float
+    differs_at: int | None
     same_host: bool
     heeds_masks: bool
     steps_made: int
@@ -156,6 +170,9 @@ def prove(
     case.suspects = tuple(_suspect(trials, entry, levels) for entry in chosen)
     if case.excess.in_spreads(case.as_it_was) < looking.min_excess:
         return case.close(Culprit.NOTHING, "the watched steps lie within the usual range of the loss")
+    jump = case.rate_jump()
+    if jump is not None:
+        return case.close(Culprit.MODEL, jump)
     if not chosen:
         return case.close(Culprit.MODEL, "the steps have the recorded bits, and no sample stands out from its source")
     return case.try_without([entry.sample for entry in chosen], [entry.sample for entry in ranked])
@@ -179,6 +196,7 @@ class _Case:
         self.suspects: tuple[Suspect, ...] = ()
         self.samples_in_window = 0
         self.bitwise, self.tolerance = True, 0.0
+        self.differs_at: int | None = None
 
     def compare_with_record(self) -> Proof | None:
         """Hold A to the record; returns the verdict where that settles it."""
@@ -194,7 +212,7 @@ class _Case:
         if found.differs_at is None:
             return None
         again = compare(self.recorded, made, [[*self.trials.lead_in, *self.trials.make()][:known]])
-        self.bitwise, self.tolerance = again.bitwise, again.tolerance
+        self.bitwise, self.tolerance, self.differs_at = again.bitwise, again.tolerance, again.differs_at
         if again.differs_at is None:
             return None
         place = (
@@ -203,6 +221,20 @@ class _Case:
             else "on another host: the recording host may have a persistent fault; replay there to tell"
         )
         return self.close(Culprit.MACHINE, f"step {again.differs_at} does not come out as recorded, {place}")
+
+    def rate_jump(self) -> str | None:
+        """Say where the learning rate had left its usual range just before the excess."""
+        recorded = self.trials.rehearsal.recorded
+        rates = {
+            step: record["lr"]
+            for step in range(max(0, self.window.start - RATE_HISTORY), self.window.stop)
+            if (record := recorded(step)) is not None and record.get("lr") is not None
+        }
+        usual = median(list(rates.values())[: -len(self.window)] or [math.inf])
+        for step, rate in rates.items():
+            if step >= self.window.start - RATE_NEAR and rate > MAX_RATE_RISE * usual > 0:
+                return f"the learning rate of step {step} is {rate / usual:.3g} times the usual one"
+        return None
 
     def try_without(self, suspects: Sequence[Sample], everyone: Sequence[Sample]) -> Proof:
         """Make B and C, and apply the rule."""
@@ -256,6 +288,7 @@ class _Case:
             without_random=tuple(map(_losses, self.without_random)),
             bitwise=self.bitwise,
             tolerance=self.tolerance,
+            differs_at=self.differs_at,
             same_host=self.same_host,
             heeds_masks=not self.trials.removes_rows,
             steps_made=self.trials.steps_made,

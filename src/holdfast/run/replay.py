@@ -77,8 +77,8 @@ def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Repl
     """
     if steps.step != 1 or not steps:
         raise ConfigError("steps to replay follow each other", steps=[steps.start, steps.stop, steps.step])
-    began, made = rehearsal.step, rehearsal.run_to(steps.stop)
-    recorded = recorded_steps(rehearsal, range(began, steps.stop))
+    recorded = recorded_steps(rehearsal, range(rehearsal.step, steps.stop))
+    made = rehearsal.run_to(steps.stop)
     nulls: list[list[Record]] = []
     differs = not all(_bits_equal(*pair) for pair in zip(recorded, made, strict=True))
     if any(rehearsal.ranks.each(lambda: differs)):  # steps are made by all ranks together, or by none
@@ -101,12 +101,13 @@ def recorded_steps(rehearsal: Rehearsal, steps: range) -> list[Record]:
     Raises:
         RunError: one of them was never made.
     """
-    found = [rehearsal.recorded(step) for step in steps]
-    known = [record for record in found if record is not None]
-    if len(known) < len(found):
-        missing = steps[found.index(None)]
-        raise RunError("the run has not made this step", step=missing, hint="`holdfast runs` says how far it is")
-    return known
+    found: list[Record] = []
+    for step in steps:
+        record = rehearsal.recorded(step)
+        if record is None:
+            raise RunError("the run has not made this step", step=step, hint="`holdfast runs` says how far it is")
+        found.append(record)
+    return found
 
 
 def compare(recorded: Sequence[Record], made: Sequence[Record], nulls: Sequence[Sequence[Record]] = ()) -> Replay:
@@ -135,7 +136,8 @@ def _comparison(recorded: Record, made: Record) -> StepComparison:
         grad_norm_recorded=recorded.get("grad_norm"),
         grad_norm=made.get("grad_norm"),
         bits_equal=_bits_equal(recorded, made),
-        rate_equal=recorded.get("lr") == made.get("lr"),
+        # A step that a gradient scaler left out has none.
+        rate_equal="lr" not in recorded or "lr" not in made or recorded["lr"] == made["lr"],
         difference=_difference(recorded, made),
     )
 

@@ -12,11 +12,15 @@ from typing import Any, NamedTuple
 
 import torch
 
-from holdfast.errors import ConfigError, RunError
+from holdfast.errors import ConfigError, HoldfastError, RunError
 from holdfast.run.rehearsal import Held, Rehearsal
 from holdfast.run.run_log import Record
 
 __all__ = ["Measured", "Sample", "Trials"]
+
+
+COMPANY = 4
+"""How many other samples one is measured with where a batch of one is refused."""
 
 
 class Sample(NamedTuple):
@@ -52,7 +56,7 @@ class Trials:
     Attributes:
         lead_in: the steps between the checkpoint and the window, as they were made again.
         steps_made: optimizer steps made so far, the lead-in included.
-        samples_measured: samples measured one by one so far.
+        samples_measured: samples measured one by one so far, those measured with them included.
     """
 
     def __init__(self, rehearsal: Rehearsal, steps: range) -> None:
@@ -75,6 +79,8 @@ class Trials:
         self.steps_made = len(self.lead_in)
         self.samples_measured = 0
         self.removes_rows = False
+        self._company: dict[str, Any] | None = None  # what samples are measured beside, where one alone is refused
+        self._company_loss = 0.0
         self._start = (rehearsal.step, rehearsal._batch)
         self._held = Held(rehearsal.components)
 
@@ -138,32 +144,55 @@ class Trials:
         return found
 
     def measure(self, samples: Iterable[Sample]) -> list[Measured]:
-        """Measure samples one by one: a batch of one each, always from the state before the window."""
+        """Measure samples one by one: a batch of one each, always from the state before the window.
+
+        Where the step function refuses a batch of one (as ``BatchNorm1d`` does), each sample is measured beside a few
+        of the batch before the window, by what it adds to their loss.
+        """
         measured = []
         number, batch = -1, {}
         for sample in samples:
-            self.rewind()
             if sample.batch != number:
                 number, batch = sample.batch, self.rehearsal.components.loader.batch_at(sample.batch)
-            record = self.rehearsal.take_step(batch=_without(batch, [sample.row]))
-            self.samples_measured += 1
-            loss = record.get("loss")
-            if loss is None:
-                raise ConfigError("the step function returns no loss", hint="return the loss from train_step")
-            measured.append(Measured(sample, float(loss), record.get("grad_norm")))
+            one = _without(batch, [sample.row])
+            if self._company is None:
+                try:
+                    measured.append(Measured(sample, *self._measure_batch(one, 1)))
+                    continue
+                except HoldfastError:
+                    raise
+                except Exception:  # the program's own: if it fails beside others too, that is the program's to mend
+                    before = self.rehearsal.components.loader.batch_at(max(0, self._start[1] - 1))
+                    self._company = _without(before, list(range(min(COMPANY, _rows(before)))))
+                    self._company_loss, _ = self._measure_batch(self._company, COMPANY)
+            both, norm = self._measure_batch(_together(one, self._company), COMPANY + 1)
+            measured.append(Measured(sample, (COMPANY + 1) * both - COMPANY * self._company_loss, norm))
         self.rewind()
         return measured
+
+    def _measure_batch(self, batch: Mapping[str, Any], rows: int) -> tuple[float, float | None]:
+        self.rewind()
+        record = self.rehearsal.take_step(batch=batch)
+        self.samples_measured += rows
+        loss = record.get("loss")
+        if loss is None:
+            raise ConfigError("the step function returns no loss", hint="return the loss from train_step")
+        return float(loss), record.get("grad_norm")
 
 
 def _same_bits(one: Record, other: Record) -> bool:
     return one.get("loss_bits") == other.get("loss_bits") and one.get("grad_norm_bits") == other.get("grad_norm_bits")
 
 
+def _rows(batch: Mapping[str, Any]) -> int:
+    return max((len(value) for value in batch.values() if isinstance(value, (torch.Tensor, list))), default=0)
+
+
 def _without(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
     """Return a batch of some of its rows."""
     if not rows:
         raise ConfigError("nothing would be left of a batch", hint="make the step function heed __valid__")
-    size = max((len(value) for value in batch.values() if isinstance(value, (torch.Tensor, list))), default=0)
+    size = _rows(batch)
     chosen: dict[str, Any] = {}
     for name, value in batch.items():
         if isinstance(value, torch.Tensor) and value.dim() and len(value) == size:
@@ -173,3 +202,16 @@ def _without(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
         else:
             chosen[name] = value
     return chosen
+
+
+def _together(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rows of two batches as one batch."""
+    joined: dict[str, Any] = {}
+    for name, value in one.items():
+        if isinstance(value, torch.Tensor) and value.dim():
+            joined[name] = torch.cat([value, other[name]])
+        elif isinstance(value, list) and name != "metrics":
+            joined[name] = value + other[name]
+        else:
+            joined[name] = value
+    return joined
