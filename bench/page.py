@@ -10,11 +10,11 @@ import json
 import os
 import shutil
 import statistics
+import subprocess
 import sys
 import tempfile
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -23,8 +23,6 @@ import numpy as np
 
 from common import arguments, publish
 from holdfast.page import page_of_run, render_page
-from holdfast.page.from_run import RunFeed
-from holdfast.page.server import PageServer
 from holdfast.run.chain import START
 from holdfast.run.compact import compact
 from holdfast.run.layout import RunFolder
@@ -63,12 +61,14 @@ def write_run(folder: Path, steps: int, series: int) -> Recorder:
 
 @contextmanager
 def served(folder: Path) -> Iterator[str]:
-    """Serve the run's page live; yields its address."""
-    with PageServer([RunFeed(folder, name="exp7", wait=False)]) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        server.read_ahead()  # as `holdfast serve` does
-        yield server.url
-        server.shutdown()
+    """Serve the run's page live, as ``holdfast serve`` does in a process of its own; yields its address."""
+    command = [sys.executable, "-c", "from holdfast.cli.main import run; run()", "serve", str(folder)]
+    with subprocess.Popen([*command, "--port", "0", "--json"], stdout=subprocess.PIPE, text=True) as server:
+        try:
+            assert server.stdout is not None
+            yield json.loads(server.stdout.readline())["url"]
+        finally:
+            server.terminate()
 
 
 def open_live(browser: Any, url: str) -> tuple[Any, float, float]:
@@ -96,35 +96,10 @@ def main() -> None:
     from playwright.sync_api import sync_playwright
 
     steps = STEPS // 10 if options.quick else STEPS
-    figures: dict[str, float] = {}
     with tempfile.TemporaryDirectory() as name, sync_playwright() as driver:
-        folder = Path(name) / "exp7"
-        recorder = write_run(folder, steps, SERIES)
+        recorder = write_run(Path(name) / "exp7", steps, SERIES)
         browser = driver.chromium.launch(executable_path=chromium, args=["--no-sandbox", "--disable-gpu"])
-        opened: list[float] = []
-        for number in range(ROUNDS):  # every round with a server that has read nothing yet
-            with served(folder) as url:
-                tab, seconds, received = open_live(browser, url)
-                opened.append(seconds)
-                if number == ROUNDS - 1:
-                    second, again, _ = open_live(browser, url)
-                    second.close()
-                    figures["opened again, seconds"] = again
-                    tab.wait_for_timeout(SETTLE)  # the detectors have looked at the run
-                    shown = list(new_steps(tab, recorder, steps))
-                    figures["new step visible, seconds"] = statistics.median(shown)
-                    figures["new step visible at the latest, seconds"] = max(shown)
-                tab.close()
-        figures["opened with a cold server, seconds"] = statistics.median(opened)
-        figures["received for opening, bytes"] = received
-        mailed = Path(name) / "page.html"
-        mailed.write_text(render_page(page_of_run(folder)), encoding="utf-8")
-        figures["mailed file, bytes"] = mailed.stat().st_size
-        tab = browser.new_page(viewport={"width": 1200, "height": 900})
-        began = time.perf_counter()
-        tab.goto(mailed.as_uri())
-        tab.wait_for_selector(LAST_CHART)
-        figures["mailed file opened, seconds"] = time.perf_counter() - began
+        figures = measure(browser, Path(name) / "exp7", recorder.write, steps)
         browser.close()
         recorder.close()
     load = os.getloadavg()[0]
@@ -132,11 +107,41 @@ def main() -> None:
     publish(figures, about, as_json=options.json)
 
 
-def new_steps(tab: Any, recorder: Recorder, steps: int) -> Iterator[float]:
+def measure(browser: Any, folder: Path, write: Callable[[dict[str, Any]], None], steps: int) -> dict[str, float]:
+    """Open the page of a run again and again, live and from a file; returns the figures."""
+    figures: dict[str, float] = {}
+    opened: list[float] = []
+    for number in range(ROUNDS):  # every round with a server that has read nothing yet
+        with served(folder) as url:
+            tab, seconds, received = open_live(browser, url)
+            opened.append(seconds)
+            if number == ROUNDS - 1:
+                second, again, _ = open_live(browser, url)
+                second.close()
+                figures["opened again, seconds"] = again
+                tab.wait_for_timeout(SETTLE)  # the detectors have looked at the run
+                shown = list(new_steps(tab, write, steps))
+                figures["new step visible, seconds"] = statistics.median(shown)
+                figures["new step visible at the latest, seconds"] = max(shown)
+            tab.close()
+    figures["opened with a cold server, seconds"] = statistics.median(opened)
+    figures["received for opening, bytes"] = received
+    mailed = folder.parent / "page.html"
+    mailed.write_text(render_page(page_of_run(folder)), encoding="utf-8")
+    figures["mailed file, bytes"] = mailed.stat().st_size
+    tab = browser.new_page(viewport={"width": 1200, "height": 900})
+    began = time.perf_counter()
+    tab.goto(mailed.as_uri())
+    tab.wait_for_selector(LAST_CHART)
+    figures["mailed file opened, seconds"] = time.perf_counter() - began
+    return figures
+
+
+def new_steps(tab: Any, write: Callable[[dict[str, Any]], None], steps: int) -> Iterator[float]:
     """Write steps one by one; yields how long each took to show."""
     for step in range(steps, steps + NEW_STEPS):
         began = time.perf_counter()
-        recorder.write({"step": step, "batches": [step, step + 1], "loss": 2.0, "step_time": 0.1, "at": step * 0.1})
+        write({"step": step, "batches": [step, step + 1], "loss": 2.0, "step_time": 0.1, "at": step * 0.1})
         tab.wait_for_selector(f"text={step + 1:,} steps", timeout=30_000)
         yield time.perf_counter() - began
 

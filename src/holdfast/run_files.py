@@ -6,15 +6,16 @@ and every column must have the type that compaction gives it.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, BinaryIO, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import RunLogError
-from holdfast.foreign import line_blocks, open_plain, read_plain
+from holdfast.foreign import line_blocks, open_plain
 
 __all__ = ["OTHER", "VALUE", "CompactedFile", "read_log_lines"]
 
@@ -42,7 +43,8 @@ def read_log_lines(path: Path, *, within: Path) -> list[bytes]:
         RunLogError: the file cannot be read.
     """
     if path.suffix == ".parquet":
-        return CompactedFile(path, within=within).lines()
+        with CompactedFile(path, within=within) as compacted:
+            return compacted.lines()
     try:
         with open_plain(path, within=within) as stream:
             return [line for block in line_blocks(stream) for line in block]
@@ -64,10 +66,19 @@ class CompactedFile:
     def __init__(self, path: Path, *, within: Path) -> None:
         self._path = str(path)
         try:
-            content = read_plain(path, within=within, max_bytes=MAX_FILE_BYTES)
+            self._file = open_plain(path, within=within)
         except OSError as error:
             raise self._unreadable(error.strerror) from error
-        self._parquet = self._reading(lambda: _opened(content))
+        try:
+            self._open()
+        except BaseException:
+            self._file.close()
+            raise
+
+    def _open(self) -> None:
+        if os.fstat(self._file.fileno()).st_size > MAX_FILE_BYTES:
+            raise self._unreadable(f"it is larger than {MAX_FILE_BYTES:,} bytes")
+        self._parquet = self._reading(lambda: _opened(self._file))
         self.names = [name for name in self._parquet.schema_arrow.names if name.startswith(VALUE)]
         kinds = {entry.name: str(entry.type) for entry in self._parquet.schema_arrow}
         expected = {"line": "string", "event": "string", **dict.fromkeys((VALUE + "step", *self.names), "double")}
@@ -75,6 +86,12 @@ class CompactedFile:
         if len(kinds) != len(self._parquet.schema_arrow.names) or any(kinds.get(n) != k for n, k in expected.items()):
             raise self._unreadable("its columns are not those of a compacted log")
         self._others = OTHER if OTHER in kinds else "line"
+
+    def __enter__(self) -> CompactedFile:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._file.close()
 
     def lines(self) -> list[bytes]:
         """Return every line as it was written."""
@@ -120,8 +137,7 @@ class CompactedFile:
         )
 
 
-def _opened(content: bytes) -> Any:
-    import pyarrow as arrow
+def _opened(file: BinaryIO) -> Any:
     import pyarrow.parquet as parquet
 
-    return parquet.ParquetFile(arrow.BufferReader(content))
+    return parquet.ParquetFile(file, pre_buffer=True)  # of a file that is mostly lines, the columns that are asked for

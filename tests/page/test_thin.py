@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import base64
+from itertools import pairwise
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +12,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.page.model import Line
-from holdfast.page.thin import thinned
+from holdfast.page.thin import binned, thinned
 
+CASES: list[tuple[np.ufunc, Any, float]] = [(np.maximum, max, -np.inf), (np.add, sum, 0.0)]
 VALUES = st.lists(
     st.one_of(st.floats(-1e6, 1e6), st.just(float("nan")), st.just(float("inf")), st.just(float("-inf"))),
     min_size=1,
@@ -66,3 +69,18 @@ def test_a_line_is_sent_with_the_steps_it_has(steps: list[float]) -> None:
     else:
         received = line["first"] + np.frombuffer(sent, "<f8")
     assert received.tolist() == steps
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 30), st.floats(-5, 5)), max_size=30),
+    st.lists(st.integers(-2, 33), min_size=0, max_size=8, unique=True),
+)
+def test_stretches_hold_what_falls_between_their_edges(points: list[tuple[int, float]], cuts: list[int]) -> None:
+    edges = np.array(sorted(cuts), dtype=np.float64)
+    steps, values = (np.array([point[place] for point in points], dtype=np.float64) for place in (0, 1))
+    for combine, together, empty in CASES:
+        expected = [
+            together(inside) if (inside := [value for step, value in points if low <= step < high]) else empty
+            for low, high in pairwise(edges.tolist())
+        ]
+        assert binned(steps, values, edges, combine, empty) == pytest.approx(np.array(expected))

@@ -37,6 +37,10 @@ def register(app: typer.Typer) -> None:
         """
         import json
 
+        import pyarrow.compute
+        import pyarrow.json
+        import pyarrow.parquet  # noqa: F401 - before anybody waits for a page
+
         from holdfast.page.feeds import feeds_of
         from holdfast.page.server import PageServer
 

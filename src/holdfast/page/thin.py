@@ -52,10 +52,14 @@ def thinned(
 
 def binned(steps: Series, values: Series, edges: Series, combine: np.ufunc, empty: float) -> Series:
     """Return one number for every stretch between two edges: its values combined, or ``empty`` where it has none."""
-    stretches = max(len(edges) - 1, 0)
-    made = np.full(stretches, empty)
-    if stretches and len(steps):
-        places = np.searchsorted(edges, steps, side="right") - 1
-        inside = (places >= 0) & (places < stretches)
-        combine.at(made, places[inside], values[inside])
+    made = np.full(max(len(edges) - 1, 0), empty)
+    if not len(made) or not len(steps):
+        return made
+    if np.any(steps[1:] < steps[:-1]):  # as after a rollback
+        order = np.argsort(steps, kind="stable")
+        steps, values = steps[order], values[order]
+    bounds = np.searchsorted(steps, edges)
+    filled = bounds[:-1] < bounds[1:]
+    if filled.any():
+        made[filled] = combine.reduceat(values[: bounds[-1]], bounds[:-1][filled])
     return made

@@ -25,10 +25,11 @@ def throughput_chart(columns: RunColumns) -> Chart | None:
     timed = seconds > 0
     if not timed.any():
         return None
-    steps, rate = steps[timed], 1.0 / seconds[timed]
+    if not timed.all():
+        steps, seconds = steps[timed], seconds[timed]
     samples = _samples_per_step(columns)
     name = "steps per second" if samples is None else "samples per second"
-    return Chart("Throughput", (Line(name, steps, rate * (samples or 1.0)),))
+    return Chart("Throughput", (Line(name, steps, (samples or 1.0) / seconds),))
 
 
 def _samples_per_step(columns: RunColumns) -> float | None:

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from holdfast.errors import RunLogError
 from holdfast.foreign import line_blocks, open_plain
 from holdfast.run.buckets import BUCKETS, TIME_FIELDS, Goodput
-from holdfast.run.growing import Axis, Growing, Series
+from holdfast.run.growing import Axis, Growing, Series, settle
 from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.run_log import Record, branch_step, parsed
 from holdfast.run.step_table import checked_columns, in_portions, is_valid_table, step_table
@@ -109,6 +109,7 @@ class RunColumns:
         except RunLogError:
             self._start_over()  # what was taken of the file that cannot be read would be taken again at the next look
             raise
+        settle([*self._series.values(), *self._spent_at.values()])
         return changed
 
     def _read_file(self, file: LogFile) -> bool:
@@ -192,13 +193,13 @@ class RunColumns:
         """Take a compacted file, but for the lines that were read before it was compacted."""
         import pyarrow.compute as compute
 
-        compacted = CompactedFile(file.path, within=file.folder)
-        columns = compacted.numbers().slice(skip)
-        if not len(columns):
-            return False
-        is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
-        others = np.flatnonzero(~np.asarray(is_step))
-        lines = compacted.lines_at(skip + others)
+        with CompactedFile(file.path, within=file.folder) as compacted:
+            columns = compacted.numbers().slice(skip)
+            if not len(columns):
+                return False
+            is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
+            others = np.flatnonzero(~np.asarray(is_step))
+            lines = compacted.lines_at(skip + others)
         if not is_valid_table(columns.select(checked_columns(columns)).filter(is_step)):
             raise RunLogError("invalid number in the compacted run log", file=str(file.path))
         steps = columns[VALUE + "step"].to_numpy()

@@ -6,15 +6,19 @@ ones, and is a series' own from the first step on that it alone has or lacks. Wh
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import threading
+from collections.abc import Collection, Sequence
+from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Axis", "Growing", "Series"]
+__all__ = ["Axis", "Growing", "Series", "settle"]
 
 Series = NDArray[np.float64]
 MIN_ROOM = 1024
+MIN_SETTLED = 1 << 16
+SETTLING_THREADS = 4
 ROOM_SHARE = 8
 """An array is made with room for an eighth more than it has to hold."""
 
@@ -28,9 +32,10 @@ def _with_room(values: Series, length: int) -> Series:
 class Axis:
     """Steps, in the order in which they came; any number of series may share them."""
 
-    __slots__ = ("_length", "_steps")
+    __slots__ = ("_length", "_steps", "lock")
 
     def __init__(self, steps: Series | None = None) -> None:
+        self.lock = threading.Lock()
         self._length = 0 if steps is None else len(steps)
         self._steps = np.empty(0) if steps is None else _with_room(steps, len(steps))
 
@@ -84,6 +89,11 @@ class Growing:
         self._end_points()
         self._waiting.append((steps, values))
 
+    @property
+    def waiting(self) -> int:
+        """How many points have come since the arrays were last asked for."""
+        return len(self._steps) + sum(len(steps) for steps, _ in self._waiting)
+
     def _end_points(self) -> None:
         if self._steps:
             self._waiting.append((np.array(self._steps, dtype=np.float64), np.array(self._new, dtype=np.float64)))
@@ -96,7 +106,8 @@ class Growing:
             stop = self._length + sum(len(steps) for steps, _ in self._waiting)
             if stop > len(self._values):
                 self._values = _with_room(self._values[: self._length], stop)
-            self._axis = self._axis.put(self._length, [steps for steps, _ in self._waiting])
+            with self._axis.lock:
+                self._axis = self._axis.put(self._length, [steps for steps, _ in self._waiting])
             for _, values in self._waiting:
                 self._values[self._length : self._length + len(values)] = values
                 self._length += len(values)
@@ -119,3 +130,11 @@ class Growing:
                 axis = shortened[key] = Axis(steps[:stop])
             self._axis, self._length, self._values = axis, stop, _with_room(values[:stop], stop)
         return steps[stop:], values[stop:]
+
+
+def settle(series: Collection[Growing]) -> None:
+    """Put what has come into the arrays of many series, where it is much: copying lets other threads run."""
+    if sum(each.waiting for each in series) >= MIN_SETTLED:
+        with ThreadPoolExecutor(SETTLING_THREADS) as threads:
+            for _ in threads.map(Growing.arrays, series):
+                pass
