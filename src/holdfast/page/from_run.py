@@ -174,11 +174,14 @@ class RunFeed:
                 yield Bucket(name, seconds, *spent.get(name, ()))
 
     def _flags(self, report: RunReport) -> tuple[Flag, ...]:
-        recorded = tuple(recorded_flag(event) for event in self._columns.events if event["event"] == "finding")
-        seen = {flag.title for flag in recorded}
-        flags = (*recorded, *(flag for flag in map(flag_of, report.findings) if flag.title not in seen))
-        investigations = read_investigations(self._log.folder.root)
-        return tuple(with_investigations(flag, investigations, self._name) for flag in flags)
+        findings = [event for event in self._columns.events if event["event"] == "finding"]
+        seen = {recorded_flag(event).title for event in findings}
+        found = read_investigations(self._log.folder.root)
+        # What is about one rank, a machine, is not in the samples.
+        alone = [recorded_flag(event) for event in findings if event.get("names_rank")]
+        others = [recorded_flag(event) for event in findings if not event.get("names_rank")]
+        others += [flag for flag in map(flag_of, report.findings) if flag.title not in seen]
+        return (*(with_investigations(flag, found, self._name) for flag in others), *alone)
 
     def _changed(self) -> tuple[tuple[str, str, str], ...]:
         """Return what differs from the last good run beside this one; looked up once."""

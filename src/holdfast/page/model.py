@@ -174,7 +174,8 @@ class HeatMap:
 
     def to_json(self, *, first: float | None = None, last: float | None = None) -> dict[str, Any]:
         """Return the map as plain JSON, as it looks between two steps."""
-        edges = _edges([row.steps for row in self.rows], MAX_HEAT_COLUMNS, first, last)
+        apart = max((float(np.median(np.diff(row.steps))) for row in self.rows if len(row.steps) > 1), default=1.0)
+        edges = _edges([row.steps for row in self.rows], MAX_HEAT_COLUMNS, first, last, least=apart)
         values = [binned(row.steps, row.values, edges, np.maximum, -np.inf) for row in self.rows]
         together = np.concatenate(values) if values else np.empty(0)
         return {
@@ -188,15 +189,15 @@ class HeatMap:
 
 
 def _edges(
-    series: list[NDArray[np.float64]], most: int, first: float | None, last: float | None
+    series: list[NDArray[np.float64]], most: int, first: float | None, last: float | None, *, least: float = 1.0
 ) -> NDArray[np.float64]:
-    """Return the edges of at most so many stretches of whole steps that cover every series between two steps."""
+    """Return the edges of at most ``most`` stretches, ``least`` steps wide or more, that cover what lies between."""
     filled = [steps for steps in series if len(steps)]
     if not filled:
         return np.empty(0)
     low = max(min(float(steps.min()) for steps in filled), -np.inf if first is None else np.floor(first))
     high = min(max(float(steps.max()) for steps in filled), np.inf if last is None else np.ceil(last))
-    width = max(1.0, float(np.ceil((high + 1 - low) / most)))
+    width = max(1.0, float(np.ceil(least)), float(np.ceil((high + 1 - low) / most)))
     return np.arange(low, high + 1 + width, width) if high >= low else np.empty(0)
 
 

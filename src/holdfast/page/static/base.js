@@ -35,7 +35,7 @@ const shown = (value) => value === null || value === undefined ? "–" : !Number
 // The shortest way to write the ticks of an axis that tells them apart.
 function ticks(values) {
   const ways = [2, 3, 4, 6, 9].flatMap((digits) => [
-    (v) => Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 || v === 0 ? Number(v.toPrecision(digits)).toLocaleString("en")
+    (v) => Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 || v === 0 ? v.toLocaleString("en", { maximumSignificantDigits: digits })
       : v.toExponential(Math.max(0, digits - 2)).replace("e+", "e")]);
   const written = ways.map((way) => values.map((v) => v === null ? "" : way(v)));
   const distinct = new Set(values.filter((v) => v !== null)).size;

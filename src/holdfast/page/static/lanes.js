@@ -91,6 +91,15 @@ function timeline(page) {
   }), ...kinds.map((kind) => make("span", {}, `${EVENT_MARKS[kind] || "•"} ${kind}`))));
   return box.childElementCount ? box : null;
 }
+// What tells the rows of a map apart: their names without the parts at both ends that all of them share.
+function shortened(names) {
+  const parts = names.map((name) => name.split(".")), shortest = Math.min(...parts.map((each) => each.length));
+  const same = (at) => parts.every((each) => each.at(at) === parts[0].at(at));
+  let first = 0, last = 0;
+  while (names.length > 1 && first < shortest - 1 && same(first)) first++;
+  while (names.length > 1 && last < shortest - 1 - first && same(-1 - last)) last++;
+  return parts.map((each) => each.slice(first, each.length - last).join("."));
+}
 function heatMap(map) {
   const values = new Float32Array(bytes(map.values)), rows = map.rows.length, columns = Math.max(map.steps.length - 1, 0);
   const high = rows > 24 ? 8 : 16, logs = Float64Array.from(values, (value) => value > 0 ? Math.log10(value) : NaN);
@@ -114,8 +123,8 @@ function heatMap(map) {
       ...marked.map((mark) => mark[3])].join("\n");
   });
   row.lastChild.classList.add("heat");
-  row.firstChild.replaceWith(make("span", { class: "label rows", "aria-hidden": "true" }, ...map.rows.map((name) => {
-    const line = make("span", { title: name }, make("bdi", {}, name));
+  row.firstChild.replaceWith(make("span", { class: "label rows", "aria-hidden": "true" }, ...shortened(map.rows).map((name, place) => {
+    const line = make("span", { title: map.rows[place] }, make("bdi", {}, name));
     line.style.height = `${high}px`; if (rows > 24) line.style.fontSize = "7px";
     return line;
   })));
