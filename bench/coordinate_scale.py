@@ -137,7 +137,7 @@ def from_a_folder(chunks: int) -> float:
             for chunk in range(chunks - LEFT):
                 journal.write(to_line(chunk, Done(chunk, "bench", 1, "a small result").encode()) + "\n")
         Ledger(place, owner="bench").seal(1)
-        seconds, reader = timed(lambda: reader_of(coordinator, chunks, name="again", folder=place))
+        seconds, reader = timed(lambda: reader_of(coordinator, chunks, folder=place))
         assert next(iter(reader)).chunk == chunks - LEFT
     return seconds
 

@@ -25,6 +25,7 @@ from holdfast.cli.main import run
 from holdfast.coordinate import Done, FolderSink, LeasedChunk, LeasedReader, StreamCoordinator
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, MAX_CHUNKS, default_chunk_size
 from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.survey import Survey
 from holdfast.errors import ConfigError, CoordinationError, DeadLetterError, StaleLeaseError, SupersededError
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
@@ -224,6 +225,16 @@ def test_a_folder_of_another_job_is_refused(coordinator: StreamCoordinator, tmp_
         lease(other, folder=tmp_path, chunk_size=SIZE + 1)
 
 
+@pytest.mark.parametrize("same_store", [True, False], ids=["on the same store", "on a new store"])
+def test_a_folder_of_a_job_of_another_name_is_refused(
+    coordinator: StreamCoordinator, tmp_path: Path, same_store: bool
+) -> None:
+    lease(coordinator, folder=tmp_path, name="captions").process(lambda chunk: "a caption")
+    with worker(hash_store()) as other, pytest.raises(CoordinationError, match="another name"):
+        lease(coordinator if same_store else other, folder=tmp_path, name="scores")
+    assert len(Ledger(tmp_path, owner="x").read()) == CHUNKS
+
+
 def test_a_saved_state_carries_the_results_over_any_number_of_stores() -> None:
     state: dict[str, Any] | None = None
     for generation in (1, 2, 3):
@@ -255,7 +266,7 @@ class Generations(RuleBasedStateMachine):
     @rule()
     def begin(self) -> None:
         ledger = Ledger(self.folder, owner=f"worker{len(self.ledgers)}", interval=1e9)
-        generation, mark, _ = ledger.begin()
+        generation, mark, *_ = ledger.begin()
         finished = {chunk for start, stop in ledger.enter(generation, mark) for chunk in range(start, stop)}
         assert finished == set(self.accepted)
         self.ledgers.append((generation, ledger, finished))
@@ -447,7 +458,11 @@ def test_a_poison_chunk_is_listed_with_its_traceback_and_the_job_finishes(where:
         assert len(readers[0].results()) == CHUNKS - 1
 
 
-@pytest.mark.parametrize("payload", ["x" * 1_000_001, 5, b"x"], ids=["too long", "a number", "bytes"])
+@pytest.mark.parametrize(
+    "payload",
+    ["x" * 1_000_001, 5, b"x", 0, False, b"", [], np.zeros(2), np.zeros(0)],
+    ids=["too long", "a number", "bytes", "zero", "false", "no bytes", "no list", "an array", "an empty array"],
+)
 def test_a_payload_that_cannot_be_kept_is_its_chunks_failure_and_kills_no_worker(
     coordinator: StreamCoordinator, payload: Any
 ) -> None:
@@ -484,6 +499,31 @@ def test_by_default_a_job_with_dead_letters_ends_with_an_error_after_all_else_is
     with pytest.raises(DeadLetterError, match=r"1 of 10 chunks were given up.*poison"):
         reader.process(lambda chunk: "")
     assert len(reader.results()) == CHUNKS - 1
+
+
+@pytest.mark.parametrize("kept", ["folder", "state"])
+def test_a_job_with_dead_letters_ends_with_the_error_on_every_later_store_too(kept: str, tmp_path: Path) -> None:
+    again: dict[str, Any] = {"folder": tmp_path} if kept == "folder" else {}
+    with worker(hash_store()) as coordinator:
+        iterator = iter(reader := lease(coordinator, max_attempts=1, **again))
+        next(iterator).fail("poison")
+        iterator.close()  # type: ignore[attr-defined]
+        state = reader.state_dict()
+    for committed in (CHUNKS - 1, 0, 0):  # the rest on a new store, then the same command twice more
+        again = {"folder": tmp_path} if kept == "folder" else {"state": state}
+        with worker(hash_store()) as coordinator:
+            reader = lease(coordinator, on_error="raise", **again)
+            with pytest.raises(DeadLetterError, match="1 of 10 chunks were given up"):
+                reader.process(lambda chunk: "")
+            assert len(reader.results()) == CHUNKS - 1
+            (job,) = Survey(coordinator._client).look().jobs
+            assert (job.dead, int(coordinator._client.get(f"lease/job/{reader.generation}/committed") or 0)) == (
+                1,
+                committed,
+            )
+            state = reader.state_dict()
+    with worker(hash_store()) as coordinator:
+        assert lease(coordinator, on_error="skip", **again).process(lambda chunk: "") == 0
 
 
 def test_a_chunk_that_fails_now_and_then_is_tried_until_it_succeeds(coordinator: StreamCoordinator) -> None:

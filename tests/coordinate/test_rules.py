@@ -210,7 +210,7 @@ def test_of_a_long_traceback_the_end_is_kept() -> None:
 
 def test_a_worker_whose_store_names_another_beginning_of_the_generation_is_refused(tmp_path: Path) -> None:
     ledger = Ledger(tmp_path, owner="a")
-    generation, mark, _ = ledger.begin()
+    generation, mark, *_ = ledger.begin()
     with pytest.raises(SupersededError):
         Ledger(tmp_path, owner="b").enter(generation, "another")
     assert Ledger(tmp_path, owner="c").enter(generation, mark) == []

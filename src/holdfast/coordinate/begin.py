@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.coordinate.job import JOB, JobRecord, LeasedJob, check_same
 from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.pages import count_dead
 from holdfast.coordinate.progress import Run
 from holdfast.coordinate.stores.contract import KeyValue
 from holdfast.coordinate.turns import Turns
@@ -32,12 +33,14 @@ class Begun:
         generation: how many times it has begun, on any store.
         finished: the chunks that had ended before this generation, as runs.
         pages: how many records of the store hold their results; 0 where a folder does.
+        dead: how many of the chunks that had ended before this generation were given up.
     """
 
     job: LeasedJob
     generation: int
     finished: list[Run]
     pages: int = 0
+    dead: int = 0
 
     @property
     def prefix(self) -> str:
@@ -115,7 +118,7 @@ class Beginner:
         if self._ledger is None:
             if record.mark:
                 raise CoordinationError("the other workers keep this job in a folder", hint="pass the same folder=")
-            return Begun(job, record.generation, record.finished, record.pages)
+            return Begun(job, record.generation, record.finished, record.pages, dead=record.dead)
         stored = self._ledger.definition()
         if not record.mark or stored is None or stored.job != job.job:
             raise CoordinationError(
@@ -126,21 +129,30 @@ class Beginner:
             )
         if not self._ledger.is_open():
             return None
-        return Begun(job, record.generation, self._ledger.enter(record.generation, record.mark))
+        finished = self._ledger.enter(record.generation, record.mark)
+        return Begun(job, record.generation, finished, dead=record.dead)
 
     def _decide(self) -> tuple[JobRecord, int]:
         """Return the next generation (after the folder's, after the state's, or the first); and how many had ended."""
         if self._ledger is not None:
             stored = self._ledger.definition() or self._ledger.define(self._fresh())
-            job = replace(self._check(stored, f"the folder {self._ledger.folder}"), name=self._name)
-            generation, mark, finished = self._ledger.begin()
-            return job.record(generation=generation, mark=mark), _count(finished)
+            job = self._check(stored, f"the folder {self._ledger.folder}")
+            if job.name != self._name:
+                raise CoordinationError(
+                    "the folder is that of a job of another name",
+                    folder=str(self._ledger.folder),
+                    here=self._name,
+                    there=job.name,
+                    hint="pass the name that the job was begun with, or another folder",
+                )
+            begun = self._ledger.begin()
+            return job.record(generation=begun.number, mark=begun.mark, dead=begun.dead), _count(begun.finished)
         if self._state is None:
             return self._fresh().record(generation=1), 0
         generation, pages = self._state.generation + 1, self._state.results
         for number, page in enumerate(pages):
             self._store.set(f"{generation}/before/{number}", page.encode())
-        decided = replace(self._state, generation=generation, pages=len(pages), results=[])
+        decided = replace(self._state, generation=generation, pages=len(pages), results=[], dead=count_dead(pages))
         return decided, _count(decided.finished)
 
     def _fresh(self) -> LeasedJob:

@@ -76,6 +76,7 @@ class JobRecord:
         pages: how many records of the store hold their results.
         results: of a saved state: the end of each chunk, a line each, on pages.
         data: the digest of the fingerprints of the sources.
+        dead: how many of the chunks that had ended before were given up; their tracebacks are with the results.
     """
 
     job: str
@@ -89,6 +90,7 @@ class JobRecord:
     pages: Count = 0
     results: list[str] = field(default_factory=list)
     data: str = ""
+    dead: Count = 0
 
     @property
     def definition(self) -> LeasedJob:
@@ -109,8 +111,8 @@ def _paged(old: dict[str, Any]) -> dict[str, Any]:
 JOB = Format(
     "leased job",
     JobRecord,
-    version=4,
-    upgrades={1: _identified, 2: _paged, 3: dict},  # the third knew nothing of the data
+    version=5,
+    upgrades={1: _identified, 2: _paged, 3: dict, 4: dict},  # the third knew nothing of the data, the fourth of dead
     error=CoordinationError,
     version_error=CoordinationError,
 )

@@ -180,6 +180,7 @@ class LeasedReader:
         """What is read, and in which chunks."""
         self.generation = begun.generation
         """How many times the job has begun, on any store."""
+        self._dead_before = begun.dead
         records = client.below(f"lease/{name}/{begun.prefix}")
         self._claims = Claims(
             records,
@@ -214,7 +215,7 @@ class LeasedReader:
                         waiting.append((lease, content))
                 if not waiting:
                     self._outcome.settle()
-                    if self._on_error == "raise" and self._table.given_up():
+                    if self._on_error == "raise" and (self._dead_before or self._table.given_up()):
                         self._outcome.raise_dead_letters()
                     return
                 lease, content = waiting.popleft()
@@ -257,7 +258,7 @@ class LeasedReader:
                 chunk.fail(error)
                 continue
             try:
-                chunk.commit(payload or "")
+                chunk.commit("" if payload is None else payload)
                 count += 1
             except StaleLeaseError:
                 continue

@@ -25,7 +25,7 @@ import uuid
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TextIO
+from typing import Any, NamedTuple, TextIO
 
 from holdfast.coordinate.job import JOB, LeasedJob
 from holdfast.coordinate.progress import Run, runs_of
@@ -33,7 +33,7 @@ from holdfast.coordinate.records import Dead, Done, from_line, to_line
 from holdfast.errors import CoordinationError, SupersededError
 from holdfast.versioned import Count, Format
 
-__all__ = ["Ledger"]
+__all__ = ["Generation", "Ledger"]
 
 _log = logging.getLogger(__name__)
 
@@ -41,6 +41,22 @@ _log = logging.getLogger(__name__)
 MAX_LOOSE = 512
 _BEGINS_WITH_CHUNK = re.compile(r"\[(\d+),")
 _GENERATION = re.compile(r"generation-(\d{6})(\.sealed)?")
+
+
+class Generation(NamedTuple):
+    """A generation that has just begun.
+
+    Attributes:
+        number: from 1.
+        mark: unique to it.
+        finished: the chunks that had ended before, as runs.
+        dead: how many of them were given up.
+    """
+
+    number: int
+    mark: str
+    finished: list[Run]
+    dead: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,13 +124,14 @@ class Ledger:
 
     # --- generations -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> tuple[int, str, list[Run]]:
-        """Seal the last generation and begin the next; return its number, its mark and the chunks that have ended."""
+    def begin(self) -> Generation:
+        """Seal the last generation and begin the next."""
         while True:
             number, is_open = self._last()
             if is_open:
                 self.seal(number)
-            mark, finished = uuid.uuid4().hex, runs_of(sorted(self.read()))
+            ended = self.read()
+            mark, finished = uuid.uuid4().hex, runs_of(sorted(ended))
             prepared = self._temporary("generation")
             prepared.mkdir()
             base = _BASE.to_json(_Base(number + 1, mark, finished))
@@ -129,7 +146,7 @@ class Ledger:
                 shutil.rmtree(mine, ignore_errors=True)  # others were two steps quicker; nobody knows of ours
                 continue
             _sync_folder(self.folder)
-            return number + 1, mark, finished
+            return Generation(number + 1, mark, finished, sum(isinstance(entry, Dead) for entry in ended.values()))
 
     def enter(self, generation: int, mark: str) -> list[Run]:
         """Record commits in this generation from now on; return the chunks that had ended before it.

@@ -129,7 +129,7 @@ class Survey:
             ended=ended,
             leased=max(0, min(read_counter(records, "tickets"), job.chunks) - ended),
             taken_over=read_counter(records, "taken_over"),
-            dead=read_counter(records, "dead"),
+            dead=record.dead + read_counter(records, "dead"),
             samples_left=left,
             seconds_left=left / speed if speed > 0 else None,
         )
