@@ -19,7 +19,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from blame_lab import AT, BATCH, CHECKPOINT, FAULTS, KINDS, OPTIONS, STEPS, Lab
+from blame_lab import AT, BATCH, CHECKPOINT, FAULTS, KINDS, OPTIONS, STEPS, Lab, classifier
 from common import arguments, publish
 from holdfast.run import RollbackOptions, Run, RunOptions
 from holdfast.run.audit import audit
@@ -217,6 +217,22 @@ def healthy(seeds: range, cells: Cells, figures: Figures) -> None:
     figures["clean replays not as recorded"] = sum(cell["differs"] for cell in done)
 
 
+def look_at_classifier(seed: int) -> dict[str, float]:
+    """Blame windows of a healthy classifier that has learnt: the losses of its hard samples lie far out."""
+    with tempfile.TemporaryDirectory() as folder:
+        run = classifier(seed, Path(folder) / "run", steps=160)
+        steps = range(122, 155, 8)
+        return {"windows": len(steps), "blamed": sum(not run.blame(step).nobody for step in steps)}
+
+
+def healthy_classifiers(seeds: range, cells: Cells, figures: Figures) -> None:
+    """Windows of classifiers without a fault: how often somebody is blamed."""
+    made = [cells.get(f"classifier/{seed}", partial(look_at_classifier, seed)) for seed in seeds]
+    done = [cell for cell in made if cell is not None]
+    figures["healthy windows of a classifier"] = sum(cell["windows"] for cell in done)
+    figures["healthy windows of a classifier: somebody blamed"] = sum(cell["blamed"] for cell in done)
+
+
 HARD_PER_SEED = 5
 
 
@@ -306,7 +322,15 @@ def main() -> None:
     seeds = range(FIRST_SEED, FIRST_SEED + (2 if options.quick else 20))
     figures: Figures = {}
     cells = Cells(options.store, options.seconds)
-    parts: list[Callable[[range, Cells, Figures], None]] = [naming, healthy, hard, verdicts, cures, flips]
+    parts: list[Callable[[range, Cells, Figures], None]] = [
+        naming,
+        healthy,
+        healthy_classifiers,
+        hard,
+        verdicts,
+        cures,
+        flips,
+    ]
     for part in parts:
         part(seeds, cells, figures)
     seconds = cells.get("audit", audit_million)

@@ -36,6 +36,45 @@ def text(chance: np.random.Generator, count: int, language: int) -> Any:
     return rows
 
 
+def classifier(seed: int, folder: Path, *, steps: int) -> Run:
+    """Train a small convolutional classifier with batch norm on clean images, some of them hard; no fault anywhere."""
+    torch.manual_seed(seed)
+    chance = np.random.default_rng(seed)
+    labels = chance.integers(0, 4, 6000)
+    images = chance.normal(size=(4, 1, 8, 8))[labels] + 1.5 * chance.normal(size=(6000, 1, 8, 8))
+    source = ArraySource({"image": images.astype(np.float32), "label": labels})
+    loader = StreamingShardLoader(StreamDataset(source, name="images", seed=seed), StreamingConfig(batch_size=BATCH))
+    model = nn.Sequential(
+        nn.Conv2d(1, 8, 3, padding=1),
+        nn.BatchNorm2d(8),
+        nn.ReLU(),
+        nn.MaxPool2d(2),
+        nn.Flatten(),
+        nn.Linear(128, 4),
+    )
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.03)
+
+    def train_step(batch: Any) -> torch.Tensor:
+        loss = nn.functional.cross_entropy(model(batch["image"]), batch["label"])
+        optimizer.zero_grad()
+        torch.autograd.backward(loss)
+        optimizer.step()
+        return loss
+
+    run = Run(
+        folder,
+        model=model,
+        optimizer=optimizer,
+        loader=loader,
+        train_step=train_step,
+        options=OPTIONS,
+        monitor=False,
+    )
+    with run:
+        run.train(steps=steps)
+    return run
+
+
 class Lab:
     """One training program with its data."""
 

@@ -15,7 +15,7 @@ from holdfast.errors import RunLogError
 from holdfast.foreign import parse_json
 from holdfast.versioned import MAX_COUNT, Between, Count, problem_with
 
-__all__ = ["FORMAT_VERSION", "HEADER", "MAX_BATCHES_PER_STEP", "MAX_SECONDS", "Record", "parse_record"]
+__all__ = ["FORMAT_VERSION", "HEADER", "MAX_BATCHES_PER_STEP", "MAX_SECONDS", "Batch", "Record", "parse_record"]
 
 Record = dict[str, Any]
 
@@ -26,6 +26,9 @@ FORMAT_VERSION = 1
 MAX_SECONDS = 1e12
 """No lap of a run takes longer: thirty thousand years."""
 MAX_BATCHES_PER_STEP = 1 << 20
+MAX_BATCH = 1 << 44
+"""More than any run takes; its samples still have 64-bit positions."""
+Batch = Annotated[int, Between(0, MAX_BATCH)]
 Seconds = Annotated[float, Between(0.0, MAX_SECONDS)]
 Moment = Annotated[float, Between(-MAX_SECONDS, MAX_SECONDS)]
 Attempt = Annotated[int, Between(1, MAX_COUNT)]
@@ -78,7 +81,7 @@ class _Header:
 @dataclass(frozen=True, kw_only=True)
 class _Step(_Timed):
     step: Count
-    batches: tuple[Count, Count] = (0, 0)
+    batches: tuple[Batch, Batch] = (0, 0)
     loss: float = 0.0
     grad_norm: float = 0.0
     lr: float = 0.0

@@ -6,6 +6,7 @@ import json
 import random
 import shutil
 from collections import defaultdict
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from holdfast.cli.main import build_app
 from holdfast.errors import HoldfastError, OrderError, RunLogError
 from holdfast.run import Run, RunLog, RunOptions
 from holdfast.run.audit import audit, check_statement
+from holdfast.run.chain import chained, encode
 from holdfast.sources import ArraySource
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -134,6 +136,8 @@ def test_a_statement_that_was_changed_does_not_hold(tmp_path: Path) -> None:
         (["seen", "wiki", 0, 1], 69),
         (["seen", "wiki"], []),
         (["stretches", 0, "rows", 0, 2], 1),
+        (["steps"], 4000),
+        (["stretches", -1, "rows", 0, 0], 3000),
         (["data", "wiki"], "0" * 32),
         (["seen"], {}),
         (["stretches", 0, "rows"], "nonsense"),
@@ -238,6 +242,45 @@ def tamper(folder: Path, chance: random.Random) -> str:
         return way
     file.write_bytes(b"".join(lines))
     return way
+
+
+def forge(folder: Path, change: Callable[[list[dict[str, Any]]], None]) -> None:
+    """Change the records of the last attempt, and make its digests fit again."""
+    file = sorted((folder / "log").glob("*.jsonl"))[-1]
+    records = [json.loads(line) for line in file.read_bytes().splitlines()]
+    change(records)
+    head, lines = str(records[0]["previous"]).encode(), []
+    for record in records:
+        del record["chain"]
+        line, head = chained(head, encode(record)[:-1].encode())
+        lines.append(line)
+    file.write_bytes(b"".join(lines))
+
+
+def _drop_a_step(records: list[dict[str, Any]]) -> None:
+    records.remove([record for record in records if "batches" in record][1])
+
+
+def _begin_later(records: list[dict[str, Any]]) -> None:
+    for record in records:
+        if "batches" in record:
+            record["step"] += 1000
+
+
+def _huge_batches(records: list[dict[str, Any]]) -> None:
+    next(record for record in records if "batches" in record)["batches"] = [10**18, 10**18 + 1]
+
+
+@pytest.mark.parametrize("change", [_drop_a_step, _begin_later, _huge_batches])
+def test_a_forged_log_whose_steps_do_not_follow_each_other_is_refused(
+    tmp_path: Path, change: Callable[[list[dict[str, Any]]], None]
+) -> None:
+    eventful_run(tmp_path / "run", 2)
+    forge(tmp_path / "run", lambda records: None)
+    audit(tmp_path / "run", {"wiki": [0]})
+    forge(tmp_path / "run", change)
+    with pytest.raises(RunLogError):
+        audit(tmp_path / "run", {"wiki": [0]})
 
 
 def check_tampering(folder: Path, rounds: range) -> None:

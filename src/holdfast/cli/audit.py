@@ -76,9 +76,12 @@ def _read_json(path: Path) -> Any:
 def _read_samples(path: Path) -> dict[str, list[int]]:
     found: dict[str, list[int]] = {}
     try:
-        rows = list(csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines()))
+        table = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
+        rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise ConfigError(f"the samples cannot be read: {error}", file=str(path)) from error
+    if any((table.fieldnames or ()).count(name) > 1 for name in ("source", "index")):
+        raise ConfigError("a column is there twice", file=str(path), columns=list(table.fieldnames or ()))
     for number, row in enumerate(rows, start=2):
         source, index = row.get("source"), row.get("index")
         if not source or not index or not index.strip().isdecimal():

@@ -18,7 +18,7 @@ from holdfast.errors import OrderError, RunLogError
 from holdfast.run.chain import split_line
 from holdfast.run.layout import LogFile, checkpoint_step
 from holdfast.run.run_log import RunLog, read_lines
-from holdfast.run.stretches import Stretch, read_stretches, rebuild, sources_of
+from holdfast.run.stretches import Stretch, check_stretches, counted_steps, read_stretches, rebuild, sources_of
 from holdfast.versioned import Between, Format
 
 if TYPE_CHECKING:
@@ -152,6 +152,7 @@ def audit(
     stretches = read_stretches(log)
     if not stretches:
         raise RunLogError("the log holds no step", folder=str(folder))
+    check_stretches(stretches)
     _check_checkpoints(log, stretches)
     data = sources_of(stretches)
     if loader is not None:
@@ -163,12 +164,11 @@ def audit(
         if indices and not (indices[0] >= 0 and indices[-1] <= MAX_INDEX):
             wrong = indices[0] if indices[0] < 0 else indices[-1]
             raise OrderError("there is no such sample", source=source, index=wrong)
-    counted = {int(step) for each in stretches for step in each.steps[each.counted(each.steps)]}
     return Audit(
         run=str(log.identity.get("run")),
         heads=heads,
         ended=ended,
-        steps=len(counted),
+        steps=counted_steps(stretches),
         data=data,
         data_checked=loader is not None,
         asked=asked,
@@ -180,12 +180,18 @@ def audit(
 def check_statement(value: Any, *, partition: Partition | None = None) -> None:
     """Compute a statement's answer again from the order it holds.
 
+    That its order is the run's, and that ``ended`` and ``data_checked`` are true, only the log can show: audit it
+    with one of the statement's ``heads``.
+
     Raises:
         RunLogError: it is not a statement, or it does not say what follows from its order.
     """
     statement = STATEMENT.from_json(value)
     stretches = [Stretch.from_json(each) for each in statement.stretches]
+    check_stretches(stretches)
     schedules = [rebuild(stretch.state, partition) for stretch in stretches]
+    if counted_steps(stretches) != statement.steps:
+        raise RunLogError("the statement counts other steps than its stretches", steps=statement.steps)
     if sources_of(stretches) != statement.data:
         raise RunLogError("the statement names other data than its stretches")
     if sorted(statement.seen) != sorted(statement.asked) or statement.columns != list(COLUMNS):

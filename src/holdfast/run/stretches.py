@@ -16,13 +16,13 @@ from numpy.typing import NDArray
 
 from holdfast.errors import RunLogError
 from holdfast.run.run_log import Record, RunLog, branch_step, is_step
-from holdfast.run_records import MAX_BATCHES_PER_STEP
+from holdfast.run_records import MAX_BATCHES_PER_STEP, Batch
 from holdfast.versioned import Between, Count, Format
 
 if TYPE_CHECKING:
     from holdfast.order import Partition, Schedule
 
-__all__ = ["Stretch", "read_stretches", "rebuild"]
+__all__ = ["Stretch", "check_stretches", "counted_steps", "read_stretches", "rebuild"]
 
 Int64 = NDArray[np.int64]
 MAX_STEPS = 1 << 26
@@ -110,7 +110,7 @@ class _Stored:
     """A stretch as plain JSON."""
 
     state: dict[str, Any]
-    rows: list[tuple[Count, Count, Count, Annotated[int, Between(0, MAX_BATCHES_PER_STEP)]]]
+    rows: list[tuple[Count, Batch, Count, Annotated[int, Between(0, MAX_BATCHES_PER_STEP)]]]
     counts_before: Count | None
 
 
@@ -155,6 +155,27 @@ def read_stretches(log: RunLog) -> list[Stretch]:
         counts_before = min(later) if later and min(later) <= columns[0, -1] else None
         found.append(Stretch(each.state, columns[0], columns[1], columns[2], counts_before))
     return found
+
+
+def check_stretches(stretches: Sequence[Stretch]) -> None:
+    """Refuse steps that do not follow each other: a run makes and records them one by one.
+
+    Raises:
+        RunLogError: one is missing, or a stretch begins where no step before it leads to.
+    """
+    reached = 0
+    for stretch in stretches:
+        first = int(stretch.steps[0])
+        follow = bool(np.all(np.diff(stretch.steps) == 1))
+        forward = bool(np.all(stretch.first_batches[1:] >= stretch.stop_batches[:-1]))
+        if not follow or not forward or first > reached:
+            raise RunLogError("steps are missing, or do not follow each other", step=first, reached=reached)
+        reached = max(reached, int(stretch.steps[-1]) + 1)
+
+
+def counted_steps(stretches: Sequence[Stretch]) -> int:
+    """Return how many steps count: were not done again later."""
+    return len({int(step) for each in stretches for step in each.steps[each.counted(each.steps)]})
 
 
 def _take(stretch: _Open, record: Record, log: RunLog) -> None:
