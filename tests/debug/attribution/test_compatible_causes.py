@@ -89,3 +89,14 @@ def test_rules_and_exclusions_name_observations_that_exist() -> None:
     assert {name for pair in EXCLUSIVE for name in pair} <= set(OBSERVATIONS)
     for rule in load_rules():
         assert not set(rule.needs) & set(rule.excluded_by)
+
+
+def test_a_gradient_norm_that_left_its_usual_level_is_no_running_sum() -> None:
+    usual = 0.1 * np.exp(0.1 * np.random.default_rng(0).standard_normal(200))
+    left, summed = usual.copy(), np.cumsum(usual)
+    left[120:] *= np.geomspace(1.0, 1e9, 80)
+    rate = signal("lr", np.full(200, 1e-3))
+    (finding,) = explain(signal("loss", falling_loss(200)), rate, signal("grad_norm", left))
+    assert "missing_zero_grad" not in [cause.cause for cause in finding.causes]
+    (finding, *_) = explain(signal("loss", 1 + np.exp(np.linspace(0, 3, 200))), rate, signal("grad_norm", summed))
+    assert finding.causes[0].cause == "missing_zero_grad"

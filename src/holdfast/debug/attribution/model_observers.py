@@ -31,6 +31,13 @@ class GradientObserver:
     """… and by less than this share of it from step to step …"""
     sum_fade: float = -0.2
     """… and does not fade by more than this."""
+    sum_begins: float = 0.1
+    """A running sum grows from the beginning on, by more than this in logarithms from the first eighth of a run to the
+    second: what is never cleared has no usual level. One that has it …"""
+    left: float = 10.0
+    """… and is this many times as large over some of the rest has left it."""
+    left_share: float = 0.1
+    """The share of the rest for that."""
     smallest: float = 1e-4
     """Ordinary gradient norms lie above this …"""
     largest: float = 1e3
@@ -66,12 +73,19 @@ class GradientObserver:
             smooth = span > self.sum_span and wobble < self.sum_steps * span and growth > self.sum_fade
             steady = values.min() > self.dip * usual and values.max() < self.burst * usual
             seen["gradient_smooth"] = float(smooth)
+            seen["gradient_left"] = float(scene.select.began(steps) and self._left(logs, eighth))
             seen["gradient_grows"] = float(np.clip(growth / np.log(10.0), 0.0, 1.0))
             seen["gradient_fades"] = float(np.clip(-growth / np.log(10.0), 0.0, 1.0))
             seen["gradient_alive"] = float(self.smallest < usual < self.largest and steady)
             seen["gradient_heavy"] = float(values.max() > self.heavy * usual)
             seen["gradient_led"] = float(self._led(scene, norm.name, values, steps))
         return seen
+
+    def _left(self, logs: np.ndarray, eighth: int) -> bool:
+        """Return whether the norm stood at a level in the first quarter of the run and is far above it later."""
+        begins = float(np.median(logs[eighth : 2 * eighth]) - np.median(logs[:eighth]))
+        later = float(np.quantile(logs[2 * eighth :], 1.0 - self.left_share))
+        return begins <= self.sum_begins and later >= float(np.median(logs[: 2 * eighth])) + np.log(self.left)
 
     def _led(self, scene: Scene, name: str, values: np.ndarray, steps: np.ndarray) -> bool:
         others = [
