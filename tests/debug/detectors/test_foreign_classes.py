@@ -273,3 +273,96 @@ def test_healthy_takes_a_series_that_got_better(values: np.ndarray, healthy: boo
     assert (verdict is Verdict.HEALTHY) == healthy
     assert (reason is None) == healthy
     assert reason is None or reason.code is ReasonCode.NOT_IMPROVING
+
+
+def test_batches_that_are_wrong_now_and_then_make_no_spike() -> None:
+    rng = np.random.default_rng(11)
+    values = 0.0008 * np.exp(0.1 * rng.standard_normal(600))
+    values[:200] = 0.8 * np.exp(0.4 * rng.standard_normal(200))
+    wrong = rng.random(600) < 0.07
+    values[wrong] = 0.7 * np.exp(0.1 * rng.standard_normal(int(wrong.sum())))
+    assert found_by(LossSpikeDetector(), signal("loss", values)) == ()
+
+
+@pytest.mark.parametrize("bursts", [1, 3, 8])
+def test_stretches_of_high_losses_are_spikes_however_many(bursts: int) -> None:
+    values = falling_loss(800, noise=0.02)
+    for begin in np.linspace(200, 700, bursts).astype(int):
+        values[begin : begin + 4] += 4.0
+    assert len(found_by(LossSpikeDetector(), signal("loss", values))) == 1
+
+
+@pytest.mark.parametrize(("first", "alarms"), [(1.9e8, 0), (5.0, 1)])
+def test_an_evaluation_before_training_may_cost_anything(first: float, alarms: int) -> None:
+    training = signal("loss", falling_loss(200, start=3.0, end=0.5))
+    held_out = np.concatenate(([first], np.geomspace(4.0, 0.9, 20)))
+    held_out[10] = held_out[10] if first > 10 else 1e6
+    evaluation = signal("val_loss", held_out, kind="eval_loss", steps=np.arange(21) * 10.0)
+    assert len(found_by(GradientExplosionDetector(), training, evaluation)) == alarms
+
+
+def test_an_agent_that_gets_better_does_not_stand_still() -> None:
+    loss = signal("loss", noisy(np.full(900, 80.0), 0.01))
+    rising = signal("mean_return", noisy(np.linspace(19.0, 21.5, 900), 0.04), kind="reward")
+    level = signal("mean_return", noisy(np.full(900, 19.0), 0.04), kind="reward")
+    assert found_by(LossPlateauDetector(), loss, rising) == ()
+    assert len(found_by(LossPlateauDetector(), loss, level)) == 1
+
+
+@pytest.mark.parametrize("name", ["PPL", "ppl", "val_ppl", "perplexity"])
+def test_a_perplexity_that_climbs_while_the_training_loss_falls_is_held_out(name: str) -> None:
+    training = signal("train_loss", np.geomspace(3.0, 0.9, 20), kind="loss")
+    climbing = np.exp(np.concatenate((np.linspace(2.2, 1.486, 7), np.linspace(1.5, 1.76, 13))))
+    (seen,) = found_by(OverfittingDetector(), training, signal(name, climbing, kind="perplexity"))
+    assert seen.first_step == 6.0
+    falling = np.exp(np.linspace(2.2, 1.4, 20))
+    assert found_by(OverfittingDetector(), training, signal(name, falling, kind="perplexity")) == ()
+
+
+@pytest.mark.parametrize("name", ["val MSE", "valid_mae", "test/nll"])
+def test_a_held_out_error_stands_for_a_held_out_loss_where_there_is_none(name: str) -> None:
+    training = signal("train_loss", np.geomspace(0.7, 0.06, 18), kind="loss")
+    values = np.concatenate(([0.55, 0.483], np.linspace(0.49, 0.6, 16)))
+    error = signal(name, values, kind="metric", metadata={"split": "eval", "higher_is_better": False})
+    assert len(found_by(OverfittingDetector(), training, error)) == 1
+    other = signal("val_loss", np.linspace(0.5, 0.3, 18), kind="eval_loss")
+    assert found_by(OverfittingDetector(), training, error, other) == ()
+
+
+@pytest.mark.parametrize(
+    ("training_end", "held_out", "alarms"),
+    [(0.06, 4.26, 1), (0.06, 3.0, 0), (2.0, 4.26, 0), (0.06, 4.06, 1)],
+)
+def test_what_is_learnt_by_heart_need_not_make_the_held_out_loss_worse(
+    training_end: float, held_out: float, alarms: int
+) -> None:
+    training = signal("train_loss", np.geomspace(4.4, training_end, 60), kind="loss")
+    values = 4.05 + (held_out - 4.05) * (1 - np.exp(-np.arange(60) / 8))
+    values = np.maximum(values, 4.02) if held_out > 4 else values
+    assert len(found_by(OverfittingDetector(), training, signal("val_loss", values, kind="eval_loss"))) == alarms
+
+
+@pytest.mark.parametrize(("end", "alarms"), [(0.55, 1), (0.1, 0)])
+def test_progress_is_given_up_by_factors_too(end: float, alarms: int) -> None:
+    """Forty times lower than at first, then nine times higher again: a fifth of the way by amounts, half by factors."""
+    values = np.concatenate((np.geomspace(2.6, 0.061, 13), np.geomspace(0.067, end, 12), np.full(8, end)))
+    found = found_by(DivergentTrainingDetector(), signal("loss", values))
+    assert len(found) == alarms
+
+
+@pytest.mark.parametrize(
+    ("dice", "end", "alarms"),
+    [
+        (np.linspace(0.01, 0.014, 50), 0.98, 1),
+        (np.linspace(0.0, 0.04, 50), 0.98, 0),
+        (np.linspace(0.01, 0.3, 50), 0.98, 0),
+        (np.linspace(0.01, 0.014, 50), 0.6, 0),
+        (np.zeros(50), 0.98, 0),
+    ],
+)
+def test_an_overlap_that_stays_at_nothing_beside_a_loss_that_hardly_falls_is_a_plateau(
+    dice: np.ndarray, end: float, alarms: int
+) -> None:
+    loss = signal("loss", noisy(np.linspace(1.05, end, 50), 0.005), steps=np.arange(50) * 20.0)
+    metric = signal("dice", noisy(dice, 0.3), kind="metric", metadata={"higher_is_better": True})
+    assert len(found_by(LossPlateauDetector(), loss, metric)) == alarms

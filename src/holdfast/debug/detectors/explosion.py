@@ -172,7 +172,13 @@ class GradientExplosionDetector(BaseDetector):
         learnt = any(shape.end < self.learnt * shape.start for shape in shapes)
         if learnt and values[-1] >= values.max() / self.held_out_end:
             return None
-        over = np.flatnonzero(values > self.loss.growth * start)
+        high = values > self.loss.growth * start
+        high[: int(np.argmin(high))] = (
+            False  # An evaluation before training may cost anything; what it comes down to counts.
+        )
+        over = np.flatnonzero(high)
+        if not len(over):
+            return None
         back = float(values[-1]) < self.loss.back * start
         claim = (
             f"reached {values.max():.4g} at step {steps[int(np.argmax(values))]:g} "

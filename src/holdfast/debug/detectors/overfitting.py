@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import noise_of
-from holdfast.debug.detectors.steps.evidence import detection, graded
+from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, sum_of_parts
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
 
 __all__ = ["OverfittingDetector"]
+
+# Errors that are minimised as they are, and so are the loss by its own name.
+_LOSS_FUNCTION = re.compile(r"(?:^|[^a-z])(?:r?mse|mae|nll|b?ce|huber|l[12])(?:[^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,6 +49,14 @@ class OverfittingDetector(BaseDetector):
     still_near: float = 0.1
     """… within this share of it of its best, says that the model goes on getting better: it only grows too sure. A loss
     that rises by ``critical_rise`` is believed all the same."""
+    by_heart: float = 0.1
+    """A training loss that falls below this share of its first value is learnt by heart where the held-out loss …"""
+    never_better: float = 0.05
+    """… was never better than its first by this share …"""
+    untrained: float = 0.9
+    """… and ends above this share of the first training loss, where a model stands that has learnt nothing."""
+    by_heart_evaluations: int = 10
+    """Evaluations for that: fewer may only be too soon."""
     held_out_points: float = 2.0
     """A metric with more than this many times the points of the held-out loss is one of training batches."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -56,14 +68,15 @@ class OverfittingDetector(BaseDetector):
         return "overfitting"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Training and held-out losses, and metrics."""
-        return frozenset(("loss", "eval_loss", "metric"))
+        """Training and held-out losses, perplexities, and metrics."""
+        return frozenset(("loss", "eval_loss", "metric", "perplexity"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Compare each held-out loss with the training loss over the same steps."""
         training = self.select.training_losses(signals)
-        held_out = sum_of_parts(evaluation_losses(signals))
+        held_out = sum_of_parts(evaluation_losses(signals)) or _stand_ins(signals)
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
+        found = found or [seen for signal in held_out if (seen := self._by_heart(signal, training)) is not None]
         most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)
         metrics = [
             signal
@@ -114,6 +127,7 @@ class OverfittingDetector(BaseDetector):
             f"turned at step {steps[best_at]:g}: {best:.4g} then, {end:.4g} at step {steps[-1]:g} (+{rise:.0%}), "
             f"training loss {fell:.0%} lower"
         )
+        claim = f"by its logarithm, {claim}" if signal.kind == "perplexity" else claim
         return detection(
             self.failure,
             signal,
@@ -125,6 +139,38 @@ class OverfittingDetector(BaseDetector):
             last=float(steps[-1]),
             numbers={"best": best, "end": end, "rise": rise, "training_fell": fell},
         )
+
+    def _by_heart(self, signal: Signal, training: Sequence[Signal]) -> Detection | None:
+        """A held-out loss that stays where an untrained model stands while the training loss falls to next to nothing.
+
+        It need not rise: what is learnt by heart from the first epoch on never made anything better.
+        """
+        values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+        if len(values) < self.by_heart_evaluations or values.min() <= 0:
+            return None
+        first, best, end = float(values[0]), float(values.min()), _end_of(values)
+        for loss in training:
+            own = loss.values[np.isfinite(loss.values)]
+            if len(own) < self.by_heart_evaluations or own[0] <= 0 or own.min() < 0:
+                continue
+            last = float(np.median(own[-max(1, len(own) // 4) :]))
+            learnt = last <= self.by_heart * float(own[0])
+            if learnt and best >= (1 - self.never_better) * first and end >= max(first, self.untrained * float(own[0])):
+                claim = (
+                    f"was {first:.4g} at step {steps[0]:g} and is {end:.4g} at step {steps[-1]:g}, never below "
+                    f"{best:.4g}, while the training loss fell from {own[0]:.4g} to {last:.4g}"
+                )
+                return detection(
+                    self.failure,
+                    signal,
+                    claim,
+                    severity=Severity.WARNING,
+                    confidence=LIKELY,
+                    first=float(steps[0]),
+                    last=float(steps[-1]),
+                    numbers={"best": best, "end": end, "rise": end / best - 1, "training_fell": 1 - last / own[0]},
+                )
+        return None
 
     def _climbs(self, values: np.ndarray, best_at: int) -> bool:
         """Whether every one of the last evaluations is clearly worse than the best, and the later ones more so."""
@@ -154,6 +200,27 @@ class OverfittingDetector(BaseDetector):
             if fell > self.training_fall:
                 return fell
         return None
+
+
+def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
+    """Return what may stand for a held-out loss where none is named so: the logarithm of a perplexity, or an error.
+
+    A perplexity that climbs while the training loss falls is not the training data's, whatever it is called.
+    """
+    perplexities = [
+        replace(signal, values=np.log(np.maximum(signal.values, 1.0)))
+        for signal in of_kind(signals, "perplexity")
+        if signal.layer is None and "train" not in signal.name.lower() and np.nanmin(signal.values) > 1.0
+    ]
+    errors = [
+        signal
+        for signal in of_kind(signals, "metric")
+        if signal.metadata.get("split") == "eval"
+        and signal.layer is None
+        and signal.metadata.get("higher_is_better") is False
+        and _LOSS_FUNCTION.search(signal.name)
+    ]
+    return perplexities or errors[:1]
 
 
 def _end_of(after: np.ndarray) -> float:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from math import exp, lgamma, log
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.debug.detectors.steps.baseline import Array, Shape, noise_of, running_median, sample_of
 from holdfast.debug.detectors.steps.onset import OnsetRule
@@ -48,6 +50,10 @@ class BurstRule:
     """The least multiple of the level such a point must reach."""
     standing_factors: float = 5.5
     """The same in the factors by which neighbours differ."""
+    maximum_chance: float = 0.05
+    """How many bursts of so many points chance may be expected to make in the run, from how often single stretches of
+    high points come up in it: of two easy samples in three a batch of a small classifier now and then holds the third,
+    and three such batches in a row are luck."""
     quiet_start: int = 10
     """The first one in n points of a run is all over the place: deviations there are no measure."""
     after_points: int = 5
@@ -117,13 +123,15 @@ class BurstRule:
                     recovered=recovered_share(before=before, peak=peak, after=after),
                     standing=self._standing(residual, first, last),
                     extent=raised_around(raised, first, last),
+                    chance=_chance(over, raised, first, last),
                 )
             )
         return found
 
     def is_believed(self, burst: Rise, factor: float) -> bool:
         """Whether a burst is more than noise: long enough, broad enough, or far beyond every other high point."""
-        if burst.points >= self.minimum_points or burst.extent > self.minimum_points:
+        long = burst.points >= self.minimum_points or burst.extent > self.minimum_points
+        if long and burst.chance <= self.maximum_chance:
             return True
         least = max(self.standing_ratio, float(np.exp(min(self.standing_factors * factor, LARGEST_EXPONENT))))
         standing = self.standing_pair if burst.points >= 2 else self.standing
@@ -218,3 +226,20 @@ class BurstRule:
         others = np.concatenate((settled, residual[last + margin :]))
         largest = float(others.max()) if len(others) else 0.0
         return float(residual[first:last].max()) / largest if largest > 0 else float("inf")
+
+
+def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last: int) -> float:
+    """Return how many bursts as dense as this one chance makes, at the rate at which others begin in the same run.
+
+    Its shoulders count as well: what dies away over several points is one event.
+    """
+    begins = np.flatnonzero(np.diff(np.concatenate(([False], over)).astype(np.int8)) == 1)
+    others = int(np.count_nonzero((begins < first) | (begins >= last)))
+    high = np.flatnonzero(over)
+    span = int(high[-1]) - int(high[0]) + 1
+    width = raised_around(raised, first, last)
+    points = int(np.count_nonzero(raised[first:last])) + width - (last - first)
+    if not others:
+        return 0.0
+    ways = lgamma(width + 1) - lgamma(points + 1) - lgamma(width - points + 1)
+    return exp(min(LARGEST_EXPONENT, log(span) + ways + points * log(others / span)))

@@ -38,6 +38,8 @@ class Rise:
     """How much of the rise was gone again at the end of the log: 1 is all of it."""
     standing: float = 1.0
     """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
+    chance: float = 0.0
+    """For a burst: how many as dense as it chance makes in the run."""
     extent: int = 0
     """For a burst: how many consecutive points, its shoulders included, are well above the level."""
 
@@ -68,6 +70,13 @@ class RiseRule:
     """How far above its best the end must lie, in noises: six Gaussian ones do not happen in a million points."""
     minimum_lost: float = 0.2
     """The share of the progress made that must be given up: a wiggle at the bottom of a long descent is none."""
+    by_factors: float = 0.5
+    """The share of its progress that a loss must give up by factors: one that fell forty times over and rose tenfold
+    gave half of it away, whatever that is beside the level it began at, …"""
+    by_factors_ratio: float = 3.0
+    """… where it ends at this many times its best …"""
+    by_factors_lost: float = 0.1
+    """… and gives this share of its progress up by amounts all the same."""
     minimum_ratio: float = 1.08
     """How many times its best the end must be: less is drift, however quiet the series."""
     minimum_points: int = 3
@@ -116,7 +125,7 @@ class RiseRule:
         start = float(np.max(level[: best_at + 1]))
         lost = given_up(start=start, best=best, end=end)
         enough = end - best > self.minimum_noises * noise and beyond_factors(shape, best, end, self.minimum_noises)
-        if not enough or lost < self.minimum_lost or (best > 0 and end < self.minimum_ratio * best):
+        if not enough or not self._gave_up(start, best, end, lost) or (best > 0 and end < self.minimum_ratio * best):
             return None
         halfway = best + (end - best) / 2
         below = np.flatnonzero(level <= halfway)
@@ -124,6 +133,14 @@ class RiseRule:
         if (len(level) - first) * shape.width < self.minimum_points:
             return None
         return self._told(shape, best_at, first, noise=noise, lost=lost)
+
+    def _gave_up(self, start: float, best: float, end: float, lost: float) -> bool:
+        """Return whether the rise gave up enough of the progress made, by amounts or by factors."""
+        if lost >= self.minimum_lost or best <= 0.0 or start <= best:
+            return lost >= self.minimum_lost
+        factors = given_up(start=float(np.log(start)), best=float(np.log(best)), end=float(np.log(end)))
+        far = end >= self.by_factors_ratio * best and lost >= self.by_factors_lost
+        return far and factors >= self.by_factors
 
     def _told(self, shape: Shape, best_at: int, first: int, *, noise: float, lost: float) -> Rise:
         """Date a rise whose levels stay in the upper half from the block ``first`` on."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
@@ -9,6 +10,7 @@ import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
+from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
 from holdfast.debug.types import Signal
 
@@ -20,6 +22,8 @@ the more healthy language models would stand at one of them by chance."""
 CONSTANT_ANSWERS = (0.25, 1.0)
 """Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
 FIFTHS = 5
+# Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
+_OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
 
 
 def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> str | None:
@@ -103,6 +107,12 @@ class StallRule:
     """How far the last three fifths may differ for a loss to be standing on a guess."""
     guess_above: float = 0.985
     """No fifth of it may lie below this share of the guess."""
+    nothing: float = 0.05
+    """A metric between 0 and 1 that never rises above this share says that nothing was learnt …"""
+    nothing_points: int = 20
+    """… over so many points, where the loss fell by at most ``guess_improvement``: the answer is the background."""
+    nothing_climbs: float = 1.3
+    """How many times its middle third such a metric may end at: what climbs on has only begun."""
     improved: float = 0.12
     """The relative improvement of another metric, or of another loss, that shows that the run learns."""
     improved_noises: float = 4.0
@@ -110,6 +120,8 @@ class StallRule:
     errors: float = 2.0
     """Standard errors a comparison may be off by."""
     doubt: DoubtRule = field(default_factory=DoubtRule)
+    reward: RewardRule = field(default_factory=RewardRule)
+    """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
     """Which of a run's series a question is about."""
     shape: ShapeRule = field(default_factory=ShapeRule)
@@ -117,9 +129,14 @@ class StallRule:
 
     def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
         """Return the loss of a run that never learnt; None when it did, or when that cannot be told."""
+        if self.reward.any_rises(signals):
+            return None  # An agent that gets better learns, wherever its loss stands: that grows with the rewards.
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = self.select.training_losses(signals) or evaluation_losses(signals)
         improved = self._anything_improved(signals, candidates)
+        nothing = self._scores_nothing(signals)
+        if nothing is not None and (stall := self._without_score(candidates, nothing)) is not None:
+            return stall
         if improved and chance is None and (doubt is None or not doubt.certain):
             return None
         span = self.minimum_span if minimum_span is None else minimum_span
@@ -204,6 +221,36 @@ class StallRule:
         if not near or not low or fell_to_it or not self.select.began(shape.steps):
             return None
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, chance.guess, shape)
+
+    def _scores_nothing(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a share that hardly ever left zero; one that is zero throughout may not have been measured."""
+        for signal in of_kind(signals, "metric"):
+            values = signal.values[np.isfinite(signal.values)]
+            overlap = signal.layer is None and bool(_OVERLAP.search(signal.name))
+            if not overlap or len(values) < self.nothing_points or not 0.0 < float(values.max()) <= self.nothing:
+                continue
+            third = len(values) // 3
+            climbs = float(np.median(values[-third:])) > self.nothing_climbs * float(np.median(values[third:-third]))
+            if float(values.min()) >= 0.0 and np.count_nonzero(values) * 2 > len(values) and not climbs:
+                return signal
+        return None
+
+    def _without_score(self, candidates: Sequence[Signal], metric: Signal) -> Stall | None:
+        """A loss that fell a little beside a score that stays at nothing."""
+        doubt = Doubt(metric, f"never rises above {float(np.nanmax(metric.values)):.3g}", {}, certain=False)
+        for signal in candidates:
+            shape = self.shape.of(signal)
+            if shape is None or not self._can_stall(signal, shape) or shape.count < self.nothing_points:
+                continue
+            head = _head(shape)
+            improvement = (head - shape.end) / head
+            if (
+                improvement <= self.guess_improvement
+                and shape.end <= self.risen * head
+                and self.select.began(shape.steps)
+            ):
+                return Stall(signal, float(shape.steps[0]), shape.end, improvement, None, shape, doubt)
+        return None
 
     def _stays_at(self, shape: Shape, loss: float) -> bool:
         half = shape.level[len(shape.level) // 2 :]
