@@ -89,7 +89,7 @@ class GrowingLog:
         if form.name == self._format and self._reading is not None:
             self._recognised_at = size
             return None
-        reading = None if file.compressed or file.wide else form.follow(file)
+        reading = None if file.compressed or file.encoding != "utf-8" else form.follow(file)
         if reading is None:
             return form.name
         self._reading, self._format, self._recognised_at = reading, form.name, size

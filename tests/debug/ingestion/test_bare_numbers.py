@@ -193,3 +193,38 @@ def test_a_json_list_of_rows_of_one_is_the_list_without_them(tmp_path: Path) -> 
     assert losses(signals) == [LOSSES]
     (signals,) = runs_of(tmp_path, "log.json", json.dumps([[{"loss": loss, "walls": [1, 2]}] for loss in LOSSES]))
     assert losses(signals) == [LOSSES]
+
+
+@pytest.mark.parametrize(("epochs", "batches", "first"), [(6, 4, 1), (50, 19, 1), (3, 8, 0), (12, 2, 0)])
+def test_an_epoch_and_a_batch_before_the_loss_are_counters(
+    tmp_path: Path, epochs: int, batches: int, first: int
+) -> None:
+    values = np.linspace(1.5, 0.1, epochs * batches).round(4).tolist()
+    rows = [f"{n // batches + first},{n % batches + first},{value}\n" for n, value in enumerate(values)]
+    (signals,) = runs_of(tmp_path, "training_loss.txt", "".join(rows))
+    assert losses(signals) == [values]
+    assert np.all(np.diff(signals[0].steps) > 0)
+
+
+def test_a_total_whose_parts_have_parts_is_the_loss(tmp_path: Path) -> None:
+    parts = [(loss, loss / 3, loss / 5) for loss in LOSSES]
+    rows = [f"{n} {a + b} {a} {b} {c} {b - c} {n / 7 + 1}\n" for n, (a, b, c) in enumerate(parts)]
+    (signals,) = runs_of(tmp_path, "training_loss.txt", "".join(rows))
+    assert len(losses(signals)) == 1
+    assert losses(signals)[0][0] == pytest.approx(LOSSES[0] * 4 / 3)
+
+
+def test_columns_of_which_none_is_the_sum_of_others_stay_unnamed(tmp_path: Path) -> None:
+    rows = [f"{n} {loss} {loss * 2} {n % 3} {n % 5} {n % 7} {loss + 1}\n" for n, loss in enumerate(LOSSES)]
+    (signals,) = runs_of(tmp_path, "training_loss.txt", "".join(rows))
+    assert losses(signals) == []
+
+
+def test_series_that_only_say_on_what_they_were_measured_are_losses_where_one_falls(tmp_path: Path) -> None:
+    up = [1.0 + n / 24 for n in range(24)]
+    (signals,) = runs_of(tmp_path, "history.json", json.dumps({"train": LOSSES, "val": up}))
+    assert {signal.name: signal.kind for signal in signals} == {"train": "loss", "val": "eval_loss"}
+    (signals,) = runs_of(tmp_path, "accuracy.json", json.dumps({"train": up, "val": up}))
+    assert {signal.kind for signal in signals} == {None}
+    (signals,) = runs_of(tmp_path, "named.json", json.dumps({"train": up, "val": LOSSES, "loss": LOSSES}))
+    assert {signal.name: signal.kind for signal in signals if signal.kind} == {"loss": "loss"}

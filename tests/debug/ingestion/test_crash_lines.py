@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.debug import MLSystemsDebugger, RunReport, Severity, Verdict
+from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 TRAINING = "".join(f"step {n} loss {3.0 / (n + 1) + 1:.4f}\n" for n in range(60))
@@ -138,3 +139,100 @@ def test_a_crash_before_a_trainer_whose_rows_are_placed_at_the_end_is_no_crash(t
     assert diagnose(tmp_path, failed + rows).verdict is Verdict.HEALTHY
     assert diagnose(tmp_path, rows + failed).verdict is Verdict.UNHEALTHY
     assert diagnose(tmp_path, rows + failed + rows[-60:].splitlines()[-1] + "\n").verdict is Verdict.UNHEALTHY
+
+
+def folded(text: str, width: int) -> str:
+    """The text as PowerShell writes what a program prints to standard error: at most ``width`` characters per line."""
+    lines: list[str] = []
+    for line in text.splitlines():
+        while len(line) > width:
+            space = line.rfind(" ", 0, width) + 1
+            lines.append(line[: space or width])
+            line = line[space or width :]
+        lines.append(line)
+    return "\r\n".join(lines) + "\r\n"
+
+
+@pytest.mark.parametrize("width", [18, 20, 22, 25, 31, 40, 60, 79, 120])
+@pytest.mark.parametrize("training", ["", TRAINING])
+def test_a_traceback_folded_at_the_width_of_a_window_is_a_crash(tmp_path: Path, width: int, training: str) -> None:
+    path = tmp_path / "train_err.log"
+    ending = folded("python : " + TRACEBACK + "UnicodeEncodeError: 'charmap' codec can't encode character\n", width)
+    path.write_bytes((training.replace("\n", "\r\n") + ending).encode("utf-16"))
+    (run,) = DEBUGGER.debug(path).runs
+    (crash,) = (finding.detection for finding in run.findings)
+    assert crash.severity is Severity.CRITICAL
+    assert "UnicodeEncodeError: 'charmap' codec can't encode character" in crash.evidence[0].claim
+
+
+def test_what_powershell_adds_to_a_traceback_is_part_of_it(tmp_path: Path) -> None:
+    added = "    + CategoryInfo    \n   : NotSpeci  \n  fied: (Traceback    \n (most recent call    \n last)::String)\n"
+    text = "python : Traceback \n(most recent call \nlast):\nAt line:1 char:1\n" + added + "OSError: full disk\n"
+    run = diagnose(tmp_path, text)
+    (finding,) = run.findings
+    quotes = [evidence for evidence in finding.detection.evidence if evidence.signal.startswith("line ")]
+    assert [quote.signal for quote in quotes] == ["line 3"]
+    assert "OSError: full disk" in quotes[0].claim
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "AssertionError: Torch not compiled with CUDA enabled",
+        "torch.cuda.CudaError: no kernel image is available",
+        "[rank0]: ValueError: unknown optimizer",
+        "KeyError: 'loss'",
+    ],
+)
+def test_an_exception_that_is_the_last_thing_said_needs_no_traceback(tmp_path: Path, line: str) -> None:
+    assert diagnose(tmp_path, f"start_time: today\n--Call--\n--Return--\n{line}\n\n").verdict is Verdict.UNHEALTHY
+    assert diagnose(tmp_path, f"{TRAINING}{line}\n").verdict is Verdict.UNHEALTHY
+    assert diagnose(tmp_path, f"{line}\n{TRAINING}").verdict is Verdict.HEALTHY
+    assert diagnose(tmp_path, f"{TRAINING}{line}\nsaved the model\n").verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "[2022-04-30 13:26:01,117][hydra.utils][ERROR] - Error instantiating model.Net : No module named 'ops'",
+        "2024-01-02 10:00:01 ERROR trainer: no data",
+        "2024-01-02 10:00:01,123 - root - CRITICAL - giving up",
+        "ERROR:root:cannot open the dataset",
+        "12:00:01 | FATAL | main | stopped",
+    ],
+)
+def test_a_log_without_training_that_ends_in_a_logged_error_is_a_crash(tmp_path: Path, line: str) -> None:
+    (finding,) = diagnose(tmp_path, f"[2022-04-30 13:26:00,000][main][INFO] - hello\n{line}\n").findings
+    assert finding.detection.failure.name == "crash"
+    assert line in finding.detection.evidence[0].claim
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "ERROR: pip's dependency resolver does not take into account all the packages that are installed\n",
+        "[2022-04-30 13:26:01,117][main][ERROR] - one file is missing\n[2022-04-30 13:26:02,000][main][INFO] - done\n",
+        "the ERROR rate is 12:00 to 13:00\n",
+    ],
+)
+def test_an_error_that_something_follows_or_no_logger_wrote_is_none(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UnreadableLogError):
+        diagnose(tmp_path, text)
+
+
+@pytest.mark.parametrize(
+    "head",
+    [
+        "Exception ignored in: <bound method Session.__del__ of <tensorflow.Session object at 0x7f82ac2479b0>>",
+        "Exception ignored in: <function _MultiProcessingDataLoaderIter.__del__ at 0x7f>",
+        "Exception ignored on calling ctypes callback function: <function f at 0x7f>",
+        "Exception ignored while finalizing file <_io.TextIOWrapper name='<stdout>'>:",
+        "Error in atexit._run_exitfuncs:",
+        "Error in sys.excepthook:",
+    ],
+)
+def test_an_exception_that_could_not_be_raised_ended_nothing(tmp_path: Path, head: str) -> None:
+    ignored = head + "\n" + TRACEBACK + "TypeError: 'NoneType' object is not callable\n"
+    assert diagnose(tmp_path, TRAINING + "AUC: 0.823\n" + ignored).verdict is Verdict.HEALTHY
+    raised = diagnose(tmp_path, TRAINING + ignored + TRACEBACK + "OSError: full disk\n")
+    assert "full disk" in raised.findings[0].detection.evidence[0].claim

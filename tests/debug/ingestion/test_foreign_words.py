@@ -69,3 +69,36 @@ def test_a_crash_after_a_hole_is_found(tmp_path: Path) -> None:
     )
     run = run_of(tmp_path, b"starting\n" + text)
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
+
+
+@pytest.mark.parametrize(
+    ("line", "encoding"),
+    [
+        ("第{n}轮，训练损失：{loss}，学习率：0.001", "gbk"),
+        ("第{n}轮，训练损失：{loss}", "gb18030"),
+        ("第{n}輪 訓練損失：{loss} 準確率：0.5", "big5"),
+        ("エポック {n} 損失: {loss} 学習 lr: 0.1", "shift_jis"),
+        ("에포크 {n} 손실: {loss} 정확도: 0.5", "euc_kr"),
+        ("эпоха {n} потери: {loss} точность: 0.5", "cp1251"),
+        ("época {n} pérdida: {loss}", "cp1252"),
+        ("época {n} perda: {loss} acurácia: 0.5", "latin-1"),
+        ("第{n}轮，训练损失：{loss}", "utf-16"),
+        ("第{n}轮，训练损失：{loss}", "utf-8-sig"),
+    ],
+)
+def test_text_in_the_encoding_of_the_system_is_read(tmp_path: Path, line: str, encoding: str) -> None:
+    lines = [line.format(n=n, loss=loss) for n, loss in enumerate(LOSSES)]
+    run = run_of(tmp_path, ("\r\n".join(lines) + "\r\n").encode(encoding))
+    assert by_kind(run)["loss"] == LOSSES
+
+
+@pytest.mark.parametrize("encoding", ["gbk", "utf-8"])
+def test_records_without_a_line_break_between_them_are_read_one_by_one(tmp_path: Path, encoding: str) -> None:
+    records = [f"第{n}轮，训练损失：{loss}, 验证准确率:0.6, 用时6.7秒。" for n, loss in enumerate(LOSSES)]
+    run = run_of(tmp_path, "".join(records).encode(encoding))
+    assert by_kind(run)["loss"] == LOSSES
+
+
+def test_bytes_that_are_no_text_in_any_encoding_change_nothing(tmp_path: Path) -> None:
+    lines = [f"epoch {n} loss: {loss} ".encode() + b"\xff\xc3\x28" for n, loss in enumerate(LOSSES)]
+    assert by_kind(run_of(tmp_path, b"\n".join(lines)))["loss"] == LOSSES

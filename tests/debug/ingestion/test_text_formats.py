@@ -334,3 +334,81 @@ def test_what_python_2_printed_as_a_tuple_is_read_as_it_was_meant() -> None:
 def test_no_format_is_surer_for_more_matching_lines_than_it_looks_for(form: TextFormat) -> None:
     if form.hits_enough is not None:
         assert form.score(form.hits_enough, 1000) == form.score(1000, 1000)
+
+
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("The loss of epoch{n}is:tf.Tensor({loss}, shape=(), dtype=float32)", "loss"),
+        ("epoch {n} loss: tf.Tensor({loss}, shape=(), dtype=float32)", "loss"),
+        ("Epoch {n}: loss is: {loss}", "loss"),
+        ("[{n}/100000] mean test loss : 9.5 -> {loss} by 1 grad steps", "test loss"),
+        ("Epoch {n} val_loss: 9.5 --> {loss}", "val_loss"),
+        ("Epoch {n}: eval mean loss: {loss}", "eval loss"),
+        ("Epoch {n}: validation average loss = {loss}", "validation loss"),
+        ("Epoch {n} - Eval metrics: loss: {loss}, acc: 0.5", "val loss"),
+        (
+            "Epoch {n}/90, Train Loss: {loss}, Train IoU: {{0.9: 0.0004, 0.8: 0.002, 0.7: 0.01, 0.6: 0.03}}",
+            "Train Loss",
+        ),
+        ("steps: {n}, episodes: 100, mean episode reward: {loss}, time: 3.5", "episode reward"),
+    ],
+)
+def test_what_stands_around_a_number_does_not_change_what_it_is(line: str, name: str) -> None:
+    losses = [round(2.0 / n + 0.2, 4) for n in range(1, 25)]
+    log = read("".join(line.format(n=n, loss=loss) + "\n" for n, loss in enumerate(losses, 1)))
+    series = named(log, name)
+    assert series.values.tolist() == losses
+    assert series.steps.tolist() == list(range(1, 25))
+
+
+def test_how_many_entries_of_a_codebook_are_used_is_no_perplexity_to_lower() -> None:
+    log = read(
+        "".join(f"epoch {n} recon: {2 / n:.3f} ppl_pct: {40 + n} codebook_perplexity: {n}\n" for n in range(1, 25))
+    )
+    assert {signal.name: signal.kind for signal in log.signals} == {
+        "recon": "loss",
+        "ppl_pct": "metric",
+        "codebook_perplexity": "metric",
+    }
+
+
+def averaged(epochs: int, batches: int, *, summed: bool, noise: float = 0.5) -> str:
+    """What a program prints that averages its losses, or adds them up, within each epoch."""
+    rng = np.random.default_rng(5)
+    lines = []
+    for epoch in range(epochs):
+        values = (1.0 + 3.0 * np.exp(-epoch / 5)) * np.exp(noise * rng.standard_normal(batches))
+        means = np.cumsum(values) / (batches if summed else np.arange(1, batches + 1))
+        lines.append(f"Epoch {epoch + 1}/{epochs}")
+        lines += [f"{n}/{batches} [====>.....] - ETA: 3s - loss: {mean:.4f}" for n, mean in enumerate(means, 1)]
+    return "\n".join(lines) + "\n"
+
+
+@pytest.mark.parametrize("summed", [False, True])
+def test_a_mean_that_begins_again_with_each_epoch_is_read_at_its_end(summed: bool) -> None:
+    loss = named(read(averaged(30, 19, summed=summed)), "loss")
+    assert len(loss.values) == 30
+    assert loss.steps.tolist() == [19.0 * n for n in range(1, 31)]
+
+
+def test_losses_of_batches_are_all_kept() -> None:
+    rng = np.random.default_rng(5)
+    losses = (1 + 3 * np.exp(-np.arange(570) / 95)) * np.exp(0.5 * rng.standard_normal(570))
+    lines = [f"Epoch {n // 19 + 1}/30 [{n % 19 + 1}/19] loss: {loss:.4f}" for n, loss in enumerate(losses)]
+    assert len(named(read("\n".join(lines)), "loss").values) == 570
+
+
+def test_a_nan_within_an_epoch_is_kept() -> None:
+    text = averaged(30, 19, summed=False)
+    lines = text.splitlines()
+    lines[-12] = lines[-12].rpartition(" ")[0] + " nan"
+    assert np.isnan(named(read("\n".join(lines)), "loss").values).sum() == 1
+
+
+def test_a_summary_after_each_epoch_is_not_taken_for_its_mean() -> None:
+    lines = averaged(30, 19, summed=False).splitlines()
+    lines = [part for line in lines for part in ([line, "loss: 9.5"] if line.startswith("19/19") else [line])]
+    loss = named(read("\n".join(lines)), "loss")
+    assert 9.5 not in loss.values
+    assert len(loss.values) == 30

@@ -25,6 +25,7 @@ _ADVICE: Mapping[str, str] = {
     "exit_code": "Look in the other logs of the job for the error behind this exit code.",
     "killed": "Ask the host or the scheduler why it killed the job: its memory, its time limit, a pre-emption.",
     "collective_timeout": "Find the rank that did not arrive: its log ends first. Collect a flight recorder.",
+    "logged_error": "Fix what the quoted line says, and start again.",
     "device_error": "Run again with CUDA_LAUNCH_BLOCKING=1 to find the operation; check the device's health.",
 }
 _TITLES: Mapping[str, str] = {
@@ -34,10 +35,20 @@ _TITLES: Mapping[str, str] = {
     "killed": "the job was killed",
     "collective_timeout": "a collective timed out",
     "device_error": "the device failed",
+    "logged_error": "nothing was trained, and the last line is an error",
     "interrupted": "the run was stopped by hand",
 }
 # What says most about why comes first.
-_ORDER = ("out_of_memory", "collective_timeout", "device_error", "traceback", "killed", "exit_code", "interrupted")
+_ORDER = (
+    "out_of_memory",
+    "collective_timeout",
+    "device_error",
+    "traceback",
+    "killed",
+    "exit_code",
+    "logged_error",
+    "interrupted",
+)
 
 
 @dataclass(frozen=True, slots=True)

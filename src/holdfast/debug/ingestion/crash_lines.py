@@ -11,11 +11,12 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from holdfast.debug.ingestion.line_parts import apart_from_traceback
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CRASH_HINT", "CrashScanner", "apart_from_traceback", "read_crash"]
+__all__ = ["CRASH_HINT", "CrashScanner", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
@@ -27,7 +28,9 @@ MAX_SHARE_AFTER = 0.1
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
-_BAR_ENDS = ("]", "|", "it", "s", "%")
+# What PowerShell redirects is folded at the width of its window, in the middle of words: compared without spaces.
+_FOLDED_HEADER = _BEGINS_TRACEBACK.replace(" ", "")
+_BEGINS_FOLDED = re.compile(r"Traceback *(?:\([a-z ]{0,21})?$")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
 _ERROR = re.compile(
     _PREFIX + r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)\b(?::.*)?)$"
@@ -78,6 +81,14 @@ CRASH_HINT = re.compile(
 """Cheap to look for: a line without any of these words says nothing about a crash."""
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
 _LOGGING_ERROR_END = re.compile(r"^Arguments: ")
+# What the interpreter could not raise, from a destructor or at its exit: the program went on, or had ended.
+_UNRAISABLE = re.compile(
+    r"^\s*(?:Exception ignored (?:in|on|while)\b|Error in (?:atexit|sys\.excepthook|sys\.exitfunc))"
+)
+# A logger's line: "[2022-04-30 13:26:01][hydra.utils][ERROR] - …", "12:00:01 ERROR app: …", "ERROR:root:…".
+_LOGGED_ERROR = re.compile(
+    r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
+)
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
 # Said of what goes on: a warning that names an error, a handler that caught one.
 _HARMLESS = re.compile(
@@ -95,19 +106,28 @@ class CrashScanner:
     _open: dict[str, Any] | None = None
     _frame: tuple[int, str] | None = None
     _logging: bool = False
+    _unraisable: bool = False
+    _folded: str = ""
+    _unended: dict[str, Any] | None = None
+    _alone: tuple[int, str] | None = None
     marks: int = 0
     """How many lines had a part in a crash so far."""
 
     def feed(self, number: int, line: str) -> None:
         """Look at one line that is not training."""
+        if (self._folded or self._unended is not None) and self._unfold(number, line):
+            return
         if not CRASH_HINT.search(line):
             return
-        if self._inside_logging_error(line):
+        if self._inside_logging_error(line) or self._is_unraisable(line):
             return
         self.marks += 1
         text = line.strip()[:MAX_QUOTED_CHARACTERS]
         if _TRACEBACK.match(line):
-            self._open = self._add("traceback", number, text)
+            self._begin(number, text)
+            return
+        if cut := _BEGINS_FOLDED.search(line):
+            self._folded = cut.group().replace(" ", "")
             return
         if _FRAME.match(line):
             self._frame = (number, text)
@@ -120,6 +140,38 @@ class CrashScanner:
         kind = next((kind for kind, pattern in _ALONE if pattern.search(line)), None)
         if kind is not None and (kind == "exit_code" or not _HARMLESS.search(line)):
             self._add(kind, number, text)
+
+    def _begin(self, number: int, text: str) -> None:
+        """Take the first line of a traceback; one that has no frame yet is the same one, quoted by the shell."""
+        if self._open is None or len(self._open["lines"]) > 1 or not self._open.get("folded"):
+            self._open = self._add("traceback", number, text)
+
+    def _unfold(self, number: int, line: str) -> bool:
+        """Put together what was folded at the width of a window; whether the line was a part of it."""
+        if self._unended is not None:
+            event, self._unended = self._unended, None
+            message = event["message"] + line.strip("\r\n")
+            if line.strip() and len(message) <= MAX_QUOTED_CHARACTERS and not CRASH_HINT.search(line):
+                event["message"] = event["lines"][-1] = message
+                self._unended = event
+                return True
+            return False
+        joined = self._folded + "".join(line.split())
+        self._folded = joined if _FOLDED_HEADER.startswith(joined) else ""
+        if joined.startswith(_FOLDED_HEADER):
+            self._begin(number, _BEGINS_TRACEBACK)
+            if self._open is not None:
+                self._open["folded"] = True
+        return bool(self._folded) or joined.startswith(_FOLDED_HEADER)
+
+    def _is_unraisable(self, line: str) -> bool:
+        """Whether a line belongs to an exception that could not be raised, and so ended nothing."""
+        if _UNRAISABLE.match(line):
+            self._unraisable = True
+        elif self._unraisable and _ERROR.match(line):
+            self._unraisable = False
+            return True
+        return self._unraisable
 
     def _inside_logging_error(self, line: str) -> bool:
         """Whether a line belongs to what ``logging`` prints of a message it could not format, and goes on after."""
@@ -137,6 +189,8 @@ class CrashScanner:
                 kind = next((kind for kind, pattern in _ALONE if pattern.search(message)), None)
                 if kind is not None:
                     self._add(kind, number, message)
+                elif ":" in message:
+                    self._alone = (number, message)
                 return
             self._open = self._add("traceback", self._frame[0], self._frame[1])
         self._quote(self._open, message)
@@ -146,6 +200,7 @@ class CrashScanner:
             self._open["kind"] = kind
         if _STOPPED.search(message):
             self._open["kind"] = "interrupted"
+        self._unended = self._open if self._open.get("folded") else None
         self._open = None
 
     def _add(self, kind: str, number: int, text: str) -> dict[str, Any]:
@@ -167,43 +222,52 @@ class CrashScanner:
         """Forget what was seen: training goes on after it."""
         if self._events:
             self._events, self._open = [], None
-        self._frame = None
+        self._frame = self._alone = self._unended = None
 
     @property
     def pending(self) -> bool:
         """Whether something was seen that nothing has followed."""
         return bool(self._events)
 
-    def events(self) -> tuple[Mapping[str, Any], ...]:
-        """Return what ended the run, in the order of the file."""
-        return tuple({**event, "lines": tuple(event["lines"])} for event in self._events)
+    def events(self, *, end: int | None = None) -> tuple[Mapping[str, Any], ...]:
+        """Return what ended the run, in the order of the file; ``end`` is its last line that is not blank.
 
-
-def apart_from_traceback(line: str) -> tuple[str, ...]:
-    """Part a line from a traceback that begins in it: a progress bar ends without a line break.
-
-    >>> apart_from_traceback("9%|# | 3/90 [00:01<00:30, loss=nan]Traceback (most recent call last):")
-    ('9%|# | 3/90 [00:01<00:30, loss=nan]', 'Traceback (most recent call last):')
-    """
-    at = line.find(_BEGINS_TRACEBACK)
-    return (line,) if at <= 0 or not line[:at].rstrip().endswith((*_BAR_ENDS,)) else (line[:at], line[at:])
+        An exception on that line needs no traceback before it: a debugger's session ends with one.
+        """
+        events = list(self._events)
+        if self._alone is not None and self._alone[0] == end and not events:
+            number, message = self._alone
+            kind = "interrupted" if _STOPPED.search(message) else "traceback"
+            events = [{"type": "crash", "kind": kind, "message": message, "line": number, "lines": [message]}]
+        return tuple(
+            {**{key: value for key, value in event.items() if key != "folded"}, "lines": tuple(event["lines"])}
+            for event in events
+        )
 
 
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
-    Where no training shows whether the program went on, its other lines do: what many of them follow was no end.
+    Where no training shows whether the program went on, its other lines do: what many of them follow was no end. One
+    whose last line was logged as an error ended in it.
     """
     scanner = CrashScanner()
     number = after = 0
+    last = (0, "")
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
-        for part in apart_from_traceback(clean_line(line)):
+        line = clean_line(line)
+        for part in apart_from_traceback(line):
             scanner.feed(number, part)
+        last = (number, line) if line.strip() else last
         after = after + 1 if known == scanner.marks else 0
         if scanner.pending and after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number):
             scanner.went_on()
-    if not scanner.pending:
+    events = scanner.events(end=last[0])
+    if not events and _LOGGED_ERROR.match(last[1]):
+        text = last[1].strip()[:MAX_QUOTED_CHARACTERS]
+        events = ({"type": "crash", "kind": "logged_error", "message": text, "line": last[0], "lines": (text,)},)
+    if not events:
         return None
     coverage = Coverage(number, 0, 0)
-    return RunLog(str(file.path), "text", events=scanner.events(), confidence=0.6, coverage=coverage)
+    return RunLog(str(file.path), "text", events=events, confidence=0.6, coverage=coverage)

@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping
 from types import MappingProxyType
 
-__all__ = ["in_english"]
+__all__ = ["in_english", "known_words"]
 
 WORDS: Mapping[str, str] = MappingProxyType(
     {
@@ -39,6 +39,11 @@ _PUNCTUATION = str.maketrans(
 _ORDINAL = re.compile(r"第\s?(\d{1,9})\s?(轮|輪|个epoch|個epoch|回合|代|次迭代|步)")
 _COUNTERS: Mapping[str, str] = MappingProxyType({"步": "step", "次迭代": "iter", "回合": "episode"})
 _WORD = re.compile("|".join(sorted(map(re.escape, WORDS), key=len, reverse=True)), re.IGNORECASE)
+
+
+def known_words(text: str) -> int:
+    """Return how many words of other languages that name series or counters stand in a text."""
+    return sum(not word.isascii() for word in _WORD.findall(text)) + len(_ORDINAL.findall(text))
 
 
 def in_english(line: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
-from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, is_ambient, meaning_of, plain
+from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, is_ambient, meaning_of, plain
 from holdfast.debug.ingestion.numbers import NUMBER, SUFFIX, to_scaled
 
 __all__ = ["GAP", "TELLING", "Pairs", "find_pairs", "with_gaps"]
@@ -37,7 +37,14 @@ MAX_NAME_CHARACTERS = 60
 
 # What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
 _TENSOR = re.compile(
-    r"(?:tensor|array|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nN\[])|, ?(?:grad_fn=<\w+>|device='[\w:]+'|dtype=[\w.]+)\)?"
+    r"(?:(?:tf\.)?[tT]ensor|array|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nN\[])"
+    r"|, ?(?:grad_fn=<\w+>|device='[\w:]+'|shape=\(\)|dtype=[\w.]+)\)?"
+)
+# What stood before and what stands now: ``test loss : 4.7 -> 4.4`` is a loss of 4.4.
+_ARROW = re.compile(rf"([:=][ ]?){NUMBER}[ ]{{0,4}}-{{1,3}}>[ ]{{0,4}}(?={NUMBER})")
+# Numbers by thresholds or classes, after the name of all of them: ``IoU: {0.9: 0.1, 0.8: 0.3}``.
+_BY_NUMBER = re.compile(
+    r"(?:[A-Za-z@][\w@]{0,30}[ ]){0,2}[A-Za-z@][\w@]{0,30}[ ]?[:=][ ]?\{[ ]?[-\d.]{1,20}[ ]?:[^{}]{0,4000}\}"
 )
 # What stands between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
@@ -54,7 +61,7 @@ _UNIT = (
 )
 _PAIR = re.compile(
     r"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*(?: [A-Za-z@(][\w@/.\-()']*){0,4}?)[\"']?[ \x1f]*"
-    r"(?:[(\[][\w/ %]{1,12}[)\]])?[ \x1f]*(?P<sign>[:=]+>?|\bis\b|\bwas\b|->|(?<=[ \x1f]))[ \x1f]*\[?[ ]*"
+    r"(?:[(\[][\w/ %]{1,12}[)\]])?[ \x1f]*(?P<sign>[:=]+>?|\bis\b:?|\bwas\b:?|->|(?<=[ \x1f]))[ \x1f]*\[?[ ]*"
     rf"(?P<number>{NUMBER}{SUFFIX})(?![\w.]*[:/]\d|[A-Za-z_])(?P<bar>\s?%\s?\|)?{_UNIT}(?:\s*\(\s*{NUMBER}\s*\))?"
 )
 _GLUED = re.compile(
@@ -69,6 +76,8 @@ _PROSE = frozenset(
      "iter", "iteration", "average", "avg", "mean", "using", "set", "code", "than", "over", "under", "are", "exits",
      "file", "id", "index")
 )  # fmt: skip
+_AVERAGED = frozenset(("average", "avg", "mean"))
+_SPLITS = EVALUATION_WORDS | {"train", "training"}
 _NAMELESS = frozenset(
     ("version", "port", "pid", "seed", "python", "cuda", "line", "gpu", "rank", "node", "of", "in", "at", "to", "from",
      "took", "eta", "v_num", "total", "size", "top", "the", "is", "for", "and", "by", "local_rank", "code", "id",
@@ -96,10 +105,14 @@ def with_gaps(line: str) -> str:
 
     What a number was averaged over is taken out: ``Train error last 800 batches: 0.5`` is a train error.
     """
-    printed = "tensor(" in line or "array(" in line or ".float" in line
+    printed = "ensor(" in line or "array(" in line or ".float" in line
     line = _TENSOR.sub(" ", line.strip()) if printed else line.strip()
     if "last " in line or "past " in line or "previous " in line:
         line = _WINDOW.sub("", line)
+    if "->" in line:
+        line = _ARROW.sub(r"\1", line)
+    if "{" in line:
+        line = _BY_NUMBER.sub(GAP, line)
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 
@@ -157,4 +170,12 @@ def _trim(name: str) -> str:
     for number, word in enumerate(words[:-1]):
         if plain(word) in _PROSE:
             begin = number + 1
-    return " ".join(words[begin:]).strip("-._/' ") or words[-1].strip("'")
+    kept = words[begin:]
+    if begin and plain(words[begin - 1]) in _AVERAGED:
+        # ``eval mean loss`` is a held-out loss: how it was averaged says nothing, on what it was measured does.
+        first = begin - 1
+        while first and plain(words[first - 1]) in _AVERAGED:
+            first -= 1
+        if first and plain(words[first - 1]) in _SPLITS:
+            kept = [words[first - 1], *kept]
+    return " ".join(kept).strip("-._/' ") or words[-1].strip("'")

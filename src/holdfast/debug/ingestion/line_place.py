@@ -17,14 +17,16 @@ __all__ = ["Place", "find_place"]
 _SIGNS = r"[\s:=#\[(\x22\x27\x1f]*"
 _BEFORE = r"(?:\b(?:at|after|in|on|for|of)[ \x1f]+)?"
 _NOT_TOTAL = (
-    r"(?<!total )(?<!max )(?<!num )(?<!warmup )(?<!per )(?<!every )(?<!save )(?<!eval )(?<!logging )(?<!of )(?<!all )"
+    r"(?<!total )(?<!max )(?<!num )(?<!warmup )(?<!per )(?<!every )(?<!save )(?<!eval )(?<!logging )(?<!all )"
+    r"(?<!number of )(?<!total of )(?<!count of )(?<!out of )(?<!num of )"
 )
 _EPOCH = re.compile(
-    rf"{_BEFORE}{_NOT_TOTAL}\bepoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d)){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
+    rf"{_BEFORE}{_NOT_TOTAL}\b(?:ep|epoch(?:s\b(?={_SIGNS}\d+(?:\.\d+)?[\s]*/)|\b|(?=\d))){_SIGNS}(\d+(?:\.\d+)?)(?![\d.]*\s?%)(?:\s*/\s*(\d+)|\s+of\s+(\d+))?\]?",
     re.IGNORECASE,
 )
 _STEP = re.compile(
-    rf"{_BEFORE}{_NOT_TOTAL}(?:\b(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|iteration|"
+    rf"{_BEFORE}{_NOT_TOTAL}(?:\b(?:global[ _]?steps?|train(?:ing)?[ _]step|step|steps(?={_SIGNS}[\d,]+\s*/)|"
+    r"steps(?=\s?[:=]\s?\d+\s?[,|])|episodes(?=\s?[:=]\s?\d+\s?[,|])|iteration|"
     r"iterations(?=[\s:=]*\d+\s*/)|iters?|itr|it|update|updates|mini-?batch|"
     r"batch(?:[ _]?(?:idx|id|index|num|no))?|idx|episode|timesteps?|total_timesteps)\b|Up\.)"
     rf"{_SIGNS}(\d[\d,]{{0,64}}(?:(?:\.\d{{1,64}})?[kKM]\b)?)(?:\.0+(?!\d))?(?![\d.]{{0,64}}\s?%|\.\d)\s*(?:/\s*(\d[\d,]*)|\s+of\s+(\d+))?",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import gzip
 import re
 import zlib
@@ -11,18 +12,22 @@ from functools import cached_property
 from pathlib import Path
 from typing import IO, cast
 
-from holdfast.debug.ingestion.foreign_words import in_english
+from holdfast.debug.ingestion.foreign_words import in_english, known_words
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.errors import UnreadableLogError
 
 __all__ = ["LineSplitter", "LogFile", "clean_line"]
 
 _SAMPLE = 1 << 16
+_MARKS = (codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)
 _BLOCK = 4 << 20
 MAX_NUL_SHARE = 1000
 """One byte in this many may be NUL: a hole a crash left in a text; binary files have far more."""
 _HOLE = re.compile(rb"\0{8,}")
 _WIDE_TEXT = re.compile(rb"(?:[\t\r\n -~]\0){16,}")
+OTHER_ENCODINGS = ("gb18030", "big5", "shift_jis", "euc_kr", "cp1251", "cp1252")
+"""What text that is no UTF-8 may be written in: where programs use the encoding of the system. A line break is the same
+byte in all of them."""
 _ANSI = re.compile(r"\x1b\[[0-9;?]*[ -/]*[@-~]|\x1b[@-_]")
 
 
@@ -41,8 +46,9 @@ class LineSplitter:
     A carriage return ends a line too, as progress bars write them.
     """
 
-    def __init__(self, longest: int) -> None:
+    def __init__(self, longest: int, encoding: str = "utf-8") -> None:
         self._longest = longest
+        self._encoding = encoding
         self._pending = b""
         self._first = True
         self._cut = False
@@ -55,17 +61,17 @@ class LineSplitter:
         self._pending = pieces.pop()
         for piece in pieces:
             if not self._cut:
-                yield piece[: self._longest].decode("utf-8", errors="replace")
+                yield piece[: self._longest].decode(self._encoding, errors="replace")
             self._cut = False
         if len(self._pending) > self._longest:
             if not self._cut:
-                yield self._pending[: self._longest].decode("utf-8", errors="replace")
+                yield self._pending[: self._longest].decode(self._encoding, errors="replace")
             self._pending, self._cut = b"", True
 
     def rest(self) -> Iterator[str]:
         """Yield the last line, where the stream ended without a line break."""
         if self._pending and not self._cut:
-            yield self._pending[: self._longest].decode("utf-8", errors="replace")
+            yield self._pending[: self._longest].decode(self._encoding, errors="replace")
         self._pending = b""
 
 
@@ -106,7 +112,7 @@ class LogFile:
         head = self.head
         if not head:
             return False
-        if head[:2] in (b"\xff\xfe", b"\xfe\xff"):
+        if head[:2] in _MARKS:
             return True
         # A file that was cut under its writer, or that a full disk left holes in; UTF-16 appended to UTF-8.
         head = _WIDE_TEXT.sub(lambda match: match[0].replace(b"\0", b""), _HOLE.sub(b"", head))
@@ -120,13 +126,13 @@ class LogFile:
     @cached_property
     def sample_lines(self) -> list[str]:
         """Lines from the beginning, the middle and the end: what recognition looks at."""
-        lines = _split(self.head, len(self.head) < _SAMPLE)
+        lines = _split(self.head_text, len(self.head) < _SAMPLE)
         if self.size > _SAMPLE and not self.compressed:
             # A script's source, or pages of warnings, may stand before the first line that counts.
             with self.path.open("rb") as stream:
                 for offset in sorted({max(self.size // 2, _SAMPLE), max(self.size - _SAMPLE, _SAMPLE)}):
                     stream.seek(offset)
-                    lines += _split(stream.read(_SAMPLE), False)[1:]
+                    lines += _split(self._decoded(stream.read(_SAMPLE)), False)[1:]
         return lines
 
     @cached_property
@@ -135,10 +141,22 @@ class LogFile:
         with self.path.open("rb") as stream:
             return stream.read(2) == b"\x1f\x8b"
 
-    @property
-    def wide(self) -> bool:
-        """Whether it is UTF-16."""
-        return _encoding(self.head) == "utf-16"
+    @cached_property
+    def encoding(self) -> str:
+        """What the text is written in, by its first bytes."""
+        return _encoding(self.head)
+
+    @cached_property
+    def head_text(self) -> str:
+        """The first 64 KiB as text."""
+        return self._decoded(self.head).lstrip("\ufeff")
+
+    def _decoded(self, block: bytes) -> str:
+        """Return a block of the file as text; one from the middle has no mark that says which byte comes first."""
+        encoding = self.encoding
+        if encoding == "utf-16" and block[:2] not in _MARKS:
+            encoding = "utf-16-le" if self.head[:2] == _MARKS[0] else "utf-16-be"
+        return block.decode(encoding, errors="replace")
 
     def _open(self) -> IO[bytes]:
         if self.compressed:
@@ -167,15 +185,19 @@ class LogFile:
     def read_text(self) -> str:
         """Return the whole file as text, undecodable bytes replaced."""
         data = self.read_bytes()
-        return data.decode(_encoding(data), errors="replace").lstrip("\ufeff")
+        return data.decode(self.encoding, errors="replace").lstrip("\ufeff")
 
     def lines(self, *, longest: int | None = None) -> Iterator[str]:
         """Every line, cut at ``longest`` characters; a carriage return ends a line too, as progress bars write them."""
         longest = self.limits.line_characters if longest is None else longest
-        if self.wide:  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
-            yield from (line[:longest] for line in self.read_text().replace("\r", "\n").split("\n"))
+        if (
+            self.encoding == "utf-16"
+        ):  # As PowerShell redirects output: two bytes a character, so not to be cut at bytes.
+            yield from (
+                line[:longest] for line in self.read_text().replace("\r\n", "\n").replace("\r", "\n").split("\n")
+            )
             return
-        splitter = LineSplitter(longest)
+        splitter = LineSplitter(longest, self.encoding)
         left = self.limits.document_bytes if self.compressed else self.limits.text_bytes
         try:
             with self._open() as stream:
@@ -219,11 +241,19 @@ class LogFile:
         )
 
 
-def _encoding(data: bytes) -> str:
-    return "utf-16" if data[:2] in (b"\xff\xfe", b"\xfe\xff") else "utf-8"
+def _encoding(head: bytes) -> str:
+    """Return the encoding in which the beginning of a file makes most sense: UTF-8, unless another one has words."""
+    if head[:2] in _MARKS:
+        return "utf-16"
+    try:
+        codecs.getincrementaldecoder("utf-8")().decode(head)  # The last character may be cut.
+    except UnicodeDecodeError:
+        # Of two that find the same words the first is meant: what cannot be told apart need not be.
+        return max(("utf-8", *OTHER_ENCODINGS), key=lambda name: known_words(head.decode(name, errors="replace")))
+    return "utf-8"
 
 
-def _split(block: bytes, complete: bool) -> list[str]:
-    text = block.decode(_encoding(block), errors="replace").replace("\r\n", "\n").replace("\r", "\n")
+def _split(text: str, complete: bool) -> list[str]:
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
     lines = [clean_line(line[:65536]) for line in text.split("\n")]
     return lines if complete or len(lines) == 1 else lines[:-1]

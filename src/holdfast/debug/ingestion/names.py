@@ -160,12 +160,17 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "activation",
         ),
         (r"(^|_)(lr|learning_rate)(_|\d|$)", "lr"),
+        # How many entries of a codebook are used: the more the better.
+        (
+            r"(^|_)(perplexity|ppl)_(pct|percent|percentage|share|ratio|usage)$|(^|_)(code(book)?s?|vq|quanti[sz]er)_(perplexity|ppl)(_|$)",
+            "metric+",
+        ),
         (r"(^|_)(perplexity|ppl)(_|$)", "perplexity"),
         (
             r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|bits_per_(byte|char|token|dim)|objective)$",
             "loss",
         ),
-        (r"(^|_)(verlust|perda|perdida|perte)(_|$)", "loss"),
+        (r"(^|_)(verlust|perda|perdida|perte)(_|$)|(^|_)recon(struction)?$", "loss"),
         (r"(^|_)(reward|rewards|return|returns|rew)(_|$)", "reward"),
         (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (

@@ -13,13 +13,14 @@ placeholders the step was not recorded; where only this field is one, the field 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.debug.ingestion.names import Meaning, is_ambient, meaning_of
+from holdfast.debug.ingestion.names import EVALUATION_WORDS, Meaning, is_ambient, meaning_of, plain
+from holdfast.debug.ingestion.running_means import at_epoch_ends
 from holdfast.debug.ingestion.steps import StepAxis
 from holdfast.debug.types import Signal
 
@@ -32,6 +33,12 @@ Rows = NDArray[np.int64]
 _NEVER_ALL_ZERO = frozenset(("loss", "eval_loss", "perplexity", "throughput", "step_time", "memory", "loss_scale"))
 # What a trainer that skips a loss it cannot print leaves out together.
 _LOSS_FAMILY = frozenset(("loss", "eval_loss", "perplexity", "grad_norm", "value_loss"))
+# What is averaged over the batches of an epoch while it goes on.
+_AVERAGED = frozenset(("loss", "metric"))
+_JUDGED = frozenset(("loss", "eval_loss", "perplexity", "reward"))
+_SPLITS = EVALUATION_WORDS | {"train", "training"}
+MIN_FALLING = 6
+"""Points from which a series without a name shows that it falls."""
 MIN_FIELDS_LEFT = 1
 """Fields a row must still hold for the absence of another to mean something."""
 _MOST_SHAPES = 256
@@ -73,7 +80,7 @@ class Table:
         metrics = [column for column in self.columns if not is_ambient(column.name)]
         if metrics and len(metrics) < len(self.columns):
             return Table(self.axis, metrics).signals()
-        meanings = [column.meaning or meaning_of(column.name) for column in self.columns]
+        meanings = _with_losses([column.meaning or meaning_of(column.name) for column in self.columns], self.columns)
         positions = self._positions()
         missing = self._missing_rows(meanings)
         drafts: list[_Draft] = []
@@ -83,6 +90,9 @@ class Table:
                 metadata["kind"] = meaning.kind
             steps, values = self._along_axis(column, positions)
             steps, values = _without_filler(steps, values)
+            if meaning.kind in _AVERAGED:
+                kept = at_epoch_ends(steps, values, self.axis.epoch_boundaries)
+                steps, values = (steps, values) if kept is None else (steps[kept], values[kept])
             gone = missing.get(number)
             if gone is not None and len(gone):
                 lost = self.axis.steps[gone if positions is None else gone[positions[gone] >= 0]]
@@ -185,6 +195,28 @@ class Table:
             if place < len(rows) and rows[place] == row:
                 fields.add(number)
         return frozenset(fields)
+
+
+def _with_losses(meanings: list[Meaning], columns: Sequence[Column]) -> list[Meaning]:
+    """Take series that are called ``train`` and ``val``, and nothing else, for losses where none is named.
+
+    One of them must fall; the others measure the same.
+    """
+    splits = {number: word for number, column in enumerate(columns) if (word := plain(column.name)) in _SPLITS}
+    unnamed = splits and not any(meaning.kind in _JUDGED for meaning in meanings)
+    if not unnamed or not any(_falls(columns[number].values) for number in splits):
+        return meanings
+    kinds = {number: "eval_loss" if word in EVALUATION_WORDS else "loss" for number, word in splits.items()}
+    return [replace(meaning, kind=kinds.get(number, meaning.kind)) for number, meaning in enumerate(meanings)]
+
+
+def _falls(values: Floats) -> bool:
+    """Return whether the numbers are positive and end below where they began, as those of a loss."""
+    finite = values[np.isfinite(values)]
+    if len(finite) < MIN_FALLING or float(finite.min()) <= 0.0:
+        return False
+    width = max(1, len(finite) // 10)
+    return float(np.median(finite[-width:])) < float(np.median(finite[:width]))
 
 
 def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence[Meaning]) -> bool:

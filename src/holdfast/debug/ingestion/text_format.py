@@ -17,8 +17,9 @@ import numpy as np
 
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
-from holdfast.debug.ingestion.crash_lines import CrashScanner, apart_from_traceback
+from holdfast.debug.ingestion.crash_lines import CrashScanner
 from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
@@ -96,9 +97,7 @@ class TextFormat(LogFormat):
         if not file.is_text:
             return 0.0
         reader = self.reader(RowCollector(Limits(rows=10_000)))
-        lines = (
-            part for line in file.sample_lines for part in apart_from_traceback(line) if part and not part.isspace()
-        )
+        lines = (part for line in file.sample_lines for part in parts_of_line(line) if part and not part.isspace())
         hits = 0
         for line in lines:
             hits += bool(reader.feed(line))
@@ -117,7 +116,7 @@ class TextFormat(LogFormat):
     def read(self, file: LogFile) -> RunLog:
         """Read every line once."""
         reading = _TextReading(self, file)
-        if file.size < MIN_BLOCK_BYTES or file.compressed or file.wide:
+        if file.size < MIN_BLOCK_BYTES or file.compressed or file.encoding != "utf-8":
             for line in file.lines():
                 reading.feed(line)
             return reading.close()
@@ -155,19 +154,20 @@ class _TextReading(LineReading):
         self._crash = CrashScanner()
         self._crashes: list[tuple[int, tuple[Mapping[str, Any], ...]]] = []
         self._clock: float | None = None
-        self._number = 0
+        self._number = self._last_line = 0
         self._looked = self._read = self._unread_at_end = self._unplaced = 0
         self._drawn: int | None = None
         self._held_back = 0
 
     def feed(self, line: str) -> None:
         self._number += 1
-        for part in apart_from_traceback(clean_line(line)):
+        for part in parts_of_line(clean_line(line)):
             self._feed(part)
 
     def _feed(self, line: str) -> None:
         if not line or line.isspace():
             return
+        self._last_line = self._number
         rows = self._reader.rows
         rows.line = self._number
         before, step = len(rows), rows.last_step()
@@ -208,7 +208,7 @@ class _TextReading(LineReading):
                 {name: values[own] for name, values in segment.fields.items()},
                 first_line=self._number + 1,
             )
-            self._number += end - begin
+            self._number = self._last_line = self._number + end - begin
             self._read += end - begin
             done = end
         lines = lines or block.split(b"\n")[:-1]
@@ -327,7 +327,7 @@ class _TextReading(LineReading):
             elif row:
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
                 owner.notes.append(f"an error was printed at line {events[0]['line']}, and training went on")
-        runs[-1].events += self._crash.events()
+        runs[-1].events += self._crash.events(end=self._last_line)
 
 
 def _seconds(line: str) -> float | None:

@@ -1,8 +1,8 @@
 """Rows of bare numbers: no header, no names. ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
 
-A column that counts is the step. What the other columns are only the file's name can say: in ``loss.txt`` the first of
-them is the loss. In a file that is merely called a training log it is taken for one where it falls, or is NaN. A row in
-brackets may stand on several lines.
+A column that counts is the step; before one that begins again and again stands the epoch. What the other columns are
+only the file's name can say: in ``loss.txt`` the first of them is the loss. In a file that is merely called a
+training log it is taken for one where it falls, or is NaN. A row in brackets may stand on several lines.
 """
 
 from __future__ import annotations
@@ -82,8 +82,9 @@ class BareNumbersFormat(LogFormat):
     def read(self, file: LogFile) -> RunLog:
         """Read every row."""
         columns, count = _columns(file)
-        counted = len(columns) > 1 and _counts(columns[0].values)
-        values = columns[1:] if counted else columns
+        paired = _counts_in_pairs(columns)
+        counted = paired or (len(columns) > 1 and _counts(columns[0].values))
+        values = columns[2:] if paired else columns[1:] if counted else columns
         sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
         sure = sure or (_named(file) and _is_sum(values))
         names = [""] * len(values)
@@ -94,7 +95,8 @@ class BareNumbersFormat(LogFormat):
             Column(name or f"column {number}", column.values, column.rows)
             for number, (name, column) in enumerate(zip(names, values, strict=True), start=1)
         ]
-        steps = [Column("step", columns[0].values, columns[0].rows)] if counted else []
+        counters = ("epoch", "batch") if paired else ("step",) if counted else ()
+        steps = [Column(name, c.values, c.rows) for name, c in zip(counters, columns, strict=False)]
         reading = read_columns(count, [*steps, *named], {}, source_name=file.name)
         if not reading.signals:
             raise file.unreadable("is a table of numbers without a series")
@@ -139,12 +141,14 @@ def _row(line: str) -> list[float]:
 
 
 def _is_sum(columns: list[Column]) -> bool:
-    """Return whether the first column is the sum of the others, as a total is of its parts."""
+    """Return whether the first column is the sum of those that follow it, as a total is of its parts."""
     if not 2 < len(columns) <= MAX_COLUMNS or any(column.rows is not None for column in columns):
         return False
-    rest = np.sum([column.values for column in columns[1:]], axis=0)
-    gap = np.abs(columns[0].values - rest)
-    return float(np.mean(gap <= SUM_TOLERANCE * np.abs(columns[0].values))) >= MIN_ROW_SHARE
+    total = columns[0].values
+    sums = np.cumsum([column.values for column in columns[1:]], axis=0)[1:]
+    # Two parts or more; behind them may stand their own parts, or what is only logged.
+    near = np.abs(total - sums) <= SUM_TOLERANCE * np.abs(total)
+    return float(near.mean(axis=1).max()) >= MIN_ROW_SHARE
 
 
 def _counts(values: Floats) -> bool:
@@ -154,6 +158,23 @@ def _counts(values: Floats) -> bool:
     strides = np.diff(values)
     stride = float(np.median(strides))
     return stride > 0 and float(np.mean(strides == stride)) >= MIN_COUNTING_SHARE
+
+
+def _counts_in_pairs(columns: list[Column]) -> bool:
+    """Return whether the first column counts epochs and the second the batches of each."""
+    if len(columns) < 3 or any(column.rows is not None for column in columns[:2]):
+        return False
+    epochs, batches = columns[0].values, columns[1].values
+    if len(epochs) < MIN_ROWS or not np.all(np.isfinite(epochs) & (epochs == np.floor(epochs)) & (epochs >= 0)):
+        return False
+    turns = np.diff(epochs)
+    again = turns == 1
+    if not again.any() or not np.all((turns == 0) | again):
+        return False
+    inside = np.diff(batches)[~again]
+    stride = float(np.median(inside)) if len(inside) else 0.0
+    counts = stride > 0 and float(np.mean(inside == stride)) >= MIN_COUNTING_SHARE
+    return counts and bool(np.all(batches[1:][again] <= batches[0] + stride))
 
 
 def _named(file: LogFile) -> bool:

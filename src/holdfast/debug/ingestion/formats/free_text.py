@@ -57,7 +57,7 @@ _EVALUATION = re.compile(
 )
 # "epoch: 3 validation, acc: 0.9, loss: 0.4", the counter taken out.
 _HELD_OUT_ROW = re.compile(
-    r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?)?[\x1f ]*[,:;|\x1f-]",
+    r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?| metrics)?[\x1f ]*[,:;|\x1f-]",
     re.IGNORECASE,
 )
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)

@@ -69,10 +69,10 @@ class JsonDocumentFormat(LogFormat):
         """Starts like a JSON document, and goes on past its first line or is one line only."""
         if not file.is_text:
             return 0.0
-        text = file.head[:4096].decode("utf-8", errors="replace").lstrip("\ufeff")
+        text = file.head_text[:4096]
         if _opening_line(text) is None:
             return 0.0
-        if b'"log_history"' in file.head:
+        if '"log_history"' in file.head_text:
             return 0.99
         lines = [line for line in file.sample_lines[:3] if line.strip()]
         whole_lines = sum(line.lstrip().startswith("{") and line.rstrip().endswith("}") for line in lines)

@@ -1,0 +1,52 @@
+"""Lines that hold more than one: a traceback behind a progress bar, records without a line break between them."""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections import Counter
+
+__all__ = ["apart_from_traceback", "parts_of_line"]
+
+_BEGINS_TRACEBACK = "Traceback (most recent call last)"
+_BAR_ENDS = ("]", "|", "it", "s", "%")
+MIN_RECORDS = 3
+"""Times a counter must come up on a line, each time further on, for the line to be so many records."""
+MIN_RECORDS_CHARACTERS = 120
+"""Shorter lines hold one record: three take more than this."""
+_COUNTER = re.compile(r"(?<![A-Za-z_.])(epoch|step|iter|iteration|episode)[ _:#=\[(]{0,3}(\d{1,12})\b", re.IGNORECASE)
+
+
+def apart_from_traceback(line: str) -> tuple[str, ...]:
+    """Part a line from a traceback that begins in it: a progress bar ends without a line break.
+
+    >>> apart_from_traceback("9%|# | 3/90 [00:01<00:30, loss=nan]Traceback (most recent call last):")
+    ('9%|# | 3/90 [00:01<00:30, loss=nan]', 'Traceback (most recent call last):')
+    """
+    at = line.find(_BEGINS_TRACEBACK)
+    return (line,) if at <= 0 or not line[:at].rstrip().endswith((*_BAR_ENDS,)) else (line[:at], line[at:])
+
+
+def parts_of_line(line: str) -> tuple[str, ...]:
+    """Part a line from a traceback that begins in it, and records that no line break parts from each other.
+
+    >>> parts_of_line("epoch 1 loss: 0.91, time 6.7 s" + " " * 80 + "epoch 2 loss: 0.73 epoch 3 loss: 0.52")[1:]
+    ('epoch 2 loss: 0.73 ', 'epoch 3 loss: 0.52')
+    """
+    if len(line) >= MIN_RECORDS_CHARACTERS and (begins := _records(line)):
+        return tuple(line[begin:end] for begin, end in zip(begins, [*begins[1:], len(line)], strict=True))
+    return apart_from_traceback(line)
+
+
+def _records(line: str) -> list[int]:
+    """Return where the records of a line begin: at each turn of the counter that comes up most."""
+    found = [(match.start(), match[1].lower(), int(match[2])) for match in _COUNTER.finditer(line)]
+    if len(found) < MIN_RECORDS:
+        return []
+    word, times = Counter(word for _, word, _ in found).most_common(1)[0]
+    own = [(begin, number) for begin, name, number in found if name == word]
+    on = sum(after > before for (_, before), (_, after) in itertools.pairwise(own))
+    if times < MIN_RECORDS or 2 * on < times - 1:
+        return []
+    # What stands before the first counter is the head of the first record.
+    return [0, *(begin for begin, _ in own[1:])]
