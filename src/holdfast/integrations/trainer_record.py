@@ -193,7 +193,8 @@ class TrainerRecord:
         if attempt.ranks.world > 1:  # after its forward pass a rank waits for the others
             record.own_time = max(0.0, self._gauge.forward_ended - began)
         self.write_waiting()
-        self._reading.write_if_due()
+        if self._attempt.stopwatch.mark >= self._reading.due:
+            self._reading.write()
         self._waiting = record
         self._batches_of.append((attempt.step, attempt.batch))
         attempt.step += 1

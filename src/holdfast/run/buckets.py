@@ -98,12 +98,15 @@ class Stopwatch:
     Args:
         began: when the attempt began, on the monotonic clock.
         stall_after: a lap of ``data`` or ``step`` longer than this counts as *stalled*, but for what is usual.
+
+    Attributes:
+        mark: when the last lap ended, on the monotonic clock.
     """
 
-    __slots__ = ("_began", "_mark", "_spent", "_stall_after", "_usual")
+    __slots__ = ("_began", "_spent", "_stall_after", "_usual", "mark")
 
     def __init__(self, began: float, *, stall_after: float) -> None:
-        self._began = self._mark = began
+        self._began = self.mark = began
         self._stall_after = stall_after
         self._spent: dict[str, float] = {}
         self._usual: dict[str, float] = {}  # what was spent before the last ``take`` that no stall lengthened
@@ -111,8 +114,8 @@ class Stopwatch:
     def lap(self, bucket: str) -> None:
         """Count the time since the last lap in this bucket."""
         now = monotonic()
-        seconds = now - self._mark
-        self._mark = now
+        seconds = now - self.mark
+        self.mark = now
         spent, name = self._spent, TIME_FIELDS[bucket]
         if seconds > self._stall_after and bucket in STALLING:
             usual = min(seconds, self._usual.get(name, 0.0))
@@ -128,12 +131,7 @@ class Stopwatch:
         spent, self._spent = self._spent, {}
         if "stalled_time" not in spent:
             self._usual = spent
-        return spent, self._mark - self._began
-
-    @property
-    def mark(self) -> float:
-        """When the last lap ended, on the monotonic clock."""
-        return self._mark
+        return spent, self.mark - self._began
 
     @property
     def elapsed(self) -> float:

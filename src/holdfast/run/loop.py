@@ -241,8 +241,10 @@ class Loop:
         attempt, saving = self.attempt, self._saving
         self._close_step()
         waiting = self._waiting
-        while waiting and (len(waiting) > MAX_BEHIND or waiting[0].is_ready):
-            self._write_next()
+        while waiting and (waiting[0].is_ready or len(waiting) > MAX_BEHIND):
+            found = self._writer.write(waiting.popleft())
+            if found:
+                self._reactions.note(found)
         if self._always_agrees or self._preemption.received is not None or self._reactions.waiting:
             agreed = self._agreement.reach(self._wish())
             if agreed is not None:
@@ -254,7 +256,8 @@ class Loop:
                 saving.poll()
             if self._metrics.every and attempt.step % self._metrics.every == 0:
                 self._metrics.write()
-        self._reading.write_if_due()
+        if attempt.stopwatch.mark >= self._reading.due:
+            self._reading.write()
         attempt.stopwatch.lap("step")
 
     def _wish(self) -> Wish:
@@ -296,13 +299,7 @@ class Loop:
     def _write_all(self) -> None:
         """Write the steps that are left, and wait for their numbers."""
         while self._waiting:
-            self._write_next()
-
-    def _write_next(self) -> None:
-        """Write a step, and let the monitor see it."""
-        found = self._writer.write(self._waiting.popleft())
-        if found:
-            self._reactions.note(found)
+            self._reactions.note(self._writer.write(self._waiting.popleft()))
 
     def _own_seconds(self) -> float:
         """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""

@@ -18,26 +18,24 @@ class ReadingNotes:
     Args:
         attempt: whose log.
         loader: whose counts; they begin at zero in every process.
+
+    Attributes:
+        due: when the next note is due, on the monotonic clock.
     """
 
-    __slots__ = ("_attempt", "_due", "_stats", "_written")
+    __slots__ = ("_attempt", "_stats", "_written", "due")
 
     def __init__(self, attempt: Attempt, loader: Any) -> None:
         self._attempt = attempt
         self._stats = getattr(loader, "get_stats", None)
-        self._due = attempt.stopwatch.mark + EVERY_SECONDS if self._stats is not None else float("inf")
+        self.due = attempt.stopwatch.mark + EVERY_SECONDS if self._stats is not None else float("inf")
         self._written: dict[str, Any] = {}
-
-    def write_if_due(self) -> None:
-        """Write the counts, where the last note is old enough."""
-        if self._attempt.stopwatch.mark >= self._due:
-            self.write()
 
     def write(self) -> None:
         """Write the counts, where they have changed."""
         if self._stats is None:
             return
-        self._due = self._attempt.stopwatch.mark + EVERY_SECONDS
+        self.due = self._attempt.stopwatch.mark + EVERY_SECONDS
         sources = self._stats().as_dict()["sources"]
         if sources and sources != self._written:
             self._written = sources

@@ -87,6 +87,8 @@ class StepRecord:
     @property
     def is_ready(self) -> bool:
         """Whether writing it waits for nothing."""
+        if self._deferred is None and self._measured is NOTHING:
+            return True
         norms = self._measured.norms
         if isinstance(norms, Deferred) and not norms.is_ready:
             return False
