@@ -177,30 +177,6 @@ def test_a_job_does_not_go_on_over_other_data(tmp_path: Path) -> None:
             assert len(lease(same, over(0), **again).results()) == 3
 
 
-@pytest.mark.parametrize("damage", [b"\xff", b"}"], ids=["no text", "another text"])
-def test_a_damaged_record_is_refused_and_not_done_again_in_silence(tmp_path: Path, damage: bytes) -> None:
-    with worker(hash_store()) as begins:
-        commit_some(reader := lease(begins, folder=tmp_path / "job"), 3)
-        reader.close()
-    (journal,) = (tmp_path / "job").glob("generation-*/journal-*")
-    content = bytearray(journal.read_bytes())
-    content[content.index(b'"done"')] = damage[0]
-    journal.write_bytes(content)
-    with worker(hash_store()) as again, pytest.raises(CoordinationError, match="damaged"):
-        lease(again, folder=tmp_path / "job")
-
-
-def test_a_record_that_stands_nowhere_whole_is_warned_about(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    with worker(hash_store()) as begins:
-        commit_some(reader := lease(begins, folder=tmp_path / "job"), 3)
-        reader.close()
-    (journal,) = (tmp_path / "job").glob("generation-*/journal-*")
-    journal.write_bytes(journal.read_bytes()[:-9])
-    with worker(hash_store()) as again:
-        lease(again, folder=tmp_path / "job")
-    assert "chunk 2 is done again" in caplog.text
-
-
 @pytest.mark.parametrize(
     "wrong",
     [{"batch_size": 1.5}, {"chunk_size": "4"}, {"chunk_bytes": 0}, {"max_attempts": 0}, {"backoff": -1}, {"name": ""}],
@@ -302,41 +278,6 @@ class Generations(RuleBasedStateMachine):
 
 TestGenerations = Generations.TestCase
 TestGenerations.settings = settings(max_examples=30, stateful_step_count=20, deadline=None)
-
-
-def test_a_journal_cut_short_loses_nothing(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, owner="a", interval=1e9)
-    ledger.enter(*ledger.begin()[:2])
-    ledger.record(Done(1, "a", 1, "one"))
-    ledger.flush()
-    journal = next(tmp_path.glob("generation-*/journal-*"))
-    with journal.open("a") as file:
-        file.write('[2,"done","a",1,"tw')  # and here the machine went down
-    assert list(Ledger(tmp_path, owner="b").read()) == [1]
-    ledger.close()
-
-
-def test_a_journal_that_a_full_disk_cut_short_loses_nothing_that_is_kept_after_it(tmp_path: Path) -> None:
-    ledger = Ledger(tmp_path, owner="a", interval=1e9)
-    ledger.enter(*ledger.begin()[:2])
-    ledger.record(Done(1, "a", 1, "one"))
-    ledger.flush()
-    journal = next(tmp_path.glob("generation-*/journal-*"))
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    ledger.record(Done(2, "a", 1, "two"))
-    resource.setrlimit(resource.RLIMIT_FSIZE, (journal.stat().st_size + 9, limits[1]))
-    try:
-        ledger.flush()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    ledger.record(Done(3, "a", 1, "three"))
-    ledger.close()
-    assert not list(tmp_path.glob("generation-*/chunk-*"))
-    assert {chunk: end.payload for chunk, end in Ledger(tmp_path, owner="b").read().items()} == {  # type: ignore[union-attr]
-        1: "one",
-        2: "two",
-        3: "three",
-    }
 
 
 def test_others_wait_for_a_worker_that_begins_the_job_for_as_long_as_it_shows_signs_of_life(tmp_path: Path) -> None:

@@ -6,6 +6,7 @@ A folder ``v<n>`` holds what one release wrote, with what followed from it then.
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Callable, Mapping
 from itertools import islice
 from pathlib import Path
@@ -138,6 +139,25 @@ def test_a_frozen_leased_job_continues_with_what_was_finished() -> None:
         reader = coordinator.lease(one(), state=state)
         assert [chunk.chunk for chunk in reader if chunk.commit() is None] == [2, 3, 5, 6]  # type: ignore[func-returns-value]
         assert reader.job.chunk_size == 6
+
+
+@pytest.mark.parametrize("name", ["job-folder", "job-folder-checked"])
+def test_a_frozen_job_folder_continues_with_what_was_committed(name: str, tmp_path: Path) -> None:
+    folder = shutil.copytree(FROZEN / name, tmp_path / "job")
+    with StreamCoordinator(dist.HashStore(), 1) as coordinator:  # type: ignore[attr-defined]
+        coordinator.register_worker(0)
+        reader = coordinator.lease(one(), name="frozen", folder=folder, on_error="skip")
+        assert [chunk.chunk for chunk in reader if chunk.commit("third") is None] == [5, 6]  # type: ignore[func-returns-value]
+        payloads = [(done.chunk, done.payload) for done in reader.results()]
+        assert payloads == [
+            (0, "first 0"),
+            (1, "first 1"),
+            (2, "second 2"),
+            (3, "second 3"),
+            (5, "third"),
+            (6, "third"),
+        ]
+        assert [(letter.chunk, letter.error) for letter in reader.dead_letters()] == [(4, "given up again")]
 
 
 def test_frozen_metrics_give_the_figures_they_gave() -> None:

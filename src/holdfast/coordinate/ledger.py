@@ -8,12 +8,16 @@ into, and is refused. So what is in the folders is exactly what was ever committ
 One file per commit would be many; every ``interval`` seconds a worker appends its own to its journal and removes them.
 A file is removed after the journal is on disk, so a chunk may stand in both for a while, with the same record.
 
+Damage is told from what a crash leaves: each journal has its check, each generation knows how many records all before
+it hold, and their digest, and a commit's own file is never cut short. Damaged records are refused, never passed over.
+
 The folder must be on a file system where ``rename`` is atomic for all workers: local disks, NFS, Lustre, GPFS.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import logging
 import os
@@ -22,50 +26,27 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple, TextIO
 
+from holdfast.coordinate.ends import Ends
+from holdfast.coordinate.generation import BASE, Base, Generation, commit_name, read_base, read_generation
 from holdfast.coordinate.job import JOB, LeasedJob
+from holdfast.coordinate.job_files import read_json, sync_folder, told, write
+from holdfast.coordinate.journal import Journal
 from holdfast.coordinate.progress import Run, runs_of
-from holdfast.coordinate.records import Dead, Done, from_line, to_line
+from holdfast.coordinate.records import Dead, Done, to_line
 from holdfast.errors import CoordinationError, SupersededError
 from holdfast.versioned import Count, Format
 
-__all__ = ["Generation", "Ledger"]
+__all__ = ["Ledger"]
 
 _log = logging.getLogger(__name__)
 
 # Commits of one worker that may be files of their own at any time.
 MAX_LOOSE = 512
-_BEGINS_WITH_CHUNK = re.compile(r"\[(\d+),")
 _GENERATION = re.compile(r"generation-(\d{6})(\.sealed)?")
-
-
-class Generation(NamedTuple):
-    """A generation that has just begun.
-
-    Attributes:
-        number: from 1.
-        mark: unique to it.
-        finished: the chunks that had ended before, as runs.
-        dead: how many of them were given up.
-    """
-
-    number: int
-    mark: str
-    finished: list[Run]
-    dead: int
-
-
-@dataclass(frozen=True, slots=True)
-class _Base:
-    """What a generation begins with: its mark, which the store knows, too, and the chunks that had ended before."""
-
-    generation: Count
-    mark: str
-    finished: list[tuple[Count, Count]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,7 +56,6 @@ class _Retry:
     chunks: list[Count]
 
 
-_BASE = Format("generation of a leased job", _Base, error=CoordinationError, version_error=CoordinationError)
 _RETRY = Format("retry of dead letters", _Retry, error=CoordinationError, version_error=CoordinationError)
 
 
@@ -93,31 +73,28 @@ class Ledger:
         self._owner = owner
         self._interval = interval
         self._open: Path | None = None
-        self._journal: TextIO | None = None
+        self._journal: Journal | None = None
         self._loose: list[tuple[Path, str]] = []
         self._appended = time.monotonic()
         self._lock = threading.Lock()
-        try:
+        with told("a job's folder cannot be made here", folder):
             (self.folder / ".tmp").mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise CoordinationError(
-                "a job's folder cannot be made here", folder=str(folder), problem=str(error)
-            ) from error
 
     # --- the definition --------------------------------------------------------------------------------------------
 
     def definition(self) -> LeasedJob | None:
         """Return the job that the folder is about; None for a new folder."""
         path = self.folder / "job.json"
-        return JOB.from_json(_read_json(path)).definition if path.exists() else None
+        return JOB.from_json(read_json(path)).definition if path.exists() else None
 
     def define(self, job: LeasedJob) -> LeasedJob:
         """Write the definition down, unless another worker has; return the one that stands."""
         temporary = self._temporary("job")
-        _write(temporary, json.dumps(JOB.to_json(job.record()), indent=1))
-        with contextlib.suppress(FileExistsError):
-            os.link(temporary, self.folder / "job.json")  # unlike a rename it never replaces
-        temporary.unlink()
+        with told("a job cannot be written to its folder", self.folder):
+            write(temporary, json.dumps(JOB.to_json(job.record()), indent=1))
+            with contextlib.suppress(FileExistsError):
+                os.link(temporary, self.folder / "job.json")  # unlike a rename it never replaces
+            temporary.unlink()
         stored = self.definition()
         assert stored is not None
         return stored
@@ -130,23 +107,32 @@ class Ledger:
             number, is_open = self._last()
             if is_open:
                 self.seal(number)
-            ended = self.read()
-            mark, finished = uuid.uuid4().hex, runs_of(sorted(ended))
-            prepared = self._temporary("generation")
-            prepared.mkdir()
-            base = _BASE.to_json(_Base(number + 1, mark, finished))
-            _write(prepared / "base.json", json.dumps(base))
-            mine = self._folder_of(number + 1)
-            try:
-                os.rename(prepared, mine)
-            except OSError:  # another worker was quicker
-                shutil.rmtree(prepared)
-                continue
-            if self._folder_of(number + 1, sealed=True).exists():
-                shutil.rmtree(mine, ignore_errors=True)  # others were two steps quicker; nobody knows of ours
-                continue
-            _sync_folder(self.folder)
-            return Generation(number + 1, mark, finished, sum(isinstance(entry, Dead) for entry in ended.values()))
+            ends, records = self._read()
+            base = Base(number + 1, uuid.uuid4().hex, runs_of(sorted(ends.entries)), records)
+            with told("a generation of the job cannot begin in its folder", self.folder):
+                if not self._publish(base):
+                    continue
+            dead = sum(isinstance(entry, Dead) for entry in ends.entries.values())
+            return Generation(base.generation, base.mark, base.finished, dead)
+
+    def _publish(self, base: Base) -> bool:
+        """Make a generation's folder; say whether no other worker was quicker."""
+        prepared = self._temporary("generation")
+        prepared.mkdir()
+        write(prepared / "base.json", json.dumps(BASE.to_json(base.checked())))
+        mine = self._folder_of(base.generation)
+        try:
+            os.rename(prepared, mine)
+        except OSError as error:
+            shutil.rmtree(prepared)
+            if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+                raise
+            return False
+        if self._folder_of(base.generation, sealed=True).exists():
+            shutil.rmtree(mine, ignore_errors=True)  # others were two steps quicker; nobody knows of ours
+            return False
+        sync_folder(self.folder)
+        return True
 
     def enter(self, generation: int, mark: str) -> list[Run]:
         """Record commits in this generation from now on; return the chunks that had ended before it.
@@ -156,7 +142,7 @@ class Ledger:
         """
         path = self._folder_of(generation)
         try:
-            base = _BASE.from_json(_read_json(path / "base.json"))
+            base = read_base(path)
         except FileNotFoundError:
             raise self._superseded(generation) from None
         if base.mark != mark:
@@ -175,9 +161,10 @@ class Ledger:
 
     def seal(self, generation: int) -> None:
         """End a generation: from now on no commit can go into it."""
-        with contextlib.suppress(FileNotFoundError):  # another worker has sealed it
-            os.rename(self._folder_of(generation), self._folder_of(generation, sealed=True))
-        _sync_folder(self.folder)
+        with told("a generation of the job cannot be sealed", self.folder):
+            with contextlib.suppress(FileNotFoundError):  # another worker has sealed it
+                os.rename(self._folder_of(generation), self._folder_of(generation, sealed=True))
+            sync_folder(self.folder)
 
     def _last(self) -> tuple[int, bool]:
         """Return the number of the last generation, 0 for none, and whether it is open."""
@@ -203,14 +190,15 @@ class Ledger:
         assert self._open is not None
         line = to_line(entry.chunk, entry.encode())
         temporary = self._temporary(str(entry.chunk))
-        _write(temporary, line)
-        final = self._open / f"chunk-{entry.chunk}-{entry.token}.json"
-        try:
-            os.rename(temporary, final)
-        except FileNotFoundError:
-            temporary.unlink(missing_ok=True)
-            raise self._superseded(int(self._open.name[-6:])) from None
-        _sync_folder(self._open)
+        final = self._open / commit_name(entry, line)
+        with told("a commit cannot be written to the job's folder", self.folder):
+            write(temporary, line)
+            try:
+                os.rename(temporary, final)
+            except FileNotFoundError:
+                temporary.unlink(missing_ok=True)
+                raise self._superseded(int(self._open.name[-6:])) from None
+            sync_folder(self._open)
         with self._lock:
             self._loose.append((final, line))
             due = time.monotonic() - self._appended > self._interval
@@ -226,18 +214,13 @@ class Ledger:
                 return
             try:
                 if self._journal is None:
-                    self._journal = (self._open / f"journal-{self._owner}.jsonl").open("a", encoding="utf-8")
-                    _sync_folder(self._open)
-                # A line's end first: a full disk may have cut the last append short.
-                self._journal.write("\n" + "".join(line + "\n" for _, line in loose))
-                self._journal.flush()
-                os.fsync(self._journal.fileno())
+                    self._journal = Journal(self._open, self._owner, temporary=self._temporary("check"))
+                self._journal.append(line for _, line in loose)
             except FileNotFoundError:
                 return  # sealed meanwhile, the files with it
             except OSError as error:
                 _log.warning("the journal in %s cannot be written, its files stay: %s", self._open, error)
                 self._loose = loose
-                self._forget_journal()
                 return
             for path, _ in loose:
                 path.unlink(missing_ok=True)
@@ -246,58 +229,34 @@ class Ledger:
         """Append what is left and close the journal."""
         self.flush()
         with self._lock:
-            self._forget_journal()
-
-    def _forget_journal(self) -> None:
-        if self._journal is not None:
-            with contextlib.suppress(OSError):  # what it could not write before it tries once more here
+            if self._journal is not None:
                 self._journal.close()
-            self._journal = None
 
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[int, Done | Dead]:
-        """Return the end of every chunk that has ended, over all generations."""
-        found: dict[int, Done | Dead] = {}
-        names = sorted(entry.name for entry in os.scandir(self.folder) if _GENERATION.fullmatch(entry.name))
-        for name in names:
-            self._read_generation(self.folder / name, found)
-            again = self.folder / f"retry-{name.removesuffix('.sealed')[-6:]}.json"
-            for chunk in _RETRY.from_json(_read_json(again)).chunks if again.exists() else ():
-                if isinstance(found.get(chunk), Dead):
-                    del found[chunk]
-        return found
+        """Return the end of every chunk that has ended, over all generations.
 
-    def _read_generation(self, path: Path, found: dict[int, Done | Dead]) -> None:
-        # Files first: one that is moved into a journal meanwhile is then found there.
-        try:
-            names = [entry.name for entry in os.scandir(path)]
-            texts = [_read_text(path / name) for name in names if name.startswith("chunk-")]
-            texts += [_read_text(path / name) for name in os.listdir(path) if name.startswith("journal-")]
-        except FileNotFoundError:  # sealed while it is read
-            sealed = path.with_name(path.name + ".sealed")
-            if path.name.endswith(".sealed") or not sealed.exists():
-                raise
-            self._read_generation(sealed, found)
-            return
-        torn: list[str] = []
-        for text in texts:
-            for line in text.splitlines():
-                try:
-                    entry = from_line(line)
-                except CoordinationError as error:
-                    if line.endswith("]"):  # whole, and not what was written
-                        raise CoordinationError(
-                            "a record of the job is damaged", folder=str(path), line=line
-                        ) from error
-                    torn.append(line)  # cut short by a crash or a full disk: the chunk's own file is still there
-                    continue
-                if isinstance(entry, (Done, Dead)):
-                    found[entry.chunk] = entry
-        for line in torn:
-            begun = _BEGINS_WITH_CHUNK.match(line)
-            if begun is not None and int(begun[1]) not in found:
-                _log.warning("a record in %s was cut short, and chunk %s is done again: %s", path, begun[1], line[:80])
+        Raises:
+            CoordinationError: a file of the job is damaged.
+        """
+        return self._read()[0].entries
+
+    def _read(self) -> tuple[Ends, str]:
+        """Return what has ended, and the digest of all records, also of those that are to be tried again since."""
+        ends, records, again = Ends(), "", self.folder / "no retry"
+        for name in sorted(entry.name for entry in os.scandir(self.folder) if _GENERATION.fullmatch(entry.name)):
+            records = ends.digest()
+            self._forget(again, ends)
+            read_generation(self.folder / name, ends, before=records)
+            again = self.folder / f"retry-{name.removesuffix('.sealed')[-6:]}.json"
+        records = ends.digest()
+        self._forget(again, ends)
+        return ends, records
+
+    def _forget(self, again: Path, ends: Ends) -> None:
+        if again.exists():
+            ends.forget_dead(_RETRY.from_json(read_json(again)).chunks)
 
     def retry(self, chunks: Collection[int] | None = None) -> list[int]:
         """Let chunks that were given up be tried again by the next workers; None for all. Return which.
@@ -314,48 +273,12 @@ class Ledger:
         chosen = sorted(dead if chunks is None else dead & set(chunks))
         if chosen:
             path = self.folder / f"retry-{number:06d}.json"
-            before = _RETRY.from_json(_read_json(path)).chunks if path.exists() else []
+            before = _RETRY.from_json(read_json(path)).chunks if path.exists() else []
             temporary = self._temporary("retry")
-            _write(temporary, json.dumps(_RETRY.to_json(_Retry(sorted({*before, *chosen})))))
-            os.rename(temporary, path)
+            with told("a retry cannot be written to the job's folder", self.folder):
+                write(temporary, json.dumps(_RETRY.to_json(_Retry(sorted({*before, *chosen})))))
+                os.rename(temporary, path)
         return chosen
 
     def _temporary(self, what: str) -> Path:
         return self.folder / ".tmp" / f"{what}-{self._owner}-{uuid.uuid4().hex[:8]}"
-
-
-def _write(path: Path, text: str) -> None:
-    with path.open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-
-
-def _sync_folder(path: Path) -> None:
-    try:
-        handle = os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return  # sealed meanwhile
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
-
-
-def _read_text(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        if not path.parent.exists():
-            raise
-        return ""  # moved into its journal meanwhile
-    except UnicodeDecodeError as error:
-        raise CoordinationError("a file of the job is damaged", file=str(path), problem=str(error)) from error
-
-
-def _read_json(path: Path) -> Mapping[str, Any]:
-    try:
-        value: Mapping[str, Any] = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise CoordinationError("a file of the job is damaged", file=str(path), problem=str(error)) from error
-    return value

@@ -13,6 +13,7 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
 
+from holdfast.coordinate.job_files import told
 from holdfast.errors import CoordinationError
 
 __all__ = ["FolderSink"]
@@ -37,7 +38,8 @@ class FolderSink:
 
             self._remote, self._root = fsspec.core.url_to_fs(self.place)
         else:
-            os.makedirs(os.path.join(self._root, ".tmp"), exist_ok=True)
+            with told("a folder for outputs cannot be made here", self.place):
+                os.makedirs(os.path.join(self._root, ".tmp"), exist_ok=True)
 
     def open(self, name: str, mode: str = "wb") -> IO[Any]:
         """Open an output for writing, under its temporary name."""
@@ -61,7 +63,8 @@ class FolderSink:
         temporary, final = self._temporary(name), self._final(name)
         if self._remote is None:
             try:
-                os.replace(temporary, final)
+                with told("a committed output cannot be given its real name", self.place):
+                    os.replace(temporary, final)
                 return
             except FileNotFoundError:
                 there = os.path.exists(final)
@@ -98,8 +101,9 @@ class FolderSink:
         """Remove what attempts of this job left behind that were never committed; return how many files."""
         found = self._list(f"{self._root}/.tmp")
         swept = [path for path in found if f"-{job}-" in os.path.basename(path)]
-        for path in swept:
-            self.discard(os.path.basename(path))
+        with told("outputs that were not committed cannot be removed", self.place):
+            for path in swept:
+                self.discard(os.path.basename(path))
         return len(swept)
 
     def _list(self, folder: str) -> list[str]:

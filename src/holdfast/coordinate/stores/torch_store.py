@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +15,9 @@ __all__ = ["TorchStore"]
 
 # No record of ours equals it: asking a store to replace it by itself reads a key without waiting and changes nothing.
 _NOTHING = b"\x00nothing"
+
+# One deletion at a time in a process: of two that delete a key in a FileStore one is then told that it was there.
+_DELETING = threading.Lock()
 
 
 class TorchStore:
@@ -70,9 +74,9 @@ class TorchStore:
 
     def delete(self, key: str) -> bool:
         """As the contract."""
-        there = self.get(key) is not None  # a FileStore's own answer is always yes
-        self._store.delete_key(key)
-        return there
+        with _DELETING:  # a FileStore's own answer is always yes
+            there = self.get(key) is not None
+            return bool(self._store.delete_key(key)) and there
 
     def clone(self) -> TorchStore:
         """As the contract."""

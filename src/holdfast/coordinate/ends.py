@@ -1,0 +1,54 @@
+"""The ends of chunks as they are read back from a job's folder, with a digest of them all.
+
+The digest is a sum of one number per record, so it does not depend on the order of reading, and a record that stands in
+two places counts once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable
+
+from holdfast.coordinate.records import Dead, Done
+from holdfast.errors import CoordinationError
+
+__all__ = ["Ends"]
+
+_BYTES = 16
+
+
+class Ends:
+    """What has ended, by chunk."""
+
+    def __init__(self) -> None:
+        self.entries: dict[int, Done | Dead] = {}
+        """The end of each chunk."""
+        self._sum = 0
+        self._dead: dict[int, int] = {}  # what each chunk that was given up adds to the sum
+
+    def add(self, entry: Done | Dead, line: str) -> None:
+        """Add a chunk's end, read from a line."""
+        known = self.entries.setdefault(entry.chunk, entry)
+        if known is not entry:
+            if known != entry:
+                raise CoordinationError(
+                    "the job's folder is damaged: it holds two different ends of one chunk",
+                    chunk=entry.chunk,
+                    tokens=[known.token, entry.token],
+                )
+            return
+        number = int.from_bytes(hashlib.blake2b(line.encode(), digest_size=_BYTES).digest(), "little")
+        self._sum += number
+        if isinstance(entry, Dead):
+            self._dead[entry.chunk] = number
+
+    def forget_dead(self, chunks: Iterable[int]) -> None:
+        """Forget chunks that were given up and are to be tried again."""
+        for chunk in chunks:
+            if isinstance(self.entries.get(chunk), Dead):
+                del self.entries[chunk]
+                self._sum -= self._dead.pop(chunk)
+
+    def digest(self) -> str:
+        """Return the digest of all records there are."""
+        return f"{len(self.entries)}:{self._sum % (1 << 8 * _BYTES):0{2 * _BYTES}x}"

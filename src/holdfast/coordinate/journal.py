@@ -1,0 +1,129 @@
+"""One worker's journal in the folder of a generation, and a check beside it: how much of it must be there.
+
+The model: a worker appends records, brings them to disk, and only then writes the check, which replaces the one before:
+how many bytes stand in the journal, and their digest. A crash at any moment leaves a journal that begins with what its
+check says. What follows may be cut short: those records still have files of their own, which are removed last. So
+whatever is missing or changed before that place was not lost by a crash but by damage, and is refused.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import BinaryIO
+
+from holdfast.coordinate.job_files import damaged, read_json, sync_folder, write
+from holdfast.errors import CoordinationError
+from holdfast.versioned import Count, Format
+
+__all__ = ["Journal", "read_journals"]
+
+
+@dataclass(frozen=True, slots=True)
+class _Check:
+    """The journal's content up to a place."""
+
+    bytes: Count
+    digest: str
+
+
+_CHECK = Format("check of a journal", _Check, error=CoordinationError, version_error=CoordinationError)
+
+
+def _digest() -> hashlib.blake2b:
+    return hashlib.blake2b(digest_size=16)
+
+
+class Journal:
+    """A journal that this worker alone appends to.
+
+    Args:
+        folder: of the generation.
+        owner: this worker's life, unique.
+        temporary: where the check is written before it gets its name, on the same file system.
+    """
+
+    def __init__(self, folder: Path, owner: str, *, temporary: Path) -> None:
+        self._path = folder / f"journal-{owner}.jsonl"
+        self._check = folder / f"check-{owner}.json"
+        self._temporary = temporary
+        self._file: BinaryIO | None = None
+        self._bytes = 0
+        self._digest = _digest()
+
+    def append(self, lines: Iterable[str]) -> None:
+        """Append lines and bring them to disk.
+
+        Raises:
+            FileNotFoundError: the generation was sealed meanwhile.
+            OSError: they could not be written; call it again with the same lines first.
+        """
+        content = "".join(line + "\n" for line in lines).encode()
+        try:
+            if self._file is None:
+                self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (kept open until ``close``)
+                sync_folder(self._path.parent)
+                self._file.truncate(self._bytes)  # a full disk may have cut the last append short
+            _write_all(self._file, content)
+            os.fsync(self._file.fileno())
+            digest = self._digest.copy()
+            digest.update(content)
+            check = _CHECK.to_json(_Check(self._bytes + len(content), digest.hexdigest()))
+            write(self._temporary, json.dumps(check))
+            os.rename(self._temporary, self._check)
+        except OSError:
+            self._temporary.unlink(missing_ok=True)
+            self.close()
+            raise
+        self._bytes, self._digest = self._bytes + len(content), digest
+
+    def close(self) -> None:
+        """Close the file."""
+        if self._file is not None:
+            with contextlib.suppress(OSError):
+                self._file.close()
+            self._file = None
+
+
+def _write_all(file: BinaryIO, content: bytes) -> None:
+    rest = memoryview(content)
+    while rest:
+        rest = rest[file.write(rest) :]
+
+
+def read_journals(folder: Path) -> Iterator[tuple[Path, str, str]]:
+    """Return every journal of a generation: its path, the text that its check vouches for, and the text after it.
+
+    Checks are read first: what one says is on disk before it says so.
+
+    Raises:
+        CoordinationError: a journal does not hold what its check says.
+    """
+    checks = {name[len("check-") : -len(".json")]: name for name in os.listdir(folder) if name.startswith("check-")}
+    vouched = {owner: _CHECK.from_json(read_json(folder / name)) for owner, name in checks.items()}
+    owners = {
+        name[len("journal-") : -len(".jsonl")] for name in os.listdir(folder) if name.startswith("journal-")
+    } | vouched.keys()
+    for owner in sorted(owners):
+        path, check = folder / f"journal-{owner}.jsonl", vouched.get(owner, _Check(0, _digest().hexdigest()))
+        try:
+            content = path.read_bytes()
+        except FileNotFoundError:
+            if not folder.exists():
+                raise
+            raise damaged("it is missing", path, bytes_expected=check.bytes) from None
+        if len(content) < check.bytes:
+            raise damaged("it was cut", path, bytes=len(content), bytes_expected=check.bytes)
+        digest = _digest()
+        digest.update(content[: check.bytes])
+        if digest.hexdigest() != check.digest:
+            raise damaged("its content was changed", path)
+        try:
+            yield path, content[: check.bytes].decode(), content[check.bytes :].decode()
+        except UnicodeDecodeError as error:
+            raise damaged(str(error), path) from error
