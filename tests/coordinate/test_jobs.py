@@ -283,7 +283,7 @@ TestGenerations.settings = settings(max_examples=30, stateful_step_count=20, dea
 def test_others_wait_for_a_worker_that_begins_the_job_for_as_long_as_it_shows_signs_of_life(tmp_path: Path) -> None:
     store = hash_store()
     with worker(store, ttl=0.3, heartbeat=0.05) as slow, worker(store, 1, ttl=0.3, heartbeat=0.05) as quick:
-        reading, read_back = threading.Event(), Ledger.read
+        reading, read_back = threading.Event(), Ledger._read
         beats = slow._presence.record(0).sequence
 
         def read(ledger: Ledger) -> Any:
@@ -294,7 +294,7 @@ def test_others_wait_for_a_worker_that_begins_the_job_for_as_long_as_it_shows_si
             return read_back(ledger)
 
         with ThreadPoolExecutor(2) as pool, pytest.MonkeyPatch.context() as patch:
-            patch.setattr(Ledger, "read", read)
+            patch.setattr(Ledger, "_read", read)
             first = pool.submit(lease, slow, folder=tmp_path)
             assert reading.wait(30)
             second = pool.submit(lease, quick, folder=tmp_path)

@@ -211,6 +211,38 @@ def command(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, s
     return caught.value.code, *capsys.readouterr()
 
 
+OPTIONS = [(field.name, type(field.default)) for field in dataclasses.fields(Scenario)]
+EXTREME = {int: [-1, 0, 10**12, 2**70, 1.5], float: [float("inf"), float("nan"), -1.0, 1e300, 1e-300, 0.0]}
+
+
+@pytest.mark.parametrize(("name", "kind"), OPTIONS)
+def test_extreme_values_are_refused_by_the_name_of_their_option_or_simulated(name: str, kind: type) -> None:
+    wrong: list[str] = []
+    for value in EXTREME[kind]:
+        options: dict[str, Any] = {"ranks": 2, "hours": 1.0, name: value}
+        try:
+            scenario = Scenario(**options)
+            simulate_training(scenario)
+            simulate_leases(scenario)
+        except ConfigError as error:
+            wrong += [str(error)] if f"[{name}={value}" not in str(error) else []
+    assert wrong == []
+
+
+@pytest.mark.parametrize("name", ["node_mtbf_hours", "save_seconds", "slowdown", "ttl"])
+def test_an_extreme_value_ends_the_command_with_one_line(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, errors = command(capsys, f"--{name.replace('_', '-')}", "inf")
+    assert (code, errors.count("\n"), f"{name}=inf" in errors) == (2, 1, True)
+
+
+def test_a_simulation_that_would_not_end_is_refused() -> None:
+    with pytest.raises(ConfigError, match="failures are expected"):
+        simulate_training(Scenario(node_mtbf_hours=0.001, hours=1e5))
+    for endless in ({"chunks_per_rank": 10**6}, {"heartbeat": 0.001}, {"chunk_seconds": 86_400.0}):
+        with pytest.raises(ConfigError, match="can be simulated"):
+            simulate_leases(Scenario(**endless))
+
+
 def test_the_command_prints_json_and_writes_a_plot(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     plot = tmp_path / "cost.svg"
     code, output, errors = command(capsys, "--ranks", "64", "--json", "--output", str(plot))

@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.coordinate.balance import agreed_shares, balanced_shares, propose_shares, stray
 from holdfast.coordinate.health import HealthBoard, WorkerHealth, WorkerStatus
+from holdfast.coordinate.home import Home
 from holdfast.coordinate.leased import LeasedReader
 from holdfast.coordinate.living import Living
 from holdfast.coordinate.presence import Presence
@@ -85,6 +86,8 @@ class StreamCoordinator:
                 heartbeat=heartbeat,
                 ttl=ttl,
             )
+        self.home = Home()
+        """The process it was made in."""
         self.world_size = world_size
         self.heartbeat = heartbeat
         self.ttl = ttl
@@ -290,7 +293,12 @@ class StreamCoordinator:
         return sum(client.operations for client in clients if client is not None)
 
     def close(self) -> None:
-        """Leave in good order: leases are given back, the worker is marked as gone, the threads end."""
+        """Leave in good order: leases are given back, the worker is marked as gone, the threads end.
+
+        A forked child leaves all that to its parent.
+        """
+        if not self.home.here:
+            return
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(timeout=self.ttl)
@@ -310,6 +318,7 @@ class StreamCoordinator:
         self.close()
 
     def _check(self) -> None:
+        self.home.check()
         if self._failure is not None:
             raise self._failure
         if self._stop.is_set():

@@ -23,14 +23,13 @@ from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-import numpy as np
-from numpy.typing import NDArray
-
 from holdfast.coordinate.begin import Beginner
+from holdfast.coordinate.chunk_content import ChunkContent
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, default_chunk_size, sample_bytes
 from holdfast.coordinate.claims import READ_AHEAD, Claims
 from holdfast.coordinate.job import data_digest
 from holdfast.coordinate.leased_chunk import LeasedChunk
+from holdfast.coordinate.leased_options import check_options, check_payload, chosen_positions
 from holdfast.coordinate.ledger import Ledger
 from holdfast.coordinate.outcome import Outcome
 from holdfast.coordinate.protocol import BACKOFF, MAX_ATTEMPTS
@@ -41,11 +40,8 @@ from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.throughput import Throughput
 from holdfast.coordinate.turns import Turns
 from holdfast.errors import ConfigError, CoordinationError, StaleLeaseError
-from holdfast.order.numbers import Positions, whole_number
-from holdfast.order.step_rows import Cut
 from holdfast.stream.batch import Batch
 from holdfast.stream.named_source import Collate
-from holdfast.stream.read_batches import read_batches
 
 if TYPE_CHECKING:
     from holdfast.coordinate.coordinator import StreamCoordinator
@@ -55,8 +51,6 @@ __all__ = ["LeasedReader"]
 
 _log = logging.getLogger(__name__)
 
-# Characters of a payload: escaped, six bytes each at most, it must fit into a record of any store.
-MAX_PAYLOAD = 100_000
 # Characters of a traceback that are kept: the end says most.
 MAX_TRACEBACK = 16_000
 
@@ -112,35 +106,28 @@ class LeasedReader:
         on_error: Literal["raise", "skip"] = "raise",
         state: Mapping[str, Any] | None = None,
     ) -> None:
-        counts: dict[str, Any] = {"batch_size": batch_size, "chunk_bytes": chunk_bytes, "max_attempts": max_attempts}
-        counts |= {} if chunk_size is None else {"chunk_size": chunk_size}
-        if any(whole_number(value, what) < 1 for what, value in counts.items()):
-            raise ConfigError("batch_size, chunk_size, chunk_bytes and max_attempts must be at least 1", **counts)
-        if whole_number(standby_chunks, "standby_chunks") < 0 or not backoff >= 0 or not name:
-            raise ConfigError(
-                "standby_chunks and backoff must be 0 or more, and a job needs a name",
-                standby_chunks=standby_chunks,
-                backoff=backoff,
-                name=name,
-            )
-        if on_error not in ("raise", "skip") or (folder is not None and state is not None) or not save_interval > 0:
-            raise ConfigError(
-                "on_error must be 'raise' or 'skip', save_interval positive, and a job has a folder or a state",
-                on_error=on_error,
-                save_interval=save_interval,
-            )
+        check_options(
+            name=name,
+            batch_size=batch_size,
+            chunk_size=chunk_size,
+            chunk_bytes=chunk_bytes,
+            max_attempts=max_attempts,
+            standby_chunks=standby_chunks,
+            backoff=backoff,
+            save_interval=save_interval,
+            on_error=on_error,
+        )
+        if folder is not None and state is not None:
+            raise ConfigError("a job has a folder or a state, not both", folder=str(folder))
         order = dataset.order()
-        if positions is None:
-            positions = range(order.epoch_length(0))
-        if positions.step != 1 or positions.start < 0 or not len(positions):
-            raise ConfigError("positions must be a non-empty range of step 1 from 0 or more", positions=str(positions))
+        positions = chosen_positions(positions, order.epoch_length(0))
         self.batch_size = batch_size
         self.rank = rank
         self.client = client
         self.sink = sink
         self._coordinator = coordinator
         self._seconds = coordinator.ttl / 10 if chunk_seconds is None else chunk_seconds
-        self._dataset, self._order, self._collate = dataset, order, collate
+        self._content = ChunkContent(dataset, order, batch_size=batch_size, collate=collate)
         self._lock = threading.RLock()
         self._speed = Throughput()
         self._committed = 0
@@ -160,7 +147,7 @@ class LeasedReader:
                 positions=len(positions),
                 batch_size=batch_size,
                 workers=coordinator.world_size,
-                bytes_per_sample=sample_bytes(self._read_sample, positions),
+                bytes_per_sample=sample_bytes(self._content.sample, positions),
                 max_bytes=chunk_bytes,
             )
 
@@ -223,12 +210,13 @@ class LeasedReader:
                 if chunk is not None:
                     yield chunk
         finally:
-            self._standby.clear()
-            pool.shutdown(wait=True, cancel_futures=True)
-            with suppress(CoordinationError), self._lock:
-                self._table.release(time.monotonic())
-            if self._ledger is not None:
-                self._ledger.flush()
+            if self._coordinator.home.here:  # a forked child leaves all of it to its parent
+                self._standby.clear()
+                pool.shutdown(wait=True, cancel_futures=True)
+                with suppress(CoordinationError), self._lock:
+                    self._table.release(time.monotonic())
+                if self._ledger is not None:
+                    self._ledger.flush()
 
     def _handed_out(self, lease: Lease, content: Future[list[Batch]]) -> LeasedChunk | None:
         """Return a chunk that was read and is still held; None if it was lost, or could not be read."""
@@ -270,13 +258,8 @@ class LeasedReader:
 
     def commit(self, chunk: LeasedChunk, payload: str = "") -> None:
         """Commit a chunk; see ``LeasedChunk.commit``."""
-        if not isinstance(payload, str) or len(payload) > MAX_PAYLOAD:
-            raise ConfigError(
-                f"a payload is a text of at most {MAX_PAYLOAD:,} characters",
-                chunk=chunk.chunk,
-                type=type(payload).__name__,
-                hint="str(…) or json.dumps(…) it; write what is large to the job's sink, and keep its digest here",
-            )
+        self._coordinator.home.check()
+        check_payload(payload, chunk.chunk)
         try:
             file = chunk.settle_output()
             with self._lock:
@@ -295,6 +278,7 @@ class LeasedReader:
 
     def fail(self, chunk: LeasedChunk, error: BaseException | str) -> None:
         """Give a chunk back after a failed attempt; see ``LeasedChunk.fail``."""
+        self._coordinator.home.check()
         chunk.discard_output()
         self._fail(chunk.chunk, chunk.token, error)
 
@@ -311,15 +295,7 @@ class LeasedReader:
             self._outcome.keep(dead)
 
     def _read_chunk(self, chunk: int) -> list[Batch]:
-        return self._read(self.job.positions_of(chunk))
-
-    def _read_sample(self, position: int) -> Mapping[str, Any]:
-        return self._read(np.array([position], dtype=np.int64))[0].make()
-
-    def _read(self, positions: NDArray[np.int64]) -> list[Batch]:
-        offsets = np.append(np.arange(0, len(positions), self.batch_size), len(positions))
-        cut = Cut(self._order, Positions(positions), offsets)
-        return read_batches(self._dataset, cut, range(len(offsets) - 1), 0, collate=self._collate)
+        return self._content.read(self.job.positions_of(chunk))
 
     def _holds(self, lease: Lease) -> bool:
         with self._lock:
@@ -406,6 +382,8 @@ class LeasedReader:
 
     def close(self) -> None:
         """Give back every lease held and end the connections."""
+        if not self._coordinator.home.here:
+            return
         try:
             with self._lock:
                 self._table.release(time.monotonic())

@@ -32,6 +32,7 @@ from pathlib import Path
 
 from holdfast.coordinate.ends import Ends
 from holdfast.coordinate.generation import BASE, Base, Generation, commit_name, read_base, read_generation
+from holdfast.coordinate.home import Home
 from holdfast.coordinate.job import JOB, LeasedJob
 from holdfast.coordinate.job_files import read_json, sync_folder, told, write
 from holdfast.coordinate.journal import Journal
@@ -70,6 +71,7 @@ class Ledger:
 
     def __init__(self, folder: str | Path, *, owner: str, interval: float = 30.0) -> None:
         self.folder = Path(folder)
+        self._home = Home()
         self._owner = owner
         self._interval = interval
         self._open: Path | None = None
@@ -187,6 +189,7 @@ class Ledger:
 
     def record(self, entry: Done | Dead) -> None:
         """Keep a chunk's end for good, or raise ``SupersededError``: then it does not count."""
+        self._home.check()
         assert self._open is not None
         line = to_line(entry.chunk, entry.encode())
         temporary = self._temporary(str(entry.chunk))
@@ -207,6 +210,8 @@ class Ledger:
 
     def flush(self) -> None:
         """Append this worker's commits to its journal and remove their files."""
+        if not self._home.here:
+            return  # the journal is the parent's
         with self._lock:
             self._appended = time.monotonic()
             loose, self._loose = self._loose, []
@@ -227,6 +232,8 @@ class Ledger:
 
     def close(self) -> None:
         """Append what is left and close the journal."""
+        if not self._home.here:
+            return
         self.flush()
         with self._lock:
             if self._journal is not None:

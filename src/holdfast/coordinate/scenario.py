@@ -10,6 +10,33 @@ from holdfast.errors import ConfigError
 __all__ = ["MOST_RANKS", "Scenario"]
 
 MOST_RANKS = 100_000
+# What a machine gets through in minutes.
+MAX_FAILURES = 100_000
+MAX_EVENTS = 5_000_000
+# What each option may be, both inclusive; whole numbers where the lower bound is one. A century of hours, a day of ttl.
+_BOUNDS: dict[str, tuple[float, float]] = {
+    "ranks": (1, MOST_RANKS),
+    "ranks_per_node": (1, MOST_RANKS),
+    "hours": (1e-3, 1e6),
+    "node_mtbf_hours": (1e-6, 1e15),
+    "batch_size": (1, 10**6),
+    "step_seconds": (1e-4, 1e6),
+    "checkpoint_steps": (1, 10**9),
+    "save_seconds": (0.0, 1e6),
+    "restart_seconds": (0.0, 1e7),
+    "spare_nodes": (0, MOST_RANKS),
+    "hang_fraction": (0.0, 1.0),
+    "hang_seconds": (0.0, 1e7),
+    "repair_hours": (0.0, 1e6),
+    "stragglers": (0.0, 1.0),
+    "slowdown": (1.0, 1000.0),
+    "ttl": (1e-3, 86_400.0),
+    "heartbeat": (1e-3, 86_400.0),
+    "chunks_per_rank": (1, 10**6),
+    "chunk_seconds": (1e-3, 86_400.0),
+    "replication": (0, 100),
+    "seed": (0, 2**63 - 1),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -63,25 +90,40 @@ class Scenario:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not 1 <= self.ranks <= MOST_RANKS:
-            raise ConfigError(f"ranks must be between 1 and {MOST_RANKS:,}", ranks=self.ranks)
-        for name in ("ranks_per_node", "hours", "node_mtbf_hours", "batch_size", "step_seconds", "checkpoint_steps"):
-            if not getattr(self, name) > 0:
-                raise ConfigError(f"{name} must be positive", value=getattr(self, name))
-        if not 0 <= self.hang_fraction <= 1 or min(self.save_seconds, self.spare_nodes, self.hang_seconds) < 0:
+        for name, (low, high) in _BOUNDS.items():
+            value = getattr(self, name)
+            whole = isinstance(low, int)
+            if not isinstance(value, int if whole else (int, float)) or not low <= value <= high:
+                kind = "a whole number" if whole else "a number"
+                raise ConfigError(f"{name} must be {kind} between {low:,} and {high:,}", **{name: value})
+        if self.heartbeat > self.ttl / 2:
+            raise ConfigError("heartbeat must be at most half the ttl", heartbeat=self.heartbeat, ttl=self.ttl)
+
+    def check_training(self) -> None:
+        """Refuse a synchronous run with more failures than can be simulated."""
+        failures = self.hours * self.nodes / self.node_mtbf_hours
+        if failures > MAX_FAILURES:
             raise ConfigError(
-                "hang_fraction must be a fraction, save_seconds, spare_nodes and hang_seconds not negative",
-                hang_fraction=self.hang_fraction,
+                f"about {failures:,.0f} failures are expected, and {MAX_FAILURES:,} can be simulated",
+                node_mtbf_hours=self.node_mtbf_hours,
+                hours=self.hours,
+                hint="raise node_mtbf_hours, or lower hours",
             )
-        if not 0 <= self.stragglers <= 1 or self.slowdown < 1 or self.restart_seconds < 0 or self.repair_hours < 0:
+
+    def check_leases(self) -> None:
+        """Refuse a leased job with more commits and heartbeats than can be simulated."""
+        slowest = self.chunk_seconds * (self.slowdown if self.stragglers else 1)
+        seconds = max(self.chunks_per_rank * self.chunk_seconds, slowest)
+        events = self.ranks * (self.chunks_per_rank + seconds / self.heartbeat)
+        if events > MAX_EVENTS:
             raise ConfigError(
-                "stragglers must be a fraction, slowdown at least 1, restart_seconds and repair_hours not negative",
-                stragglers=self.stragglers,
+                f"a leased job of about {seconds:,.0f} s has {events:,.0f} commits and heartbeats, and {MAX_EVENTS:,} "
+                "can be simulated",
+                chunks_per_rank=self.chunks_per_rank,
+                chunk_seconds=self.chunk_seconds,
                 slowdown=self.slowdown,
-            )
-        if not 0 < self.heartbeat <= self.ttl / 2 or self.chunks_per_rank < 1 or not self.chunk_seconds > 0:
-            raise ConfigError(
-                "heartbeat must be at most half the ttl, and there must be work", heartbeat=self.heartbeat
+                heartbeat=self.heartbeat,
+                hint="lower chunks_per_rank, chunk_seconds or slowdown, raise heartbeat, or simulate the training only",
             )
 
     @property

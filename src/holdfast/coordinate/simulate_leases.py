@@ -118,6 +118,7 @@ def simulate_leases(scenario: Scenario, *, deaths: Sequence[tuple[float, int]] |
         scenario: the job.
         deaths: when (in seconds) which rank dies; None draws the failures of whole nodes at random.
     """
+    scenario.check_leases()
     return _LeaseRun(scenario, deaths).run()
 
 

@@ -49,6 +49,7 @@ class TrainingCost:
 
 def simulate_training(scenario: Scenario) -> TrainingCost:
     """Run the synchronous mode through its failures."""
+    scenario.check_training()
     generator = np.random.default_rng(scenario.seed)
     cost = TrainingCost()
     total = scenario.ranks * scenario.batch_size

@@ -21,6 +21,7 @@ from queue import SimpleQueue
 from time import monotonic
 from typing import TYPE_CHECKING, Any
 
+from holdfast.coordinate.home import Home
 from holdfast.coordinate.stores.contract import Store, read_counter
 from holdfast.errors import ConfigError, CoordinatorLost
 
@@ -71,6 +72,7 @@ class StoreClient:
         self._prefix = prefix + "/"
         self._timeout = timeout
         self._patience = patience
+        self._home = Home()
         self._lost: CoordinatorLost | None = None
         self._requests: SimpleQueue[tuple[Callable[[], Any], Callable[[], Any], _Answer] | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -100,6 +102,8 @@ class StoreClient:
 
     def close(self) -> None:
         """End the client's thread and its connection."""
+        if not self._home.here:
+            return
         self._closed.set()
         with self._lock:
             if self._thread is not None:
@@ -159,6 +163,7 @@ class StoreClient:
     def _call(
         self, function: Callable[[], Any], *, again: Callable[[], Any] | None = None, timeout: float | None = None
     ) -> Any:
+        self._home.check()
         if self._lost is not None:
             raise self._lost
         timeout = self._timeout if timeout is None else timeout

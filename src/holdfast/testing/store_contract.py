@@ -32,6 +32,9 @@ _ADDS = 40
 _INCREMENTS = 40
 # Keys that all clients create, and delete, at the same time.
 _RACED = 25
+# Seconds per write up to which a store gets all of that; a slower one gets less, so that the check takes seconds on any.
+_PACE = 0.003
+_MIN_ROUNDS = 6
 # Keys of one ``get_many``: four times what coordination asks for at once.
 _MANY = 1000
 # Seconds after which a record must still be there, and seconds that an answer about an absent key may take.
@@ -70,6 +73,10 @@ class _Checked:
         self._store = store
         self._prefix = f"check_store/{uuid.uuid4().hex}/"
         self._keys: list[str] = []
+        self._share = 1.0  # of the rounds with several clients
+
+    def _rounds(self, count: int) -> int:
+        return max(_MIN_ROUNDS, int(count * self._share))
 
     def _key(self, name: str) -> str:
         key = self._prefix + name
@@ -200,26 +207,26 @@ class _Checked:
         _rule(self._store.compare_set(key, value, value[::-1]) == value[::-1], "expectations are bytes of any kind")
         size = self._store.max_value_bytes
         large, other = b"x" * (size - 1) + b"y", b"x" * (size - 1) + b"z"
-        for text, write in (
-            ("set", lambda: self._store.set(key, large)),
-            ("compare_set", lambda: self._store.compare_set(key, large, other)),
-        ):
-            try:
-                write()
-            except AssertionError as error:
-                raise broken(f"{text} takes values of max_value_bytes ({size}); {error.__cause__!r}") from error
-            _rule(
-                self._store.get(key) == (large if text == "set" else other),
-                f"values of max_value_bytes ({size}) are kept whole",
-            )
+        try:
+            self._store.set(key, large)
+            kept = self._store.get(key) == large
+            compared = self._store.compare_set(key, other, b"small") == large
+            replaced = self._store.compare_set(key, large, b"small") == b"small"
+            written = self._store.compare_set(key, b"small", other) == other and self._store.get(key) == other
+        except AssertionError as error:
+            raise broken(f"values may have max_value_bytes ({size}); {error}") from error
+        _rule(kept and written, f"values of max_value_bytes ({size}) are kept whole")
+        _rule(compared and replaced, f"values of max_value_bytes ({size}) are compared whole")
 
     def keys_apart(self) -> None:
         """Write under names that a careless store takes for one, and delete one of them."""
         long = "long/" + "n" * 240
         names = ["a", "A", "a/", "a//b", "a/b", "ab", "a b", "a%", "a_", "a*", "ä", long, long + "1", long + "2"]
         keys = [self._key(f"apart/{name}") for name in names]
+        began = time.monotonic()
         for key in keys:
             self._store.set(key, key.encode())
+        self._share = min(1.0, _PACE * len(keys) / max(time.monotonic() - began, 1e-9))
         found = self._store.get_many(keys)
         mixed = [name for name, key, value in zip(names, keys, found, strict=True) if value != key.encode()]
         _rule(not mixed, f"keys that differ in case, slashes, signs or a late character are different keys: {mixed}")
@@ -278,7 +285,8 @@ class _Checked:
 
     def writing(self, clients: Sequence[WatchedStore]) -> None:
         """Let every client write many keys, read those of all, and delete its own."""
-        keys = [[self._key(f"many/{client}/{number}") for number in range(_WRITES)] for client in range(_CLIENTS)]
+        writes = range(self._rounds(_WRITES))
+        keys = [[self._key(f"many/{client}/{number}") for number in writes] for client in range(_CLIENTS)]
 
         def write(number: int, meet: Callable[[], int]) -> None:
             for key in keys[number]:
@@ -304,7 +312,7 @@ class _Checked:
 
     def creating(self, clients: Sequence[WatchedStore]) -> None:
         """Let several clients create one key, and then delete it, at the same time: one of them succeeds."""
-        keys = [self._key(f"raced/{number}") for number in range(_RACED)]
+        keys = [self._key(f"raced/{number}") for number in range(self._rounds(_RACED))]
 
         def race(number: int, meet: Callable[[], int]) -> tuple[list[bool], list[bool]]:
             mine, created, deleted = f"client {number}".encode(), [], []
@@ -326,19 +334,21 @@ class _Checked:
         """Let several clients count, by add and by compare_set: no number is lost or handed out twice."""
         compared, counted = self._key("compared by many"), self._key("counted by many")
 
+        increments, adds = self._rounds(_INCREMENTS), self._rounds(_ADDS)
+
         def count(number: int, meet: Callable[[], int]) -> tuple[list[int], list[int]]:
             taken: list[int] = []
             client, numbers = clients[number], []
             found = client.get(compared) or b""
-            while len(taken) < _INCREMENTS:
+            while len(taken) < increments:
                 wanted = f"{int(found.split()[0]) + 1 if found else 1} {number}".encode()
                 answer = client.compare_set(compared, found, wanted)
                 if answer == wanted:
                     taken.append(int(wanted.split()[0]))
-                elif answer == found or int(answer.split()[0]) > _CLIENTS * _INCREMENTS:
+                elif answer == found or int(answer.split()[0]) > _CLIENTS * increments:
                     raise broken("compare_set with the right expectation writes, also where others write")
                 found = answer
-            for _ in range(_ADDS):
+            for _ in range(adds):
                 meet()
                 numbers.append(client.add(counted, 1))
             return taken, numbers
@@ -346,13 +356,13 @@ class _Checked:
         results = together(_CLIENTS, count)
         taken = sorted(number for found, _ in results for number in found)
         _rule(
-            taken == list(range(1, _CLIENTS * _INCREMENTS + 1)),
+            taken == list(range(1, _CLIENTS * increments + 1)),
             "of several clients that replace one value by compare_set exactly one succeeds, and what it wrote is kept",
         )
         last = (self._store.get(compared) or b"").split()[:1]
         _rule(last == [str(len(taken)).encode()], "the value after many compare_sets is the last that succeeded")
         numbers = sorted(number for _, found in results for number in found)
-        _rule(numbers == list(range(1, _CLIENTS * _ADDS + 1)), "no two clients get the same number from a counter")
+        _rule(numbers == list(range(1, _CLIENTS * adds + 1)), "no two clients get the same number from a counter")
 
     # --- a restart -------------------------------------------------------------------------------------------------
 
