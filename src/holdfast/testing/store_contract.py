@@ -32,7 +32,7 @@ _ADDS = 40
 _INCREMENTS = 40
 # Keys that all clients create, and delete, at the same time.
 _RACED = 25
-# Seconds per write up to which a store gets all of that; a slower one gets less, so that the check takes seconds on any.
+# Seconds per write up to which a store gets all of that; a slower one gets less, so that the check takes seconds.
 _PACE = 0.003
 _MIN_ROUNDS = 6
 # Keys of one ``get_many``: four times what coordination asks for at once.
