@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,6 +12,7 @@ import pytest
 import torch.distributed as dist
 from tests.faults.coordinate_servers import KINDS, Server, why_not
 
+from holdfast.cli.main import run
 from holdfast.coordinate import EtcdStore, RedisStore, StreamCoordinator, open_store
 from holdfast.coordinate.store import StoreClient
 from holdfast.coordinate.stores import TorchStore
@@ -121,7 +123,11 @@ def test_a_redis_server_that_would_forget_is_refused(tmp_path: Path) -> None:
     try:
         with pytest.raises(ConfigError, match="appendfsync always"):
             RedisStore(server.address).get("key")
-        assert RedisStore(server.address, durable=False).get("key") is None
+        assert open_store(server.address, durable=False).get("key") is None
+        with pytest.raises(SystemExit) as ended:
+            run(["watch", server.address, "--json"])  # a look changes nothing
+        assert ended.value.code == 0
+        assert redis.Redis(port=server.port).keys() == []
     finally:
         server.kill()
 
@@ -130,6 +136,14 @@ def test_a_redis_server_that_would_forget_is_refused(tmp_path: Path) -> None:
 def test_an_address_that_leads_nowhere_is_refused(address: str) -> None:
     with pytest.raises((ConfigError, CoordinatorLost)):
         open_store(address, timeout=1)
+
+
+def test_a_server_that_is_no_tcp_store_is_told_in_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.coordinate.stores.address.ANSWER_SECONDS", 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        address = f"127.0.0.1:{silent.getsockname()[1]}"
+        with pytest.raises(CoordinatorLost, match="redis://"):
+            open_store(address, timeout=0.1)
 
 
 def test_an_address_that_is_none_is_refused() -> None:

@@ -140,7 +140,8 @@ def register(app: typer.Typer) -> None:
         if not interval > 0 or (ttl is not None and not ttl > 0) or (looks is not None and looks < 1):
             raise ConfigError("interval, ttl and looks must be positive", interval=interval, ttl=ttl, looks=looks)
         console = Console()
-        client = StoreClient(open_store(store), prefix=prefix, timeout=10.0, patience=5.0)
+        # A look changes nothing, so it may be at a server that would forget.
+        client = StoreClient(open_store(store, durable=False), prefix=prefix, timeout=10.0, patience=5.0)
         survey = Survey(client, ttl=ttl)
         try:
             if as_json:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from datetime import timedelta
 from pathlib import Path
 
@@ -10,20 +13,24 @@ from holdfast.errors import ConfigError, CoordinatorLost
 
 __all__ = ["open_store"]
 
+# Beyond its own timeout torch needs a moment to say that it has passed.
+ANSWER_SECONDS = 2.0
 
-def open_store(address: str, *, timeout: float = 10.0) -> Store:
+
+def open_store(address: str, *, timeout: float = 10.0, durable: bool = True) -> Store:
     """Open the store at an address.
 
     Args:
         address: ``redis://HOST:PORT``, ``etcd://HOST:PORT``, ``HOST:PORT`` (a TCPStore's server: it lives in one
             process's memory and is gone when that process dies), or ``file:PATH`` (a FileStore, for tests).
         timeout: seconds to wait for a connection.
+        durable: False accepts a Redis server that keeps less than every answered write; see ``RedisStore``.
     """
     scheme, separator, _ = address.partition("://")
     if separator and scheme in ("redis", "rediss", "unix"):
         from holdfast.coordinate.stores.redis_store import RedisStore
 
-        return RedisStore(address, timeout=timeout)
+        return RedisStore(address, timeout=timeout, durable=durable)
     if separator and scheme in ("etcd", "http", "https"):
         from holdfast.coordinate.stores.etcd_store import EtcdStore
 
@@ -47,11 +54,31 @@ def _open_torch_store(address: str, timeout: float) -> Store:
             "a store is redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT (TCPStore) or file:PATH", store=address
         )
     _refuse_deaf(host, int(port), timeout)
-    try:
+
+    def connect() -> Store:
         found = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))  # type: ignore[attr-defined]
+        return TorchStore(found)
+
+    # In a thread: torch asks a server of another kind again and again, for many times the timeout.
+    opened: Future[Store] = Future()
+    threading.Thread(target=_fulfil, args=(opened, connect), name="holdfast-connect", daemon=True).start()
+    try:
+        return opened.result(timeout + ANSWER_SECONDS)
+    except TimeoutError:
+        raise CoordinatorLost(
+            "what listens there does not answer as a TCPStore does",
+            store=address,
+            hint="a Redis server's address begins with redis://, an etcd server's with etcd://",
+        ) from None
     except RuntimeError as error:
         raise _unreachable(address) from error
-    return TorchStore(found)
+
+
+def _fulfil(opened: Future[Store], connect: Callable[[], Store]) -> None:
+    try:
+        opened.set_result(connect())
+    except BaseException as error:  # handed on to whoever waits
+        opened.set_exception(error)
 
 
 def _refuse_deaf(host: str, port: int, timeout: float) -> None:
