@@ -154,6 +154,13 @@ def test_a_generation_that_is_gone_is_missed_by_the_next(intact: Path, tmp_path:
         Ledger(folder, owner="again").read()
 
 
+def test_a_folder_with_records_and_no_job_is_refused(intact: Path, tmp_path: Path) -> None:
+    folder = shutil.copytree(intact, tmp_path / "job")
+    (folder / "job.json").unlink(missing_ok=True)
+    with pytest.raises(CoordinationError, match=r"damaged.*missing"):
+        Ledger(folder, owner="again").definition()
+
+
 def test_a_disk_that_takes_nothing_is_told_by_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     ledger = Ledger(tmp_path, owner="a", interval=1e9)
     ledger.enter(*ledger.begin()[:2])

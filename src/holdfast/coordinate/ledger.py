@@ -34,7 +34,7 @@ from holdfast.coordinate.ends import Ends
 from holdfast.coordinate.generation import BASE, Base, Generation, commit_name, read_base, read_generation
 from holdfast.coordinate.home import Home
 from holdfast.coordinate.job import JOB, LeasedJob
-from holdfast.coordinate.job_files import read_json, sync_folder, told, write
+from holdfast.coordinate.job_files import damaged, read_json, sync_folder, told, write
 from holdfast.coordinate.journal import Journal
 from holdfast.coordinate.progress import Run, runs_of
 from holdfast.coordinate.records import Dead, Done, to_line
@@ -87,7 +87,11 @@ class Ledger:
     def definition(self) -> LeasedJob | None:
         """Return the job that the folder is about; None for a new folder."""
         path = self.folder / "job.json"
-        return JOB.from_json(read_json(path)).definition if path.exists() else None
+        if path.exists():
+            return JOB.from_json(read_json(path)).definition
+        if self._last()[0]:
+            raise damaged("it is missing", path)  # it is written before the first generation begins
+        return None
 
     def define(self, job: LeasedJob) -> LeasedJob:
         """Write the definition down, unless another worker has; return the one that stands."""
