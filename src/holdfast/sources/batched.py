@@ -34,7 +34,7 @@ INDEX, SHAPE = "__index__", "__shape__"
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _BatchedWindow:
     rows: NDArray[np.int64]  # samples of the window, batch by batch
     offsets: NDArray[np.int64]  # where each batch begins among them
     width: NDArray[np.int64]  # the longest sample of each batch
@@ -48,7 +48,7 @@ class _Window:
 class _Opened:
     bounds: NDArray[np.int64]  # batches before each window
     padding: float
-    windows: DecodedCache[_Window]
+    windows: DecodedCache[_BatchedWindow]
 
 
 class BatchSource(LazySource[_Opened]):
@@ -178,21 +178,21 @@ class BatchSource(LazySource[_Opened]):
         rows = window.rows[window.offsets[batch] : window.offsets[batch + 1]]
         return rows + number * self._windows.size, int(window.width[batch])
 
-    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _Window:
+    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _BatchedWindow:
         epoch = 0 if self._seed is None else epoch
         return opened.windows.get((number, epoch), partial(self._make_window, number, epoch))
 
-    def _make_window(self, number: int, epoch: int) -> _Window:
+    def _make_window(self, number: int, epoch: int) -> _BatchedWindow:
         return self._batches(number, epoch, self._windows.lengths(number)[0])
 
-    def _batches(self, number: int, epoch: int, lengths: NDArray[np.int64]) -> _Window:
+    def _batches(self, number: int, epoch: int, lengths: NDArray[np.int64]) -> _BatchedWindow:
         buckets = self._buckets(number, lengths)
         tie = np.arange(len(lengths), dtype=np.uint64)
         if epoch and self._seed is not None:
             tie = scramble(tie, derive_key("batches", self._seed, epoch, number))
         rows = np.lexsort((tie, lengths, buckets))
         offsets = np.array(_cuts(lengths[rows].tolist(), buckets[rows].tolist(), self._budget, self._most))
-        return _Window(rows, offsets, lengths[rows][offsets[1:] - 1])
+        return _BatchedWindow(rows, offsets, lengths[rows][offsets[1:] - 1])
 
     def _buckets(self, number: int, lengths: NDArray[np.int64]) -> NDArray[np.int64]:
         if self._bucket is None:
@@ -212,7 +212,7 @@ class BatchSource(LazySource[_Opened]):
         counts, room, tokens = self._windows.count(
             self._count_window, numbers=3, kind=self._kind(), folder=self._index_dir
         )
-        windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
+        windows: DecodedCache[_BatchedWindow] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
         padding = 1 - float(tokens.sum()) / max(1.0, float(room.sum()))
         return _Opened(bounds_of(counts), padding, windows)
 

@@ -21,7 +21,7 @@ from holdfast.sources.field_decoders import Decoder
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import PathLike
 from holdfast.sources.item_shards import ItemPart, read_fields
-from holdfast.sources.litdata_chunks import Chunk, Frames, read_chunk
+from holdfast.sources.litdata_chunks import Frames, LitDataChunk, read_chunk
 from holdfast.sources.litdata_values import column_names, decoder_of, flat_dtype_of, unsafe
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import gather_rows
@@ -74,7 +74,7 @@ class LitDataSource(FileSource[_Opened]):
         self._block = _block_size(self._tokens, block_size, file)
         names = ["tokens"] if self._tokens else column_names(config.get("data_spec"), len(self._formats), file=file)
         self._wanted = _wanted(columns, names, self._formats, file)
-        self._chunks = [Chunk.of(entry, config, self._folder) for entry in listed]
+        self._chunks = [LitDataChunk.of(entry, config, self._folder) for entry in listed]
         self._cache_bytes = cache_bytes
         super().__init__([chunk.file for chunk in self._chunks])
 

@@ -18,7 +18,7 @@ from holdfast.sources.item_shards import ItemPart, check_offsets, part_in_file, 
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.shard_folder import ShardFolder, check_fields
 
-__all__ = ["Chunk", "Frames", "read_chunk"]
+__all__ = ["Frames", "LitDataChunk", "read_chunk"]
 
 _FRAMED = b"LDFZ01\0\0"
 _FRAMED_VERSION = 1
@@ -27,7 +27,7 @@ _FRAME = np.dtype([("first", "<u4"), ("items", "<u4"), ("at", "<u8"), ("packed",
 
 
 @dataclass(frozen=True, slots=True)
-class Chunk:
+class LitDataChunk:
     """What the index says of a chunk."""
 
     file: DataFile
@@ -37,7 +37,7 @@ class Chunk:
     codec: str
 
     @classmethod
-    def of(cls, entry: Any, config: dict[str, Any], folder: ShardFolder) -> Chunk:
+    def of(cls, entry: Any, config: dict[str, Any], folder: ShardFolder) -> LitDataChunk:
         """Return a chunk by its entry in the index."""
         fields: dict[str, type | tuple[type, ...]] = {"filename": str, "chunk_size": int}
         checked = check_fields(entry, fields, file=folder.index_name, what="a chunk of the index")
@@ -65,7 +65,7 @@ class Chunk:
 class Frames:
     """A chunk whose items are compressed some hundred at a time."""
 
-    chunk: Chunk
+    chunk: LitDataChunk
     bounds: NDArray[np.int64]  # items before each frame
     offsets: NDArray[np.int64]  # where items begin in all of them, unpacked, end to end
     table: NDArray[Any]
@@ -86,7 +86,7 @@ class Frames:
         )
 
 
-def read_chunk(chunk: Chunk) -> ItemPart | Frames:
+def read_chunk(chunk: LitDataChunk) -> ItemPart | Frames:
     """Return the items of a chunk, or where its compressed stretches lie."""
     file = chunk.file
     if chunk.level == "batch":
@@ -106,7 +106,7 @@ def read_chunk(chunk: Chunk) -> ItemPart | Frames:
     return part
 
 
-def _read_frames(chunk: Chunk) -> Frames:
+def _read_frames(chunk: LitDataChunk) -> Frames:
     file = chunk.file
     if file.size < _PREFIX.size:
         raise SourceFormatError("a chunk is shorter than its header", file=file.name, bytes=file.size)

@@ -38,7 +38,7 @@ IGNORED_LABEL = -100  # what losses of torch leave out
 
 
 @dataclass(frozen=True, slots=True)
-class _Window:
+class _PackedWindow:
     lengths: NDArray[np.int64]
     documents: Ragged | None  # where they had to be read for their lengths
     packs: Packs
@@ -53,7 +53,7 @@ class _Window:
 class _Opened:
     bounds: NDArray[np.int64]  # packs before each window
     tokens: int
-    windows: DecodedCache[_Window]
+    windows: DecodedCache[_PackedWindow]
 
 
 class PackedSource(LazySource[_Opened]):
@@ -229,7 +229,7 @@ class PackedSource(LazySource[_Opened]):
         values[starts] = at
         return Ragged(values, offsets)
 
-    def _documents(self, held: _Window, number: int, wanted: Indices) -> tuple[Ragged, Indices]:
+    def _documents(self, held: _PackedWindow, number: int, wanted: Indices) -> tuple[Ragged, Indices]:
         """Return tokens of documents, and where those at the places ``wanted`` of a window are among them."""
         if held.documents is not None:
             return held.documents, wanted
@@ -238,15 +238,15 @@ class PackedSource(LazySource[_Opened]):
         documents = self._windows.documents(indices)
         return self._windows.check_length(documents, held.lengths[needed], indices), where
 
-    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _Window:
+    def _window_at(self, opened: _Opened, number: int, epoch: int) -> _PackedWindow:
         epoch = 0 if self._seed is None else epoch
         return opened.windows.get((number, epoch), partial(self._make_window, number, epoch))
 
-    def _make_window(self, number: int, epoch: int) -> _Window:
+    def _make_window(self, number: int, epoch: int) -> _PackedWindow:
         lengths, documents = self._windows.lengths(number)
         # The first epoch is the plain arrangement, ties broken by number.
         key = derive_key("packing", self._seed, epoch, number) if epoch and self._seed is not None else None
-        return _Window(lengths, documents, best_fit(lengths, self._length, key))
+        return _PackedWindow(lengths, documents, best_fit(lengths, self._length, key))
 
     def _open(self) -> _Opened:
         counts, tokens = self._windows.count(
@@ -255,7 +255,7 @@ class PackedSource(LazySource[_Opened]):
             kind=f"packs {self._length}",
             folder=self._index_dir,
         )
-        windows: DecodedCache[_Window] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
+        windows: DecodedCache[_PackedWindow] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
         return _Opened(bounds_of(counts), int(tokens.sum()), windows)
 
 

@@ -44,7 +44,7 @@ __all__ = [
 ]
 
 # Samples located and read at a time when a dataset is iterated on its own: locating 64 takes longer than reading them.
-LOCATED_AT_ONCE, READ_AT_ONCE = 1024, 64
+LOCATED_AT_ONCE, READ_AT_ONCE = 2048, 64
 
 
 @dataclass(frozen=True, slots=True)

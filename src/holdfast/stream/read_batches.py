@@ -130,19 +130,15 @@ def _sample_batches(dataset: HasSources, rows: StepRows, on_error: OnError, coll
     if rows.masked is not None:
         for row in np.flatnonzero(rows.masked).tolist():
             samples[row] = mask_sample(samples[row])
-    make = collate or stack_samples
+    make, valid = collate or stack_samples, rows.valid
     batches = []
     for step, (start, stop) in zip(rows.steps, pairwise(rows.offsets), strict=True):
         chosen = [sample for sample in samples[start:stop] if sample is not None]
-        content: Content | None = None
-        if chosen:
-            batch = make(chosen)
-            if rows.valid is not None:
-                kept = [i for i in range(start, stop) if samples[i] is not None]
-                batch["__valid__"] = to_tensors({"v": rows.valid[kept]})["v"]
-            content = Made(batch)
-        own = _failed_in(rows, failed, start, stop) if failed else ()
-        batches.append(Batch(step, start, stop, content, None, own))
+        content = Made(make(chosen)) if chosen else None
+        if content is not None and valid is not None:
+            kept = [i for i in range(start, stop) if samples[i] is not None]
+            content.batch["__valid__"] = to_tensors({"v": valid[kept]})["v"]
+        batches.append(Batch(step, start, stop, content, None, _failed_in(rows, failed, start, stop) if failed else ()))
     return batches
 
 

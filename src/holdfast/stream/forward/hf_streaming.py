@@ -178,7 +178,7 @@ class HFStreamingDataset(ForwardDataset):
                 self._lost = 0
                 yield sample
 
-    def _windows(self, part: ShardPart) -> Iterator[_Window]:
+    def _windows(self, part: ShardPart) -> Iterator[_PartRows]:
         """Read the shard's windows from the one where the part stands."""
         size = self._queue.identity.window
         shard = self._dataset.shard(num_shards=self.num_shards, index=part.shard)
@@ -188,7 +188,9 @@ class HFStreamingDataset(ForwardDataset):
         try:
             # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers once more.
             for columns in shard.iter(batch_size=size):
-                yield _Window(part._replace(window=number, given=given, place=place), _rows(columns, self.dataset_name))
+                yield _PartRows(
+                    part._replace(window=number, given=given, place=place), _rows(columns, self.dataset_name)
+                )
                 place, number, given = shard.state_dict(), number + 1, 0
         except (KeyError, IndexError) as error:
             if part.place is None:
@@ -221,7 +223,7 @@ class HFStreamingDataset(ForwardDataset):
             ) from cause
 
 
-class _Window(NamedTuple):
+class _PartRows(NamedTuple):
     part: ShardPart
     rows: list[Sample]
 
