@@ -164,3 +164,14 @@ def test_a_roster_reads_back_as_it_was_written() -> None:
     roster = Roster(5, 3, (1, 2, 3, FIRST_JOINED), 15.0, 5.0)
     assert Roster.decode(roster.encode()) == roster
     assert MAX_WATCHED >= 16  # a machine's ranks die together, and are noticed together
+
+
+def test_a_worker_that_two_others_saw_silent_is_struck_off_once() -> None:
+    """The first of them makes the roster forget it; the second must not strike off a rank that is not on it."""
+    roster = Roster(world=1).with_rank(FIRST_JOINED, 1).with_rank(FIRST_JOINED + 1, 1)
+    silent = [FIRST_JOINED, FIRST_JOINED + 1]
+    once = roster.without(silent)
+    again = once.without(silent)
+    assert again == once
+    assert (len(again.living), again.next_free()) == (1, FIRST_JOINED)
+    assert len(Roster(world=2).without([0, 1, 7, FIRST_JOINED]).living) == 0

@@ -79,8 +79,12 @@ class Roster:
         )
 
     def without(self, ranks: Iterable[int]) -> Roster:
-        """Return the roster with these ranks struck off; the last of those that joined late are forgotten."""
-        gone = sorted({*self.gone, *ranks})
+        """Return the roster with these ranks struck off; the last of those that joined late are forgotten.
+
+        Another worker may have struck one off, and the roster may have forgotten it, since this one saw it silent.
+        """
+        ever = Living(self.world, (), self.joined)
+        gone = sorted({*self.gone, *(rank for rank in ranks if rank in ever)})
         joined = self.joined
         while joined and gone and gone[-1] == FIRST_JOINED + joined - 1:
             gone.pop()
