@@ -204,7 +204,7 @@ def stopped_rank(folder: Path) -> dict[str, Any]:
 def slow_rank(folder: Path) -> dict[str, Any]:
     def hook(job: Job, step: int) -> None:
         if dist.get_rank() == 1:
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     job = Job()
     job.before_forward = hook
