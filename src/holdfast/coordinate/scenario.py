@@ -7,16 +7,16 @@ from dataclasses import dataclass
 
 from holdfast.errors import ConfigError
 
-__all__ = ["MOST_RANKS", "Scenario"]
+__all__ = ["MAX_RANKS", "Scenario"]
 
-MOST_RANKS = 100_000
+MAX_RANKS = 100_000
 # What a machine gets through in minutes.
 MAX_FAILURES = 100_000
 MAX_EVENTS = 5_000_000
 # What each option may be, both inclusive; whole numbers where the lower bound is one. A century of hours, a day of ttl.
 _BOUNDS: dict[str, tuple[float, float]] = {
-    "ranks": (1, MOST_RANKS),
-    "ranks_per_node": (1, MOST_RANKS),
+    "ranks": (1, MAX_RANKS),
+    "ranks_per_node": (1, MAX_RANKS),
     "hours": (1e-3, 1e6),
     "node_mtbf_hours": (1e-6, 1e15),
     "batch_size": (1, 10**6),
@@ -24,7 +24,7 @@ _BOUNDS: dict[str, tuple[float, float]] = {
     "checkpoint_steps": (1, 10**9),
     "save_seconds": (0.0, 1e6),
     "restart_seconds": (0.0, 1e7),
-    "spare_nodes": (0, MOST_RANKS),
+    "spare_nodes": (0, MAX_RANKS),
     "hang_fraction": (0.0, 1.0),
     "hang_seconds": (0.0, 1e7),
     "repair_hours": (0.0, 1e6),

@@ -92,7 +92,7 @@ def _name(record: Mapping[str, Any]) -> str:
 def checkpoint_states(
     columns: RunColumns, folder: RunFolder, checked: Mapping[str, str | None]
 ) -> dict[str, tuple[str, str]]:
-    """Return a word and a sentence for every checkpoint the log names, by its name.
+    """Return the state of each checkpoint that the log names, as a word and a sentence, by its name.
 
     Args:
         columns: the run.

@@ -51,7 +51,7 @@ def thinned(
 
 
 def binned(steps: Series, values: Series, edges: Series, combine: np.ufunc, empty: float) -> Series:
-    """Return one number for every stretch between two edges: its values combined, or ``empty`` where it has none."""
+    """Return one number per interval between two edges: its values combined, or ``empty`` where it has none."""
     made = np.full(max(len(edges) - 1, 0), empty)
     if not len(made) or not len(steps):
         return made

@@ -84,7 +84,7 @@ class RunColumns:
         return grown.arrays() if grown is not None else (np.empty(0), np.empty(0))
 
     def spent(self) -> dict[str, tuple[Series, Series]]:
-        """Return for every bucket at which steps, in the order of the log, time went into it, and how many seconds."""
+        """Return each bucket's steps, in the order of the log, and the seconds that went into it at each."""
         return {bucket: grown.arrays() for bucket, grown in self._spent_at.items()}
 
     @property
@@ -183,7 +183,7 @@ class RunColumns:
         return grown
 
     def _cut(self, step: int) -> None:
-        shortened: dict[tuple[int, int], Axis] = {}
+        shortened: dict[tuple[Axis, int], Axis] = {}
         for name, grown in self._series.items():
             given_up = grown.cut(step, shortened)
             if name == "loss" and len(given_up[0]):

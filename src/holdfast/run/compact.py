@@ -14,7 +14,7 @@ from typing import Any
 
 from holdfast.errors import HoldfastError
 from holdfast.run.layout import LogFile, RunFolder
-from holdfast.run.run_log import Record, parsed, read_lines
+from holdfast.run.run_log import is_step, parsed, read_lines
 from holdfast.run_files import OTHER, VALUE
 
 __all__ = ["Compaction", "compact"]
@@ -32,7 +32,7 @@ def compact(file: LogFile) -> Path:
     records = [parsed(file, number, line) for number, line in enumerate(lines, start=1)]
     columns: dict[str, Any] = {"line": arrow.array([line[:-1].decode() for line in lines], arrow.string())}
     columns["event"] = arrow.array([record.get("event") for record in records], arrow.string())
-    others = [None if _is_step(record) else line[:-1].decode() for line, record in zip(lines, records, strict=True)]
+    others = [None if is_step(record) else line[:-1].decode() for line, record in zip(lines, records, strict=True)]
     columns[OTHER] = arrow.array(others, arrow.string())
     names = dict.fromkeys(name for record in records for name, value in record.items() if _is_number(value))
     for name in names:
@@ -61,11 +61,6 @@ def compact(file: LogFile) -> Path:
     _sync(target.parent)
     file.path.unlink()
     return target
-
-
-def _is_step(record: Record) -> bool:
-    """Whether the record is a step, all of whose numbers have columns of their own."""
-    return "event" not in record and "step" in record
 
 
 def _is_number(value: Any) -> bool:

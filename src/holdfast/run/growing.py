@@ -114,7 +114,7 @@ class Growing:
             self._waiting = []
         return self._axis.first(self._length), self._values[: self._length]
 
-    def cut(self, step: float, shortened: dict[tuple[int, int], Axis]) -> tuple[Series, Series]:
+    def cut(self, step: float, shortened: dict[tuple[Axis, int], Axis]) -> tuple[Series, Series]:
         """Take away every point from a step on, and return them.
 
         Args:
@@ -124,7 +124,7 @@ class Growing:
         steps, values = self.arrays()
         stop = int(np.searchsorted(steps, step))
         if stop < self._length:
-            key = id(self._axis), stop
+            key = self._axis, stop
             axis = shortened.get(key)
             if axis is None:
                 axis = shortened[key] = Axis(steps[:stop])

@@ -1,4 +1,4 @@
-"""A store under watch: every call is named when it fails, and none goes on for ever unnoticed.
+"""A store under watch: every call is named when it fails, and none may hang unnoticed.
 
 The check of a store runs in threads that end with the program, so that a store that never answers cannot hold up its
 caller: whoever waits for the check looks at what is under way, and since when.

@@ -11,7 +11,7 @@ __all__ = ["apart_from_traceback", "parts_of_line"]
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
 _BAR_ENDS = ("]", "|", "it", "s", "%")
 MIN_RECORDS = 3
-"""Times a counter must come up on a line, each time further on, for the line to be so many records."""
+"""How often a counter must appear on a line, larger each time, for the line to hold that many records."""
 MIN_RECORDS_CHARACTERS = 120
 """Shorter lines hold one record: three take more than this."""
 _COUNTER = re.compile(r"(?<![A-Za-z_.])(epoch|step|iter|iteration|episode)[ _:#=\[(]{0,3}(\d{1,12})\b", re.IGNORECASE)

@@ -16,7 +16,7 @@ from holdfast.debug.detectors.steps.rise import Rise, beyond_factors
 
 __all__ = ["BurstRule"]
 
-LARGEST_EXPONENT = 50.0
+MAX_EXPONENT = 50.0
 """Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
 
 
@@ -51,9 +51,9 @@ class BurstRule:
     standing_factors: float = 5.5
     """The same in the factors by which neighbours differ."""
     maximum_chance: float = 0.05
-    """How many bursts of so many points chance may be expected to make in the run, from how often single stretches of
-    high points come up in it: of two easy samples in three a batch of a small classifier now and then holds the third,
-    and three such batches in a row are luck."""
+    """The number of bursts of this length that chance alone may make in the run, judged by how often single high
+    stretches occur in it: a batch of a small classifier holds a hard sample now and then, and three such batches in a
+    row are luck."""
     quiet_start: int = 10
     """The first one in n points of a run is all over the place: deviations there are no measure."""
     after_points: int = 5
@@ -133,7 +133,7 @@ class BurstRule:
         long = burst.points >= self.minimum_points or burst.extent > self.minimum_points
         if long and burst.chance <= self.maximum_chance:
             return True
-        least = max(self.standing_ratio, float(np.exp(min(self.standing_factors * factor, LARGEST_EXPONENT))))
+        least = max(self.standing_ratio, float(np.exp(min(self.standing_factors * factor, MAX_EXPONENT))))
         standing = self.standing_pair if burst.points >= 2 else self.standing
         return burst.ratio > least and burst.standing > standing
 
@@ -211,7 +211,7 @@ class BurstRule:
         depth = running_median(below.reshape(-1, shape.width).max(axis=1), reach)[:blocks]
         quiet = np.maximum(running_median(shape.noise, reach), self.below_share * np.resize(depth, blocks))
         gained = np.maximum(np.maximum.accumulate(shape.level) - shape.level, 0.0)
-        factor = np.expm1(min(self.factor_noises * shape.factor_noise(), LARGEST_EXPONENT))
+        factor = np.expm1(min(self.factor_noises * shape.factor_noise(), MAX_EXPONENT))
         bars = (
             self.minimum_noises * shape.at_points(quiet),
             max(self.minimum_height, float(factor)) * np.abs(level),
@@ -242,4 +242,4 @@ def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last
     if not others:
         return 0.0
     ways = lgamma(width + 1) - lgamma(points + 1) - lgamma(width - points + 1)
-    return exp(min(LARGEST_EXPONENT, log(span) + ways + points * log(others / span)))
+    return exp(min(MAX_EXPONENT, log(span) + ways + points * log(others / span)))

@@ -17,7 +17,7 @@ from holdfast.debug.types import Severity, Signal
 
 __all__ = ["Growth", "GrowthShape", "LossGrowthRule", "is_classifier"]
 
-LARGEST_EXPONENT = 20.0
+MAX_EXPONENT = 20.0
 """Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
 _ACCURACY = re.compile(r"(^|[^a-z])acc(uracy)?([^a-z]|$)", re.IGNORECASE)
 _LANGUAGE_MODEL = re.compile(r"(^|[^a-z])lm[ _-]?loss([^a-z]|$)", re.IGNORECASE)
@@ -114,7 +114,7 @@ class LossGrowthRule:
     def _grew(self, signal: Signal, shape: Shape, *, agent: bool) -> Growth | None:
         values = shape.values
         first = _first_level(values)
-        factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), LARGEST_EXPONENT)))
+        factors = float(np.exp(min(self.factor_noises * shape.factor_noise(), MAX_EXPONENT)))
         over = values > self.growth * (self.agent_growth if agent else 1.0) * factors * first
         over[: int(np.argmin(over))] = False  # What is high from the first point on came down; it did not grow.
         peak = float(values.max(where=over, initial=0.0))

@@ -110,7 +110,7 @@ class StallRule:
     nothing: float = 0.05
     """A metric between 0 and 1 that never rises above this share says that nothing was learnt …"""
     nothing_points: int = 20
-    """… over so many points, where the loss fell by at most ``guess_improvement``: the answer is the background."""
+    """… over this many points, where the loss fell by at most ``guess_improvement``: the answer is the background."""
     nothing_climbs: float = 1.3
     """How many times its middle third such a metric may end at: what climbs on has only begun."""
     improved: float = 0.12
