@@ -156,6 +156,23 @@ def test_weighted_by_its_share_the_mean_over_ranks_is_that_of_the_global_batch_a
         assert weighted == pytest.approx(torch.cat(real).mean())
 
 
+@pytest.mark.parametrize("masked", [False, True])
+def test_a_rank_that_joins_later_had_no_share_of_the_steps_before_and_knows_its_length(masked: bool) -> None:
+    dataset = StreamDataset(numbers(22), name="a", seed=1)
+    options: dict[str, Any] = {"batch_size": 4, "epochs": 2, "last_batch": "short", "partition_strategy": Contiguous()}
+    alone = loader_of(dataset, **options)
+    if masked:
+        alone.mask(samples={"a": [4]})
+    for _ in take(alone, 7):  # past the first epoch's last batch, which is short
+        pass
+    joined = loader_of(dataset, world_size=2, rank=1, **options)
+    joined.load_state_dict(alone.state_dict())
+    assert joined.share == 0.0
+    before = len(joined)
+    assert before == 5 + 1 + len(list(joined))  # full steps of before count: ranks must agree on how many there are
+    assert 0.0 < joined.share < 1.0
+
+
 # --- epochs ----------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ import pytest
 from tests.stream.jobs import dataset_of, numbers
 
 from holdfast.errors import HoldfastError, OrderError, StateError, StateMismatchError, StateVersionError
-from holdfast.order import Contiguous, RoundRobin
+from holdfast.order import Contiguous, Partition, RoundRobin
 from holdfast.sources import ArraySource
 from holdfast.stream import (
     CheckpointState,
@@ -307,6 +307,28 @@ def test_a_step_and_a_position_that_disagree_are_refused(field: str) -> None:
     state = eventful().state_dict()
     with pytest.raises(StateError, match="disagree"):
         loader_of(dataset_of({"a": 50, "b": 30}), epochs=3).load_state_dict({**state, field: state[field] + 1})
+
+
+@pytest.mark.parametrize("partition", [RoundRobin(), Contiguous()])
+@pytest.mark.parametrize("epochs", [None, 3])
+def test_a_change_long_after_the_step_is_refused_at_once(partition: Partition, epochs: int | None) -> None:
+    def fresh() -> StreamingShardLoader:
+        return loader_of(dataset_of({"a": 50, "b": 30}), epochs=epochs, partition_strategy=partition)
+
+    loader = fresh()
+    take(loader, 3)
+    loader.skip(samples={"a": [3]})
+    state = loader.state_dict()
+    with pytest.raises(StateError, match="long after its step"):
+        fresh().load_state_dict(changed(state, ("segments", 1, 0), 2**59))
+
+
+def test_weights_that_add_up_to_nothing_in_a_damaged_state_are_refused() -> None:
+    state = loader_of(dataset_of({"a": 50}), epochs=3).state_dict()
+    with pytest.raises(HoldfastError):
+        loader_of(dataset_of({"a": 50}), epochs=3).load_state_dict(
+            changed(state, ("order", None, "weights", 0, 1, "a"), 0)
+        )
 
 
 def test_weights_that_changed_backwards_are_refused() -> None:

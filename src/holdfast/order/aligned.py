@@ -190,7 +190,8 @@ class Aligned(Walk):
     def _special_epochs(self, segment: int, after: int) -> Iterable[int]:
         """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""
         if self._kept[segment].has_samples and len(self._order.sources) > 1:
-            return count(after + 1)  # a pass of a mixture meets now more, now fewer of a source's skipped samples
+            # A pass of a mixture meets now more, now fewer of a source's skipped samples.
+            return count(after + 1) if self._epochs is None else range(after + 1, self._epochs + 1)
         special = set(self._order.growth_epochs)
         for start, stop in self._kept[segment].intervals():
             # Between its first and its last epoch an interval leaves nothing: those are alike, however many.

@@ -36,11 +36,11 @@ def epoch_bounds(schedule: Schedule, step: int) -> tuple[int, int]:
 
 
 def count_batches(schedule: Schedule, first: int, stop: int, rank: int, last_batch: LastBatch) -> int:
-    """Return at how many of the steps first … stop-1 the rank gets a batch."""
+    """Return at how many of the steps first … stop-1 the rank gets a batch; full steps before it joined count too."""
     count = stop - first if last_batch == "pad" else 0
     for start, short, end in _epochs(schedule, first, stop) if last_batch != "pad" else ():
         count += short - start
-        if short < end and last_batch == "short":
+        if short < end and last_batch == "short" and rank < schedule.segment_at(short).world_size:
             count += int(np.count_nonzero(np.diff(schedule.positions_in(short, end, rank)[1])))
     return count
 
@@ -57,14 +57,15 @@ def count_samples(schedule: Schedule, first: int, stop: int, rank: int, *, only_
 
 def real_samples(schedule: Schedule, step: int, rank: int) -> tuple[int, int]:
     """Return how many samples a rank, and all ranks together, have at a step; masked ones do not count."""
+    ranks = range(schedule.segment_at(step).world_size)  # one that joined later had no part of the step
     if not any(mask.from_step <= step for mask in schedule.masks):
-        return len(schedule.positions(step, rank)), schedule.step_size(step)
+        return len(schedule.positions(step, rank)) if rank in ranks else 0, schedule.step_size(step)
     counts = []
-    for number in range(schedule.segment_at(step).world_size):
+    for number in ranks:
         positions = schedule.positions(step, number)
         masked = schedule.masked(step, positions, schedule.order.locate(positions))
         counts.append(len(positions) - (0 if masked is None else int(masked.sum())))
-    return counts[rank], sum(counts)
+    return counts[rank] if rank in ranks else 0, sum(counts)
 
 
 def _epochs(schedule: Schedule, first: int, stop: int) -> Iterator[tuple[int, int, int]]:

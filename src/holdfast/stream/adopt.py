@@ -45,7 +45,7 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
     try:
         # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
         differences = [*_differences(state.order, order), *_data_differences(state, sources)]
-    except (LookupError, TypeError, ValueError, AttributeError) as error:
+    except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
         raise StateError(f"the order inside the stream state is damaged: {error!r}") from error
     fatal = [text for text, safe in differences if strict or not safe]
     if fatal:

@@ -18,6 +18,8 @@ from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 __all__ = ["CheckpointState"]
 
 _DAMAGED = "it was changed after it was saved; take an earlier one"
+# Batches that a training loop may hold without having acknowledged them: so far ahead of the step may a change lie.
+MAX_IN_HAND = 1 << 20
 
 
 _AtLeastOne = Annotated[int, Between(1, 1 << 32)]
@@ -81,11 +83,14 @@ class CheckpointState:
             return schedule
         except HoldfastError:
             raise
-        except (LookupError, TypeError, ValueError, AttributeError) as error:
+        except (LookupError, TypeError, ValueError, AttributeError, ArithmeticError) as error:
             raise StateError(f"the stream state is damaged: {error!r}", hint=_DAMAGED) from error
 
     def schedule_over(self, order: Order) -> Schedule:
         """Return the schedule over an order."""
+        late = [start for start, *_ in (*self.segments, *self.masks) if start > self.step + MAX_IN_HAND]
+        if late:
+            raise StateError("the stream state tells of a change long after its step", step=self.step, change=late[0])
         names = ("segments", "skips", "epochs", "masks", "reweightings")
         return Schedule.from_json(order, {name: getattr(self, name) for name in names})
 
