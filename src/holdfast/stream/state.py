@@ -88,9 +88,9 @@ class CheckpointState:
 
     def schedule_over(self, order: Order) -> Schedule:
         """Return the schedule over an order."""
-        late = [start for start, *_ in (*self.segments, *self.masks) if start > self.step + MAX_IN_HAND]
-        if late:
-            raise StateError("the stream state tells of a change long after its step", step=self.step, change=late[0])
+        last = max([segment[0] for segment in self.segments] + [mask[0] for mask in self.masks], default=0)
+        if last > self.step + MAX_IN_HAND:
+            raise StateError("the stream state tells of a change long after its step", step=self.step, change=last)
         names = ("segments", "skips", "epochs", "masks", "reweightings")
         return Schedule.from_json(order, {name: getattr(self, name) for name in names})
 
