@@ -46,7 +46,9 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── RollbackError                       there is no checkpoint to roll back to, or too many were tried
     └── MissingDependencyError (ImportError)    an optional extra is not installed
 
-All of them survive pickling with their attributes, so they cross process boundaries whole.
+Each class declares the attributes that say where it happened. Those without a default are given wherever the error is
+raised; those that default to ``None`` are given where they are known. Further facts are in ``where`` and in the text.
+All errors survive pickling with their attributes, so they cross process boundaries intact.
 """
 
 from __future__ import annotations
@@ -112,11 +114,15 @@ class HoldfastError(Exception):
             the error and is shown in the text.
     """
 
+    message: str
+    hint: str | None
+    where: dict[str, Any]
+
     def __init__(self, message: str, *, hint: str | None = None, **where: Any) -> None:
         super().__init__(message)
         self.message = message
         self.hint = hint
-        self.where: dict[str, Any] = where
+        self.where = where
         self.__dict__.update(where)
 
     def __str__(self) -> str:
@@ -126,10 +132,6 @@ class HoldfastError(Exception):
         if self.hint:
             text += f" — {self.hint}"
         return _without_secrets(text)
-
-    def __getattr__(self, name: str) -> Any:
-        # Only reached for names not given in `where`; keeps `error.index` typed and errors that lack one clear.
-        raise AttributeError(f"{type(self).__name__} carries no {name!r}; it has {sorted(self.__dict__)}")
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), hint=self.hint, **self.where), (self.message,)
@@ -149,9 +151,19 @@ def _without_secrets(text: str) -> str:
 class ConfigError(HoldfastError, ValueError):
     """An option that cannot work, found before anything runs."""
 
+    source: str | None = None
+    file: str | None = None
+    dataset: str | None = None
+    rank: int | None = None
+    world_size: int | None = None
+
 
 class EmptyPartitionError(ConfigError):
     """A rank would get no sample; names the rank, the world size and the number of samples."""
+
+    rank: int
+    world_size: int
+    samples: int | None = None
 
 
 class MixtureError(ConfigError):
@@ -165,6 +177,11 @@ class PartitionError(ConfigError):
 class OrderError(HoldfastError, ValueError):
     """A position, index or skip outside what the order covers."""
 
+    source: str | None = None
+    index: int | None = None
+    step: int | None = None
+    sources: list[str] | None = None
+
 
 class EverythingSkippedError(OrderError):
     """The skips leave nothing to read."""
@@ -173,9 +190,19 @@ class EverythingSkippedError(OrderError):
 class SourceError(HoldfastError, RuntimeError):
     """A source could not give the samples asked for."""
 
+    source: str | None = None
+    file: str | None = None
+    index: int | None = None
+    length: int | None = None
+
 
 class SourceFormatError(SourceError, ValueError):
     """The bytes are not what the source expects."""
+
+    column: str | None = None
+    row: int | None = None
+    line: int | None = None
+    byte: int | None = None
 
 
 class SourceChangedError(SourceError):
@@ -185,29 +212,50 @@ class SourceChangedError(SourceError):
 class RemoteReadError(SourceError, OSError):
     """A remote read failed after its retries."""
 
+    file: str
+    attempts: int | None = None
+
 
 class StreamError(HoldfastError, RuntimeError):
     """The loader could not deliver."""
+
+    dataset: str | None = None
+    rank: int | None = None
+    step: int | None = None
 
 
 class TransformError(StreamError):
     """A user's transform raised; names source, index and position, with the cause chained."""
 
+    source: str | None = None
+    index: int
+    position: int | None = None
+
 
 class EmptyBatchError(StreamError):
     """Every sample of a batch failed under ``on_error="skip"``."""
+
+    step: int
+    samples: list[tuple[str, int]]
 
 
 class WorkerDiedError(StreamError):
     """A worker process died again and again on the same step."""
 
+    steps: list[int]
+    samples: list[Any]
+
 
 class StateError(StreamError, ValueError):
     """A stream state that cannot be used here."""
 
+    field: str | None = None
+
 
 class StateMismatchError(StateError):
     """The state was made with other data, weights, seed or partition."""
+
+    children: dict[str, str] | None = None
 
 
 class StateVersionError(StateError):
@@ -217,13 +265,25 @@ class StateVersionError(StateError):
 class StateFileError(StateError):
     """A torn, foreign or missing state file."""
 
+    file: str | None = None
+    folder: str | None = None
+
 
 class MetricError(HoldfastError, ValueError):
     """A metric that cannot be aggregated or merged."""
 
+    dataset: str | None = None
+    metric: str | None = None
+
 
 class CheckpointError(HoldfastError, RuntimeError):
     """A distributed checkpoint could not be restored."""
+
+    tensor: str | None = None
+    file: str | None = None
+    offset: int | None = None
+    length: int | None = None
+    folder: str | None = None
 
 
 class CheckpointReadError(CheckpointError, OSError):
@@ -233,17 +293,29 @@ class CheckpointReadError(CheckpointError, OSError):
 class CheckpointWriteError(CheckpointError, OSError):
     """A checkpoint could not be saved; the ones saved before are as they were."""
 
+    path: str
+
 
 class CorruptRecordError(CheckpointError):
     """Bytes differ from the checksum stored beside them."""
+
+    tensor: str
+    file: str
 
 
 class CheckpointMismatchError(CheckpointError, ValueError):
     """The stored dtype, shape or layout differs from the destination."""
 
+    tensor: str
+    stored: str | tuple[int, ...] | None = None
+    destination: str | tuple[int, ...] | None = None
+
 
 class UnsafeCheckpointError(CheckpointError):
     """The checkpoint would run code or read outside its folder."""
+
+    file: str
+    names: list[str] | None = None
 
 
 class UnusableCheckpointError(CheckpointError, ValueError):
@@ -253,6 +325,8 @@ class UnusableCheckpointError(CheckpointError, ValueError):
 class DebugError(HoldfastError, ValueError):
     """A log could not be diagnosed."""
 
+    file: str | None = None
+
 
 class UnreadableLogError(DebugError):
     """Nothing in the input could be read as a training log."""
@@ -260,6 +334,10 @@ class UnreadableLogError(DebugError):
 
 class CoordinationError(HoldfastError, RuntimeError):
     """Workers could not agree."""
+
+    rank: int | None = None
+    chunk: int | None = None
+    folder: str | None = None
 
 
 class CoordinatorLost(CoordinationError, ConnectionError):
@@ -269,17 +347,29 @@ class CoordinatorLost(CoordinationError, ConnectionError):
 class DeadLetterError(CoordinationError):
     """A job ended without some of its chunks, which were given up after their last attempt."""
 
+    chunks: list[int]
+
 
 class StaleLeaseError(CoordinationError):
     """A commit under a lease that is no longer held."""
+
+    chunk: int
+    token: int
 
 
 class SupersededError(CoordinationError):
     """A newer generation of the job has begun on another store, so this one can commit nothing more."""
 
+    folder: str
+    generation: int
+
 
 class RunError(HoldfastError, RuntimeError):
     """A training run could not be started, recorded or continued."""
+
+    folder: str | None = None
+    file: str | None = None
+    step: int | None = None
 
 
 class RunFolderError(RunError, ValueError):
@@ -293,9 +383,16 @@ class RunMismatchError(RunError, ValueError):
 class RunLockedError(RunError):
     """Another process is running in this folder; names it."""
 
+    folder: str
+    pid: int | None
+    host: str | None
+    since: str | None
+
 
 class RunLogError(RunError, ValueError):
     """The run log was cut, edited or cannot be read."""
+
+    line: int | None = None
 
 
 class RunWriteError(RunError, OSError):
@@ -305,6 +402,10 @@ class RunWriteError(RunError, OSError):
 class RunStoppedError(RunError):
     """A finding stopped the run, as its policy asked."""
 
+    finding: str
+    step: int
+    rank: int | None
+
 
 class RollbackError(RunError):
     """There is no checkpoint to roll back to, or too many rollbacks were tried."""
@@ -312,3 +413,6 @@ class RollbackError(RunError):
 
 class MissingDependencyError(HoldfastError, ImportError):
     """An optional extra is not installed."""
+
+    extra: str | None = None
+    package: str | None = None

@@ -97,6 +97,8 @@ def test_each_of_a_thousand_flipped_bytes_in_payloads_is_detected_and_named(fold
             flip(path, offset, bits)
             error = caught.value
             assert (error.tensor, error.file) == (fqn, path.name)
+            assert error.offset is not None
+            assert error.length is not None
             assert error.offset <= offset < error.offset + error.length
             detected += 1
     assert detected == 1000
@@ -127,7 +129,7 @@ def test_a_flipped_byte_anywhere_in_a_file_never_loads_a_wrong_tensor(folder: Pa
             assert_same(load_directly(reader), SAVED)  # padding and unused records do not matter
             harmless += 1
         except CheckpointError as error:
-            named.add(error.tensor)
+            named.add(str(error.tensor))
         finally:
             flip(path, offset, bits)
     assert harmless < 300
@@ -160,7 +162,7 @@ def test_a_truncated_file_is_named_with_a_tensor_it_cuts(folder: Path, keep: flo
         load(empty_state(), ParallelFileSystemReader(folder, num_workers=3))
     assert caught.value.file == path.name
     assert caught.value.tensor in SAVED
-    assert caught.value.offset + caught.value.length > left
+    assert caught.value.where["offset"] + caught.value.where["length"] > left
 
 
 def test_a_missing_file_is_named(folder: Path) -> None:
@@ -205,8 +207,8 @@ def test_an_input_error_at_any_read_is_one_error_with_its_cause(folder: Path, wo
 
 def _check_named(error: CheckpointReadError) -> None:
     assert error.tensor in SAVED
-    assert error.offset >= 0
-    assert error.length > 0
+    assert error.where["offset"] >= 0
+    assert error.where["length"] > 0
     assert isinstance(error.__cause__, OSError)
     again = pickle.loads(pickle.dumps(error))  # noqa: S301 — our own
     assert (again.tensor, again.file, again.offset, again.length) == (

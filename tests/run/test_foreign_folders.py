@@ -196,7 +196,7 @@ def test_what_is_wrong_is_said_with_the_file_and_the_line(
         for reason, folder in damaged_runs(sound, tmp_path).items():
             with pytest.raises(RunLogError, match=reason) as caught:
                 list(RunLog(folder).records())
-            assert Path(caught.value.file) == log_of(folder)
+            assert Path(str(caught.value.file)) == log_of(folder)
             with pytest.raises(RunLogError, match=reason):
                 RunColumns(folder, min_at_once=2).refresh()
             code, _, error = called(["report", str(folder), "--output", str(tmp_path / "page.html")], capsys)
@@ -255,7 +255,7 @@ def test_a_line_nested_too_deeply_among_many_steps_does_not_reach_arrow(sound: P
         file.write(b"".join(lines))
     with pytest.raises(RunLogError, match="nested too deeply") as caught:
         RunColumns(folder).refresh()
-    assert log_of(folder).read_bytes().splitlines()[caught.value.line - 1].startswith(b'{"step":920')
+    assert log_of(folder).read_bytes().splitlines()[int(caught.value.where["line"]) - 1].startswith(b'{"step":920')
 
 
 def test_looking_again_at_a_damaged_log_takes_nothing_twice(sound: Path, tmp_path: Path) -> None:

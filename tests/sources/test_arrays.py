@@ -92,7 +92,7 @@ def test_a_memory_map_is_sent_as_its_place_in_the_file(tmp_path: Path, view: sli
 def test_columns_of_different_lengths_are_refused() -> None:
     with pytest.raises(ConfigError, match="same number of rows") as caught:
         ArraySource({"a": np.zeros(3), "b": np.zeros(4)})
-    assert caught.value.lengths == {"a": 3, "b": 4}
+    assert caught.value.where["lengths"] == {"a": 3, "b": 4}
 
 
 @pytest.mark.parametrize("columns", [{}, {"x": np.float64(3)}])

@@ -209,7 +209,7 @@ def test_a_damaged_row_group_is_refused_by_its_number(path: Path) -> None:
     path.write_bytes(raw)
     with pytest.raises(SourceFormatError, match="row group") as caught:
         ParquetSource(path).read(rows(0))
-    assert caught.value.row_group == 0
+    assert caught.value.where["row_group"] == 0
 
 
 def test_a_file_rewritten_under_the_run_is_refused(path: Path) -> None:

@@ -128,7 +128,7 @@ def test_a_sample_that_lacks_a_member_is_refused_by_its_key(tmp_path: Path) -> N
     path = write(tmp_path / "a.tar", [*samples(3), ("000003.jpg", b"alone")])
     with pytest.raises(SourceFormatError, match="lacks the column 'cls'") as caught:
         len(TarSource(path))
-    assert caught.value.key == "000003"
+    assert caught.value.where["key"] == "000003"
     source = TarSource(path, missing="empty")
     assert ragged(source.read(rows(3, 2)), "cls").to_bytes() == [b"", b"2"]
     check_source(source)

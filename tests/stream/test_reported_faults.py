@@ -278,7 +278,7 @@ def test_a_lambda_cannot_be_sent_to_a_spawned_worker_and_the_error_says_what_can
     loader = loader_of(dataset, num_workers=1, multiprocessing_context="spawn")
     with pytest.raises(ConfigError, match="top of a module") as caught:
         next(iter(loader))
-    assert caught.value.multiprocessing_context == "spawn"
+    assert caught.value.where["multiprocessing_context"] == "spawn"
 
 
 def test_any_range_of_steps_reads_as_its_steps_one_by_one_across_every_change() -> None:

@@ -68,6 +68,7 @@ def test_an_error_in_a_transform_names_the_sample_and_keeps_its_cause(workers: i
         list(loader)
     error = caught.value
     assert (error.source, error.index) == ("a", 7)
+    assert error.position is not None
     assert loader.order.locate([error.position]).index.tolist() == [7]
     assert "ZeroDivisionError" in (str(error.__cause__) if workers else repr(error.__cause__))
 
