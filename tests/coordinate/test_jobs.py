@@ -407,10 +407,20 @@ def test_a_poison_chunk_is_listed_with_its_traceback_and_the_job_finishes(where:
 def test_a_payload_that_cannot_be_kept_is_its_chunks_failure_and_kills_no_worker(
     coordinator: StreamCoordinator, payload: Any
 ) -> None:
-    reader = lease(coordinator, max_attempts=2, on_error="skip")
+    reader = lease(coordinator, on_error="skip")
     assert reader.process(lambda chunk: payload if chunk.chunk == 3 else "") == CHUNKS - 1
     (letter,) = reader.dead_letters()
-    assert (letter.chunk, "a payload is a text" in letter.error) == (3, True)
+    assert (letter.chunk, letter.attempts, "a payload is a text" in letter.error) == (3, 1, True)
+
+
+def test_work_whose_first_payload_cannot_be_kept_ends_the_worker_before_all_is_done_in_vain(
+    coordinator: StreamCoordinator,
+) -> None:
+    reader, called = lease(coordinator), []
+    with pytest.raises(ConfigError, match="a payload is a text"):
+        reader.process(lambda chunk: called.append(chunk.chunk) or 5)  # type: ignore[func-returns-value, arg-type]
+    assert called == [0]
+    assert lease(coordinator).process(lambda chunk: "5") == CHUNKS  # mended: nothing was given up
 
 
 def test_an_output_that_cannot_be_written_is_its_chunks_failure_and_kills_no_worker(

@@ -128,6 +128,24 @@ def test_a_chunk_is_given_up_at_its_last_attempt_and_counted_before_that_is_a_fa
     assert owner.is_finished()
 
 
+def test_a_chunk_that_was_given_up_is_known_of_though_the_connection_broke_when_it_was_counted() -> None:
+    class Broken(MemoryStore):
+        """Loses one increment, as a client of a durable store does whose connection broke before it was sent."""
+
+        lost = False
+
+        def add(self, key: str, amount: int) -> int:
+            if key == "dead" and not self.lost:
+                self.lost = True
+                return super().add(key, 0)
+            return super().add(key, amount)
+
+    owner = table(Broken(), max_attempts=1)
+    (lease,) = owner.claim(0.0)
+    assert isinstance(owner.fail(0, lease.token, 1.0, "poison"), Dead)
+    assert owner.given_up()
+
+
 def test_giving_a_lease_back_keeps_the_attempts_that_failed_before() -> None:
     store = MemoryStore()
     owner, heir = table(store), table(store, "b")

@@ -119,15 +119,22 @@ def test_a_redis_server_that_would_forget_is_refused(tmp_path: Path) -> None:
     server = Server("redis", tmp_path / "server")
     import redis
 
-    redis.Redis(port=server.port).config_set("appendfsync", "everysec")
+    client = redis.Redis(port=server.port)
     try:
+        client.config_set("maxmemory", 1 << 30)
+        RedisStore(server.address).get("key")  # its writes fail where the memory is full, and are not answered
+        client.config_set("maxmemory-policy", "allkeys-lru")
+        with pytest.raises(ConfigError, match=r"memory is full.*noeviction"):
+            RedisStore(server.address).get("key")
+        client.config_set("maxmemory", 0)
+        client.config_set("appendfsync", "everysec")
         with pytest.raises(ConfigError, match="appendfsync always"):
             RedisStore(server.address).get("key")
         assert open_store(server.address, durable=False).get("key") is None
         with pytest.raises(SystemExit) as ended:
             run(["watch", server.address, "--json"])  # a look changes nothing
         assert ended.value.code == 0
-        assert redis.Redis(port=server.port).keys() == []
+        assert client.keys() == []
     finally:
         server.kill()
 

@@ -14,7 +14,7 @@ import pytest
 import ray
 from tests.faults.coordinate_servers import Server, why_not
 
-from holdfast.errors import DeadLetterError
+from holdfast.errors import ConfigError, DeadLetterError
 from holdfast.integrations.ray import HoldfastDatasource, leased_map
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
@@ -134,3 +134,9 @@ def test_a_poison_chunk_is_reported_when_all_else_is_done(cluster: Any, server: 
             max_attempts=2,
             backoff=0.0,
         )
+
+
+@pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"workers": 0}])
+def test_options_of_a_leased_map_that_cannot_be_are_refused_before_an_actor_starts(options: dict[str, Any]) -> None:
+    with pytest.raises(ConfigError, match=next(iter(options))):
+        leased_map(dataset(), str, **{"store": "nowhere", "workers": 1, **options})

@@ -2,7 +2,8 @@
 
 The model: the job is one record in the store. The first worker puts a placeholder there, by compare-and-set; it then
 finds out what has ended before (from the job's folder, or from a saved state), and puts the job in its place. Others
-wait meanwhile; if that worker shows no sign of life for a TTL, it has died, and another begins.
+wait meanwhile; if that worker shows no sign of life for a TTL, it has died, and another begins. Should it wake up and
+begin a generation of the folder after all, nobody works in that one: the next worker to come begins another.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import json
 import uuid
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -18,7 +20,7 @@ from holdfast.coordinate.ledger import Ledger
 from holdfast.coordinate.pages import count_dead
 from holdfast.coordinate.progress import Run
 from holdfast.coordinate.stores.contract import KeyValue
-from holdfast.coordinate.turns import Turns
+from holdfast.coordinate.turns import NOBODY, Turns
 from holdfast.errors import CoordinationError
 
 __all__ = ["Beginner", "Begun"]
@@ -101,19 +103,30 @@ class Beginner:
                 self._turns.pause()
                 found = self._store.get("job") or b""
                 continue
-            mine = json.dumps({"starting": self._turns.name, "attempt": uuid.uuid4().hex}).encode()
+            attempt = uuid.uuid4().hex
+            mine = json.dumps({"starting": self._turns.name, "attempt": attempt}).encode()
             found = self._store.compare_set("job", found, mine)
             if found == mine:
-                decided, ended = self._decide()
-                wanted = json.dumps(JOB.to_json(decided)).encode()
-                self._store.set(f"{decided.generation}/before", str(ended).encode())  # for those who look on
-                found = self._store.compare_set("job", mine, wanted)
+                found = self._begin(attempt, mine)
+
+    def _begin(self, attempt: str, mine: bytes) -> bytes:
+        """Put the job in place of this worker's placeholder; return what stands there then."""
+        try:
+            self._store.set(f"attempt/{attempt}", self._turns.name.encode())
+            decided, ended = self._decide(attempt)
+            wanted = json.dumps(JOB.to_json(decided)).encode()
+            self._store.set(f"{decided.generation}/before", str(ended).encode())  # for those who look on
+            return self._store.compare_set("job", mine, wanted)
+        except BaseException:
+            with suppress(CoordinationError):  # this process may live on, and others must not wait for it
+                self._store.compare_set("job", mine, json.dumps({"starting": NOBODY}).encode())
+            raise
 
     def _check(self, stored: LeasedJob, where: str) -> LeasedJob:
         return check_same(stored, **self._same, where=where)
 
     def _join(self, record: JobRecord) -> Begun | None:
-        """Return the job that stands in the store; None if its folder was made ready for the next generation."""
+        """Return the job that stands in the store; None if nobody can work in the folder's last generation."""
         job = self._check(record.definition, "the other workers")
         if self._ledger is None:
             if record.mark:
@@ -127,12 +140,14 @@ class Beginner:
                 folder=str(self._ledger.folder),
                 hint="give every worker the same folder=, or the job another name",
             )
-        if not self._ledger.is_open():
+        mark = self._ledger.open_mark()
+        begun_too_late = mark != record.mark and self._store.get(f"attempt/{mark}") is not None
+        if mark is None or begun_too_late:
             return None
         finished = self._ledger.enter(record.generation, record.mark)
         return Begun(job, record.generation, finished, dead=record.dead)
 
-    def _decide(self) -> tuple[JobRecord, int]:
+    def _decide(self, attempt: str) -> tuple[JobRecord, int]:
         """Return the next generation (after the folder's, after the state's, or the first); and how many had ended."""
         if self._ledger is not None:
             stored = self._ledger.definition() or self._ledger.define(self._fresh())
@@ -145,7 +160,7 @@ class Beginner:
                     there=job.name,
                     hint="pass the name that the job was begun with, or another folder",
                 )
-            begun = self._ledger.begin()
+            begun = self._ledger.begin(attempt)
             return job.record(generation=begun.number, mark=begun.mark, dead=begun.dead), _count(begun.finished)
         if self._state is None:
             return self._fresh().record(generation=1), 0

@@ -233,10 +233,14 @@ class LeasedReader:
     def process(self, function: Callable[[LeasedChunk], str | None]) -> int:
         """Call a function for each chunk and commit what it returns; lost chunks are left to their new owner.
 
-        A chunk that the function fails on is tried again later, by whichever worker comes first.
+        A chunk that the function fails on is tried again later, by whichever worker comes first. One whose payload
+        cannot be kept is given up at once, as trying again would not help.
 
         Returns:
             How many chunks this worker committed.
+
+        Raises:
+            ConfigError: the function's first payload cannot be kept: all others would most likely be as wrong.
         """
         count = 0
         for chunk in self:
@@ -252,7 +256,11 @@ class LeasedReader:
                 continue
             except CoordinationError:
                 raise
-            except Exception as error:  # a payload that cannot be kept, an output that cannot be written
+            except ConfigError as error:  # a payload that cannot be kept
+                self.fail(chunk, error, last=count > 0)
+                if not count:
+                    raise
+            except Exception as error:  # an output that cannot be written
                 chunk.fail(error)
         return count
 
@@ -276,18 +284,18 @@ class LeasedReader:
             self._committed += len(chunk.positions)
             self._report()
 
-    def fail(self, chunk: LeasedChunk, error: BaseException | str) -> None:
-        """Give a chunk back after a failed attempt; see ``LeasedChunk.fail``."""
+    def fail(self, chunk: LeasedChunk, error: BaseException | str, *, last: bool = False) -> None:
+        """Give a chunk back after a failed attempt, or up after the last; see ``LeasedChunk.fail``."""
         self._coordinator.home.check()
         chunk.discard_output()
-        self._fail(chunk.chunk, chunk.token, error)
+        self._fail(chunk.chunk, chunk.token, error, last=last)
 
-    def _fail(self, chunk: int, token: int, error: BaseException | str) -> None:
+    def _fail(self, chunk: int, token: int, error: BaseException | str, *, last: bool = False) -> None:
         text = error if isinstance(error, str) else "".join(traceback.format_exception(error))
         _log.warning("chunk %d of job %r failed: %s", chunk, self.job.name, text.strip().rpartition("\n")[2])
         try:
             with self._lock:
-                dead = self._table.fail(chunk, token, time.monotonic(), text[-MAX_TRACEBACK:])
+                dead = self._table.fail(chunk, token, time.monotonic(), text[-MAX_TRACEBACK:], last=last)
         except StaleLeaseError:
             self.chunks_lost += 1
             return

@@ -107,14 +107,15 @@ class Ledger:
 
     # --- generations -----------------------------------------------------------------------------------------------
 
-    def begin(self) -> Generation:
-        """Seal the last generation and begin the next."""
+    def begin(self, mark: str | None = None) -> Generation:
+        """Seal the last generation and begin the next, under a unique mark."""
+        mark = uuid.uuid4().hex if mark is None else mark
         while True:
             number, is_open = self._last()
             if is_open:
                 self.seal(number)
             ends, records = self._read()
-            base = Base(number + 1, uuid.uuid4().hex, runs_of(sorted(ends.entries)), records)
+            base = Base(number + 1, mark, runs_of(sorted(ends.entries)), records)
             with told("a generation of the job cannot begin in its folder", self.folder):
                 if not self._publish(base):
                     continue
@@ -161,9 +162,13 @@ class Ledger:
         """The number of the last generation, 0 for none."""
         return self._last()[0]
 
-    def is_open(self) -> bool:
-        """Say whether there is a generation that commits can go into."""
-        return self._last()[1]
+    def open_mark(self) -> str | None:
+        """Return the mark of the generation that commits can go into; None if there is none."""
+        number, is_open = self._last()
+        try:
+            return read_base(self._folder_of(number)).mark if is_open else None
+        except FileNotFoundError:  # sealed meanwhile
+            return None
 
     def seal(self, generation: int) -> None:
         """End a generation: from now on no commit can go into it."""

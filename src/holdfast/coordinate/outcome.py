@@ -92,7 +92,11 @@ class Outcome:
             return
         if not self._turns.take(self._place, "settler", done=lambda: self._place.get("settled") is not None):
             return
-        ends = self.ends()
+        with self._turns.given_back(self._place, "settler"):
+            self._complete(self.ends())
+            self._place.set("settled", b"yes")
+
+    def _complete(self, ends: list[Done | Dead]) -> None:
         if self._ledger is not None:
             kept = self._ledger.read()
             for entry in ends:
@@ -100,8 +104,7 @@ class Outcome:
                     self._ledger.record(entry)
         if self._sink is not None:
             self._sink.publish_all([entry.file for entry in ends if isinstance(entry, Done) and entry.file])
-            self._sink.sweep(self._begun.job.job)
-        self._place.set("settled", b"yes")
+            self._sink.sweep(self._begun.job.job, self._begun.generation)
 
     def raise_dead_letters(self) -> None:
         """Raise ``DeadLetterError`` if any chunk was given up."""

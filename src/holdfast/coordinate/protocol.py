@@ -186,14 +186,21 @@ class LeaseTable:
         self._end(chunk)
         return done
 
-    def fail(self, chunk: int, token: int, now: float, error: str) -> Dead | None:
-        """Give a chunk back after an attempt that failed; return its last record if that was the last attempt.
+    def fail(self, chunk: int, token: int, now: float, error: str, *, last: bool = False) -> Dead | None:
+        """Give a chunk back after an attempt that failed; return its final record if that was the last attempt.
+
+        Args:
+            chunk: which.
+            token: of its lease.
+            now: this worker's clock.
+            error: what went wrong.
+            last: whether another attempt would not help.
 
         Raises:
             StaleLeaseError: the lease was lost meanwhile, so that the attempt does not count.
         """
         held = self._give(chunk, token, now)
-        if held.attempts + 1 >= self._max_attempts:
+        if last or held.attempts + 1 >= self._max_attempts:
             dead = self._give_up(held, held.encode(), now, error)
             if dead is None:
                 raise self._stale(chunk, token, "another worker has taken the chunk over")
@@ -216,7 +223,10 @@ class LeaseTable:
 
     def _give_up(self, lease: Lease, record: bytes, now: float, error: str) -> Dead | None:
         """Put a final record in place of a lease that was the last; None if it changed meanwhile."""
-        self._store.add("dead", 1)  # before the fact: it may run ahead, and whoever sees that reads the records
+        # Before the fact: it may run ahead, and whoever sees that reads the records. A connection that broke may have
+        # cost the increment; then what comes back is still none.
+        while self._store.add("dead", 1) < 1:
+            pass
         dead = Dead(lease.chunk, self.owner, lease.token, lease.attempts + 1, error)
         if not self._swap(lease.chunk, record, dead.encode(), now):
             return None

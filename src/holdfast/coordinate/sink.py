@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 from collections.abc import Collection
 from pathlib import Path
 from typing import IO, Any
@@ -97,10 +98,14 @@ class FolderSink:
             else:
                 self._remote.rm(self._temporary(name))
 
-    def sweep(self, job: str) -> int:
-        """Remove what attempts of this job left behind that were never committed; return how many files."""
-        found = self._list(f"{self._root}/.tmp")
-        swept = [path for path in found if f"-{job}-" in os.path.basename(path)]
+    def sweep(self, job: str, generation: int) -> int:
+        """Remove what attempts of this job left behind that were never committed; return how many files.
+
+        What a newer generation writes meanwhile is left alone: the worker that sweeps may have been paused.
+        """
+        ours = re.compile(rf"part-\d+-{job}-g(\d+)-")
+        found = [(path, ours.match(os.path.basename(path))) for path in self._list(f"{self._root}/.tmp")]
+        swept = [path for path, match in found if match is not None and int(match[1]) <= generation]
         with told("outputs that were not committed cannot be removed", self.place):
             for path in swept:
                 self.discard(os.path.basename(path))

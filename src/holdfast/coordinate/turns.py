@@ -7,12 +7,17 @@ it needs: reading back a million results takes longer than most TTLs.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 
 from holdfast.coordinate.health import WorkerRecord
 from holdfast.coordinate.stores.contract import KeyValue
+from holdfast.errors import CoordinationError
 
-__all__ = ["Turns"]
+__all__ = ["NOBODY", "Turns"]
+
+# Whose turn it is when the worker that had it could not do it.
+NOBODY = "nobody"
 
 
 class Turns:
@@ -48,8 +53,20 @@ class Turns:
                 self.pause()
         return True
 
+    @contextmanager
+    def given_back(self, place: KeyValue, key: str) -> Iterator[None]:
+        """Give a turn back if what it was for fails: this process may live on, and others must not wait for it."""
+        try:
+            yield
+        except BaseException:
+            with suppress(CoordinationError):
+                place.compare_set(key, self.name.encode(), NOBODY.encode())
+            raise
+
     def is_silent(self, name: str) -> bool:
         """Say whether the worker of this name has shown no sign of life for the TTL, as seen from here."""
+        if name == NOBODY:
+            return True
         rank, _, owner = name.partition("/")
         record = self._workers.get(f"worker/{rank}")
         alive = record is not None and WorkerRecord.decode(record).owner == owner

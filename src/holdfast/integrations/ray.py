@@ -67,6 +67,8 @@ def leased_map(
     if workers < 1:
         raise ConfigError("workers must be at least 1", workers=workers)
     on_error = options.pop("on_error", "raise")
+    if on_error not in ("raise", "skip"):
+        raise ConfigError("on_error must be 'raise' or 'skip'", on_error=on_error)
     plan = {"store": store, "workers": workers, "ttl": ttl, "heartbeat": heartbeat, "lease": options}
     # Ray starts an actor again, and calls it again, as often as it takes; holdfast knows what is done.
     remote = ray.remote(max_restarts=-1, max_task_retries=-1, **(actor_options or {}))(_Worker)

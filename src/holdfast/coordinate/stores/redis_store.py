@@ -25,7 +25,8 @@ class RedisStore:
 
     The server must write every command to disk before it answers (``appendonly yes``, ``appendfsync always``): with
     anything less a killed server may forget commits that workers were told of. One server, or one whose replicas are
-    never promoted on their own: a replica may lag behind what was answered.
+    never promoted on their own: a replica may lag behind what was answered. Nor may it evict keys to make room
+    (``maxmemory-policy allkeys-…``).
 
     Args:
         url: ``redis://[[user]:password@]host:port[/database]``, or ``rediss://`` for TLS.
@@ -88,17 +89,23 @@ class RedisStore:
         import redis
 
         try:
-            found = {**self._client.config_get("appendonly"), **self._client.config_get("appendfsync")}
+            asked = ("appendonly", "appendfsync", "maxmemory", "maxmemory-policy")
+            found = {key: value for name in asked for key, value in self._client.config_get(name).items()}
         except redis.ResponseError:  # managed servers forbid CONFIG
             found = {}
         self._checked = True
-        if found.get("appendonly", "yes") != "yes" or found.get("appendfsync", "always") != "always":
+        forgets = found.get("appendonly", "yes") != "yes" or found.get("appendfsync", "always") != "always"
+        evicts = found.get("maxmemory", "0") != "0" and found.get("maxmemory-policy", "").startswith("allkeys")
+        if forgets or evicts:
             self._checked = False
+            when = "when it is killed" if forgets else "when its memory is full"
             raise ConfigError(
-                "this Redis server would forget answered writes when it is killed",
+                f"this Redis server would forget answered writes {when}",
                 url=self.url,
                 **found,
-                hint="start it with --appendonly yes --appendfsync always, or pass durable=False",
+                hint="start it with --appendonly yes --appendfsync always, or pass durable=False"
+                if forgets
+                else "start it with --maxmemory-policy noeviction",
             )
 
     def get(self, key: str) -> bytes | None:
