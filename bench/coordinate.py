@@ -228,7 +228,7 @@ class Bench:
         return sorted(results)
 
     def heartbeat(self, seconds: float) -> tuple[float, float]:
-        """Return an idle worker's share of a CPU, and its store operations a second."""
+        """Return an idle worker's share of a CPU, and its store operations per second."""
         self.runs += 1
         gate, out = self.context.Barrier(1), self.context.Queue()
         process = self.context.Process(target=beating, args=(self.port, f"run{self.runs}", seconds, gate, out))

@@ -86,7 +86,7 @@ def _series(results: dict[str, Any]) -> list[tuple[str, list[Point], str, str]]:
         line = results["leases"]["timeline"]
         plots.append(("Leased: chunks committed", [(t, float(done)) for t, done, _ in line], "seconds", "chunks"))
         rate = [(t, float(operations)) for t, _, operations in line[:-1]]  # the last second is not a whole one
-        plots.append(("Leased: store operations a second", rate, "seconds", "operations"))
+        plots.append(("Leased: store operations per second", rate, "seconds", "operations"))
     return plots
 
 
@@ -141,7 +141,7 @@ def register(app: typer.Typer) -> None:
         heartbeat: float = typer.Option(5.0, help="Seconds between signs of life."),
         chunks_per_rank: int = typer.Option(4, help="Work of the leased job."),
         chunk_seconds: float = typer.Option(5.0, help="Time of a chunk."),
-        replication: int = typer.Option(1, help="Standbys a chunk."),
+        replication: int = typer.Option(1, help="Standbys per chunk."),
         seed: int = typer.Option(0, help="Of the failures."),
         output: Annotated[Path | None, typer.Option(help="Write the plot to this .svg or .html file.")] = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),

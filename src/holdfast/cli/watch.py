@@ -50,7 +50,7 @@ def _table(workers: list[WorkerHealth], now: float) -> Table:
     statuses = Counter(worker.status.value for worker in workers)
     title = ", ".join(f"{statuses[status]} {status}" for status in COLOURS if statuses[status])
     speed = sum(worker.average_throughput for worker in workers if worker.status.value in AT_WORK)
-    table = Table("rank", "host", "status", title=f"{title or 'no workers yet'}; {speed:,.1f} samples/s")
+    table = Table("rank", "host", "status", title=f"{title or 'no workers'}; {speed:,.1f} samples/s")
     for column in ("seen", "step", "share", "leases", "samples", "samples/s"):
         table.add_column(column, justify="right")
     for worker in workers:
@@ -147,7 +147,7 @@ def register(app: typer.Typer) -> None:
             if as_json:
                 typer.echo(json.dumps(_plain(survey.watch_until_certain())))
             elif once or not console.is_terminal:
-                console.print(_view(survey.watch_until_certain()))
+                console.print(_view(survey.watch_until_certain()), soft_wrap=True)  # a line per job, also in a pipe
             else:
                 _watch_live(survey, console, interval=interval, looks=looks)
         except CoordinatorLost as error:

@@ -79,7 +79,7 @@ class Claims:
             backoff=backoff,
         )
         self.living = living
-        """Who is believed to be alive; whoever sends the heartbeats keeps it up to date."""
+        """Who is believed to be alive; kept up to date by the sender of the heartbeats."""
         self._rank = rank
         self._replication = replication
         self._seat = (0, 0)  # this worker's place among how many, when it last looked

@@ -93,7 +93,7 @@ class StreamCoordinator:
         self.ttl = ttl
         self.replication = replication
         self.balance_interval = balance_interval
-        # The store is asked at least once a heartbeat, so a store that is gone is noticed within the TTL.
+        # The store is asked at least once per heartbeat, so a store that is gone is noticed within the TTL.
         self._client = StoreClient(store, prefix=prefix, timeout=ttl - heartbeat, patience=patience)
         self._beating: StoreClient | None = None
         self._board = HealthBoard(self._client, ttl=ttl)

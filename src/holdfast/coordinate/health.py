@@ -44,7 +44,7 @@ class WorkerHealth:
         last_heartbeat: when this observer last saw it change, on the observer's own ``time.monotonic()`` clock; minus
             infinity for a worker it has never seen.
         samples_processed: as the worker reported.
-        average_throughput: samples a second, as the worker reported.
+        average_throughput: samples per second, as the worker reported.
         share: the worker's share of a step (synchronous reading), or 0.
         leases: how many chunks it holds (leased reading).
         step: the next step (synchronous reading), or 0.
@@ -71,7 +71,7 @@ class WorkerRecord:
         owner: its process's life, unique.
         sequence: one more at each heartbeat.
         samples: processed so far.
-        throughput: samples a second.
+        throughput: samples per second.
         state: ``working``, ``idle`` or ``left``.
         share: of a step.
         leases: chunks held.

@@ -63,7 +63,7 @@ class LeasedChunk:
         return file
 
     def commit(self, payload: str = "") -> None:
-        """Finish the chunk, once and for all; ``StaleLeaseError`` means that its work must be thrown away.
+        """Finish the chunk, once and for all; ``StaleLeaseError`` means that its work must be discarded.
 
         Args:
             payload: a small text kept with the commit, of at most 100,000 characters: a count, a JSON value, the
@@ -95,7 +95,7 @@ class LeasedChunk:
                     chunk=self.chunk,
                     token=self.token,
                     file=name,
-                    hint="throw this chunk's work away: whoever holds it now commits it",
+                    hint="discard this chunk's work: the worker that holds it now commits it",
                 ) from error
             return name
         return ""

@@ -1,4 +1,4 @@
-"""What has become of a job's chunks: kept as it happens, completed at the end, and told to whoever asks.
+"""What has become of a job's chunks: kept as it happens, completed at the end, and told to the caller.
 
 Holds no lock that the renewal of leases needs, and reads over a connection of its own.
 """

@@ -178,7 +178,7 @@ class LeaseTable:
         return lost
 
     def commit(self, chunk: int, token: int, now: float, payload: str = "", file: str = "") -> Done:
-        """Finish a chunk under its fencing token, or raise ``StaleLeaseError``: then its work must be thrown away."""
+        """Finish a chunk under its fencing token, or raise ``StaleLeaseError``: then its work must be discarded."""
         held = self._give(chunk, token, now)
         done = Done(chunk, self.owner, token, payload, file)
         if not self._swap(chunk, held.encode(), done.encode(), now):
@@ -223,8 +223,8 @@ class LeaseTable:
 
     def _give_up(self, lease: Lease, record: bytes, now: float, error: str) -> Dead | None:
         """Put a final record in place of a lease that was the last; None if it changed meanwhile."""
-        # Before the fact: it may run ahead, and whoever sees that reads the records. A connection that broke may have
-        # cost the increment; then what comes back is still none.
+        # Before the fact: it may run ahead, and a worker that sees it reads the records. A connection that broke may
+        # have cost the increment; the count is then still 0.
         while self._store.add("dead", 1) < 1:
             pass
         dead = Dead(lease.chunk, self.owner, lease.token, lease.attempts + 1, error)
@@ -250,7 +250,7 @@ class LeaseTable:
             chunk=chunk,
             token=token,
             owner=self.owner,
-            hint="throw this chunk's work away: whoever holds it now commits it",
+            hint="discard this chunk's work: the worker that holds it now commits it",
         )
 
     # --- observing and taking over ---------------------------------------------------------------------------------

@@ -48,7 +48,7 @@ class Scenario:
         ranks_per_node: how many of them a failing node takes along.
         hours: how long the job runs (synchronous mode).
         node_mtbf_hours: mean time between failures of one node.
-        batch_size: samples a rank and step.
+        batch_size: samples per rank and step.
         step_seconds: time of a step of equal ranks.
         checkpoint_steps: steps between checkpoints.
         save_seconds: how long a checkpoint holds the training up.
@@ -63,7 +63,7 @@ class Scenario:
         heartbeat: seconds between signs of life.
         chunks_per_rank: work of the leased job.
         chunk_seconds: time of a chunk on a rank of normal speed.
-        replication: standbys a chunk.
+        replication: standbys per chunk.
         seed: of the failures.
     """
 

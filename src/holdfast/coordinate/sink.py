@@ -1,8 +1,8 @@
 """Outputs written exactly once: a temporary name while a worker writes, the real one after its commit was accepted.
 
 The model: an output's name holds the job, its generation, the chunk and the fencing token, so no two attempts share
-one. A worker writes under ``.tmp/``, commits, and renames. If it dies in between, whoever ends the job (or begins it
-again) renames what was committed; whatever else is left under ``.tmp/`` was never committed, and is removed.
+one. A worker writes under ``.tmp/``, commits, and renames. If it dies in between, the worker that ends the job (or
+begins it again) renames what was committed; whatever else is left under ``.tmp/`` was never committed, and is removed.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A worker's speed: samples a second over the last few batches, by decaying sums."""
+"""A worker's speed: samples per second over the last few batches, by decaying sums."""
 
 from __future__ import annotations
 

@@ -77,7 +77,7 @@ def _open_torch_store(address: str, timeout: float) -> Store:
 def _fulfil(opened: Future[Store], connect: Callable[[], Store]) -> None:
     try:
         opened.set_result(connect())
-    except BaseException as error:  # handed on to whoever waits
+    except BaseException as error:  # passed on to the caller, who waits
         opened.set_exception(error)
 
 
