@@ -78,15 +78,17 @@ def soak(folder: Path, seeds: range, at_once: int = AT_ONCE, *, seconds: float =
     """Run the schedules of many seeds; progress and failures are printed as they come."""
     tally, began = Tally(), time.monotonic()
     with ThreadPoolExecutor(at_once) as pool:
-        for seed, result in pool.map(lambda seed: _attempt(folder, seed), seeds):
-            tally.add(seed, result)
-            if seed in tally.failures:
-                print(f"seed {seed}: {tally.failures[seed]}", flush=True)
-            if tally.schedules % 20 == 0 or tally.schedules == len(seeds):
-                print(f"{time.monotonic() - began:.0f} s: {tally}", flush=True)
-            if time.monotonic() - began > seconds:
-                pool.shutdown(cancel_futures=True)
-                break
+        try:
+            for seed, result in pool.map(lambda seed: _attempt(folder, seed), seeds):
+                tally.add(seed, result)
+                if seed in tally.failures:
+                    print(f"seed {seed}: {tally.failures[seed]}", flush=True)
+                if tally.schedules % 20 == 0 or tally.schedules == len(seeds):
+                    print(f"{time.monotonic() - began:.0f} s: {tally}", flush=True)
+                if time.monotonic() - began > seconds:
+                    break
+        finally:
+            pool.shutdown(cancel_futures=True)  # also where it is told to end: not after all the other seeds
     return tally
 
 
