@@ -18,15 +18,15 @@ from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
 
 CHUNKS, SIZE = 6, 4
-TIMES = {"ttl": 0.3, "heartbeat": 0.05}
+SOON, LATE = 0.3, 3600.0  # a TTL that is waited for, and one that passes in no test
 
 
 def dataset(seed: int = 3) -> StreamDataset:
     return StreamDataset(ArraySource({"value": np.arange(CHUNKS * SIZE)}), name="data", seed=seed)
 
 
-def worker(store: Any, rank: int = 0) -> StreamCoordinator:
-    coordinator = StreamCoordinator(store, 2, **TIMES)
+def worker(store: Any, rank: int = 0, *, ttl: float = LATE) -> StreamCoordinator:
+    coordinator = StreamCoordinator(store, 2, ttl=ttl, heartbeat=0.05)
     coordinator.register_worker(rank)
     return coordinator
 
@@ -61,7 +61,7 @@ def test_a_job_goes_on_after_a_worker_woke_up_that_had_been_paused_while_it_bega
         return begun
 
     patched = pytest.MonkeyPatch.context()
-    with ThreadPoolExecutor(1) as pool, worker(store) as slow, worker(store, 1) as quick, patched as patch:
+    with ThreadPoolExecutor(1) as pool, worker(store) as slow, worker(store, 1, ttl=SOON) as quick, patched as patch:
         patch.setattr(Ledger, "begin", paused)
         late = pool.submit(lease, slow, folder=tmp_path)
         assert asleep.wait(60)
