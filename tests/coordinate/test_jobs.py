@@ -416,9 +416,14 @@ def test_a_payload_that_cannot_be_kept_is_its_chunks_failure_and_kills_no_worker
 def test_work_whose_first_payload_cannot_be_kept_ends_the_worker_before_all_is_done_in_vain(
     coordinator: StreamCoordinator,
 ) -> None:
-    reader, called = lease(coordinator), []
+    called: list[int] = []
+
+    def work(chunk: LeasedChunk) -> Any:
+        called.append(chunk.chunk)
+        return 5
+
     with pytest.raises(ConfigError, match="a payload is a text"):
-        reader.process(lambda chunk: called.append(chunk.chunk) or 5)  # type: ignore[func-returns-value, arg-type]
+        lease(coordinator).process(work)
     assert called == [0]
     assert lease(coordinator).process(lambda chunk: "5") == CHUNKS  # mended: nothing was given up
 

@@ -89,13 +89,16 @@ def test_a_worker_that_could_not_complete_the_job_holds_nobody_up(tmp_path: Path
     with ThreadPoolExecutor(1) as pool, worker(store) as unlucky, worker(store, 1) as other:
         sink = FolderSink(tmp_path / "out")
 
+        def full(sink: FolderSink, names: object) -> None:
+            raise OSError("no space left")
+
         def work(chunk: LeasedChunk) -> str:
             chunk.open().write(b"x")
             return ""
 
         reader = lease(unlucky, folder=tmp_path / "job", sink=sink)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(FolderSink, "publish_all", lambda *_: (_ for _ in ()).throw(OSError("no space left")))
+            patch.setattr(FolderSink, "publish_all", full)
             with pytest.raises(OSError, match="no space"):
                 reader.process(work)
         joined = lease(other, folder=tmp_path / "job", sink=sink)

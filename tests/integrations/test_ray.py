@@ -138,5 +138,6 @@ def test_a_poison_chunk_is_reported_when_all_else_is_done(cluster: Any, server: 
 
 @pytest.mark.parametrize("options", [{"on_error": "ignore"}, {"workers": 0}])
 def test_options_of_a_leased_map_that_cannot_be_are_refused_before_an_actor_starts(options: dict[str, Any]) -> None:
+    wrong: dict[str, Any] = {"store": "nowhere", "workers": 1, **options}
     with pytest.raises(ConfigError, match=next(iter(options))):
-        leased_map(dataset(), str, **{"store": "nowhere", "workers": 1, **options})
+        leased_map(dataset(), str, **wrong)
