@@ -9,10 +9,11 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import numpy as np
 
 from holdfast.sources.base import Indices, Source
+from holdfast.sources.fetch.ranges import Ranges
 from holdfast.sources.files import DataFile
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.parts import split_by_part
-from holdfast.sources.remote import RemoteFile, look_at
+from holdfast.sources.remote import RemoteFile, look_at, want_files
 from holdfast.sources.window import Window, plan_window
 
 FileRanges: TypeAlias = tuple[DataFile, Indices, Indices]
@@ -67,6 +68,7 @@ class FileSource(LazySource[Opened]):
         super().__init__()
         self._files = files
         self._is_remote = any(file.is_remote for file in files)
+        self._all_remote = all(isinstance(file, RemoteFile) for file in files)
         self._count_fetches()
 
     @property
@@ -89,11 +91,8 @@ class FileSource(LazySource[Opened]):
         """Have the bytes of remote samples fetched that will be read soon."""
         if not self._is_remote:
             return False
-        room = None
-        for file, starts, stops in self._ranges(indices):
-            if isinstance(file, RemoteFile):
-                room = file.want(starts, stops, reader)
-        return self._first_remote().has_room(reader) if room is None else room
+        files, ranges = self._remote_ranges(indices)
+        return want_files(files, ranges, reader) if files else self._first_remote().has_room(reader)
 
     def forget(self, reader: int) -> None:
         """Take back what a reader named and did not read."""
@@ -119,12 +118,22 @@ class FileSource(LazySource[Opened]):
         """Return which bytes of which files hold samples: what `prefetch` fetches. A format says it where it can."""
         return ()
 
+    def _remote_ranges(self, rows: Indices) -> tuple[list[RemoteFile], Ranges]:
+        """Return some remote files, and which of their bytes hold samples."""
+        found = [(file, starts, stops) for file, starts, stops in self._ranges(rows) if isinstance(file, RemoteFile)]
+        for file, starts, stops in found:
+            file._check_ranges(starts, stops)
+        none = np.empty(0, dtype=np.int64)
+        numbers = np.repeat(np.arange(len(found)), [len(starts) for _, starts, _ in found])
+        starts, stops = (np.concatenate([none, *(one[side] for one in found)]) for side in (1, 2))
+        return [file for file, _, _ in found], Ranges(numbers, starts, stops)
+
     def _hurry(self, rows: Indices) -> None:
         """Have all the bytes of samples fetched at once that are read now, one file after another."""
         if self._is_remote:
-            for file, starts, stops in self._ranges(rows):
-                if isinstance(file, RemoteFile):
-                    file.want(starts, stops, None)
+            files, ranges = self._remote_ranges(rows)
+            if files:
+                want_files(files, ranges, None)
 
     def _first_remote(self) -> RemoteFile:
         return next(file for file in self._files if isinstance(file, RemoteFile))

@@ -20,6 +20,7 @@ from holdfast.sources.fetch.blocks import Block, BlockFile, Cost
 from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.process import fetcher_of, transport_of
+from holdfast.sources.fetch.ranges import Ranges, gather_ranges, want_ranges
 from holdfast.sources.fetch.request import Request
 from holdfast.sources.fetch.transport import open_system, stamp_of
 from holdfast.sources.files import DataFile, Stamp
@@ -27,7 +28,7 @@ from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.retry import retry
 
-__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "look_at", "side_by_side"]
+__all__ = ["RemoteFile", "RemoteOptions", "find_remote_files", "gather_files", "look_at", "side_by_side", "want_files"]
 
 Value = TypeVar("Value")
 
@@ -69,15 +70,7 @@ class RemoteFile(DataFile):
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
         """Copy many byte ranges, fetching each block they touch at most once."""
         self._check_ranges(starts, stops)
-        numbers, begins, ends = _pieces_of(starts, stops, self.options.block_size)
-        fetcher, file = self._reach()
-        blocks, cost = fetcher.get(file, dict.fromkeys(numbers))
-        self.counters.add_fetch(cost)
-        pieces = zip(numbers, begins, ends, strict=True)
-        joined = bytearray().join([blocks[number][begin:end] for number, begin, end in pieces])
-        offsets = np.zeros(len(starts) + 1, dtype=np.int64)
-        np.cumsum(stops - starts, out=offsets[1:])
-        return Ragged(np.frombuffer(joined, dtype=np.uint8), offsets)
+        return gather_files([self], Ranges(np.zeros(len(starts), dtype=np.int64), starts, stops))
 
     def want(self, starts: Indices, stops: Indices, owner: int | None) -> bool:
         """Have byte ranges fetched that a reader will read; return whether it should name more now.
@@ -88,9 +81,7 @@ class RemoteFile(DataFile):
             owner: the reader; None where they are about to be read, before all that is to come.
         """
         self._check_ranges(starts, stops)
-        numbers, _, _ = _pieces_of(starts, stops, self.options.block_size)
-        fetcher, file = self._reach()
-        return fetcher.want(file, dict.fromkeys(numbers), owner)
+        return want_files([self], Ranges(np.zeros(len(starts), dtype=np.int64), starts, stops), owner)
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
@@ -130,15 +121,19 @@ class RemoteFile(DataFile):
         return reach
 
 
-def _pieces_of(starts: Indices, stops: Indices, size: int) -> tuple[list[int], list[int], list[int]]:
-    """Return ranges as the pieces of the blocks they span: the block, and from where to where in it."""
-    first = starts // size
-    counts = np.where(stops > starts, (stops - 1) // size - first + 1, 0)
-    row = np.repeat(np.arange(len(starts)), counts)
-    number = first[row] + np.arange(len(row)) - np.repeat(np.cumsum(counts) - counts, counts)
-    begins = np.maximum(starts[row] - number * size, 0)
-    ends = np.minimum(stops[row] - number * size, size)
-    return number.tolist(), begins.tolist(), ends.tolist()
+def gather_files(files: Sequence[RemoteFile], ranges: Ranges) -> Ragged:
+    """Copy byte ranges of some files that are read with the same options, in the order given."""
+    first = files[0]
+    fetcher, size = fetcher_of(first.options), first.options.block_size
+    gathered, cost = gather_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1])
+    first.counters.add_fetch(cost)
+    return gathered
+
+
+def want_files(files: Sequence[RemoteFile], ranges: Ranges, owner: int | None) -> bool:
+    """Have byte ranges of some files fetched that a reader will read; return whether it should name more now."""
+    fetcher, size = fetcher_of(files[0].options), files[0].options.block_size
+    return want_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1], owner)
 
 
 def look_at(files: Sequence[DataFile]) -> None:

@@ -18,10 +18,11 @@ from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.order.numbers import whole_number
 from holdfast.sources.arrays import gather
 from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.fetch.ranges import Ranges
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.parts import bounds_of, read_by_part, split_by_part
-from holdfast.sources.remote import RemoteOptions, look_at
+from holdfast.sources.remote import RemoteFile, RemoteOptions, gather_files, look_at
 
 _STORED = (np.uint8, np.uint16, np.uint32, np.int32, np.int64)
 
@@ -83,8 +84,11 @@ class TokenFileSource(FileSource[_Opened]):
         """Gather the sequences at ``indices``."""
         bounds = self._opened.bounds
         rows = check_indices(indices, int(bounds[-1]), source="TokenFileSource")
-        self._hurry(rows)
-        windows = cast("NDArray[Any]", read_by_part(rows, bounds, self._windows)["tokens"])
+        if self._all_remote:
+            windows = self._remote_windows(rows)
+        else:
+            self._hurry(rows)
+            windows = cast("NDArray[Any]", read_by_part(rows, bounds, self._windows)["tokens"])
         if not self._targets:
             return {"tokens": windows.astype(self._out, copy=False)}
         return {
@@ -93,11 +97,27 @@ class TokenFileSource(FileSource[_Opened]):
         }
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
-        step, wide = (count * self._stored.itemsize for count in (self._length, self._span))
         bounds = self._opened.bounds
         for number, where in zip(*split_by_part(rows, bounds), strict=True):
-            starts = (rows[where] - bounds[number]) * step + self._header
-            yield self._files[number], starts, starts + wide
+            yield self._files[number], *self._bytes_of(rows[where] - bounds[number])
+
+    def _remote_ranges(self, rows: Indices) -> tuple[list[RemoteFile], Ranges]:
+        if not self._all_remote:
+            return super()._remote_ranges(rows)
+        bounds = self._opened.bounds
+        number = np.searchsorted(bounds, rows, side="right") - 1
+        return cast("list[RemoteFile]", self._files), Ranges(number, *self._bytes_of(rows - bounds[number]))
+
+    def _bytes_of(self, rows: Indices) -> tuple[Indices, Indices]:
+        """Return where sequences of a file begin and end in it."""
+        starts = rows * (self._length * self._stored.itemsize) + self._header
+        return starts, starts + self._span * self._stored.itemsize
+
+    def _remote_windows(self, rows: Indices) -> NDArray[Any]:
+        """Gather sequences of all files at once."""
+        values = gather_files(*self._remote_ranges(rows)).values
+        self.counters.add(remote=len(rows), bytes_read=len(values))
+        return values.view(self._stored).reshape(len(rows), self._span)
 
     @property
     def _span(self) -> int:
@@ -133,8 +153,7 @@ class TokenFileSource(FileSource[_Opened]):
             windows = _windows_over(file.values()[self._header :], count, self._span, step, self._stored)
             tokens = gather(windows, rows) if count else np.empty((0, self._span), self._stored)
         else:
-            starts = rows * step + self._header
-            tokens = file.gather(starts, starts + wide).values.view(self._stored).reshape(len(rows), self._span)
+            tokens = file.gather(*self._bytes_of(rows)).values.view(self._stored).reshape(len(rows), self._span)
         self._count(file, len(rows), len(rows) * wide)
         return {"tokens": tokens}
 

@@ -30,7 +30,7 @@ def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, 
     ranges = StepRanges(step, stop, max(1, min(READ_SAMPLES, config.prefetch_buffer_size) // batch))
     sources = [named.source for named in dataset.sources]
     if any(source.is_remote for source in sources):
-        reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, stop=stop, each=ranges.each))
+        reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, start=step, stop=stop, each=ranges.each))
     # The first range is a single step, which is located alone: a run that starts does not wait for the others.
     each = ranges.each * max(1, LOCATE_SAMPLES // (ranges.each * batch))
     located = LocatedAhead(schedule, rank, reader.last_batch, first=step + 1, stop=stop, each=each)

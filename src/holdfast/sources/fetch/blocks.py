@@ -6,21 +6,18 @@ import enum
 import hashlib
 import secrets
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Data, Transport
 from holdfast.sources.files import Stamp
 
-__all__ = ["Block", "BlockFile", "Cost", "Key", "Place"]
+__all__ = ["Block", "BlockFile", "Cost", "Key", "Place", "Spot"]
 
 
-class Key(NamedTuple):
-    """Which block of which version of which file."""
-
-    file: str
-    number: int
+Key: TypeAlias = tuple[str, int]
+"""Which block of which version of which file. A plain tuple: one is made for every block that a read touches."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +61,13 @@ class BlockFile:
         return stop - start
 
 
+class Spot(NamedTuple):
+    """A block of a file."""
+
+    file: BlockFile
+    number: int
+
+
 class Place(enum.Enum):
     """Where a block that is wanted stands."""
 
@@ -83,6 +87,9 @@ class Cost:
     retries: int = 0
     hedges: int = 0
     seconds: float = 0.0
+
+    def __bool__(self) -> bool:
+        return bool(self.bytes_fetched or self.cache_hits or self.retries or self.hedges or self.seconds)
 
     def add(self, other: Cost) -> None:
         """Add what something else took."""
@@ -112,7 +119,7 @@ class Block:
     @property
     def key(self) -> Key:
         """What names it."""
-        return Key(self.file.key, self.number)
+        return self.file.key, self.number
 
     @property
     def size(self) -> int:

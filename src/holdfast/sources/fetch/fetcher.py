@@ -13,14 +13,14 @@ import heapq
 import random
 import threading
 from collections import OrderedDict, deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, perf_counter
 
 from holdfast.errors import HoldfastError, RemoteReadError
-from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Key, Place
+from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Key, Place, Spot
 from holdfast.sources.fetch.claims import Claims
 from holdfast.sources.fetch.pace import Pace
 from holdfast.sources.fetch.request import Request
@@ -51,7 +51,7 @@ class Fetcher:
 
     def __init__(self, folder: Path | None, *, memory_limit: int, max_connections: int) -> None:
         self._claims = None if folder is None else Claims(folder)
-        self._limit = memory_limit
+        self.memory_limit = memory_limit
         self._max_connections = max_connections
         self._pace = Pace(max_connections)
         self._lock = threading.Lock()
@@ -74,24 +74,23 @@ class Fetcher:
 
     # --- what readers call ---------------------------------------------------------------------------------------
 
-    def want(self, file: BlockFile, numbers: Iterable[int], owner: int | None) -> bool:
+    def want(self, spots: Iterable[Spot], owner: int | None) -> bool:
         """Name blocks that a reader will read, and return whether it should name more now.
 
         Args:
-            file: the file.
-            numbers: its blocks.
+            spots: the blocks, the one read first before the others.
             owner: the reader, which `release` forgets; None where they are about to be read.
         """
         with self._lock:
             rank = URGENT if owner is None else float(next(self._numbers))
             ahead = 0
-            for number in numbers:
-                block = self._blocks.get(Key(file.key, number))
+            for file, number in spots:
+                block = self._blocks.get((file.key, number))
                 if block is not None:
                     if owner is None:
                         self._hurry(block)
                     continue
-                if owner is None and ahead + file.size_of(number) > self._limit // 2:
+                if owner is None and ahead + file.size_of(number) > self.memory_limit // 2:
                     break  # it would be dropped again before it is read
                 block = Block(file, number, rank, owner)
                 ahead += block.size
@@ -99,12 +98,12 @@ class Fetcher:
             if owner is None:
                 return False
             self._ahead[owner] = self._ahead.get(owner, 0) + ahead
-            return self._ahead[owner] < self._limit
+            return self._ahead[owner] < self.memory_limit
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
         with self._lock:
-            return self._ahead.get(owner, 0) < self._limit
+            return self._ahead.get(owner, 0) < self.memory_limit
 
     def release(self, owner: int) -> None:
         """Forget a reader: what it named and nobody waits for is not fetched."""
@@ -122,7 +121,7 @@ class Fetcher:
             while self._running or self._queued_bytes:
                 self._arrived.wait()
 
-    def get(self, file: BlockFile, numbers: Iterable[int]) -> tuple[dict[int, Data], Cost]:
+    def get(self, spots: Sequence[Spot]) -> tuple[list[Data], Cost]:
         """Return blocks, waiting for those that are not here, and what they took.
 
         Raises:
@@ -130,24 +129,25 @@ class Fetcher:
             SourceChangedError: the file is not the one it was.
         """
         cost, found = Cost(), dict[int, Data]()
-        waited: list[Block] = []
+        waited: list[tuple[int, Block]] = []
         absent: list[int] = []
         with self._lock:
-            for number in numbers:
-                block = self._blocks.get(Key(file.key, number))
+            for at, (file, number) in enumerate(spots):
+                block = self._blocks.get((file.key, number))
                 if block is None:
-                    absent.append(number)
+                    absent.append(at)
                 elif block.place is Place.READY:
-                    found[number] = self._take(block, cost)
+                    found[at] = self._take(block, cost)
                 else:
                     self._hurry(block)
                     block.waiters += 1
-                    waited.append(block)
+                    waited.append((at, block))
         # Looked for here, as handing them to another thread would take longer.
-        cached = [(number, file.cache.get(number, file.size_of(number))) for number in absent]
+        cached = [(at, file.cache.get(number, file.size_of(number))) for at in absent for file, number in (spots[at],)]
         with self._lock:
-            for number, data in cached:
-                block = self._blocks.get(Key(file.key, number))
+            for at, data in cached:
+                file, number = spots[at]
+                block = self._blocks.get((file.key, number))
                 if block is None:
                     block = Block(file, number, URGENT, None)
                     if data is None:
@@ -160,10 +160,10 @@ class Fetcher:
                 if data is not None and block.place is not Place.READY:
                     block.cost.cache_hits += 1
                     self._hold(block, data)
-                waited.append(block)
+                waited.append((at, block))
         if waited:
             self._wait(waited, found, cost)
-        return found, cost
+        return [found[at] for at in range(len(spots))], cost
 
     def _hurry(self, block: Block) -> None:
         """Have a block fetched first, as somebody waits for it."""
@@ -174,17 +174,18 @@ class Fetcher:
     def _take(self, block: Block, cost: Cost) -> Data:
         """Count a block in memory as read."""
         assert block.data is not None
-        cost.add(block.cost)
-        block.cost = Cost()
+        if block.cost:
+            cost.add(block.cost)
+            block.cost = Cost()
         key = block.key
-        if key in self._unread:
-            self._read[key] = self._unread.pop(key)
-        elif key in self._read:
+        if block.owner is None:
             self._read.move_to_end(key)
-        self._disown(block)
+        else:
+            self._read[key] = self._unread.pop(key)
+            self._disown(block)
         return block.data
 
-    def _wait(self, waited: list[Block], found: dict[int, Data], cost: Cost) -> None:
+    def _wait(self, waited: list[tuple[int, Block]], found: dict[int, Data], cost: Cost) -> None:
         began = perf_counter()
         failed: Block | None = None
         with self._lock:
@@ -192,20 +193,20 @@ class Fetcher:
             try:
                 while left and failed is None:
                     still = []
-                    for block in left:
+                    for at, block in left:
                         if block.place is Place.READY:
                             block.waiters -= 1
-                            found[block.number] = self._take(block, cost)
+                            found[at] = self._take(block, cost)
                         elif block.place is Place.FAILED:
                             failed = block
-                            still.append(block)
+                            still.append((at, block))
                         else:
-                            still.append(block)
+                            still.append((at, block))
                     left = still
                     if left and failed is None:
                         self._arrived.wait()
             finally:
-                for block in left:
+                for _, block in left:
                     block.waiters -= 1
             self._make_room()
         cost.seconds += perf_counter() - began
@@ -249,7 +250,7 @@ class Fetcher:
     def _make_room(self) -> None:
         """Drop from memory what was read longest ago; then what is to be read, where the disk has it."""
         for held in (self._read, self._unread):
-            over = self._held_bytes - self._limit
+            over = self._held_bytes - self.memory_limit
             victims = []
             for block in held.values():
                 if over <= 0:
@@ -356,7 +357,7 @@ class Fetcher:
         return []
 
     def _neighbour(self, block: Block, number: int) -> Block | None:
-        near = self._blocks.get(Key(block.file.key, number))
+        near = self._blocks.get((block.file.key, number))
         if near is None or near.place is not Place.QUEUED or near.attempts or block.attempts:
             return None
         return near if (near.rank == URGENT) >= (block.rank == URGENT) else None

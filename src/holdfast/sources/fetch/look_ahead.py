@@ -19,6 +19,7 @@ import numpy as np
 
 from holdfast.errors import HoldfastError
 from holdfast.order import Schedule
+from holdfast.order.step_rows import LocatedAhead, locate_steps
 from holdfast.sources.base import Source
 
 __all__ = ["LookAhead"]
@@ -38,15 +39,18 @@ class LookAhead:
         rank: whose steps.
         stop: the step after the last; None for no end.
         each: steps named at a time.
+        start: the first step.
     """
 
     def __init__(
-        self, sources: Sequence[Source], schedule: Schedule, rank: int, *, stop: int | None, each: int
+        self, sources: Sequence[Source], schedule: Schedule, rank: int, *, start: int, stop: int | None, each: int
     ) -> None:
         self._sources, self._schedule, self._rank, self._stop, self._each = sources, schedule, rank, stop, each
         self._remote = {number: source for number, source in enumerate(sources) if source.is_remote}
+        # Located many steps at a time: over few positions, calling NumPy is what costs.
+        self._located = LocatedAhead(schedule, rank, "short", first=start, stop=stop, each=each * RANGES_AT_ONCE)
         self._reader = next(_readers)
-        self._next = 0
+        self._start = self._next = start
         self._lock = threading.Lock()
         weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
 
@@ -72,23 +76,24 @@ class LookAhead:
         return any(source.prefetch(none, self._reader) for source in self._remote.values())
 
     def _name(self, steps: range) -> None:
-        schedule = self._schedule
-        change = schedule.next_change(steps.start)
-        if change is not None and change < steps.stop:
-            self._name(range(steps.start, change))
-            self._name(range(change, steps.stop))
-            return
-        positions, _ = schedule.positions_in(steps.start, steps.stop, self._rank)
-        if not len(positions):
-            return
-        located = schedule.order.locate(positions)
+        rows = self._located.rows(steps)
+        if rows is None:
+            change = self._schedule.next_change(steps.start)
+            if change is not None and change < steps.stop:
+                self._name(range(steps.start, change))
+                self._name(range(change, steps.stop))
+                return
+            rows = locate_steps(self._schedule, steps, self._rank, "short")
+        located = rows.located
         for number, source in self._remote.items():
             indices = located.index if len(self._sources) == 1 else located.index[located.source == number]
             if len(indices):
                 source.prefetch(indices, self._reader)
 
     def __reduce__(self) -> tuple[Any, ...]:
-        made = partial(LookAhead, self._sources, self._schedule, self._rank, stop=self._stop, each=self._each)
+        made = partial(
+            LookAhead, self._sources, self._schedule, self._rank, start=self._start, stop=self._stop, each=self._each
+        )
         return made, ()
 
 
