@@ -12,13 +12,14 @@ from __future__ import annotations
 import http.client
 import io
 import logging
+import os
 import shutil
 import statistics
 import tarfile
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -32,6 +33,8 @@ from holdfast.order import WindowShuffle
 from holdfast.sources import RemoteOptions, TokenFileSource
 from holdfast.sources.fetch import process
 from remote_server import Remote, serve
+
+Tokens = np.ndarray[Any, np.dtype[np.uint16]]
 
 LENGTH, BATCH, THREADS = 1024, 64, 8
 CONDITIONS: dict[str, dict[str, float]] = {
@@ -182,21 +185,16 @@ def webdataset_side(folder: Path, remote: Remote, names: list[str]) -> Callable[
                 archive.addfile(member, io.BytesIO(row.tobytes()))
 
     def run() -> dict[str, float]:
-        began, first, seen = time.perf_counter(), 0.0, 0
-        batch: list[np.ndarray[Any, Any]] = []
-        for sample in webdataset.WebDataset(tars, shardshuffle=False, empty_check=False):
-            batch.append(np.frombuffer(sample["bin"], dtype=np.uint16))
-            if len(batch) == BATCH:
-                seen += np.stack(batch).nbytes
-                batch = []
-                first = first or time.perf_counter() - began
-        return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
+        samples = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
+        return batches_of(np.frombuffer(sample["bin"], dtype=np.uint16) for sample in samples)
 
     return run
 
 
-def s3_sides(folder: Path, names: list[str], endpoint: str) -> dict[str, Callable[[], dict[str, float]]]:
-    """holdfast, plain s3fs, s3fs under torchdata and LitData on moto's S3."""
+def s3_sides(
+    folder: Path, names: list[str], endpoint: str, about: dict[str, Any]
+) -> dict[str, Callable[[], dict[str, float]]]:
+    """holdfast, plain s3fs, s3fs under torchdata, MosaicML streaming and LitData on moto's S3."""
     import fsspec
 
     storage = {"key": "test", "secret": "test", "endpoint_url": endpoint, "client_kwargs": {"region_name": "eu-west-1"}}
@@ -206,22 +204,95 @@ def s3_sides(folder: Path, names: list[str], endpoint: str) -> dict[str, Callabl
         system.pipe_file(f"bench/{name}", (folder / name).read_bytes())
     sides = fetching(lambda name: system.cat_file(f"bench/{name}"), names)
     sides |= ours([f"s3://bench/{name}" for name in names], WindowShuffle(4 * len(names), 8), storage)
-    if find_spec("torchdata") is not None:
-        from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
-
-        def torchdata_side() -> dict[str, float]:
-            began, first, seen = time.perf_counter(), 0.0, 0
-            node = ParallelMapper(IterableWrapper(names), lambda name: system.cat_file(f"bench/{name}"), THREADS)
-            for data in Loader(node):
-                for at in range(0, len(data), 2 * LENGTH * BATCH):
-                    seen += (
-                        np.frombuffer(data[at : at + 2 * LENGTH * BATCH], np.uint16).reshape(-1, LENGTH).copy().nbytes
-                    )
-                    first = first or time.perf_counter() - began
-            return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
-
-        sides["s3fs_torchdata"] = torchdata_side
+    rows = np.concatenate([np.fromfile(folder / name, dtype=np.uint16) for name in names]).reshape(-1, LENGTH)
+    peers = {"s3fs_torchdata": torchdata_side, "mosaic": mosaic_side, "litdata": litdata_side}
+    for name, make in peers.items():
+        try:
+            sides[name] = make(rows, names, system, endpoint)
+        except ImportError as error:  # noqa: PERF203  # a row that says so
+            about[name] = f"not installed: {error}"
     return sides
+
+
+Side = Callable[[], dict[str, float]]
+
+
+def batches_of(samples: Iterable[Any]) -> dict[str, float]:
+    """Stack samples into batches; megabytes per second, and seconds until the first batch."""
+    began, first, seen = time.perf_counter(), 0.0, 0
+    batch: list[Any] = []
+    for sample in samples:
+        batch.append(np.asarray(sample))
+        if len(batch) == BATCH:
+            seen += np.stack(batch).nbytes
+            batch = []
+            first = first or time.perf_counter() - began
+    return {"mbs": seen / 1e6 / (time.perf_counter() - began), "first": first}
+
+
+def torchdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> Side:
+    from torchdata.nodes import IterableWrapper, Loader, ParallelMapper
+
+    def run() -> dict[str, float]:
+        node = ParallelMapper(IterableWrapper(names), lambda name: system.cat_file(f"bench/{name}"), THREADS)
+        files = (np.frombuffer(data, np.uint16).reshape(-1, LENGTH) for data in Loader(node))
+        return batches_of(row for file in files for row in file)
+
+    return run
+
+
+def mosaic_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> Side:
+    """MosaicML streaming over MDS shards as large as the files, in order, with its own fetching ahead."""
+    from streaming import MDSWriter, StreamingDataset
+    from streaming.base.util import clean_stale_shared_memory
+
+    size = rows.nbytes // len(names)
+    with empty_folder() as made:
+        columns = {"tokens": f"ndarray:uint16:{LENGTH}"}
+        with MDSWriter(out=str(made / "mds"), columns=columns, size_limit=size) as out:
+            for row in rows:
+                out.write({"tokens": row})
+        system.put(str(made / "mds"), "bench/mds", recursive=True)
+
+    def run() -> dict[str, float]:
+        clean_stale_shared_memory()
+        with empty_folder() as cache:
+            dataset = StreamingDataset(
+                remote="s3://bench/mds", local=str(cache / "local"), shuffle=False, batch_size=BATCH
+            )
+            return batches_of(sample["tokens"] for sample in dataset)
+
+    return run
+
+
+def litdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> Side:
+    """LitData over chunks as large as the files, in order."""
+    from litdata import StreamingDataset
+    from litdata.streaming.writer import BinaryWriter
+
+    size = rows.nbytes // len(names)
+    with empty_folder() as made:
+        writer = BinaryWriter(str(made / "litdata"), chunk_bytes=size)
+        for number, row in enumerate(rows):
+            writer[number] = {"tokens": row.astype(np.int32)}  # it has no unsigned tokens of two bytes
+        writer.done()
+        writer.merge()
+        system.put(str(made / "litdata"), "bench/litdata", recursive=True)
+
+    def run() -> dict[str, float]:
+        with empty_folder() as cache:
+            options = {
+                "endpoint_url": endpoint,
+                "aws_access_key_id": "test",
+                "aws_secret_access_key": "test",
+                "region_name": "eu-west-1",
+            }
+            dataset = StreamingDataset(
+                "s3://bench/litdata", cache_dir=str(cache), shuffle=False, storage_options=options
+            )
+            return batches_of(sample["tokens"].astype(np.uint16) for sample in dataset)
+
+    return run
 
 
 def main() -> None:
@@ -234,10 +305,9 @@ def main() -> None:
         "rounds": rounds,
         "batch": f"{BATCH} x {LENGTH} uint16",
     }
-    for peer in ("streaming", "webdataset", "litdata", "torchdata"):
-        if find_spec(peer) is None:
-            about[peer] = "not installed"
-    about["litdata over http"] = "not supported by it"
+    if find_spec("webdataset") is None or shutil.which("curl") is None:
+        about["webdataset"] = "not installed, or without curl, which it reads URLs through"
+    about["mosaic and litdata"] = "do not read from web servers: beside S3 only"
     with empty_folder() as folder:
         names = write_tokens(folder, files, size)
         needed = files * size
@@ -260,7 +330,17 @@ def main() -> None:
             host, port = server.get_host_and_port()
             logging.getLogger("werkzeug").setLevel(logging.ERROR)
             few = names[:8]
-            found = measure(s3_sides(folder, few, f"http://{host}:{port}"), rounds, None, {})
+            endpoint = f"http://{host}:{port}"
+            # How MosaicML streaming and LitData are told of an S3 that is not Amazon's.
+            os.environ |= {
+                "S3_ENDPOINT_URL": endpoint,
+                "AWS_ENDPOINT_URL": endpoint,
+                "AWS_ACCESS_KEY_ID": "test",
+                "AWS_SECRET_ACCESS_KEY": "test",
+                "AWS_DEFAULT_REGION": "eu-west-1",
+                "AWS_ALLOW_HTTP": "true",
+            }
+            found = measure(s3_sides(folder, few, endpoint, about), rounds, None, {})
             figures |= {f"s3_{name}": value for name, value in rows(found, len(few) * size).items()}
             server.stop()
     publish(figures, about, as_json=options.json)

@@ -110,6 +110,20 @@ def test_memory_stays_within_its_limit(server: FaultyServer, options: RemoteOpti
     assert covered(server) == [1] * 40  # the disk had the rest
 
 
+def test_a_read_of_more_blocks_than_may_be_held_takes_them_in_portions(
+    server: FaultyServer, options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    narrow = replace(options, memory_limit=8 * BLOCK, hedge=False)
+    fetcher, held = fetcher_of(narrow), [0]
+    room = fetcher._make_room
+    monkeypatch.setattr(fetcher, "_make_room", lambda: (room(), held.append(fetcher._held_bytes)))
+    starts = np.random.default_rng(1).permutation(400) * 100
+    found = blob(server, narrow).gather(starts, starts + 100)
+    assert found.to_bytes() == [BLOB[start : start + 100] for start in starts.tolist()]
+    assert max(held) <= 8 * BLOCK
+    assert covered(server) == [1] * 40
+
+
 # --- what goes wrong -------------------------------------------------------------------------------------------------
 
 

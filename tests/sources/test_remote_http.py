@@ -23,8 +23,9 @@ from tests.sources.support import plain, ragged, rows, through_pickle
 from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError
 from holdfast.sources import JsonlSource, ParquetSource, RemoteOptions, Source, TarSource, TokenFileSource
 from holdfast.sources.fetch.process import fetcher_of
+from holdfast.sources.fetch.ranges import Ranges
 from holdfast.sources.files import find_files
-from holdfast.sources.remote import RemoteFile
+from holdfast.sources.remote import RemoteFile, gather_files
 from holdfast.testing import check_source
 
 BLOB = np.random.default_rng(0).integers(0, 256, 10_000, dtype=np.uint8).tobytes()
@@ -73,11 +74,35 @@ def test_any_ranges_equal_slices_of_the_file(tmp_path_factory: pytest.TempPathFa
     assert found.to_bytes() == [BLOB[start:stop] for start, stop in spans]
 
 
+@given(
+    spans=st.lists(
+        st.tuples(st.integers(0, 2), st.lists(st.integers(0, 3_000), min_size=2, max_size=2).map(sorted)),
+        min_size=1,
+        max_size=12,
+    ),
+    follow=st.booleans(),
+    limit=st.sampled_from([2_000, 2**28]),
+)
+def test_any_ranges_of_many_files_come_in_the_order_they_are_asked_for(
+    tmp_path_factory: pytest.TempPathFactory, spans: list[tuple[int, list[int]]], follow: bool, limit: int
+) -> None:
+    options = RemoteOptions(cache_dir=tmp_path_factory.mktemp("blocks"), block_size=977, memory_limit=limit)
+    files = [RemoteFile(f"memory://blobs/{number}", options) for number in range(3)]
+    asked = [(number, start, stop) for number, (start, stop) in spans]
+    if follow:  # each range also as two that follow each other
+        asked = [one for number, start, stop in asked for one in ((number, start, start), (number, start, stop))]
+        asked += [(number, stop, 3_000) for number, _, stop in asked[-1:]]
+    found = gather_files(files, Ranges(*(rows(*column) for column in zip(*asked, strict=True))))
+    assert found.to_bytes() == [BLOB[3_000 * number :][start:stop] for number, start, stop in asked]
+
+
 @pytest.fixture(autouse=True, scope="module")
 def _blob_in_memory() -> None:
     import fsspec
 
     fsspec.filesystem("memory").pipe_file("/blobs/blob", BLOB)
+    for number in range(3):
+        fsspec.filesystem("memory").pipe_file(f"/blobs/{number}", BLOB[3_000 * number : 3_000 * (number + 1)])
 
 
 def test_only_the_blocks_touched_are_fetched_and_each_only_once(server: FaultyServer, options: RemoteOptions) -> None:

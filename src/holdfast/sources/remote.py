@@ -10,13 +10,14 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
 
 from holdfast.errors import SourceError
 from holdfast.sources.base import Indices, ReadCounters
-from holdfast.sources.fetch.blocks import Block, BlockFile, Cost
+from holdfast.sources.fetch.blocks import BlockFile, Cost
 from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.process import fetcher_of, transport_of
@@ -61,9 +62,8 @@ class RemoteFile(DataFile):
         if self._stamp is None:
             with self._lock:
                 if self._stamp is None:
-                    transport = transport_of(self.name, self.options)
-                    ask = transport.stamp
-                    self._stamp = retry(lambda: ask(self.name), self.options, self.name, "ask for the size of")
+                    ask = partial(transport_of(self.name, self.options).stamp, self.name)
+                    self._stamp = self._retry(ask, "ask for the size of")
         assert self._stamp is not None
         return self._stamp
 
@@ -94,16 +94,21 @@ class RemoteFile(DataFile):
     def read_apart(self, start: int, stop: int) -> bytes:
         """Read a few bytes without the blocks they are in: for what lies alone in many files, and is kept elsewhere."""
         self._check_ranges(np.array([start]), np.array([stop]))
-        block = Block(self._reach()[1], 0, 0.0, None)
+        file = self._reach()[1]
 
-        def read() -> bytes:
-            file = block.file
-            (piece,) = file.transport.read(file.url, start, [stop - start], file.stamp, Request([block]))
+        def read(cancel: Request) -> bytes:
+            (piece,) = file.transport.read(file.url, start, [stop - start], file.stamp, cancel)
             return bytes(piece)
 
-        data: bytes = retry(read, self.options, self.name, f"read bytes {start} to {stop} of") if stop > start else b""
+        data = self._retry(read, f"read bytes {start} to {stop} of") if stop > start else b""
         self.counters.add_fetch(Cost(bytes_fetched=len(data)))
         return data
+
+    def _retry(self, call: Callable[[Request], Value], doing: str) -> Value:
+        """Ask for something that is not a block, again where it fails, each time within ``timeout``."""
+        fetcher, options = fetcher_of(self.options), self.options
+        found: Value = retry(lambda: fetcher.ask(call, options.timeout), options, self.name, doing)
+        return found
 
     def close(self) -> None:
         """Nothing stays open between reads."""

@@ -18,6 +18,7 @@ from functools import partial
 from itertools import count
 from pathlib import Path
 from time import monotonic, perf_counter
+from typing import TypeVar
 
 from holdfast.errors import HoldfastError, RemoteReadError
 from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Key, Place, Spot
@@ -28,6 +29,8 @@ from holdfast.sources.fetch.transport import Data
 from holdfast.sources.retry import is_final, read_failure
 
 __all__ = ["Fetcher"]
+
+Value = TypeVar("Value")
 
 # A request for neighbours is at most this long: long enough for its transfer to outlast any usual latency.
 MAX_REQUEST_BYTES = 8 * 2**20
@@ -114,6 +117,20 @@ class Fetcher:
                 if block.owner == owner:
                     self._read[key] = self._unread.pop(key)
                     block.owner = None
+
+    def ask(self, call: Callable[[Request], Value], seconds: float) -> Value:
+        """Call for something that is not a block, and give it up when its time is over, however it trickles in."""
+        request = Request([])
+        with self._lock:
+            self._after(seconds, request.cancel)
+        try:
+            return call(request)
+        except Exception as error:
+            if request.cancelled:
+                raise TimeoutError(f"the answer was not complete after {seconds:g} seconds") from error
+            raise
+        finally:
+            request.done = True
 
     def wait_until_idle(self) -> None:
         """Wait until nothing is to be fetched, or being written to the cache; what waits for a retry does not count."""
@@ -275,11 +292,12 @@ class Fetcher:
 
     def _after(self, seconds: float, action: Callable[[], None]) -> None:
         """Have an action run, under the lock, after some time."""
-        heapq.heappush(self._timers, (monotonic() + seconds, next(self._numbers), action))
+        timer = (monotonic() + seconds, next(self._numbers), action)
+        heapq.heappush(self._timers, timer)
         if not self._keeps_time:
             self._keeps_time = True
             threading.Thread(target=self._keep_time, name="holdfast-fetch-clock", daemon=True).start()
-        else:
+        elif self._timers[0] is timer:
             self._clock.notify()
 
     def _keep_time(self) -> None:

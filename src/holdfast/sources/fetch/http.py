@@ -20,6 +20,8 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
+import numpy as np
+
 from holdfast.errors import RemoteReadError
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Cancel, Data, WrongAnswer, changed
@@ -30,7 +32,9 @@ __all__ = ["HttpStatusError", "HttpTransport", "can_ask"]
 MAX_REDIRECTS = 5
 MAX_IDLE = 128  # connections kept open per host between requests
 _KNOWN_OPTIONS = {"headers", "client_kwargs"}
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
+# At most 18 digits: no file is longer, and Python refuses to convert thousands of them.
+_SIZE = re.compile(r"[0-9]{1,18}")
+_CONTENT_RANGE = re.compile(r"bytes ([0-9]{1,18})-([0-9]{1,18})/([0-9]{1,18}|\*)")
 _BROKEN = (http.client.BadStatusLine, ConnectionError, BrokenPipeError)
 
 
@@ -75,22 +79,22 @@ class HttpTransport:
         self._tls: ssl.SSLContext | None = None
         weakref.finalize(self, _close_all, self._idle)
 
-    def stamp(self, url: str) -> Stamp:
+    def stamp(self, url: str, cancel: Cancel) -> Stamp:
         """Ask for the headers; where they are refused or say too little, for the first byte."""
         try:
-            with _Exchange(self, url, "HEAD", {}) as answer:
-                size = answer.response.getheader("Content-Length")
-                if size is not None and answer.response.status == 200:
+            with _Exchange(self, url, "HEAD", {}, cancel) as answer:
+                size = answer.response.getheader("Content-Length", "")
+                if _SIZE.fullmatch(size) and answer.response.status == 200:
                     return Stamp(int(size), _version(answer.response))
         except HttpStatusError as error:
             if error.status not in (400, 403, 405, 501):
                 raise
-        with _Exchange(self, url, "GET", {"Range": "bytes=0-0"}) as answer:
+        with _Exchange(self, url, "GET", {"Range": "bytes=0-0"}, cancel) as answer:
+            answer.spoiled = True
             found = _CONTENT_RANGE.fullmatch(answer.response.getheader("Content-Range", ""))
             if answer.response.status == 206 and found is not None and found[3] != "*":
-                answer.response.read()
+                answer.spoiled = len(answer.response.read(2)) != 1  # never more, whatever is sent
                 return Stamp(int(found[3]), _version(answer.response))
-            answer.spoiled = True
         raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
 
     def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
@@ -99,8 +103,8 @@ class HttpTransport:
         with _Exchange(self, url, "GET", {"Range": f"bytes={start}-{stop - 1}"}, cancel) as answer:
             answer.spoiled = True  # until all of the body was read
             _check(answer.response, url, start, stop, stamp)
-            # Each piece into memory of its own, so that one can be let go without the others.
-            pieces = [memoryview(bytearray(size)) for size in sizes]
+            # Each piece into memory of its own, so that one can be let go without the others; not zeroed before.
+            pieces = [np.empty(size, dtype=np.uint8).data for size in sizes]
             for piece in pieces:
                 done = 0
                 while done < len(piece):
@@ -114,7 +118,7 @@ class HttpTransport:
         return [piece.toreadonly() for piece in pieces]
 
     def _ask(
-        self, url: str, method: str, headers: Mapping[str, str], cancel: Cancel | None
+        self, url: str, method: str, headers: Mapping[str, str], cancel: Cancel
     ) -> tuple[_Origin, http.client.HTTPConnection, http.client.HTTPResponse]:
         """Send a request where the URL leads, and return the first answer that is not a redirect."""
         home = _origin(url)
@@ -141,7 +145,7 @@ class HttpTransport:
         raise RemoteReadError("too many redirects", file=url, at_most=MAX_REDIRECTS)
 
     def _send(
-        self, origin: _Origin, url: str, method: str, headers: Mapping[str, str], cancel: Cancel | None
+        self, origin: _Origin, url: str, method: str, headers: Mapping[str, str], cancel: Cancel
     ) -> tuple[http.client.HTTPConnection, http.client.HTTPResponse]:
         parts = urlsplit(url)
         target = quote(parts.path or "/", safe="/%:=&~+!$,;'@()*") + (f"?{parts.query}" if parts.query else "")
@@ -152,14 +156,15 @@ class HttpTransport:
             if connection is None:
                 continue
             try:
-                if cancel is not None:
-                    cancel.on_cancel(lambda connection=connection: _hang_up(connection))
+                cancel.on_cancel(lambda connection=connection: _hang_up(connection))
                 connection.request(method, target, headers={"Accept-Encoding": "identity", **headers})
+                if cancel.cancelled:  # before there was a socket to hang up
+                    raise TimeoutError("the request was given up")
                 return connection, connection.getresponse()
             except _BROKEN:
                 connection.close()
                 # One that was kept may have been closed by the server meanwhile.
-                if connection is not kept or (cancel is not None and cancel.cancelled):
+                if connection is not kept or cancel.cancelled:
                     raise
             except BaseException:
                 connection.close()
@@ -190,7 +195,7 @@ class _Exchange:
         url: str,
         method: str,
         headers: Mapping[str, str],
-        cancel: Cancel | None = None,
+        cancel: Cancel,
     ) -> None:
         self._transport = transport
         self._origin, self._connection, self.response = transport._ask(url, method, headers, cancel)

@@ -61,7 +61,7 @@ class Cancel(Protocol):
 class Transport(Protocol):
     """Reads byte ranges of remote files; from any number of threads."""
 
-    def stamp(self, url: str) -> Stamp:
+    def stamp(self, url: str, cancel: Cancel) -> Stamp:
         """Ask for the size and version of a file."""
 
     def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
@@ -78,7 +78,7 @@ class FsspecTransport:
     def __init__(self, options: RemoteOptions) -> None:
         self._options = options
 
-    def stamp(self, url: str) -> Stamp:
+    def stamp(self, url: str, cancel: Cancel) -> Stamp:
         """Ask the file system, past what it has kept from before."""
         system, path = open_system(url, self._options)
         # A listing kept from before a failure would hide that the file is back, or has changed.
@@ -127,10 +127,11 @@ class FsspecTransport:
 
 def stamp_of(info: dict[str, Any], url: str) -> Stamp:
     """Return the stamp that a file system's information about a file gives."""
-    if info.get("size") is None:
+    size = info.get("size")
+    if size is None or int(size) < 0:
         raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
     version = next((info[key] for key in _VERSION_KEYS if info.get(key)), UNVERSIONED)
-    return Stamp(int(info["size"]), str(version))
+    return Stamp(int(size), str(version))
 
 
 def changed(url: str) -> SourceChangedError:
