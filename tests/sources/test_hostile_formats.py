@@ -152,6 +152,15 @@ def test_a_bomb_is_stopped_where_it_exceeds_what_was_announced() -> None:
         inflate(b"", "rot13", name="bomb")
 
 
+def test_columns_of_the_same_name_are_refused_unless_others_are_asked_for(tmp_path: Path) -> None:
+    table = pa.table([[1], [2], [3]], names=["a", "a", "b"])
+    with pa.ipc.new_stream(str(tmp_path / "rows.arrow"), table.schema) as out:
+        out.write_table(table)
+    with pytest.raises(SourceFormatError, match="the same name"):
+        len(ArrowSource(tmp_path / "rows.arrow"))
+    assert ArrowSource(tmp_path / "rows.arrow", columns=["b"]).read(np.array([0]))["b"].tolist() == [3]
+
+
 def test_items_that_overlap_are_refused(tmp_path: Path) -> None:
     folder = _copied("mds_raw")(tmp_path)
     shard = folder / "shard.00000.mds"

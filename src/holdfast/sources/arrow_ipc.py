@@ -103,6 +103,9 @@ class ArrowSource(FileSource[_Opened]):
         missing = [name for name in wanted if name not in schema.names]
         if missing or not wanted:
             raise ConfigError("the files lack columns asked for", columns=missing, found=schema.names)
+        twice = [name for name in dict.fromkeys(wanted) if schema.names.count(name) > 1]
+        if twice:
+            raise SourceFormatError("several columns have the same name", file=self._files[0].name, columns=twice[:5])
         table = pa.Table.from_batches([batch for batches in found for batch in batches], schema=schema)
         if not table.num_rows:
             raise SourceFormatError("the Arrow files hold no rows", files=self.files[:5])
