@@ -116,7 +116,12 @@ def test_a_read_of_more_blocks_than_may_be_held_takes_them_in_portions(
     narrow = replace(options, memory_limit=8 * BLOCK, hedge=False)
     fetcher, held = fetcher_of(narrow), [0]
     room = fetcher._make_room
-    monkeypatch.setattr(fetcher, "_make_room", lambda: (room(), held.append(fetcher._held_bytes)))
+
+    def make_room() -> None:
+        room()
+        held.append(fetcher._held_bytes)
+
+    monkeypatch.setattr(fetcher, "_make_room", make_room)
     starts = np.random.default_rng(1).permutation(400) * 100
     found = blob(server, narrow).gather(starts, starts + 100)
     assert found.to_bytes() == [BLOB[start : start + 100] for start in starts.tolist()]
