@@ -99,11 +99,11 @@ class MetricsAggregator:
         self._step += 1
 
     def get_metrics(self) -> dict[str, dict[str, Scalar]]:
-        """``{dataset: {metric or metric_stat: value}}`` over all ranks; a collective call when distributed."""
+        """Return ``{dataset: {metric or metric_stat: value}}`` over all ranks; a collective call when distributed."""
         return format_table(self._merged_table(), self._handlers)
 
     def get_metrics_for_logging(self, prefix: str = "") -> dict[str, Scalar]:
-        """The same figures, flat: ``{"train_wiki/tokens_seen": value}``; a collective call when distributed."""
+        """Return the same figures, flat: ``{"train_wiki/tokens_seen": value}``; a collective call when distributed."""
         head = f"{prefix}_" if prefix else ""
         return {
             f"{head}{dataset}/{label}": value
@@ -112,12 +112,12 @@ class MetricsAggregator:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """What this rank has seen, as JSON-friendly data. Save every rank's."""
+        """Return what this rank has seen, as JSON-friendly data. Save every rank's."""
         rank, _ = world_of(self._process_group)
         return self._encode(self._local_table(rank), "rank")
 
     def run_state_dict(self) -> dict[str, Any]:
-        """What all ranks have seen, the same on every rank; a collective call when distributed."""
+        """Return what all ranks have seen, the same on every rank; a collective call when distributed."""
         return self._encode(self._merged_table(), "run")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -138,7 +138,7 @@ class MetricsAggregator:
         self._step = stored.step
 
     def as_stateful(self) -> RunMetricsState:
-        """This aggregator for ``torch.distributed.checkpoint``: one entry, holding the state of the whole run."""
+        """Wrap this aggregator for ``torch.distributed.checkpoint``: one entry with the state of the whole run."""
         return RunMetricsState(self)
 
     def reset(self) -> None:
@@ -191,7 +191,7 @@ class MetricsAggregator:
         return _Entry(metric.agg_type, handler, metric.state, metric.nan, metric.infinite, metric.recent)
 
     def _add(self, key: MetricKey, entry: _Entry, values: Any) -> None:
-        """Keep numbers for the next fold; what is no number is refused here, in the call it came with."""
+        """Keep numbers for the next fold; anything else is refused here, in the call that brought it."""
         if not entry.handler.numeric:
             entry.state = entry.handler.update(entry.state, as_objects(values))
             return
@@ -204,7 +204,7 @@ class MetricsAggregator:
             self._fold(entry)
 
     def _fold(self, entry: _Entry) -> None:
-        """Bring the waiting values into the state, one array a kind."""
+        """Bring the waiting values into the state, one array per kind."""
         arrays, scalars = entry.arrays, entry.scalars
         entry.arrays, entry.scalars, entry.waiting = [], [], 0
         if not entry.handler.numeric:
@@ -252,7 +252,7 @@ class MetricsAggregator:
         return dict(sorted(merged.items()))
 
     def _merge_share(self, received: list[bytes]) -> dict[str, Any]:
-        """The metrics this rank merges for all; an error is an answer too, so that every rank raises it."""
+        """Return the metrics this rank merges for all; an error is an answer too, so that every rank raises it."""
         try:
             tables: list[Table] = []
             for state in received:
@@ -279,7 +279,7 @@ class RunMetricsState:
         self._aggregator = aggregator
 
     def state_dict(self) -> dict[str, Any]:
-        """The run's state as one JSON text; a collective call when distributed, as DCP's saving is anyway."""
+        """Return the run's state as one JSON text; a collective call when distributed, as DCP's saving is anyway."""
         return {"metrics": json.dumps(self._aggregator.run_state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -288,7 +288,7 @@ class RunMetricsState:
 
 
 def _finite(entry: _Entry, values: NDArray[Any]) -> NDArray[Any]:
-    """The finite values; the others are counted in the entry."""
+    """Return the finite values; the others are counted in the entry."""
     if values.dtype != np.float64:
         return values
     finite = np.isfinite(values)
@@ -305,8 +305,8 @@ def _require_integers(key: MetricKey, entry: _Entry, values: NDArray[Any]) -> No
     for value in values.tolist():
         if not isinstance(value, int):
             raise MetricError(
-                f"{value!r} is no number, so metric {key[1]!r} of dataset {key[0]!r} cannot add it "
-                f"as {kind_name(entry.agg_type)!r}",
+                f"metric {key[1]!r} of dataset {key[0]!r} ({kind_name(entry.agg_type)}) expects a number, "
+                f"got {value!r}",
                 hint="use AggregationType.CATEGORICAL_COUNT for categories",
                 dataset=key[0],
                 metric=key[1],

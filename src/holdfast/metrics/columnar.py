@@ -1,4 +1,4 @@
-"""Metrics as columns: one array a batch and metric, instead of one object a sample and metric.
+"""Metrics as columns: one array per batch and metric, instead of one object per sample and metric.
 
 A :class:`MetricBatch` is what travels from a dataset's workers to the trainer. Building it groups the observations
 once, where they are made; the aggregator then adds whole arrays. A list of :class:`~holdfast.metrics.types.Metric`
@@ -32,13 +32,13 @@ class MetricColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricBatch:
-    """The metrics of one batch, one column a metric (or a few, which are added one after another)."""
+    """The metrics of one batch, one column per metric (or a few, which are added one after another)."""
 
     columns: tuple[MetricColumn, ...] = ()
 
     @staticmethod
     def of(metrics: Metrics) -> MetricBatch:
-        """Columns from a batch, from metrics one by one, or from any nesting of lists of both."""
+        """Return columns from a batch, from metrics one by one, or from any nesting of lists of both."""
         if isinstance(metrics, MetricBatch):
             return metrics
         grouped: dict[MetricKey, tuple[AggregationKind, list[Any]]] = {}
@@ -61,7 +61,7 @@ Metrics: TypeAlias = MetricBatch | Metric | Sequence["Metrics"]
 
 
 def as_columns(values: Any) -> list[NDArray[Any]]:
-    """Observations as one-dimensional arrays of one kind each: float64, int64, or Python objects.
+    """Return observations as one-dimensional arrays of one kind each: float64, int64, or Python objects.
 
     Numbers keep their exact value: integers never pass through a float, and those beyond 64 bits stay Python integers.
     Takes arrays, tensors on any device, numbers, texts, and lists of them.
@@ -76,7 +76,7 @@ def as_columns(values: Any) -> list[NDArray[Any]]:
 
 
 def as_objects(values: Any) -> NDArray[Any]:
-    """Observations as they come, flat: an array of any dtype, or an object array of a list's or a single value."""
+    """Return observations as they come, flat: an array of any dtype, or an object array."""
     if hasattr(values, "detach"):
         values = _from_tensor(values)
     if isinstance(values, np.ndarray):

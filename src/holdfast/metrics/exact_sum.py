@@ -44,12 +44,12 @@ _SPLITTER = 2.0**27 + 1.0
 
 
 def sum_floats(values: FloatArray) -> int:
-    """The exact sum of finite ``values``, in units of 2 ** -1074."""
+    """Return the exact sum of finite ``values``, in units of 2 ** -1074."""
     return sum(_sum_chunk(values[start : start + _CHUNK]) for start in range(0, len(values), _CHUNK))
 
 
 def sum_with_squares(values: FloatArray) -> tuple[int, int]:
-    """The exact sums of finite ``values`` and of their squares, in units of 2 ** -1074 and 2 ** -2148."""
+    """Return the exact sums of finite ``values`` and of their squares, in units of 2 ** -1074 and 2 ** -2148."""
     total = squares = 0
     left_over: list[FloatArray] = []
     for start in range(0, len(values), _CHUNK):
@@ -69,7 +69,7 @@ def sum_with_squares(values: FloatArray) -> tuple[int, int]:
 
 
 def sum_integers(values: NDArray[Any]) -> int:
-    """The exact sum of an int64 array, or of an object array of Python integers."""
+    """Return the exact sum of an int64 array, or of an object array of Python integers."""
     if values.dtype == object:
         return sum(values.tolist())
     if len(values) == 0:
@@ -82,7 +82,7 @@ def sum_integers(values: NDArray[Any]) -> int:
 
 
 def sum_integer_squares(values: NDArray[Any]) -> int:
-    """The exact sum of the squares of an int64 array, or of an object array of Python integers."""
+    """Return the exact sum of the squares of an int64 array, or of an object array of Python integers."""
     if values.dtype == object:
         return sum(value * value for value in values.tolist())
     if len(values) == 0:
@@ -93,7 +93,7 @@ def sum_integer_squares(values: NDArray[Any]) -> int:
 
 
 def ratio(numerator: int, denominator: int) -> float:
-    """``numerator / denominator``, correctly rounded; an overflow is the infinity of its sign."""
+    """Return ``numerator / denominator``, correctly rounded; an overflow is the infinity of its sign."""
     try:
         return numerator / denominator
     except OverflowError:
@@ -101,7 +101,7 @@ def ratio(numerator: int, denominator: int) -> float:
 
 
 def root_of_ratio(numerator: int, denominator: int) -> float:
-    """The square root of a non-negative ratio of integers, correctly rounded from its first 64 bits and the rest."""
+    """Return the correctly rounded square root of a non-negative ratio of integers."""
     if numerator == 0:
         return 0.0
     # Scale by an even power of two, so that the integer root has at least 64 bits, and note whether it is exact.
@@ -117,7 +117,7 @@ def root_of_ratio(numerator: int, denominator: int) -> float:
 
 
 def encode_scaled(value: int) -> str:
-    """``value`` as ``<odd hexadecimal>p<power of two>``: short, and exact in any JSON reader."""
+    """Return ``value`` as ``<odd hexadecimal>p<power of two>``: short, and exact in any JSON reader."""
     if value == 0:
         return "0p0"
     zeros = (value & -value).bit_length() - 1
@@ -125,7 +125,7 @@ def encode_scaled(value: int) -> str:
 
 
 def decode_scaled(text: str) -> int:
-    """The inverse of :func:`encode_scaled`."""
+    """Undo :func:`encode_scaled`."""
     digits, _, zeros = text.partition("p")
     power = int(zeros)
     if not 0 <= power <= 1 << 16:
@@ -179,7 +179,7 @@ class _Layers:
 
 
 def _layers(values: FloatArray) -> _Layers | None:
-    """The layers of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few."""
+    """Return the layers of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few."""
     largest = _largest(values)
     top = math.frexp(largest)[1]
     layers: list[FloatArray] = []
@@ -203,7 +203,7 @@ def _layers(values: FloatArray) -> _Layers | None:
 
 
 def _sum_layers(cut: _Layers) -> tuple[int, int]:
-    """The exact sums of all layers' values, and of their squares."""
+    """Return the exact sums of all layers' values, and of their squares."""
     total = squares = 0
     for place, layer in enumerate(cut.layers):
         unit = cut.top - _LAYER_BITS * (place + 1)
@@ -231,7 +231,7 @@ def _sum_square_chunk(values: FloatArray) -> int:
 
 
 def _sum_products(values: FloatArray) -> int:
-    """Exact sum of squares in units of 2 ** -1074, of values whose half-products are exact in float64."""
+    """Return the exact sum of squares in units of 2 ** -1074, of values whose half-products are exact in float64."""
     # Dekker's split: two halves of at most 26 bits each, whose products fit 53 bits.
     high = values * _SPLITTER
     high -= high - values

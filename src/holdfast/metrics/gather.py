@@ -21,7 +21,7 @@ GATHER_AT_ONCE = 64 << 20
 
 
 def world_of(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
-    """(rank, world size) in the group; (0, 1) when nothing is distributed."""
+    """Return (rank, world size) in the group; (0, 1) when nothing is distributed."""
     import torch.distributed as dist
 
     if not dist.is_available() or not dist.is_initialized():
@@ -30,7 +30,7 @@ def world_of(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def exchange_bytes(pieces: Sequence[bytes], process_group: dist.ProcessGroup | None) -> list[bytes]:
-    """What every rank has for this one, in the order of ranks; a collective call.
+    """Return what every rank has for this one, in the order of ranks; a collective call.
 
     Args:
         pieces: what this rank has for each rank.
@@ -55,7 +55,7 @@ def exchange_bytes(pieces: Sequence[bytes], process_group: dist.ProcessGroup | N
 def gather_bytes(
     payload: bytes, world_size: int, process_group: dist.ProcessGroup | None, *, at_once: int = GATHER_AT_ONCE
 ) -> Iterator[bytes]:
-    """Every rank's payload, in the order of ranks; a collective call.
+    """Yield every rank's payload, in the order of ranks; a collective call.
 
     Args:
         payload: this rank's bytes.

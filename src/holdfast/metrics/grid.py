@@ -50,7 +50,7 @@ class Grid:
 
     @staticmethod
     def merge(grids: Sequence[Grid]) -> Grid:
-        """All octaves of all grids, each as coarse as in the coarsest of them."""
+        """Return all octaves of all grids, each as coarse as in the coarsest of them."""
         deepest = np.full(OCTAVES, -1, dtype=np.int64)
         for grid in grids:
             places = grid.octaves + OCTAVES // 2
@@ -59,7 +59,7 @@ class Grid:
         return Grid(found - OCTAVES // 2, deepest[found])
 
     def shifts_of(self, octaves: Integers) -> Integers:
-        """The shifts of any octaves; 0 for one that holds no value yet."""
+        """Return the shifts of any octaves; 0 for one that holds no value yet."""
         if len(self.octaves) == 0:
             return np.zeros_like(octaves)
         places = np.minimum(np.searchsorted(self.octaves, octaves), len(self.octaves) - 1)
@@ -93,7 +93,7 @@ class Grid:
         return keys, table[cells], [column for column in strays if len(column[0])]
 
     def sort(self, columns: Sequence[Column]) -> tuple[Integers, Integers]:
-        """The buckets that the columns' keys fall into, ascending, and how many fall into each; by sorting."""
+        """Return the buckets that the columns' keys fall into, ascending, and how many fall into each; by sorting."""
         plain = [self._cut(keys) for keys, counts in columns if counts is None]
         counted = [(self._cut(keys), counts) for keys, counts in columns if counts is not None]
         if plain:
@@ -119,7 +119,7 @@ class Grid:
 
 
 def keys_per_octave(columns: Sequence[Column]) -> Integers:
-    """How many keys each octave has, from octave -2048 on."""
+    """Return how many keys each octave has, from octave -2048 on."""
     sizes = np.zeros(OCTAVES, dtype=np.int64)
     for keys, _ in columns:
         sizes += np.bincount((keys >> MANTISSA_BITS) + OCTAVES // 2, minlength=OCTAVES)
@@ -127,7 +127,7 @@ def keys_per_octave(columns: Sequence[Column]) -> Integers:
 
 
 def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column]:
-    """That part of the columns whose keys are of the given octaves."""
+    """Return that part of the columns whose keys are of the given octaves."""
     wanted = np.zeros(OCTAVES, dtype=bool)
     wanted[octaves] = True
     chosen = [wanted[keys >> MANTISSA_BITS] for keys, _ in columns]
@@ -138,7 +138,7 @@ def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column
 
 
 def ordered(values: FloatArray) -> Integers:
-    """Integers that sort like the floats; 0.0 and -0.0 are one value."""
+    """Return integers that sort like the floats; 0.0 and -0.0 are one value."""
     bits = (values + 0.0).view(np.int64)
     flips = bits >> 63
     flips &= _MAGNITUDE
@@ -147,25 +147,25 @@ def ordered(values: FloatArray) -> Integers:
 
 
 def key_columns(values: FloatArray, counts: Integers | None = None) -> Iterator[Column]:
-    """The keys of values, a piece at a time, so that each is counted while it is in the processor's cache."""
+    """Yield the keys of values, a piece at a time, so that each is counted while it is in the processor's cache."""
     for begin in range(0, len(values), _CHUNK):
         piece = slice(begin, begin + _CHUNK)
         yield ordered(values[piece]), None if counts is None else counts[piece]
 
 
 def unordered(keys: Integers) -> FloatArray:
-    """The inverse of :func:`ordered`."""
+    """Undo :func:`ordered`."""
     return (keys ^ ((keys >> 63) & _MAGNITUDE)).view(np.float64)
 
 
 def combine_sorted(keys: Integers, counts: Integers) -> tuple[Integers, Integers]:
-    """Distinct keys of an ascending column, with the sums of their counts."""
+    """Return distinct keys of an ascending column, with the sums of their counts."""
     starts = _run_starts(keys)
     return keys[starts], np.add.reduceat(counts, starts)
 
 
 def distinct_sorted(ascending: Integers) -> Integers:
-    """The distinct values of an ascending column."""
+    """Return the distinct values of an ascending column."""
     return ascending[_run_starts(ascending)]
 
 

@@ -46,7 +46,7 @@ class Moments:
 
     @staticmethod
     def of(values: NDArray[Any]) -> Moments:
-        """The moments of a float64 or int64 array, or of an object array of Python integers."""
+        """Return the moments of a float64 or int64 array, or of an object array of Python integers."""
         if len(values) == 0:
             return Moments()
         if values.dtype == np.float64:
@@ -57,7 +57,7 @@ class Moments:
 
     @staticmethod
     def merge(parts: Sequence[Moments]) -> Moments:
-        """The moments of all the parts' values together."""
+        """Return the moments of all the parts' values together."""
         return Moments(
             sum(part.count for part in parts),
             sum(part.total for part in parts),
@@ -79,7 +79,7 @@ class Moments:
         return root_of_ratio(spread, (self.count * self.count) << SQUARE_SCALE)
 
     def serialize(self) -> dict[str, Any]:
-        """A JSON-friendly form."""
+        """Return a JSON-friendly form."""
         return {
             "count": self.count,
             "total": encode_scaled(self.total),
@@ -90,7 +90,7 @@ class Moments:
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> Moments:
-        """The inverse of :meth:`serialize`."""
+        """Undo :meth:`serialize`."""
         return Moments(
             int(payload["count"]),
             decode_scaled(payload["total"]),
@@ -101,17 +101,17 @@ class Moments:
 
 
 def smallest(values: NDArray[Any]) -> int | float:
-    """The smallest of a non-empty array, as a Python number."""
+    """Return the smallest of a non-empty array, as a Python number."""
     return _plain(values.min())
 
 
 def largest(values: NDArray[Any]) -> int | float:
-    """The largest of a non-empty array, as a Python number."""
+    """Return the largest of a non-empty array, as a Python number."""
     return _plain(values.max())
 
 
 def extreme(values: Sequence[int | float | None], *, sign: int) -> int | float | None:
-    """The largest (``sign=1``) or smallest (``sign=-1``) of what is not None; an integer wins over an equal float.
+    """Return the largest (``sign=1``) or smallest (``sign=-1``) value; an integer wins over an equal float.
 
     Without that rule ``max(1, 1.0)`` would depend on which rank came first.
     """
@@ -123,14 +123,14 @@ def extreme(values: Sequence[int | float | None], *, sign: int) -> int | float |
 
 
 def encode_number(value: int | float | None) -> str | None:
-    """A number as text that is read back bit for bit, integers of any size included."""
+    """Return a number as text that is read back bit for bit, integers of any size included."""
     if value is None:
         return None
     return str(value) if isinstance(value, int) else value.hex()
 
 
 def decode_number(text: str | None) -> int | float | None:
-    """The inverse of :func:`encode_number`."""
+    """Undo :func:`encode_number`."""
     if text is None:
         return None
     return float.fromhex(text) if "x" in text else int(text)

@@ -16,7 +16,7 @@ _HEADER = struct.Struct("<BI")
 
 
 def pack(*columns: Integers) -> str:
-    """Base64 of the deflated bytes of non-negative columns: the lowest bytes of a column first, no empty high ones."""
+    """Return non-negative columns as base64 of their deflated bytes, lowest bytes first, without empty high ones."""
     pieces: list[bytes] = []
     for column in columns:
         width = (int(column.max(initial=0)).bit_length() + 7) // 8
@@ -26,7 +26,7 @@ def pack(*columns: Integers) -> str:
 
 
 def unpack(text: str, count: int) -> list[Integers]:
-    """The inverse of :func:`pack`, for ``count`` columns."""
+    """Undo :func:`pack`, for ``count`` columns."""
     columns: list[Integers] = []
     try:
         data, place = zlib.decompress(base64.b64decode(text)), 0

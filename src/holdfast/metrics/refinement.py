@@ -58,7 +58,7 @@ class Refinement:
         return 0 if self.tables is None else int(self.tables[0, 0].sum())
 
     def add(self, keys: Integers, counts: Integers | None = None) -> Refinement:
-        """The refinement with keys added, each ``counts`` times (once when None)."""
+        """Return the refinement with keys added, each ``counts`` times (once when None)."""
         tables = np.zeros(_SHAPE, dtype=np.int64) if self.tables is None else self.tables.copy()
         size = tables[0, 0].size
         for begin in range(0, len(keys), _CHUNK):
@@ -75,7 +75,7 @@ class Refinement:
 
     @staticmethod
     def merge(parts: Sequence[Refinement]) -> Refinement:
-        """The refinement of all the parts' values together."""
+        """Return the refinement of all the parts' values together."""
         tables: Integers | None = None
         for part in parts:
             if part.tables is not None:
@@ -83,7 +83,7 @@ class Refinement:
         return Refinement(tables)
 
     def descend(self, node: int, level: int, count: int, rank: int, total: int) -> tuple[int, int]:
-        """The key of a rank inside a node, and by how many ranks it is off at most.
+        """Return the key of a rank inside a node, and by how many ranks it is off at most.
 
         Args:
             node: the node's leading bits: the key without its last ``52 - 4 * level`` bits.
@@ -106,12 +106,12 @@ class Refinement:
         return (found.node << remaining) + place, max(0, before[1] + inside[1] - rank, rank - before[0])
 
     def serialize(self) -> str | None:
-        """Text for JSON."""
+        """Return text for JSON."""
         return None if self.tables is None else pack(self.tables.reshape(-1))
 
     @staticmethod
     def deserialize(payload: Any) -> Refinement:
-        """The inverse of :meth:`serialize`."""
+        """Undo :meth:`serialize`."""
         if payload is None:
             return Refinement()
         (flat,) = unpack(payload, 1)
@@ -120,7 +120,7 @@ class Refinement:
         return Refinement(flat.reshape(_SHAPE))
 
     def _step(self, at: _Found, level: int) -> _Found:
-        """One digit further."""
+        """Take one digit more."""
         assert self.tables is not None
         node = np.array([at.node], dtype=np.int64)
         places = [int(_row_starts(node, level, table)[0]) >> DIGIT_BITS for table in range(_TABLES)]
@@ -157,7 +157,7 @@ class _Found:
 
 
 def _split(keys: Integers, level: int) -> tuple[Integers, Integers]:
-    """The keys' nodes at a level, and their next digits."""
+    """Return the keys' nodes at a level, and their next digits."""
     nodes = keys >> (MANTISSA_BITS - DIGIT_BITS * (level + 1))
     digits = nodes & (_DIGITS - 1)
     nodes >>= DIGIT_BITS
@@ -165,7 +165,7 @@ def _split(keys: Integers, level: int) -> tuple[Integers, Integers]:
 
 
 def _row_starts(nodes: Integers, level: int, table: int) -> Integers:
-    """The cell at which each node's row starts, by multiply-shift hashing."""
+    """Return the cell at which each node's row starts, by multiply-shift hashing."""
     cells = nodes.view(np.uint64) * _multiplier(level, table)
     cells >>= np.uint64(64 - _ROW_BITS)
     cells <<= np.uint64(DIGIT_BITS)

@@ -47,7 +47,7 @@ class MetricSink(ABC):
 
 @final
 class JsonlSink(MetricSink):
-    """One JSON object a line: ``{"step": 100, "train_wiki/tokens_seen": 81920, …}``.
+    """One JSON object per line: ``{"step": 100, "train_wiki/tokens_seen": 81920, …}``.
 
     An existing file is continued; a last line that a crash cut short is removed first. Every line is flushed to the
     operating system when written. A figure that is not finite becomes null, since JSON has no name for it.
@@ -86,7 +86,7 @@ class TensorBoardSink(MetricSink):
         self._writer = import_module("torch.utils.tensorboard").SummaryWriter(str(folder))
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
-        """Add one scalar a figure."""
+        """Add one scalar per figure."""
         for name, value in figures.items():
             self._writer.add_scalar(name, _as_float(value), step)
 

@@ -95,7 +95,7 @@ class QuantileSketch:
         return int(self.counts.sum())
 
     def add(self, values: FloatArray, counts: Integers | None = None) -> QuantileSketch:
-        """The sketch with finite ``values`` added, each ``counts`` times (once when None)."""
+        """Return the sketch with finite ``values`` added, each ``counts`` times (once when None)."""
         if len(values) == 0:
             return self
         columns = chain(key_columns(values, counts), [(self.keys, self.counts)])
@@ -103,7 +103,7 @@ class QuantileSketch:
 
     @staticmethod
     def merge(parts: Sequence[QuantileSketch]) -> QuantileSketch:
-        """The sketch of all the parts' values together."""
+        """Return the sketch of all the parts' values together."""
         filled = [part for part in parts if len(part.keys)]
         if len(filled) < 2:
             return filled[0] if filled else QuantileSketch()
@@ -111,15 +111,15 @@ class QuantileSketch:
         return _combine([everything], Grid.merge([part.grid for part in filled]), min(part.cap for part in filled))
 
     def quantile(self, percent: int) -> float:
-        """The value of rank ⌈percent/100 · count⌉, exactly if its bucket was never cut; there must be a value."""
+        """Return the value of rank ⌈percent/100 · count⌉, exact if its bucket was never cut."""
         return self.quantile_with_error(percent)[0]
 
     def rank_error(self, percent: int) -> float:
-        """A bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 where it is exact."""
+        """Return a bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 where it is exact."""
         return self.quantile_with_error(percent)[1]
 
     def quantile_with_error(self, percent: int, refinement: Refinement | None = None) -> tuple[float, float]:
-        """A quantile, and a bound on its rank error that is never exceeded.
+        """Return a quantile, and a bound on its rank error that is never exceeded.
 
         Args:
             percent: which quantile.
@@ -149,7 +149,7 @@ class QuantileSketch:
         return _float(key), share / total
 
     def serialize(self) -> dict[str, Any]:
-        """A JSON-friendly form; equal sketches give equal text."""
+        """Return a JSON-friendly form; equal sketches give equal text."""
         octaves, shifts = self.grid.octaves, self.grid.shifts
         starts = np.searchsorted(self.keys, octaves << MANTISSA_BITS)
         per_octave = np.diff(np.append(starts, len(self.keys)))
@@ -162,7 +162,7 @@ class QuantileSketch:
 
     @staticmethod
     def deserialize(payload: dict[str, Any]) -> QuantileSketch:
-        """The inverse of :meth:`serialize`."""
+        """Undo :meth:`serialize`."""
         octaves, shifts, per_octave, steps, counts = unpack(payload["buckets"], 5)
         cap = int(payload["cap"])
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
@@ -182,7 +182,7 @@ class QuantileSketch:
 
 
 def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
-    """The sketch of all the columns' keys, which are cut no coarser than ``grid``, under a cap of at most ``cap``."""
+    """Return the sketch of all columns' keys, cut no coarser than ``grid``, under a cap of at most ``cap``."""
     keys, counts, others = grid.tabulate(columns)
     if sum(len(stray) for stray, _ in others) < _GUESS_FROM:
         found = [(keys, counts), grid.sort(others)]
@@ -208,7 +208,7 @@ def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
 
 
 def _guess(columns: Sequence[Column], grid: Grid) -> Grid:
-    """A grid of the octaves that hold many of the columns' keys, each of a few buckets."""
+    """Return a grid of the octaves that hold many of the columns' keys, each of a few buckets."""
     sizes = keys_per_octave([(keys[::_GUESS_BY], None) for keys, _ in columns])
     crowded = np.flatnonzero(sizes >= max(1, int(sizes.sum()) >> 7))
     bits = min(TABLE_BITS, (_GUESSED_BUCKETS // max(1, len(crowded))).bit_length() - 1)
@@ -227,7 +227,7 @@ def _interleave(parts: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, I
 
 
 def _sizes(keys: Integers, grid: Grid) -> Integers:
-    """How many of the ascending keys each octave of the grid has."""
+    """Return how many of the ascending keys each octave of the grid has."""
     return np.diff(np.append(np.searchsorted(keys, grid.octaves << MANTISSA_BITS), len(keys)))
 
 
@@ -254,7 +254,7 @@ def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> Quanti
 
 
 def _cap(distinct: Integers, cap: int) -> int:
-    """The largest cap, from ``cap`` down, for which octaves with these numbers of distinct values keep the budget."""
+    """Return the largest cap up to ``cap`` with which octaves of these sizes stay within the budget."""
     while int(np.minimum(distinct, cap).sum()) > BUCKETS:
         cap //= 2
     return cap

@@ -63,7 +63,7 @@ Table: TypeAlias = dict[MetricKey, MetricState]
 
 
 def merge_tables(tables: Sequence[Table], handlers: Handlers) -> Table:
-    """Every metric of every table, states of the same metric merged."""
+    """Return every metric of every table, states of the same metric merged."""
     grouped: dict[MetricKey, list[MetricState]] = {}
     for table in tables:
         for key, metric in table.items():
@@ -72,7 +72,7 @@ def merge_tables(tables: Sequence[Table], handlers: Handlers) -> Table:
 
 
 def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar]]:
-    """``{dataset: {metric or metric_stat: value}}``."""
+    """Return ``{dataset: {metric or metric_stat: value}}``."""
     report: dict[str, dict[str, Scalar]] = {}
     makers: dict[tuple[str, str], str] = {}
     for (dataset, name), metric in table.items():
@@ -112,7 +112,7 @@ def decode_table(stored: StoredMetrics, handlers: Handlers) -> Table:
 
 
 def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHandlers | None = None) -> dict[str, Any]:
-    """One state with every total of all of ``states``: how a run changes its number of ranks.
+    """Return one state with every total of all of ``states``: how a run changes its number of ranks.
 
     Deal the old ranks' states to the new ranks, each to exactly one: new rank ``r`` of ``n`` loads
     ``merge_state_dicts(old_states[r::n])``. No state at all gives an empty state, which loads as a fresh start.

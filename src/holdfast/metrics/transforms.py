@@ -41,15 +41,15 @@ class MetricTransform(ABC):
 
     @abstractmethod
     def sample_metrics(self, sample: Mapping[str, Any]) -> list[Metric]:
-        """The metrics of one sample."""
+        """Return the metrics of one sample."""
 
     @abstractmethod
     def batch_metrics(self, columns: Mapping[str, Any]) -> MetricBatch:
-        """The metrics of a batch of columns: what :meth:`sample_metrics` says of its samples, as arrays."""
+        """Return the metrics of a batch of columns: what :meth:`sample_metrics` says of its samples, as arrays."""
 
     @final
     def dataset_metrics(self, *, num_epochs: int, samples_failed: int = 0) -> MetricBatch:
-        """What only the dataset knows; it adds this to the metrics of its batches.
+        """Return what only the dataset knows; it adds this to the metrics of its batches.
 
         Args:
             num_epochs: how many times it has passed through its data so far (reported as the largest of all ranks).
@@ -64,12 +64,12 @@ class MetricTransform(ABC):
 
     @final
     def __call__(self, sample: Mapping[str, Any]) -> dict[str, Any]:
-        """The sample with its metrics appended under ``"metrics"``."""
+        """Return the sample with its metrics appended under ``"metrics"``."""
         return {**sample, "metrics": [*sample.get("metrics", ()), *self.sample_metrics(sample)]}
 
     @final
     def column(self, name: str, values: Any, agg_type: AggregationKind) -> MetricColumn:
-        """A column of this dataset: many observations of one metric."""
+        """Return a column of this dataset: many observations of one metric."""
         return MetricColumn(self.dataset_name, name, np.asarray(values), agg_type)
 
 
@@ -95,7 +95,7 @@ class StandardMetricTransform(MetricTransform):
         self._pad_id = pad_id
 
     def sample_metrics(self, sample: Mapping[str, Any]) -> list[Metric]:
-        """The metrics of one sample."""
+        """Return the metrics of one sample."""
         tokens = _field(sample, self._tokens)
         width = len(tokens)
         length = width
@@ -113,7 +113,7 @@ class StandardMetricTransform(MetricTransform):
         return metrics
 
     def batch_metrics(self, columns: Mapping[str, Any]) -> MetricBatch:
-        """The metrics of a batch: its token column is a matrix, ragged rows with ``row_lengths``, or a list of rows."""
+        """Return the metrics of a batch whose tokens are a matrix, ragged rows (``row_lengths``) or a list of rows."""
         widths, lengths = _row_lengths(_field(columns, self._tokens), self._pad_id, self._tokens)
         made = [
             self.column("samples_seen", [len(widths)], AggregationType.SUM),

@@ -49,12 +49,12 @@ class Metric:
 
 
 def kind_name(agg_type: AggregationKind) -> str:
-    """The stable name of an aggregation type, as written into states."""
+    """Return the stable name of an aggregation type, as written into states."""
     return agg_type.value if isinstance(agg_type, AggregationType) else agg_type
 
 
 def conflicting_types(key: MetricKey, first: str, second: str) -> MetricError:
-    """The error for one name observed under two aggregation types."""
+    """Return the error for one name observed under two aggregation types."""
     return MetricError(
         f"metric {key[1]!r} of dataset {key[0]!r} is used with two aggregation types, {first!r} and {second!r}",
         hint="give the second one another name",

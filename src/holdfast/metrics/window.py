@@ -23,18 +23,18 @@ Panes: TypeAlias = Mapping[int, Any]
 
 
 def pane_of(step: int, recent_steps: int) -> int:
-    """The pane a step belongs to, in a window of ``recent_steps`` steps."""
+    """Return the pane a step belongs to, in a window of ``recent_steps`` steps."""
     return step // -(-recent_steps // PANES)
 
 
 def update_panes(panes: Panes, handler: MetricHandler[Any], pane: int, values: NDArray[Any]) -> Panes:
-    """The panes with ``values`` added to one of them."""
+    """Return the panes with ``values`` added to one of them."""
     state = panes[pane] if pane in panes else handler.init()
     return _recent({**panes, pane: handler.update(state, values)})
 
 
 def merge_panes(windows: Sequence[Panes], handler: MetricHandler[Any]) -> Panes:
-    """The panes of all windows together, pane by pane."""
+    """Return the panes of all windows together, pane by pane."""
     grouped: dict[int, list[Any]] = {}
     for window in windows:
         for pane, state in window.items():
@@ -43,7 +43,7 @@ def merge_panes(windows: Sequence[Panes], handler: MetricHandler[Any]) -> Panes:
 
 
 def finalize_panes(panes: Panes, handler: MetricHandler[Any]) -> dict[str, Scalar]:
-    """The figures of the window, each suffix behind ``recent_``."""
+    """Return the figures of the window, each suffix behind ``recent_``."""
     if not panes:
         return {}
     figures = handler.finalize(handler.merge(list(panes.values())))

@@ -27,7 +27,7 @@ class StatefulLoader(Protocol):
     def __iter__(self) -> Iterator[Any]: ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Where the loader stands."""
+        """Return where the loader stands."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> None:
@@ -43,11 +43,11 @@ class Aggregator(Protocol):
         ...
 
     def get_metrics(self) -> Mapping[str, Any]:
-        """The figures."""
+        """Return the figures."""
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """What was added so far."""
+        """Return what was added so far."""
         ...
 
     def load_state_dict(self, state: Any, /) -> None:

@@ -62,7 +62,7 @@ _AGAIN = "reading the same indices again must give the same samples"
 
 
 def _rows_to_read(source: Source, samples: int) -> NDArray[np.int64]:
-    """Rows spread over the source, and the ones on both sides of where its shards meet."""
+    """Return rows spread over the source, and the ones on both sides of where its shards meet."""
     length = len(source)
     spread = np.linspace(0, length - 1, min(length, samples)).astype(np.int64)
     shards = source.shards()

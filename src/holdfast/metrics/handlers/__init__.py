@@ -1,4 +1,4 @@
-"""One small handler a type of aggregation."""
+"""One small handler per aggregation type."""
 
 from __future__ import annotations
 

@@ -30,24 +30,24 @@ class MetricHandler(ABC, Generic[State]):
 
     @abstractmethod
     def init(self) -> State:
-        """The state before any value."""
+        """Return the state before any value."""
 
     @abstractmethod
     def update(self, state: State, values: NDArray[Any]) -> State:
-        """The state with an array of values added."""
+        """Return the state with an array of values added."""
 
     @abstractmethod
     def merge(self, states: Sequence[State]) -> State:
-        """The state of all the states' values together; at least one state is given."""
+        """Return the state of all the states' values together; at least one state is given."""
 
     @abstractmethod
     def finalize(self, state: State) -> dict[str, Scalar]:
-        """The figures to report, by suffix: ``""`` is the metric itself, ``"p50"`` becomes ``{metric}_p50``."""
+        """Return the figures to report, by suffix: ``""`` is the metric itself, ``"p50"`` becomes ``{metric}_p50``."""
 
     @abstractmethod
     def serialize(self, state: State) -> Any:
-        """The state as JSON-friendly data."""
+        """Return the state as JSON-friendly data."""
 
     @abstractmethod
     def deserialize(self, payload: Any) -> State:
-        """The inverse of :meth:`serialize`."""
+        """Undo :meth:`serialize`."""

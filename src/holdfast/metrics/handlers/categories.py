@@ -95,11 +95,11 @@ class CategoricalCountHandler(MetricHandler[Categories]):
         return report
 
     def serialize(self, state: Categories) -> dict[str, Any]:
-        """Counts in the order of their names, total and error."""
+        """Return counts in the order of their names, total and error."""
         return {"counts": dict(sorted(state.counts.items())), "total": state.total, "error": state.error}
 
     def deserialize(self, payload: Any) -> Categories:
-        """The counts back from JSON."""
+        """Read the counts from JSON."""
         counts = {str(name): int(count) for name, count in payload["counts"].items()}
         return Categories(counts, int(payload["total"]), int(payload["error"]))
 
@@ -126,7 +126,7 @@ def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
 
 
 def _count_objects(values: NDArray[Any]) -> Counter[str] | None:
-    """The counts of a column of texts that are few objects over and over; None for any other column.
+    """Return the counts of a column of texts that are few objects over and over; None for any other column.
 
     A column of categories mostly holds references to a handful of strings. Counting equal references, which are
     integers, is ten times quicker than hashing every string.

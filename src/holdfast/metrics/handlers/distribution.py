@@ -86,7 +86,7 @@ class DistributionHandler(MetricHandler[Distribution]):
         )
 
     def finalize(self, state: Distribution) -> dict[str, Scalar]:
-        """Every statistic of ``STATISTICS``, or nothing when there is no value."""
+        """Return every statistic of ``STATISTICS``, or nothing when there is no value."""
         moments, sketch = state.moments, state.sketch
         if moments.minimum is None or moments.maximum is None:
             return {}
@@ -106,7 +106,7 @@ class DistributionHandler(MetricHandler[Distribution]):
         return payload if state.refinement is None else payload | {"refinement": state.refinement.serialize()}
 
     def deserialize(self, payload: Any) -> Distribution:
-        """The distribution back from JSON."""
+        """Read the distribution from JSON."""
         if "sketch" not in payload or self._refined != ("refinement" in payload):
             raise MetricError(
                 f"this distribution was not made by a DistributionHandler(refined={self._refined})",
@@ -122,7 +122,7 @@ class DistributionHandler(MetricHandler[Distribution]):
 
 
 def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Distinct values and their counts of a column of small integers; None for any other column."""
+    """Return distinct values and their counts of a column of small integers; None for any other column."""
     if values.dtype != np.int64 or not 0 < len(values) < _TALLY_LIMIT:
         return None
     low, high = int(values.min()), int(values.max())

@@ -36,17 +36,17 @@ class ExtremeHandler(MetricHandler[Extreme]):
         return extreme([state, largest(values) if self._sign > 0 else smallest(values)], sign=self._sign)
 
     def merge(self, states: Sequence[Extreme]) -> Extreme:
-        """The extreme of the extremes."""
+        """Return the extreme of the extremes."""
         return extreme(states, sign=self._sign)
 
     def finalize(self, state: Extreme) -> dict[str, Scalar]:
-        """The extreme, or nothing when there is no value."""
+        """Return the extreme, or nothing when there is no value."""
         return {} if state is None else {"": state}
 
     def serialize(self, state: Extreme) -> str | None:
-        """The value as exact text."""
+        """Return the value as exact text."""
         return encode_number(state)
 
     def deserialize(self, payload: Any) -> Extreme:
-        """The value back from text."""
+        """Read the value from text."""
         return decode_number(payload)

@@ -67,7 +67,7 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         return KllDistribution(moments, sketch.serialize() if moments.count else b"")
 
     def finalize(self, state: KllDistribution) -> dict[str, Scalar]:
-        """Every statistic of ``STATISTICS``, or nothing when there is no value."""
+        """Return every statistic of ``STATISTICS``, or nothing when there is no value."""
         moments = state.moments
         if moments.minimum is None or moments.maximum is None:
             return {}
@@ -80,7 +80,7 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         return {"moments": state.moments.serialize(), "kll": base64.b64encode(state.sketch).decode("ascii")}
 
     def deserialize(self, payload: Any) -> KllDistribution:
-        """The distribution back from JSON."""
+        """Read the distribution from JSON."""
         if "kll" not in payload:
             raise MetricError(
                 "this distribution was not made by a KllDistributionHandler",

@@ -60,13 +60,13 @@ def register_handler(agg_type: str, handler: MetricHandler[Any], *, replace: boo
 
 
 def known_handlers(extra: GivenHandlers | None = None) -> Handlers:
-    """The built-in and registered handlers, with ``extra`` over them."""
+    """Return the built-in and registered handlers, with ``extra`` over them."""
     given = {kind_name(agg_type): handler for agg_type, handler in (extra or {}).items()}
     return {**_BUILT_IN, **_registered, **given}
 
 
 def handler_for(agg_type: str, handlers: Handlers) -> MetricHandler[Any]:
-    """The handler of a type, or an error that lists those there are."""
+    """Return the handler of a type; an unknown type raises an error that lists the known ones."""
     handler = handlers.get(agg_type)
     if handler is None:
         raise MetricError(

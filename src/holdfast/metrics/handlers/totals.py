@@ -28,7 +28,7 @@ class Total:
     integral: bool = True
 
     def add(self, values: NDArray[Any]) -> Total:
-        """The total with an array of finite numbers added."""
+        """Return the total with an array of finite numbers added."""
         if len(values) == 0:
             return self
         if values.dtype == np.float64:
@@ -37,7 +37,7 @@ class Total:
 
     @staticmethod
     def merge(parts: Sequence[Total]) -> Total:
-        """The total of all the parts' values."""
+        """Return the total of all the parts' values."""
         return Total(
             sum(part.count for part in parts),
             sum(part.scaled for part in parts),
@@ -45,12 +45,12 @@ class Total:
         )
 
     def serialize(self) -> dict[str, Any]:
-        """A JSON-friendly form."""
+        """Return a JSON-friendly form."""
         return {"count": self.count, "total": encode_scaled(self.scaled), "integral": self.integral}
 
     @staticmethod
     def deserialize(payload: Any) -> Total:
-        """The inverse of :meth:`serialize`."""
+        """Undo :meth:`serialize`."""
         return Total(int(payload["count"]), decode_scaled(payload["total"]), bool(payload["integral"]))
 
 
@@ -71,15 +71,15 @@ class SumHandler(MetricHandler[Total]):
         return Total.merge(states)
 
     def finalize(self, state: Total) -> dict[str, Scalar]:
-        """The sum; 0 when nothing was added."""
+        """Return the sum; 0 when nothing was added."""
         return {"": state.scaled >> SUM_SCALE if state.integral else ratio(state.scaled, 1 << SUM_SCALE)}
 
     def serialize(self, state: Total) -> dict[str, Any]:
-        """The total's JSON form."""
+        """Return the total's JSON form."""
         return state.serialize()
 
     def deserialize(self, payload: Any) -> Total:
-        """The total back from JSON."""
+        """Read the total from JSON."""
         return Total.deserialize(payload)
 
 
@@ -100,13 +100,13 @@ class MeanHandler(MetricHandler[Total]):
         return Total.merge(states)
 
     def finalize(self, state: Total) -> dict[str, Scalar]:
-        """The mean, or nothing when there is no value."""
+        """Return the mean, or nothing when there is no value."""
         return {"": ratio(state.scaled, state.count << SUM_SCALE)} if state.count else {}
 
     def serialize(self, state: Total) -> dict[str, Any]:
-        """The total's JSON form."""
+        """Return the total's JSON form."""
         return state.serialize()
 
     def deserialize(self, payload: Any) -> Total:
-        """The total back from JSON."""
+        """Read the total from JSON."""
         return Total.deserialize(payload)
