@@ -330,16 +330,18 @@ class StreamDataset(OrderedDataset):
 def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterator[Sample | None]:
     """Yield the single samples at the positions, with their metrics; None where a transform left one out."""
     count = len(positions)
-    cut = Cut(order, positions, np.arange(count + 1))
-    located = locate_steps(cut, range(count), 0, "short")
-    for start in range(0, count, READ_AT_ONCE):
-        steps = range(start, min(start + READ_AT_ONCE, count))
-        for batch in read_batches(dataset, cut, steps, 0, collate=_only, located=located):
-            yield None if batch.content is None else batch.content.cut(0, 1)
+    # A transform may leave a sample out, and metrics come with a batch's first sample: then each is a batch of its own.
+    each = 1 if any(source.transform or source.metric_transform for source in dataset.sources) else READ_AT_ONCE
+    cut = Cut(order, positions, np.append(np.arange(0, count, each), count))
+    located = locate_steps(cut, range(len(cut.offsets) - 1), 0, "short")
+    for start in range(0, len(located.steps), READ_AT_ONCE // each):
+        steps = located.steps[start : start + READ_AT_ONCE // each]
+        for batch in read_batches(dataset, cut, steps, 0, collate=_unchanged, located=located):
+            yield from (None,) if batch.content is None else cast("list[Sample]", batch.content.cut(0, batch.size))
 
 
-def _only(samples: list[Sample]) -> Sample:
-    return samples[0]
+def _unchanged(samples: list[Sample]) -> Any:
+    return samples
 
 
 def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> StateMismatchError:
