@@ -119,6 +119,13 @@ def test_full_steps_are_those_in_which_no_rank_runs_out(chain: tuple[int, list[A
     assert assignment.full_steps == min(assignment.count(rank) // assignment.sizes.of(rank) for rank in ranks)
 
 
+@pytest.mark.parametrize("sizes", [BatchSizes(3, 4), BatchSizes(3, 5), BatchSizes(4, 7)])
+def test_full_steps_of_runs_go_by_the_rank_with_the_largest_batch(sizes: BatchSizes) -> None:
+    for n in range(sizes.world_size, 60):
+        runs = RunAssignment(WholeEpoch(n), sizes)
+        assert runs.full_steps == min(runs.count(rank) // sizes.of(rank) for rank in range(sizes.world_size))
+
+
 @given(_chains(), st.lists(st.integers(0, 59), max_size=8))
 def test_what_is_removed_from_what_remains_is_gone_and_the_others_stay(
     chain: tuple[int, list[Assignment], list[int]], removed: list[int]

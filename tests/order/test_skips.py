@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -21,6 +22,9 @@ def _mixed(data: st.DataObject) -> tuple[Order, dict[str, int]]:
     lengths = {"a": data.draw(st.integers(2, 40)), "b": data.draw(st.integers(2, 20))}
     chosen: dict[str, float] = data.draw(st.sampled_from([{"a": 0.7, "b": 0.3}, {"a": 1.0, "b": 5.0}]))
     specs = [SourceSpec(name, length, seed=data.draw(seeds())) for name, length in lengths.items()]
+    if data.draw(st.booleans()):  # what is skipped may be there from a later epoch on only
+        epoch, lengths["a"] = data.draw(st.integers(1, 3)), lengths["a"] + data.draw(st.integers(1, 9))
+        specs[0] = replace(specs[0], growth=((epoch, lengths["a"]),))
     return Order(specs, weights=chosen), lengths
 
 
@@ -53,6 +57,11 @@ def test_far_out_select_still_undoes_rank(data: st.DataObject, far: int) -> None
     positions = kept.position_at(numbers)
     assert np.array_equal(kept.count_before(positions), numbers)
     assert not kept.is_skipped(positions).any()
+
+
+def test_a_skipped_interval_is_stepped_over_and_not_walked_through() -> None:
+    kept = Kept(Order([SourceSpec("a", 1_000)]), Skips.of([(10, 10**13)]))
+    assert kept.position_at(np.arange(8, 12)).tolist() == [8, 9, 10**13, 10**13 + 1]
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)

@@ -53,8 +53,7 @@ class Aligned(Walk):
         self._begin = [_Begin(0, chained=False, done=0)]
         for segment in range(1, len(segments)):
             epoch, first = self._epoch_of_step(segment - 1, self._step[segment])
-            before = self._begin[segment - 1]
-            chained = self._step[segment] > first or (before.chained and epoch == before.epoch)
+            chained = self._step[segment] > first
             self._begin.append(_Begin(epoch, chained=chained, done=self._step[segment] - first if chained else 0))
         if epochs is not None and not self.total_steps():
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
