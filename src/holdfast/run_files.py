@@ -7,7 +7,7 @@ and every column must have the type that compaction gives it.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
 
@@ -123,6 +123,18 @@ class CompactedFile:
             raise self._unreadable("it is too large once it is unpacked")
         return self._reading(lambda: self._parquet.read(columns=["event", *self.names]))
 
+    def says(self, columns: Mapping[str, Any]) -> bool:
+        """Whether the numbers, and the lines that are there twice, are those of its lines.
+
+        Args:
+            columns: what compaction makes of its lines.
+        """
+        numbers = self.numbers()
+        twice = {OTHER: self._reading(lambda: self._column(OTHER))} if self._others == OTHER else {}
+        found = {**{name: numbers[name] for name in numbers.column_names}, **twice}
+        expected = {name: values for name, values in columns.items() if name in found or name.startswith(VALUE)}
+        return found.keys() == expected.keys() and all(_equal(found[name], expected[name]) for name in found)
+
     def _reading(self, read: Callable[[], T]) -> T:
         import pyarrow as arrow
 
@@ -135,6 +147,11 @@ class CompactedFile:
         return RunLogError(
             f"the compacted run log cannot be read: {reason}", file=self._path, hint="restore the file from a backup"
         )
+
+
+def _equal(found: Any, expected: Any) -> bool:
+    """Whether two columns hold the same values; a number that is not one equals another."""
+    return found.to_pylist() == expected.to_pylist() or repr(found.to_pylist()) == repr(expected.to_pylist())
 
 
 def _opened(file: BinaryIO) -> Any:

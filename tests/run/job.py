@@ -46,12 +46,14 @@ class Job:
         """Return a run of this job."""
         return Run(
             folder,
-            model=self.model,
-            optimizer=self.optimizer,
-            scheduler=self.scheduler,
-            loader=self.loader,
-            options=options,
-            **more,
+            **{
+                "model": self.model,
+                "optimizer": self.optimizer,
+                "scheduler": self.scheduler,
+                "loader": self.loader,
+                "options": options,
+                **more,
+            },
         )
 
     @property

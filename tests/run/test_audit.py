@@ -20,7 +20,7 @@ from holdfast.cli.main import build_app
 from holdfast.errors import HoldfastError, OrderError, RunLogError
 from holdfast.run import Run, RunLog, RunOptions
 from holdfast.run.audit import audit, check_statement
-from holdfast.run.chain import chained, encode
+from holdfast.run.chain import START, chained, encode
 from holdfast.sources import ArraySource
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -281,6 +281,37 @@ def test_a_forged_log_whose_steps_do_not_follow_each_other_is_refused(
     forge(tmp_path / "run", change)
     with pytest.raises(RunLogError):
         audit(tmp_path / "run", {"wiki": [0]})
+
+
+def add_a_rank(folder: Path) -> list[Path]:
+    """Give a run a second rank, which recorded the same; returns its files."""
+    forge(folder, lambda records: records[0].update(world_size=2))
+    head, files = START.encode(), []
+    for file in sorted((folder / "log").glob("*.jsonl")):
+        records = [json.loads(line) for line in file.read_bytes().splitlines()]
+        records[0] |= {"rank": 1, "previous": head.decode()}
+        lines = []
+        for record in records:
+            del record["chain"]
+            line, head = chained(head, encode(record)[:-1].encode())
+            lines.append(line)
+        files.append(file.with_name(file.name.replace("rank-00000", "rank-00001")))
+        files[-1].write_bytes(b"".join(lines))
+    return files
+
+
+@pytest.mark.parametrize("way", ["remove", "cut"])
+def test_a_log_in_which_the_end_of_one_rank_is_missing_is_refused(tmp_path: Path, way: str) -> None:
+    eventful_run(tmp_path / "run", 2)
+    last = add_a_rank(tmp_path / "run")[-1]
+    assert audit(tmp_path / "run", {"wiki": [0]}).ended
+    if way == "remove":
+        last.unlink()
+    else:
+        last.write_bytes(b"".join(last.read_bytes().splitlines(keepends=True)[:-1]))
+    with pytest.raises(RunLogError, match="on every rank"):
+        audit(tmp_path / "run", {"wiki": [0]})
+    assert not audit(tmp_path / "run", {"wiki": [0]}, unfinished=True).ended
 
 
 def check_tampering(folder: Path, rounds: range) -> None:

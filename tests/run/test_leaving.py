@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -11,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.run.job import QUICK, Job, make_job, train
+from torch import nn
 
 from holdfast.errors import ConfigError, RunError, RunLockedError, RunMismatchError
 from holdfast.run import Run, RunLog, RunOptions
@@ -136,11 +138,13 @@ def test_a_loop_left_before_the_batch_was_trained_on_gives_it_back(tmp_path: Pat
     assert again.hash == expected
 
 
+@pytest.mark.parametrize("named", [False, True], ids=["one model", "models by name"])
 @pytest.mark.parametrize("whole", [True, False], ids=["after the update", "after the forward pass"])
-def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole: bool) -> None:
+def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole: bool, named: bool) -> None:
     expected = undisturbed(tmp_path / "whole", 10)
     job = make_job()
-    with job.run(tmp_path / "run", steps=10) as run:
+    models = {"model": {"net": job.model}} if named else {}
+    with job.run(tmp_path / "run", steps=10, **models) as run:
         for batch in run:
             if run.step_number == 6:  # weights or generators have moved on, and the run does not know
                 job.step(batch) if whole else job.model(batch["x"])
@@ -150,8 +154,23 @@ def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole:
     assert [event["step"] for event in log.events("unsaved")] == [6]
     assert log.events("checkpoint")[-1]["step"] == 5
     again = make_job()
-    train(again, again.run(tmp_path / "run", steps=10))
+    train(again, again.run(tmp_path / "run", steps=10, **({"model": {"net": again.model}} if named else {})))
     assert again.hash == expected
+
+
+@pytest.mark.parametrize("per_update", [1, 4])
+def test_gradients_that_a_checkpoint_would_lose_are_told_of(tmp_path: Path, per_update: int) -> None:
+    job = make_job()
+    run = job.run(tmp_path / "run", steps=8)
+    told = pytest.warns(RuntimeWarning, match="once per optimizer step")
+    with told if per_update > 1 else contextlib.nullcontext():
+        for batch in run:
+            loss = nn.functional.mse_loss(job.model(batch["x"]), batch["y"])
+            torch.autograd.backward(loss)
+            if run.step_number % per_update == per_update - 1:
+                job.optimizer.step()
+                job.optimizer.zero_grad()
+            run.step(loss=loss)
 
 
 class Counted:

@@ -11,6 +11,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import pyarrow
+import pyarrow.parquet as parquet
 import pytest
 from tests.faults.coordinate_runs import wait_until
 from tests.run.job import make_job, train
@@ -97,6 +99,32 @@ def test_compacted_files_read_the_same_and_keep_their_chain(finished: Path, tmp_
     log = RunLog(folder.root)
     assert list(log.records()) == before
     assert log.verify() == []
+
+
+def test_columns_of_a_compacted_file_that_are_not_those_of_its_lines_are_noticed(
+    finished: Path, tmp_path: Path
+) -> None:
+    folder = copied(finished, tmp_path / "run")
+    path = compact(folder.log_files()[0])
+    table = parquet.read_table(path)
+    for name in ("value/loss", "other"):
+        values = table[name].to_pylist()
+        row = next(row for row, value in enumerate(values) if value is not None and row > 2)
+        values[row] = values[row] * 2
+        column = pyarrow.array(values, table[name].type)
+        parquet.write_table(table.set_column(table.column_names.index(name), name, column), path)
+        (fault,) = RunLog(folder.root).verify()
+        assert "columns" in fault.reason
+    parquet.write_table(table, path)
+    assert RunLog(folder.root).verify() == []
+
+
+def test_a_renamed_file_is_noticed(finished: Path, tmp_path: Path) -> None:
+    folder = copied(finished, tmp_path / "run")
+    last = folder.log_files()[-1].path
+    last.rename(last.with_name(last.name.replace("part-000", "part-001")))
+    (fault,) = RunLog(folder.root).verify()
+    assert "renamed" in fault.reason
 
 
 def test_a_kill_between_compaction_and_removal_leaves_a_log_that_reads_the_same(finished: Path, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import OrderError, RunLogError
 from holdfast.run.chain import split_line
 from holdfast.run.layout import LogFile, checkpoint_step
-from holdfast.run.run_log import RunLog, read_lines
+from holdfast.run.run_log import RunLog, parsed, read_lines
 from holdfast.run.stretches import Stretch, check_stretches, counted_steps, read_stretches, rebuild, sources_of
 from holdfast.versioned import Between, Format
 
@@ -244,17 +244,24 @@ def _check_attempts(files: Sequence[LogFile]) -> None:
 
 
 def _check_end(log: RunLog, *, unfinished: bool) -> bool:
-    last: dict[str, Any] = {}
-    for record in log.records(0):
-        last = record
-    ended = last.get("event") in ENDINGS
+    """Refuse a log whose last attempt lacks a rank, or the ending of one; returns whether it has all endings."""
+    last = log.attempts[-1]
+    ended = all(_has_ended(log, rank, last) for rank in range(int(log.header(attempt=last).get("world_size", 1))))
     if not ended and not unfinished:
         raise RunLogError(
-            "the log does not end with an ending: the run goes on, was killed, or the log was cut",
+            "the log does not end with an ending on every rank: the run goes on, was killed, or the log was cut",
             folder=str(log.folder.root),
             hint="pass --unfinished for a statement about the steps that are recorded",
         )
     return ended
+
+
+def _has_ended(log: RunLog, rank: int, attempt: int) -> bool:
+    files = log.folder.log_files(rank=rank)
+    if not files or files[-1].attempt != attempt:
+        return False
+    lines = read_lines(files[-1])
+    return parsed(files[-1], len(lines), lines[-1]).get("event") in ENDINGS
 
 
 def _check_checkpoints(log: RunLog, stretches: Sequence[Stretch]) -> None:

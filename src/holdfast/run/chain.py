@@ -18,6 +18,7 @@ START = "0" * 32
 
 _FIELD = b',"chain":"'
 _END = b'"}\n'
+_empty = blake2b(digest_size=16)
 encode = json.JSONEncoder(separators=(",", ":")).encode  # writes NaN and Infinity as such
 
 
@@ -44,5 +45,8 @@ def chained(head: bytes, body: bytes) -> tuple[bytes, bytes]:
         head: the digest before it.
         body: the record as JSON, without its closing brace.
     """
-    digest = hexlify(blake2b(head + body, digest_size=16).digest())
+    hashing = _empty.copy()  # a third faster than making one with its options
+    hashing.update(head)
+    hashing.update(body)
+    digest = hexlify(hashing.digest())
     return body + _FIELD + digest + _END, digest

@@ -17,18 +17,16 @@ from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.run_log import is_step, parsed, read_lines
 from holdfast.run_files import OTHER, VALUE
 
-__all__ = ["Compaction", "compact"]
+__all__ = ["Compaction", "columns_of", "compact"]
 
 # Below this a file is read faster as it is, and ``tail`` and ``jq`` keep working on it.
 MIN_BYTES = 1 << 20
 
 
-def compact(file: LogFile) -> Path:
-    """Replace a sealed log file by its Parquet form; returns the new file."""
+def columns_of(file: LogFile, lines: list[bytes]) -> dict[str, Any]:
+    """Return the columns of a log file's Parquet form, made of its lines."""
     import pyarrow as arrow
-    import pyarrow.parquet as parquet
 
-    lines = read_lines(file)
     records = [parsed(file, number, line) for number, line in enumerate(lines, start=1)]
     columns: dict[str, Any] = {"line": arrow.array([line[:-1].decode() for line in lines], arrow.string())}
     columns["event"] = arrow.array([record.get("event") for record in records], arrow.string())
@@ -40,6 +38,16 @@ def compact(file: LogFile) -> Path:
         columns[VALUE + name] = arrow.array(
             [float(value) if value is not None and _is_number(value) else None for value in values], arrow.float64()
         )
+    return columns
+
+
+def compact(file: LogFile) -> Path:
+    """Replace a sealed log file by its Parquet form; returns the new file."""
+    import pyarrow as arrow
+    import pyarrow.parquet as parquet
+
+    lines = read_lines(file)
+    columns = columns_of(file, lines)
     target = file.path.with_suffix(".parquet")
     temporary = target.with_name(f".{target.name}.{os.getpid()}.tmp")
     numbers = [name for name in columns if name.startswith(VALUE)]

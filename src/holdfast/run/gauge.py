@@ -93,7 +93,7 @@ class Gauge:
     """Hooks on the model and its optimizers.
 
     Args:
-        model: whose forward pass is timed.
+        model: whose forward pass is timed, or each of whose where they are several by name.
         optimizers: whose gradients are measured, just before they are used.
         grad_norm: measure the norm of the whole gradient at every step.
         stats_every: measure every layer's gradient and weights at every n-th step; None never.
@@ -114,6 +114,7 @@ class Gauge:
         self._handles: list[Any] = []
         self._taken: dict[int, _Taken] = {}  # by optimizer: what its last step used
         self._stepped = False
+        self._idle = False  # no optimizer made a step between the last two calls of ``take``
         self._rate: float | None = None
         self._unclipped: Norms | None = None
         self._ahead: set[int] = set()  # optimizers whose gradients were measured before they were clipped
@@ -122,7 +123,9 @@ class Gauge:
         if self._optimizers:
             self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
             self._handles += [each.register_step_post_hook(self._after_step) for each in self._optimizers]
-        self._handles.append(model.register_forward_hook(self._after_forward))
+        # Models that are trained together have no forward pass in common.
+        models = model.values() if isinstance(model, nn.ModuleDict) else [model]
+        self._handles += [each.register_forward_hook(self._after_forward) for each in models]
 
     def close(self) -> None:
         """Remove the hooks."""
@@ -138,6 +141,13 @@ class Gauge:
     def stepped(self) -> bool:
         """Whether an optimizer made a step since the last ``take``."""
         return self._stepped
+
+    def holds_gradients(self) -> bool:
+        """Whether gradients wait for an optimizer that made no step in what was taken last."""
+        groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
+        gradients = (parameter.grad for group in groups for parameter in group["params"])
+        dense = (local_tensor(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse)
+        return self._idle and any(bool(gradient.any()) for gradient in dense)
 
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
         self.forward_ended = time.monotonic()
@@ -189,7 +199,8 @@ class Gauge:
 
     def take(self) -> Measured:
         """Return what was measured since the last call."""
-        if not self._stepped:
+        self._idle = not self._stepped
+        if self._idle:
             return NOTHING
         taken = list(self._taken.values())
         norms, weights = (_together([norm for each in taken for norm in each[place]]) for place in (0, 2))

@@ -333,6 +333,8 @@ class Loop:
         self._write_all()
         if self.attempt.step != self.attempt.saved_step:
             self._watchdog.place = ("save", self.attempt.step)
+            if "scaler" not in self._components.parts and self._gauge.holds_gradients():
+                _warn("gradients that wait for an optimizer are not saved: call run.step() once per optimizer step")
             self._saving.save(reason, wait=wait)
             self._metrics.write()
         elif wait:

@@ -17,7 +17,7 @@ from holdfast.foreign import parse_json, read_plain
 from holdfast.run.buckets import Goodput, goodput_of
 from holdfast.run.chain import START, link, split_line
 from holdfast.run.layout import LogFile, RunFolder
-from holdfast.run_files import read_log_lines
+from holdfast.run_files import CompactedFile, read_log_lines
 from holdfast.run_records import Record, parse_record
 
 __all__ = ["ChainFault", "Record", "RunLog", "parsed", "read_lines"]
@@ -180,23 +180,38 @@ def _check_rank(files: list[LogFile], ends: dict[tuple[int, int], str]) -> Itera
                 yield ChainFault(file.path.name, number, "the line carries no digest")
                 return
             body, digest = parts
-            if number == 1 and _previous(line) != head:
-                yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
-                return
+            if number == 1:
+                header = _header(line)
+                if header.get("previous") != head:
+                    yield ChainFault(file.path.name, 1, "it does not follow the file before it: one is missing or cut")
+                    return
+                if [header.get(name) for name in ("attempt", "rank", "part")] != [file.attempt, file.rank, file.part]:
+                    yield ChainFault(file.path.name, 1, "the file was renamed: it says that it is another")
+                    return
             if link(head, body) != digest:
                 yield ChainFault(file.path.name, number, "the line, or one before it, was changed")
                 return
             head = digest
+        if file.is_compacted and not _columns_hold(file, lines):
+            yield ChainFault(file.path.name, 1, "the columns of the compacted file are not those of its lines")
+            return
         ends[file.rank, file.attempt] = head
 
 
-def _previous(line: bytes) -> str | None:
-    """Return the digest a file says it follows; None if it says nothing that can be read."""
+def _columns_hold(file: LogFile, lines: list[bytes]) -> bool:
+    from holdfast.run.compact import columns_of  # which reads logs itself
+
+    with CompactedFile(file.path, within=file.folder) as compacted:
+        return compacted.says(columns_of(file, lines))
+
+
+def _header(line: bytes) -> Record:
+    """Return the first line of a file; nothing if it cannot be read."""
     try:
         record = parse_json(line)
     except ValueError:
-        return None
-    return record.get("previous") if isinstance(record, dict) else None
+        return {}
+    return record if isinstance(record, dict) else {}
 
 
 def _check_attempt(file: LogFile, ends: dict[tuple[int, int], str]) -> Iterator[ChainFault]:
