@@ -108,6 +108,25 @@ def test_the_step_and_the_component_are_named(tmp_path: Path, kind: str) -> None
     assert (found.step, found.component in EXPECTED[kind]) == (at, True), found
 
 
+def test_a_rate_is_named_before_the_gradients_that_a_second_optimizer_gets_from_it(tmp_path: Path) -> None:
+    for name, scale in (("one", 1.0), ("other", 2.0)):
+        job = make_job()
+        head = torch.nn.Linear(1, 1)
+        second = torch.optim.SGD(head.parameters(), lr=0.1)
+        models, optimizers = {"body": job.model, "head": head}, [job.optimizer, second]
+        run = job.run(tmp_path / name, model=models, optimizer=optimizers, steps=6, monitor=False)
+        for batch in run:
+            if run.step_number == 4:
+                job.optimizer.param_groups[0]["lr"] *= scale
+            loss = job.step(batch)
+            second.zero_grad()
+            torch.autograd.backward(head(job.model(batch["x"]).detach()).square().mean())
+            second.step()
+            run.step(loss=loss)
+    found = bisect(RunLog(tmp_path / "one"), RunLog(tmp_path / "other"))
+    assert (found.step, found.component) == (4, "learning rate"), found
+
+
 @pytest.mark.soak
 def test_a_hundred_injected_changes_are_found(tmp_path: Path) -> None:
     right = 0

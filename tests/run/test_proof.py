@@ -40,6 +40,8 @@ def test_a_sample_far_out_of_its_range_is_blamed_even_where_its_batch_stays_with
     assert [suspect.index for suspect in found.blamed] == guilty
     assert found.excess < BlameOptions().min_excess
     assert found.explained is None  # there is no excess to explain
+    least = 2 * found.blamed[0].loss / run.log.steps()[0]["loss"]
+    assert run.blame(AT, options=BlameOptions(far_share=least)).nobody  # next to what the run began with it is nothing
 
 
 def test_nobody_is_blamed_in_a_healthy_window(tmp_path: Path) -> None:
@@ -212,6 +214,13 @@ def test_steps_that_were_not_made_or_have_no_past_are_refused(tmp_path: Path) ->
     for step in (STEPS, 3):
         with pytest.raises(RunError):
             run.prove(step)
+
+
+def test_an_answer_that_cannot_be_kept_is_given_all_the_same(tmp_path: Path) -> None:
+    _, run, chosen = trained(tmp_path / "run", poisoned=1)
+    (tmp_path / "run" / "investigations").write_text("in the way of the folder, as a disk that is full would be")
+    with pytest.warns(RuntimeWarning, match="not kept"):
+        assert [suspect.index for suspect in run.blame(AT).blamed] == chosen
 
 
 def test_a_preview_is_short_printable_and_on_one_line() -> None:

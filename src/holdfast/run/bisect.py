@@ -1,8 +1,8 @@
 """Bisect: the first step, and the first thing in it, in which two runs part.
 
 Within a step things are compared in the order in which they come about: the parameters the step began with, which
-samples it was given, what is in them, the loss, the gradient of each layer (the last layer's first, as in the backward
-pass), and the learning rate it was applied with. Numbers are compared by their exact bits.
+samples it was given, what is in them, the loss, the learning rate, and the gradient of each layer (the last layer's
+first, as in the backward pass). Numbers are compared by their exact bits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Parting:
     Attributes:
         step: the first step in which they differ; None if they agree as far as both go.
         component: what differs first in it: ``parameters``, ``weights``, ``data order``, ``batch content``, ``loss``,
-            ``gradient`` or ``learning rate``; None if nothing does.
+            ``learning rate`` or ``gradient``; None if nothing does.
         layer: whose weights or gradient, where that is known.
         rank: whose record differs.
         one: the first run's value.
@@ -147,13 +147,14 @@ def _differences(
         yield _Difference(ORDER, one.get("batches"), other.get("batches"))
     if one.get("loss_bits") != other.get("loss_bits"):
         yield _Difference(LOSS, one.get("loss"), other.get("loss"))
+    # Before the gradients: with several optimizers, those of the second depend on the rate of the first.
+    if one.get("lr") != other.get("lr"):
+        yield _Difference(RATE, one.get("lr"), other.get("lr"))
     layers = [name for name in shared if name.startswith(_GRAD_NORM) and not _same(one[name], other[name])]
     for name in reversed(layers):
         yield _Difference(GRADIENT, one[name], other[name], name.removeprefix(_GRAD_NORM))
     if not layers and one.get("grad_norm_bits") != other.get("grad_norm_bits"):
         yield _Difference(GRADIENT, one.get("grad_norm"), other.get("grad_norm"))
-    if one.get("lr") != other.get("lr"):
-        yield _Difference(RATE, one.get("lr"), other.get("lr"))
 
 
 def _same(one: float, other: float) -> bool:

@@ -44,6 +44,8 @@ class BlameOptions:
             the loss of its batch stays within its range. ``bench/blame.py``: poison lies 2 to 9 times as far. It must
             reach beyond the reference by its logarithm too, ``above_reference`` times as far: the losses of a model
             that has learnt have long tails, in which a hard sample lies twenty spreads out.
+        far_share: … and be at least this share of the loss the run began with: a sample on which the model does nearly
+            as well as it should is not worth leaving out, however small the losses of the others are.
         min_excess: there is something to explain where the mean loss of the watched steps lies this many spreads (of
             such a mean) above the level of the steps before.
         history: recorded steps that say what the run's loss usually is; few, as it falls while the run learns.
@@ -59,6 +61,7 @@ class BlameOptions:
     above_reference: float = 1.5
     far_score: float = 10.0
     far_above_reference: float = 2.0
+    far_share: float = 0.5
     min_excess: float = 4.0
     history: int = 16
     min_share: float = 0.5
@@ -255,6 +258,8 @@ def rank_samples(
     return ranked, sources, by_loss
 
 
+FIRST_STEPS = 8
+"""Recorded steps that say what loss the run began with."""
 MIN_REACH = 3.0
 """Healthy samples are taken to reach at least this many spreads above their level, however few were measured."""
 MIN_REFERENCE_SAMPLES = 6
@@ -289,7 +294,8 @@ def blame(trials: Trials, window: range, history: Sequence[float], options: Blam
     ranked, sources, levels = rank_samples(trials, window, options)
     total = excess.of(as_it_was)
     candidates = [entry.sample for entry in ranked if entry.stands_out]
-    far_out = [entry.sample for entry in ranked if entry.far_out]
+    least = options.far_share * _first_loss(trials)
+    far_out = [entry.sample for entry in ranked if entry.far_out and not entry.measured.loss < least]
     blamed: list[Sample] = []
     explained: float | None = None
     search = _Search(trials, as_it_was, excess, options)
@@ -310,6 +316,12 @@ def blame(trials: Trials, window: range, history: Sequence[float], options: Blam
         steps_made=trials.steps_made,
         samples_measured=trials.samples_measured,
     )
+
+
+def _first_loss(trials: Trials) -> float:
+    """Return the usual loss of the run's first steps, when the model knew nothing."""
+    records = filter(None, map(trials.rehearsal.recorded, range(FIRST_STEPS)))
+    return Usual.of([float(record["loss"]) for record in records if "loss" in record]).level
 
 
 def _suspect(trials: Trials, entry: Ranked, levels: dict[str, Usual]) -> Suspect:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import warnings
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -60,17 +61,23 @@ class _Answer:
 
 
 def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any]) -> None:
-    """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it."""
+    """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it.
+
+    Where it cannot be written, that is said, and the answer stands.
+    """
     import torch.distributed as dist
 
     if dist.is_available() and dist.is_initialized() and dist.get_rank():
         return
     place = folder / FOLDER
-    place.mkdir(parents=True, exist_ok=True)
     path = place / f"{kind}-{step:08d}.json"
     temporary = place / f".{path.name}.tmp"
-    temporary.write_text(json.dumps(result), encoding="utf-8")
-    os.replace(temporary, path)
+    try:
+        place.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(result), encoding="utf-8")
+        os.replace(temporary, path)
+    except OSError as error:
+        warnings.warn(f"the answer is not kept for the run's page: {error}", RuntimeWarning, stacklevel=2)
 
 
 def read_investigations(folder: Path) -> list[Investigation]:

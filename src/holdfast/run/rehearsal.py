@@ -213,7 +213,12 @@ def rehearsing(
     ranks = ranks or Ranks.joined()
     found = Checkpoints(folder, ranks).newest(not_after=step)
     if found is None:
-        raise RunError("there is no good checkpoint at or before this step", step=step, folder=str(folder.root))
+        raise RunError(
+            "there is no good checkpoint at or before this step",
+            step=step,
+            folder=str(folder.root),
+            hint="keep more checkpoints: RunOptions(keep=…)",
+        )
     held = Held(components)
     rehearsal: Rehearsal | None = None
     try:
