@@ -143,8 +143,7 @@ def test_a_loop_left_before_the_batch_was_trained_on_gives_it_back(tmp_path: Pat
 def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole: bool, named: bool) -> None:
     expected = undisturbed(tmp_path / "whole", 10)
     job = make_job()
-    models = {"model": {"net": job.model}} if named else {}
-    with job.run(tmp_path / "run", steps=10, **models) as run:
+    with job.run(tmp_path / "run", steps=10, model={"net": job.model} if named else job.model) as run:
         for batch in run:
             if run.step_number == 6:  # weights or generators have moved on, and the run does not know
                 job.step(batch) if whole else job.model(batch["x"])
@@ -154,7 +153,7 @@ def test_a_loop_left_in_the_middle_of_a_step_is_not_saved(tmp_path: Path, whole:
     assert [event["step"] for event in log.events("unsaved")] == [6]
     assert log.events("checkpoint")[-1]["step"] == 5
     again = make_job()
-    train(again, again.run(tmp_path / "run", steps=10, **({"model": {"net": again.model}} if named else {})))
+    train(again, again.run(tmp_path / "run", steps=10, model={"net": again.model} if named else again.model))
     assert again.hash == expected
 
 
