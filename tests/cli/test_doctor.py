@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 from importlib.metadata import version
+from importlib.util import find_spec
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -11,6 +13,8 @@ from tests.cli.test_without_torch import without_torch
 from typer.testing import CliRunner
 
 from holdfast.cli.main import build_app
+from holdfast.integrations import trial
+from holdfast.integrations.trial import TRIALS
 
 
 def test_it_names_what_is_installed_and_measures_the_disk(tmp_path: Path) -> None:
@@ -27,6 +31,42 @@ def test_it_works_where_torch_is_not_installed() -> None:
     ((code, told),) = without_torch(["doctor"])
     assert code in (0, 1)
     assert "transformers" in told
+
+
+@pytest.mark.soak
+def test_it_stops_and_resumes_a_tiny_run_under_each_trainer() -> None:
+    found = json.loads(CliRunner().invoke(build_app(), ["doctor", "--try", "--json"]).stdout)
+    tried = {name: trainer["tried"] for name, trainer in found["trainers"].items() if "tried" in trainer}
+    assert {name for name, trial in tried.items() if trial["resumes_exactly"]} == set(tried)
+    assert set(tried) == {name for name in TRIALS if find_spec(name) is not None}
+
+
+def test_a_trainer_that_begins_again_after_a_stop_does_not_resume_exactly(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def forgetful(folder: Path, steps: int, model: trial._Model) -> None:
+        for batch in islice(trial._loader(), steps):
+            model(batch["index"])
+
+    monkeypatch.setitem(trial.TRIALS, "forgetful", forgetful)
+    found = trial._try("forgetful", tmp_path)
+    assert not found.resumes_exactly
+    assert "an uninterrupted run on" in found.why
+
+
+def test_a_trainer_that_cannot_be_tried_is_told_with_its_error() -> None:
+    found = trial.try_trainer("no such trainer")
+    assert not found.resumes_exactly
+    assert "KeyError" in found.why
+
+
+def test_a_checkpoint_without_the_stream_needs_attention(tmp_path: Path) -> None:
+    saved = tmp_path / "checkpoint-40"
+    saved.mkdir()
+    (saved / "trainer_state.json").write_text(json.dumps({"global_step": 40, "stateful_callbacks": {}}))
+    done = CliRunner().invoke(build_app(), ["doctor", str(tmp_path)])
+    assert done.exit_code == 1
+    assert f"{saved} holds no stream state" in done.stdout
 
 
 @pytest.mark.parametrize("name", ["nowhere/at/all", "a-file"])

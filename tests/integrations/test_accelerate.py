@@ -9,6 +9,7 @@ import pytest
 
 import holdfast as hfast
 from holdfast.errors import ConfigError
+from holdfast.integrations.carried import Carried, carried_in
 
 accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own deprecations are not ours to fail on
@@ -33,6 +34,7 @@ def test_save_state_and_load_state_carry_the_stream(tmp_path: Path) -> None:
     for _ in range(5):
         next(iterator)
     accelerator.save_state(str(tmp_path / "saved"))
+    assert carried_in(tmp_path) == [Carried("accelerate", str(tmp_path / "saved"), 5)]
     expected = next(iterator)["index"].tolist()
     again = accelerate.Accelerator(cpu=True)
     resumed = prepare(again, make_loader())

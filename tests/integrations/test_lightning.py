@@ -11,6 +11,7 @@ import torch
 
 import holdfast as hfast
 from holdfast.errors import StateError
+from holdfast.integrations.carried import Carried, carried_in
 
 lightning = pytest.importorskip("lightning.pytorch")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the trainer's own deprecations are not ours to fail on
@@ -89,6 +90,7 @@ def test_a_checkpoint_says_what_the_model_has_seen_and_not_what_was_read_ahead(
     trainer.fit(first, loader)
     trainer.save_checkpoint(tmp_path / "last.ckpt")
     assert loader.state_dict()["step"] == 7
+    assert carried_in(tmp_path) == [Carried("lightning", str(tmp_path / "last.ckpt"), 7)]
     resumed = Module()
     make_trainer(17, HoldfastCallback()).fit(
         resumed, make_loader(**options), ckpt_path=tmp_path / "last.ckpt", weights_only=False
@@ -155,6 +157,7 @@ def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:
     trainer = make_trainer(4)
     trainer.fit(Module(), torch.utils.data.DataLoader(Ones()))
     trainer.save_checkpoint(tmp_path / "foreign.ckpt")
+    assert carried_in(tmp_path) == [Carried("lightning", str(tmp_path / "foreign.ckpt"), None)]
     with pytest.raises(StateError, match="holds no stream state"):
         make_trainer(8, HoldfastCallback()).fit(
             Module(), make_loader(), ckpt_path=tmp_path / "foreign.ckpt", weights_only=False

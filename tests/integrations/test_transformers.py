@@ -12,6 +12,7 @@ import torch
 
 import holdfast as hfast
 from holdfast.errors import ConfigError, StateError
+from holdfast.integrations.carried import Carried, carried_in
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("accelerate")
@@ -87,6 +88,11 @@ def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
         before = json.loads((tmp_path / f"checkpoint-{step}" / "trainer_state.json").read_text())
         carried = before["stateful_callbacks"]["HoldfastCallback"]["attributes"]["carried"]
         assert carried["stream"]["step"] == len(whole) - len(rest)
+
+
+def test_the_doctor_sees_that_a_checkpoint_holds_the_stream(tmp_path: Path) -> None:
+    train(tmp_path, max_steps=6, gradient_accumulation_steps=2)
+    assert carried_in(tmp_path) == [Carried("transformers", str(tmp_path / "checkpoint-6"), 12)]
 
 
 def test_epochs_without_max_steps_give_every_sample_once_per_epoch(tmp_path: Path) -> None:

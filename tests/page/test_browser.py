@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 import threading
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -163,8 +164,6 @@ def test_two_live_runs_are_compared_by_choosing_one(tab: Any) -> None:
 
 
 def test_several_runs_in_one_file_begin_with_a_table_that_leads_to_each(tab: Any, tmp_path: Path) -> None:
-    from dataclasses import replace
-
     from holdfast.page.render import render_pages
 
     good = replace(full_page(steps=300), title="calm run", verdict="healthy", flags=(), lead="All is well.")
@@ -228,6 +227,84 @@ def test_a_new_step_appears_by_itself(tab: Any) -> None:
         tab.wait_for_selector(".uplot canvas")
         feed.current = full_page(steps=200, text="two hundred")
         tab.wait_for_selector("text=two hundred")
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_the_button_copies_the_command(tab: Any) -> None:
+    with PageServer([Stub("exp7", full_page())]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.context.grant_permissions(["clipboard-read", "clipboard-write"])
+        tab.goto(server.url)
+        tab.click(".flag.critical")
+        tab.click("#detail .command button")
+        tab.wait_for_selector("text=Copied")
+        assert tab.evaluate("navigator.clipboard.readText()") == "holdfast prove runs/exp7 --step 1000 # calm"
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_a_live_page_takes_nothing_away_from_who_uses_it(tab: Any) -> None:
+    """New steps come twice a second: the focus, an opened list, a selection, folds, the place and a drag all stay."""
+    page = full_page(steps=100, series=4)
+    feed = Stub("exp7", page)
+
+    def grow(steps: int) -> None:
+        feed.current = replace(full_page(steps=steps, series=4), flags=page.flags, facts=(f"{steps} steps",))
+        tab.wait_for_selector(f"text={steps} steps", timeout=10_000)
+
+    with PageServer([feed, Stub("exp8", full_page())]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(f"{server.url}?run=exp7")
+        tab.wait_for_selector(".uplot canvas")
+        tab.focus("#compare")
+        grow(110)
+        assert tab.evaluate("document.activeElement.id") == "compare"
+        tab.focus(".verdict .command button")
+        grow(120)
+        assert tab.evaluate("document.activeElement.getAttribute('aria-label')") == "Copy the command"
+        tab.click(".flag.critical")
+        tab.click("summary:has-text('Environment')")
+        tab.evaluate("getSelection().selectAllChildren(document.querySelector('#detail ul'))")
+        tab.evaluate("scrollTo(0, document.body.scrollHeight)")
+        tab.wait_for_timeout(50)
+        place = tab.evaluate("scrollY")
+        assert place > 500
+        grow(130)
+        tab.wait_for_timeout(50)
+        assert "rose from 1.2" in tab.evaluate("String(getSelection())")
+        assert tab.locator("details[open]:has-text('Environment')").count() == 1
+        assert abs(tab.evaluate("scrollY") - place) <= 2
+        tab.keyboard.press("Escape")
+        tab.locator(".chart .u-over").first.scroll_into_view_if_needed()
+        box = tab.locator(".chart .u-over").first.bounding_box()
+        tab.mouse.move(box["x"] + box["width"] * 0.4, box["y"] + 20)
+        tab.mouse.down()
+        feed.current = replace(full_page(steps=140, series=4), flags=page.flags, facts=("140 steps",))
+        tab.wait_for_timeout(1500)
+        tab.mouse.move(box["x"] + box["width"] * 0.6, box["y"] + 20, steps=3)
+        tab.mouse.up()
+        tab.wait_for_selector("text=140 steps")
+        tab.wait_for_timeout(100)
+        tab.locator(".chart .u-over").first.hover(position={"x": 2, "y": 20})
+        first = tab.locator(".chart .u-legend").first.locator(".u-value").first.inner_text()
+        assert int(first) > 40, "zoomed to what was dragged over"
+        tab.goto("about:blank")
+        server.shutdown()
+
+
+def test_the_list_of_runs_follows_them(tab: Any) -> None:
+    feed = Stub("exp7", replace(full_page(), verdict="unknown", lead="The detectors are looking at the run."))
+    with PageServer([feed, Stub(HOSTILE[1], full_page(text=HOSTILE[0]))]) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        tab.goto(server.url)
+        assert "cannot tell" in tab.inner_text("tbody tr:first-child")
+        feed.current = full_page()
+        tab.wait_for_selector("tbody tr:first-child td.unhealthy")
+        assert tab.inner_text("tbody tr:nth-child(2) a") == HOSTILE[1]
+        tab.click("tbody tr:nth-child(2) a")
+        tab.wait_for_selector(".uplot canvas")
+        assert "pwned" not in tab.title().split(" ")[0]
         tab.goto("about:blank")
         server.shutdown()
 

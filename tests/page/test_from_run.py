@@ -67,6 +67,13 @@ def test_a_folder_of_runs_gives_each_of_them_by_name(tmp_path: Path) -> None:
     assert [feed.name for feed in feeds_of([tmp_path])] == ["a", "b"]
 
 
+def test_runs_of_the_same_name_in_two_folders_are_both_served(tmp_path: Path) -> None:
+    for folder in ("monday", "tuesday"):
+        train(tmp_path / folder / "exp7", 2)
+    names = [feed.name for feed in feeds_of([tmp_path / "monday", tmp_path / "tuesday", tmp_path / "monday" / "exp7"])]
+    assert names == [str(tmp_path / folder / "exp7") for folder in ("monday", "tuesday")]
+
+
 def make_mixed(folder: Path, steps: int, *, lr: float = 0.05, weights: dict[str, float] | None = None) -> Run:
     """Return a run over two sources, with a loss for each."""
     torch.manual_seed(0)

@@ -32,20 +32,25 @@ def register(app: typer.Typer) -> None:
         folder: Annotated[
             Path | None, typer.Argument(help="The folder for checkpoints, to measure its disk.", show_default=False)
         ] = None,
+        try_out: Annotated[
+            bool, typer.Option("--try", help="Train a tiny model under each trainer, stop, resume, and compare.")
+        ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
     ) -> None:
-        """Say what is installed, whether trainers will resume exactly, and how fast the checkpoint disk is.
+        """Say what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is.
 
         Exits 0 when all is well, 1 when something needs attention.
 
         Examples:
             holdfast doctor
 
-            holdfast doctor runs/exp7/checkpoints
+            holdfast doctor --try                      # stops and resumes a tiny run under each trainer
+
+            holdfast doctor out                        # a trainer's output: does its checkpoint hold the stream?
         """
         import json
 
-        found = examine(folder)
+        found = examine(folder, try_out=try_out)
         if as_json:
             typer.echo(json.dumps(found, indent=2))
         else:
@@ -53,7 +58,7 @@ def register(app: typer.Typer) -> None:
         raise typer.Exit(1 if found["advice"] else 0)
 
 
-def examine(folder: Path | None) -> dict[str, Any]:
+def examine(folder: Path | None, *, try_out: bool = False) -> dict[str, Any]:
     """Return what is installed and what needs attention."""
     import platform
 
@@ -77,12 +82,45 @@ def examine(folder: Path | None) -> dict[str, Any]:
         },
         "advice": advice,
     }
+    if try_out and versions["torch"] is not None:
+        _try_trainers(found["trainers"], advice)
     if folder is not None:
         found["disk"] = _measure(folder)
+        found["checkpoints"] = _look_into(folder, advice)
         rate = found["disk"]["write_bytes_per_second"]
         if rate < SLOW_BYTES_PER_SECOND:
             advice.append(f"the disk of {folder} writes {rate / 1e6:.0f} MB/s: save asynchronously, or less often")
     return found
+
+
+def _try_trainers(trainers: dict[str, Any], advice: list[str]) -> None:
+    """Stop and resume a tiny run under each trainer that is installed."""
+    from dataclasses import asdict
+
+    from holdfast.integrations.trial import TRIALS, try_trainer
+
+    for name in TRIALS:
+        if trainers[name]["version"] is not None:
+            trial = try_trainer(name)
+            trainers[name]["tried"] = asdict(trial)
+            if not trial.resumes_exactly:
+                advice.append(f"{name} {trainers[name]['version']} does not resume exactly here: {trial.why}")
+
+
+def _look_into(folder: Path, advice: list[str]) -> list[dict[str, Any]]:
+    """Say whether the newest checkpoint of each trainer in the folder holds the stream."""
+    from dataclasses import asdict
+
+    from holdfast.integrations.carried import carried_in
+
+    found = carried_in(folder)
+    advice += [
+        f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
+        f" {TRAINERS[each.trainer]})"
+        for each in found
+        if each.batches is None
+    ]
+    return [asdict(each) for each in found]
 
 
 def _version(name: str) -> str | None:
@@ -130,11 +168,22 @@ def _print(found: dict[str, Any]) -> None:
         if trainer["version"] is None:
             typer.echo(f"  {name:<14} not installed")
         else:
-            typer.echo(f"  {name:<14} {trainer['version']}: resumes exactly with {trainer['resumes_exactly_with']}")
+            tried = trainer.get("tried")
+            shown = (
+                ""
+                if tried is None
+                else ", tried here: exact"
+                if tried["resumes_exactly"]
+                else ", tried here: NOT exact"
+            )
+            typer.echo(f"  {name:<14} {trainer['version']}{shown}: resumes with {trainer['resumes_exactly_with']}")
     if "disk" in found:
         disk = found["disk"]
         rate, room = disk["write_bytes_per_second"] / 1e6, disk["free_bytes"] / 1e9
         typer.echo(f"disk of {disk['folder']}: writes {rate:,.0f} MB/s, {room:,.0f} GB free")
+    for each in found.get("checkpoints", ()):
+        if each["batches"] is not None:
+            typer.echo(f"{each['checkpoint']} resumes exactly, after {each['batches']:,} batches")
     for text in found["advice"]:
         typer.echo(f"! {text}")
     if not found["advice"]:

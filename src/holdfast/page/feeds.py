@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import threading
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -66,15 +67,16 @@ class LogFeed:
             yield str(path), status.st_size, status.st_mtime_ns
 
 
-def feed_of(path: Path, *, wait: bool = True, verify: bool = False) -> Feed:
+def feed_of(path: Path, *, name: str | None = None, wait: bool = True, verify: bool = False) -> Feed:
     """Return what stands at a path: a run of holdfast's own, or any log.
 
     Args:
         path: a run's folder, a file or a folder of logs.
+        name: what it is called; the path by default.
         wait: let the first look wait for the detectors.
         verify: read every checkpoint of a run and say whether it is sound.
     """
-    return RunFeed(path, wait=wait, verify=verify) if is_run_folder(path) else LogFeed(path)
+    return RunFeed(path, name=name, wait=wait, verify=verify) if is_run_folder(path) else LogFeed(path, name=name)
 
 
 def feeds_of(paths: Iterable[Path]) -> list[Feed]:
@@ -83,7 +85,7 @@ def feeds_of(paths: Iterable[Path]) -> list[Feed]:
     Raises:
         UnreadableLogError: there is nothing at a path.
     """
-    found: list[Feed] = []
+    found: dict[Path, tuple[Path, str]] = {}  # by what it is in the end: the same run may be named twice
     for path in paths:
         if not path.exists():
             raise UnreadableLogError("there is no such file or folder", path=str(path), hint="check the path")
@@ -92,5 +94,7 @@ def feeds_of(paths: Iterable[Path]) -> list[Feed]:
                 "the folder is empty", path=str(path), hint="name a folder with runs or logs in it"
             )
         runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
-        found += [RunFeed(run, name=run.name, wait=False) for run in runs] if runs else [feed_of(path, wait=False)]
-    return found
+        for each, name in [(run, run.name) for run in runs] or [(path, str(path))]:
+            found.setdefault(each.resolve(), (each, name))
+    counts = Counter(name for _, name in found.values())
+    return [feed_of(path, name=name if counts[name] == 1 else str(path), wait=False) for path, name in found.values()]

@@ -66,6 +66,7 @@ class PageServer(ThreadingHTTPServer):
         if token is not None and not token.strip():
             raise ConfigError("the token is empty", hint="leave it out, and one is made up where it is needed")
         self.feeds = {feed.name: feed for feed in feeds}
+        self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
         self.local = _is_loopback(host)
         self.token = token if token is not None or self.local else secrets.token_urlsafe(24)
         try:
@@ -84,6 +85,20 @@ class PageServer(ThreadingHTTPServer):
                     feed.version()
 
         threading.Thread(target=read, name="holdfast-read-ahead", daemon=True).start()
+
+    def rows(self) -> list[dict[str, Any]]:
+        """Return what the list of runs says of each; a run is looked at again only if it has changed."""
+        return [self._row(feed) for feed in self.feeds.values()]
+
+    def _row(self, feed: Feed) -> dict[str, Any]:
+        try:
+            version = feed.version()
+            kept = self._rows.get(feed.name)
+            if kept is None or kept[0] != version:
+                kept = self._rows[feed.name] = (version, _row(feed.name, feed.page()))
+            return kept[1]
+        except (HoldfastError, OSError) as error:
+            return {"name": feed.name, "href": _href(feed.name), "verdict": "unreadable", "lead": str(error)}
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that has closed its connection; of any other error, what the library says."""
@@ -121,6 +136,8 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"a token is needed: use the address serve printed")
         if address.path == "/data":
             return self._send_data(query)
+        if address.path == "/runs":
+            return self._send(HTTPStatus.OK, "application/json", json.dumps(self.server.rows()).encode())
         if address.path == "/":
             return self._send_page(query)
         return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page")
@@ -156,10 +173,8 @@ class _Handler(BaseHTTPRequestHandler):
                 ]
                 data["others"] = [["compare with …", f"/?run={own}", compared not in feeds], *others]
             return self._send(HTTPStatus.OK, "text/html; charset=utf-8", render_shell(data, title=name).encode())
-        runs = [_row(feed) for feed in feeds.values()]
-        return self._send(
-            HTTPStatus.OK, "text/html; charset=utf-8", render_shell({"runs": runs}, title="Runs").encode()
-        )
+        listed = {"runs": self.server.rows(), "list": "/runs"}
+        return self._send(HTTPStatus.OK, "text/html; charset=utf-8", render_shell(listed, title="Runs").encode())
 
     def _send_data(self, query: Mapping[str, str]) -> None:
         names = [query[name] for name in ("run", "compare") if name in query]
@@ -207,19 +222,19 @@ def _number(text: str | None) -> float | None:
     return float(text) if text else None
 
 
-def _row(feed: Feed) -> dict[str, Any]:
-    href = f"/?run={quote(feed.name, safe='')}"
-    try:
-        page = feed.page()
-    except (HoldfastError, OSError) as error:
-        return {"name": feed.name, "href": href, "verdict": f"unreadable: {error}", "steps": None, "goodput": None}
+def _href(name: str) -> str:
+    return f"/?run={quote(name, safe='')}"
+
+
+def _row(name: str, page: Page) -> dict[str, Any]:
     last = [float(line.steps[-1]) for chart in page.charts for line in chart.lines if len(line.steps)]
     wall = sum(bucket.seconds for bucket in page.goodput)
     useful = sum(bucket.seconds for bucket in page.goodput if bucket.name == "step")
     return {
-        "name": feed.name,
-        "href": href,
+        "name": name,
+        "href": _href(name),
         "verdict": page.verdict,
         "steps": max(last, default=None),
         "goodput": useful / wall if wall else None,
+        "lead": page.lead,
     }

@@ -8,14 +8,14 @@ const colours = () => document.documentElement.dataset.theme === "dark" ? ON_DAR
 const SEVERITY = { critical: "--bad", warning: "--warn", info: "--accent" };
 const EVENT_MARKS = { checkpoint: "◆", restart: "↻", resize: "⇔", rollback: "↩", skip: "⤼", mask: "⤼", alert: "!",
   stall: "⏸", preempted: "⏏", stopped: "■", paused: "⏸", continued: "▶", evaluation: "✓", end: "▪", save_failed: "✕" };
-const POLL = 500, PHONE = 760;
+const POLL = 500, POLL_LIST = 2000, PHONE = 760;
 // Cividis: from dark blue to yellow, lighter at every step, for any colour vision.
 const SCALE = [[0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56]];
 const CHECKPOINTS = { verified: ["◆", "--good"], saved: ["◆", "--accent"], removed: ["◇", "--soft"], damaged: ["✕", "--bad"] };
 const FINE = 0.5, CHART_HEIGHT = 190, FIRST_CHART_HEIGHT = 260;
 const WHOLE = Array.from({ length: 36 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
 const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest on, a linear scale hides most of a line
-const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, version: null };
+const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, held: false, version: null };
 
 function make(tag, options, ...children) {
   const node = document.createElement(tag);

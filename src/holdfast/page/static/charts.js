@@ -72,6 +72,7 @@ function limits() {
 }
 function charts(page) {
   const grid = make("div", { class: "charts" });
+  const { left, top } = (state.plots.find((plot) => plot.cursor.left >= 0) || { cursor: {} }).cursor;
   state.plots.forEach((plot) => plot.destroy()); state.plots = []; state.lanes = [];
   const lanes = timeline(page);
   document.getElementById("maps").replaceChildren(...page.heatMaps.map(heatMap));
@@ -82,7 +83,10 @@ function charts(page) {
       state.logarithmic.set(chart.title, !isLogarithmic(chart)); redraw(); } }, isLogarithmic(chart) ? "linear" : "log");
     grid.append(make("div", { class: number === 0 ? "chart wide" : "chart" },
       make("h3", {}, chart.title, scale), place, number ? null : lanes));
-    requestAnimationFrame(() => draw(place, chart, [marks(page)], number ? CHART_HEIGHT : FIRST_CHART_HEIGHT, true));
+    requestAnimationFrame(() => {
+      const plot = draw(place, chart, [marks(page)], number ? CHART_HEIGHT : FIRST_CHART_HEIGHT, true);
+      if (left >= 0) plot.setCursor({ left, top }, false);  // the mouse is where it was
+    });
   });
   requestAnimationFrame(drawLanes);  // after the charts, whose axis they share
   return grid;

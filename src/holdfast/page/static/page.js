@@ -14,7 +14,10 @@ let shownPage = null;
 function current() { return shownPage || (shownPage = overlaid()); }
 function redraw() {
   const slot = document.getElementById("charts");
-  if (slot) slot.replaceChildren(charts(current()));
+  if (!slot) return;
+  slot.style.minHeight = `${slot.offsetHeight}px`;  // the charts are drawn a moment later: what is below must not move
+  slot.replaceChildren(charts(current()));
+  requestAnimationFrame(() => requestAnimationFrame(() => { slot.style.minHeight = ""; }));
 }
 // Another run to lay over this one; the server knows its address.
 function comparison() {
@@ -25,31 +28,54 @@ function comparison() {
   }
   return box;
 }
-function show() {
-  const page = current();
-  const bar = make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"),
+// Part of the page, built again only when what it shows has changed: a live page must not take away what is being
+// read, chosen, typed into or selected. Where it is built again, the focus and an opened fold stay.
+const built = new WeakMap();
+const FOCUSABLE = "a, button, select, summary, code[tabindex]";
+function fill(id, content, build) {
+  const slot = document.getElementById(id), key = JSON.stringify([document.documentElement.dataset.theme, content]);
+  if (built.get(slot) === key) return;
+  built.set(slot, key);
+  const focused = [...slot.querySelectorAll(FOCUSABLE)].indexOf(document.activeElement);
+  const wasOpen = slot.querySelector("details") ? slot.querySelector("details").open : null;
+  slot.replaceChildren(...[build()].flat().filter(Boolean));
+  const fold = slot.querySelector("details");
+  if (fold && wasOpen !== null) fold.open = wasOpen;
+  if (focused >= 0) slot.querySelectorAll(FOCUSABLE)[focused]?.focus({ preventScroll: true });
+}
+function topBar() {
+  return make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"),
     data.live ? " · live" : ""), make("span", {},
     data.live && data.others ? make("a", { href: data.home || "./" }, "all runs") : null, " ",
     data.others && data.others.length ? comparison() : null, " ",
     make("button", { onclick: () => zoom(null), id: "reset" }, "Whole run"), " ",
     make("button", { id: "theme", onclick: () => {
       theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); show(); } }, "Dark / light")));
-  root.replaceChildren(bar, head(page), make("div", { id: "flags" }, flagList(page)),
-    make("div", { id: "charts" }), ...[goodput(page), make("div", { id: "maps" }), ...page.tables.map(plainTable), events(page),
-      page.changed.length ? make("details", { open: "" }, make("summary", {}, `Configuration that differs from the last good run${page.comparedWith ? ` (${page.comparedWith})` : ""}`),
-        make("div", { class: "scroll" }, table(["name", "here", "there"], page.changed))) : null,
-      pairs("Configuration", page.config), pairs("Environment", page.environment),
-      page.notes.length ? make("details", {}, make("summary", {}, "How this was read"),
-        make("ul", {}, ...page.notes.map((note) => make("li", {}, note)))) : null].filter(Boolean));
+}
+const SLOTS = ["head", "flags", "charts", "goodput", "maps", "tables", "events", "changed", "config", "environment", "notes"];
+function show() {
+  const page = current();
+  if (!document.getElementById("charts")) root.replaceChildren(topBar(), ...SLOTS.map((id) => make("div", { id })));
+  fill("head", [page.verdict, page.title, page.lead, page.facts, page.command], () => head(page));
+  showFlags(page);
+  fill("goodput", page.goodput, () => goodput(page));
+  fill("tables", page.tables, () => page.tables.map(plainTable));
+  fill("events", page.events, () => events(page));
+  fill("changed", page.changed, () => page.changed.length ? make("details", { open: "" }, make("summary", {}, `Configuration that differs from the last good run${page.comparedWith ? ` (${page.comparedWith})` : ""}`),
+    make("div", { class: "scroll" }, table(["name", "here", "there"], page.changed))) : null);
+  fill("config", page.config, () => pairs("Configuration", page.config));
+  fill("environment", page.environment, () => pairs("Environment", page.environment));
+  fill("notes", page.notes, () => page.notes.length ? make("details", {}, make("summary", {}, "How this was read"),
+    make("ul", {}, ...page.notes.map((note) => make("li", {}, note)))) : null);
   redraw();
 }
+const VERDICTS = { healthy: "healthy", unhealthy: "unhealthy", unknown: "cannot tell" };
 // Several runs in one file: a table that leads to the page of each.
 function choose() {
   const back = () => { data.pages = null; state.open = null; state.range = null; choose(); };
   const pick = (page) => { data.pages = [page]; shownPage = null; show(); scrollTo(0, 0);
     root.querySelector("header.bar span:last-child").prepend(make("button", { id: "all", onclick: back }, "All runs"), " "); };
-  const words = { healthy: "healthy", unhealthy: "unhealthy", unknown: "cannot tell" };
-  const counts = Object.keys(words).map((name) => [data.choice.filter((page) => page.verdict === name).length, words[name]]);
+  const counts = Object.keys(VERDICTS).map((name) => [data.choice.filter((page) => page.verdict === name).length, VERDICTS[name]]);
   root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
     make("h2", {}, `${data.choice.length} runs`),
     make("p", { class: "soft" }, counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(" · ")),
@@ -57,23 +83,30 @@ function choose() {
       ...["run", "verdict", "findings", ""].map((name) => make("th", {}, name)))),
     make("tbody", {}, ...data.choice.map((page) => make("tr", {},
       make("td", {}, make("button", { class: "link", onclick: () => pick(page) }, page.title)),
-      make("td", { class: `word ${page.verdict}` }, words[page.verdict] || page.verdict),
+      make("td", { class: `word ${page.verdict}` }, VERDICTS[page.verdict] || page.verdict),
       make("td", {}, String(page.flags.length)), make("td", {}, page.lead)))))));
 }
 function list() {
-  root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
-    make("h2", {}, "Runs"), make("div", { class: "scroll" }, make("table", {},
-      make("thead", {}, make("tr", {}, ...["run", "verdict", "steps", "goodput"].map((name) => make("th", {}, name)))),
-      make("tbody", {}, ...data.runs.map((run) => make("tr", {}, make("td", {},
-        make("a", { href: run.href }, run.name)), make("td", {}, run.verdict), make("td", {}, step(run.steps)),
-        make("td", {}, run.goodput === null ? "–" : `${(100 * run.goodput).toFixed(1)}%`)))))));
+  if (!document.getElementById("runs")) root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
+    make("h2", {}, "Runs"), make("div", { class: "scroll", id: "runs" }));
+  fill("runs", data.runs, () => make("table", {},
+    make("thead", {}, make("tr", {}, ...["run", "verdict", "steps", "goodput", ""].map((name) => make("th", {}, name)))),
+    make("tbody", {}, ...data.runs.map((run) => make("tr", {}, make("td", {},
+      make("a", { href: run.href }, run.name)), make("td", { class: `word ${run.verdict}` }, VERDICTS[run.verdict] || run.verdict),
+      make("td", {}, step(run.steps)), make("td", {}, run.goodput === null || run.goodput === undefined ? "–" : `${(100 * run.goodput).toFixed(1)}%`),
+      make("td", {}, run.lead))))));
+}
+async function refreshList() {
+  const answer = await fetch(data.list);
+  if (answer.status !== 200) return;
+  data.runs = await answer.json(); list();
 }
 // The next question is asked half a second after the last answer was drawn, later where answering takes long: a slow
 // machine is not asked ever more.
-async function poll(always) {
+async function poll(ask, pause, always) {
   const began = performance.now();
-  try { await refresh(always); } catch { /* the server is gone, or busy: ask again */ }
-  setTimeout(() => poll(false), Math.max(POLL, 2 * (performance.now() - began)));
+  try { if (!state.held) await ask(always); } catch { /* the server is gone, or busy: ask again */ }
+  setTimeout(() => poll(ask, pause, false), Math.max(pause, 2 * (performance.now() - began)));
 }
 async function refresh(always) {
   const [first, last] = state.range || ["", ""];
@@ -85,17 +118,14 @@ async function refresh(always) {
   const found = await answer.json();
   state.version = found.version;
   data.pages = found.pages; shownPage = null;
-  if (document.getElementById("charts")) {
-    const opened = [...document.querySelectorAll("details[open] > summary")].map((node) => node.textContent);
-    const top = scrollY; show();
-    for (const node of document.querySelectorAll("details > summary"))
-      if (opened.includes(node.textContent)) node.parentElement.open = true;
-    scrollTo(0, top);
-  } else show();
+  show();
 }
+// Nothing is built again under a mouse that drags or selects.
+addEventListener("pointerdown", () => { state.held = true; });
+for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name, () => { state.held = false; });
 
 document.addEventListener("keydown", (press) => {
-  if (press.ctrlKey || press.metaKey || press.altKey || !data.pages || /INPUT|TEXTAREA/.test(press.target.tagName)) return;
+  if (press.ctrlKey || press.metaKey || press.altKey || !data.pages || /INPUT|SELECT|TEXTAREA/.test(press.target.tagName)) return;
   const page = current(), [low, high] = state.range || limits(), middle = (low + high) / 2, width = high - low;
   const flags = page.flags.length;
   if (press.key === "0") zoom(null);
@@ -112,7 +142,7 @@ let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => data.pages && redraw(), 150); });
 
 theme(initialTheme());
-if (data.runs) list();
+if (data.runs) { list(); if (data.list) setTimeout(() => poll(refreshList, POLL_LIST), POLL_LIST); }
 else if (data.choice) choose();
-else if (data.live) poll(true);
+else if (data.live) poll(refresh, POLL, true);
 else show();

@@ -18,9 +18,10 @@ function flagList(page) {
   if (state.open !== null && page.flags[state.open]) section.append(detail(page.flags[state.open]));
   return section;
 }
+const showFlags = (page) => fill("flags", [page.flags, state.open], () => flagList(page));
 function toggle(page, place, open) {
   state.open = state.open === place && !open ? null : place;
-  document.getElementById("flags").replaceChildren(flagList(page) || "");
+  showFlags(page);
   const button = document.querySelector(`[data-flag="${place}"]`); if (button) button.focus();
   redraw();
 }

@@ -1,0 +1,194 @@
+"""A miniature run under an installed trainer, stopped and resumed: whether it resumes exactly is tried, not claimed.
+
+``holdfast doctor --try`` runs ``python -m holdfast.integrations.trial NAME FOLDER`` for each trainer, in a process of
+its own: trainers change global state, print, and may end the process.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+import holdfast as hfast
+
+__all__ = ["TRIALS", "Trial", "try_trainer"]
+
+SAMPLES, BATCH = 20, 4
+STOP, END = 3, 8
+"""It stops after three steps and is resumed to the eighth, beyond the end of the first epoch."""
+TIMEOUT = 300.0
+"""Seconds for one trainer, most of which it takes to import it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """What a trial showed.
+
+    Attributes:
+        resumes_exactly: the resumed run was trained on what an uninterrupted one is, batch by batch.
+        why: what happened instead; empty where it does.
+    """
+
+    resumes_exactly: bool
+    why: str = ""
+
+
+class _Model(torch.nn.Module):
+    """Notes every batch it is trained on."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.zeros(1))
+        self.seen: list[list[int]] = []
+
+    def forward(self, index: torch.Tensor) -> dict[str, torch.Tensor]:
+        self.seen.append(index.tolist())
+        return {"loss": ((self.weight - index.float()) ** 2).mean()}
+
+
+def _loader() -> hfast.StreamingShardLoader:
+    dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(SAMPLES)}), name="numbers", seed=1)
+    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(rank=0, world_size=1, batch_size=BATCH))
+
+
+def _transformers(folder: Path, steps: int, model: _Model) -> None:
+    import transformers
+
+    from holdfast.integrations.transformers import attach, newest_checkpoint
+
+    arguments = transformers.TrainingArguments(
+        output_dir=str(folder),
+        max_steps=steps,
+        save_steps=STOP,
+        report_to=[],
+        use_cpu=True,
+        disable_tqdm=True,
+        remove_unused_columns=False,
+    )
+    trainer = transformers.Trainer(model=model, args=arguments)
+    attach(trainer, _loader())
+    trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
+
+
+def _lightning(folder: Path, steps: int, model: _Model) -> None:
+    import lightning.pytorch as lightning
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    class Module(lightning.LightningModule):
+        def __init__(self) -> None:
+            super().__init__()
+            self.inner = model
+
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            loss: torch.Tensor = self.inner(batch["index"])["loss"]
+            return loss
+
+        def configure_optimizers(self) -> torch.optim.Optimizer:
+            return torch.optim.SGD(self.parameters(), lr=1e-4)
+
+    trainer = lightning.Trainer(
+        accelerator="cpu",
+        devices=1,
+        max_steps=steps,
+        callbacks=[HoldfastCallback()],
+        logger=False,
+        enable_checkpointing=False,
+        enable_progress_bar=False,
+        enable_model_summary=False,
+        use_distributed_sampler=False,
+    )
+    saved = folder / "last.ckpt"
+    options: dict[str, Any] = {"ckpt_path": saved, "weights_only": False} if saved.exists() else {}
+    trainer.fit(Module(), _loader(), **options)
+    trainer.save_checkpoint(saved)
+
+
+def _accelerate(folder: Path, steps: int, model: _Model) -> None:
+    from accelerate import Accelerator
+
+    from holdfast.integrations.accelerate import prepare
+
+    accelerator = Accelerator(cpu=True)
+    wrapped, optimizer = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=1e-4))
+    batches = prepare(accelerator, _loader())
+    saved = folder / "saved"
+    if saved.exists():
+        accelerator.load_state(str(saved))
+    for batch in batches:
+        accelerator.backward(wrapped(batch["index"])["loss"])
+        optimizer.step()
+        optimizer.zero_grad()
+        batches.step()
+        if batches.step_number == steps:
+            break
+    accelerator.save_state(str(saved))
+
+
+TRIALS: dict[str, Callable[[Path, int, _Model], None]] = {
+    "transformers": _transformers,
+    "lightning": _lightning,
+    "accelerate": _accelerate,
+}
+"""The trainers that can be tried: TRL's derive from the first, and Ray needs a cluster."""
+
+
+def _try(name: str, folder: Path) -> Trial:
+    """Train without a stop, then stopped and resumed, and compare what the model saw."""
+
+    def train(place: Path, steps: int) -> list[list[int]]:
+        place.mkdir(exist_ok=True)
+        torch.manual_seed(0)
+        model = _Model()
+        TRIALS[name](place, steps, model)
+        return model.seen
+
+    whole = train(folder / "whole", END)
+    first, rest = train(folder / "stopped", STOP), train(folder / "stopped", END)
+    if first + rest == whole:
+        return Trial(True)
+    return Trial(False, f"trained on {first} and, resumed, on {rest}; an uninterrupted run on {whole}")
+
+
+def try_trainer(name: str) -> Trial:
+    """Train a tiny model under a trainer, stop, resume, and say whether it saw what it should have.
+
+    Args:
+        name: one of ``TRIALS``.
+    """
+    with tempfile.TemporaryDirectory() as folder:
+        try:
+            done = subprocess.run(
+                [sys.executable, "-m", "holdfast.integrations.trial", name, folder],
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT,
+                check=False,
+            )
+            found = json.loads(done.stdout.splitlines()[-1])
+        except subprocess.TimeoutExpired:
+            return Trial(False, f"it was not done after {TIMEOUT:.0f} s")
+        except (ValueError, IndexError):
+            said = done.stderr.strip().splitlines()
+            return Trial(False, said[-1] if said else f"the trial ended with exit code {done.returncode}")
+    return Trial(**found)
+
+
+def _main(name: str, folder: str) -> None:
+    with redirect_stdout(sys.stderr):  # what trainers print is not the answer
+        found = _try(name, Path(folder))
+    print(json.dumps({"resumes_exactly": found.resumes_exactly, "why": found.why}))
+
+
+if __name__ == "__main__":
+    _main(*sys.argv[1:])
