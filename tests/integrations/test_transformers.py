@@ -90,6 +90,28 @@ def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
         assert carried["stream"]["step"] == len(whole) - len(rest)
 
 
+@pytest.mark.parametrize(
+    ("config", "options"),
+    [
+        ({}, {"max_steps": 5}),
+        ({"per_epoch": True}, {"max_steps": 5}),
+        ({"per_epoch": True}, {"max_steps": -1, "num_train_epochs": 1.5, "gradient_accumulation_steps": 3}),
+    ],
+    ids=["endless", "epochs", "half an epoch"],
+)
+def test_a_finished_run_that_is_started_again_trains_no_further(
+    config: dict[str, Any], options: dict[str, Any], tmp_path: Path
+) -> None:
+    """The trainer itself would make one more step at every start."""
+    from holdfast.integrations.transformers import newest_checkpoint
+
+    assert train(tmp_path, config=config, **options)
+    ended = newest_checkpoint(tmp_path)
+    assert ended is not None
+    assert train(tmp_path, resume=int(ended.rpartition("-")[2]), config=config, **options) == []
+    assert newest_checkpoint(tmp_path) == ended
+
+
 def test_the_doctor_sees_that_a_checkpoint_holds_the_stream(tmp_path: Path) -> None:
     train(tmp_path, max_steps=6, gradient_accumulation_steps=2)
     assert carried_in(tmp_path) == [Carried("transformers", str(tmp_path / "checkpoint-6"), 12)]

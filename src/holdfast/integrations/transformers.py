@@ -66,6 +66,8 @@ class TrainerBatches:
         self._figures: deque[Any] = deque()
         self._length: int | None = None
         self._thrown_away = 0
+        self.is_over = False
+        """Whether the trainer has made all its steps: it would make one more before it asks."""
 
     def __len__(self) -> int:
         """Return the number of batches the trainer counts as an epoch; a ``TypeError`` where there is no end."""
@@ -85,6 +87,8 @@ class TrainerBatches:
     def __iter__(self) -> Iterator[Any]:
         """Yield the rest of one of the trainer's epochs."""
         before, self._thrown_away = self._thrown_away, 0
+        if self.is_over:
+            return iter(())
         try:
             batches = len(self) - before
         except TypeError:
@@ -171,6 +175,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
                 hint="call attach(trainer, loader)",
             )
         self._batches, self._losses = batches, []
+        batches.is_over = 0 < state.max_steps <= state.global_step
         if args.logging_nan_inf_filter:
             logger.info("logging_nan_inf_filter is turned off: the log shows the true loss, NaN included")
             args.logging_nan_inf_filter = False

@@ -36,9 +36,10 @@ function drawLanes() {
 function eventLane(label, events, mark) {
   return lane(label, 20, (pen, at, width) => {
     pen.font = "13px system-ui"; pen.textAlign = "center"; pen.textBaseline = "middle";
+    const [low, high] = shownRange();
     for (const event of events) {
       const x = at(event[0]), [sign, tint] = mark(event);
-      if (x < -1 || x > width + 1) continue;
+      if (event[0] < low || event[0] > high + 1) continue;  // what comes after the last step stands at its edge
       pen.fillStyle = colour(tint); pen.fillText(sign, Math.max(6, Math.min(width - 6, x)), 11);
     }
   }, (at, reach) => events.filter(([where]) => Math.abs(where - at) <= reach).slice(0, 6).map(([where, kind, text, known]) =>
