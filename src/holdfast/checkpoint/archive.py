@@ -93,8 +93,8 @@ class Template(NamedTuple):
         return records
 
 
-Templates = dict[int, Template]
-"""Templates by the length of the archive."""
+Templates = dict[int, Template | None]
+"""Templates by the length of the archive; none yet where only one of that length was seen."""
 
 
 def read_archive(read_at: ReadAt, length: int, templates: Templates | None = None) -> dict[str, Record]:
@@ -134,7 +134,8 @@ def read_archive(read_at: ReadAt, length: int, templates: Templates | None = Non
     if position != directory_at:
         raise DamagedArchiveError("the records of the archive do not end where its directory starts", position, 4)
     if templates is not None and all(entry.shared[1] & _DESCRIPTOR_FOLLOWS for entry in entries):
-        templates[length] = _template(read_at, length, entries, records)
+        # Made at the second sight of a length: of most shapes a small checkpoint has one tensor only.
+        templates[length] = _template(read_at, length, entries, records) if length in templates else None
     return records
 
 

@@ -93,11 +93,10 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
         )
     if follow_links_out:
         return folder.joinpath(*parts)
-    real_folder = os.path.realpath(folder)
-    place = os.path.join(real_folder, *parts)  # not `relative`: with a slash behind it, a link does not look like one
+    place = os.path.join(folder, *parts)  # not `relative`: with a slash behind it, a link does not look like one
     if len(parts) == 1 and not os.path.islink(place):
-        return Path(place)  # nothing left to resolve
-    real_place = os.path.realpath(place)
+        return Path(place)  # nothing to resolve below the folder
+    real_folder, real_place = os.path.realpath(folder), os.path.realpath(place)
     if not real_place.startswith(real_folder.rstrip(os.sep) + os.sep):
         raise UnsafeCheckpointError(
             "a symbolic link leads out of the checkpoint's folder",

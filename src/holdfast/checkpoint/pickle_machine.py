@@ -58,14 +58,24 @@ _SIMPLE = b"|".join((_CALL, _GET, _INTEGER, rb"\x8a\x05.....", pickle.NONE))
 _INSTANCE = re.compile(re.escape(_NEW) + rb"((?:" + _SIMPLE + rb"){1,8})ub", re.DOTALL)  # SETITEMS, BUILD
 _VALUES = re.compile(_SIMPLE, re.DOTALL)
 _MIN_CALL_BYTES = 10
+# Tensors of one shape and dtype are described by the same bytes, because what repeats is taken from the memo: such a
+# run of opcodes is done once. It makes an instance whose fields are an instance with a tuple for a state
+# (``TensorProperties``), sizes, and last a list of instances of sizes (``ChunkStorageMetadata``).
+_SIZE_CALL = _GET + rb"(?:\)|" + _INTEGER + rb"{1,3}[\x85-\x87]\x94|\(" + _INTEGER + rb"{4,}t\x94)\x85\x94R\x94"
+_PROPERTIES = _GET + rb"\)\x81\x94\((?:" + _GET + rb"|[\x88\x89]){1,8}t\x94b"
+_PART = _GET + re.escape(_NEW) + rb"(?:" + _GET + _SIZE_CALL + rb"){1,4}ub"
+_PARTS = rb"\]\x94(?:" + _PART + rb"a|\((?:" + _PART + rb")+e)"
+_FIELD = _GET + rb"(?:" + _PROPERTIES + rb"|" + _SIZE_CALL + rb")"
+_TENSOR = re.compile(re.escape(_NEW) + rb"(?:" + _FIELD + rb"){1,4}" + _GET + _PARTS + rb"ub", re.DOTALL)
 
 
 class _SimpleValues(dict[bytes, Any]):
     """What simple values stand for; a place of the memo is written once, so this never changes."""
 
-    def __init__(self, memo: list[Any]) -> None:
+    def __init__(self, memo: list[Any], shared: set[int]) -> None:
         super().__init__({pickle.NONE: None})
         self._memo = memo
+        self._shared = shared
 
     def __missing__(self, code: bytes) -> Any:
         self[code] = value = self._call(code) if len(code) >= _MIN_CALL_BYTES else self._value(code)
@@ -83,7 +93,9 @@ class _SimpleValues(dict[bytes, Any]):
         if len(numbers) != code[-6] - _TUPLE1 + 1:
             raise DamagedPickleError("a call with other arguments than were made for it")
         integers = tuple(numbers)
-        return integers, (integers,), Inert(function, (integers,), made=False)
+        call = Inert(function, (integers,), made=False)
+        self._shared.add(id(call))
+        return integers, (integers,), call
 
 
 class _Machine:
@@ -99,20 +111,52 @@ class _Machine:
         self.key = Keys().check
         self.protocol = 0
         self.stopped = False
+        self.shared: set[int] = set()  # what runs that are done once have made: nothing may change it
+        self.simple = _SimpleValues(self.memo, self.shared)
+        self.runs: dict[bytes, tuple[list[Any], Any, int]] = {}
 
     def run(self) -> Any:
-        """Run the whole pickle.
+        """Run the whole pickle."""
+        size = len(self.data)
+        position = self.run_part(0, size)
+        if not self.stopped or position != size or self.marks or len(self.stack) != 1:
+            raise DamagedPickleError("it does not end where its content ends")
+        return self.stack[0]
+
+    def run_tensor(self, start: int, end: int) -> None:
+        """Run the description of a tensor, whose class is on the stack already, or take what it gave the last time.
+
+        Args:
+            start: where the opcode that took the class from the memo is.
+            end: where the description ends.
+        """
+        code = self.data[start:end]
+        known = self.runs.get(code)
+        if known is None:
+            memo, containers = len(self.memo), self.containers
+            class_end = start + (2 if code[0] == _BINGET else 5)
+            self.run_part(class_end, end, within_tensor=True)
+            made = self.memo[memo:]
+            known = self.runs[code] = (made, self.stack[-1], self.containers - containers)
+            self.shared.update(map(id, made))
+            return
+        made, self.stack[-1], containers = known
+        self.memo += made
+        self.containers += containers
+
+    def run_part(self, position: int, size: int, *, within_tensor: bool = False) -> int:
+        """Run the opcodes up to ``size``, and return where the last one ended.
 
         The frequent opcodes are inline, the others in a table: the metadata of 2,000 tensors on 64 ranks has nine
         million opcodes, and all ranks wait for this loop.
         """
         data, memo, marks, handlers, stack = self.data, self.memo, self.marks, _HANDLERS, self.stack
-        size = len(data)
-        from_bytes, instance, find_values = int.from_bytes, _INSTANCE.match, _VALUES.findall
-        simple = _SimpleValues(memo)
-        position = containers = 0
+        from_bytes, tensor, instance, find_values = int.from_bytes, _TENSOR.match, _INSTANCE.match, _VALUES.findall
+        simple, shared = self.simple, self.shared
+        containers = 0
         while position < size:
             opcode = data[position]
+            start = position
             position += 1
             if opcode in (_LONG_BINGET, _BINGET):
                 if opcode == _BINGET:
@@ -122,8 +166,12 @@ class _Machine:
                     value = memo[from_bytes(data[position : position + 4], "little")]
                     position += 4
                 stack.append(value)
-                match = instance(data, position) if type(value) is Name else None
-                if match is not None:
+                if type(value) is not Name:
+                    continue
+                if not within_tensor and (match := tensor(data, position)) is not None:
+                    self.run_tensor(start, match.end())
+                    position = match.end()
+                elif (match := instance(data, position)) is not None:
                     stack[-1] = made = Inert(value, (), made=True)
                     state: dict[Any, Any] = {}
                     memo += (made, state)
@@ -150,7 +198,7 @@ class _Machine:
             if opcode == _BUILD:
                 state = stack.pop()
                 target = stack[-1]
-                if type(target) is not Inert or target.state is not None:
+                if type(target) is not Inert or target.state is not None or id(target) in shared:
                     raise DamagedPickleError(f"state set on a {type(target).__name__}, or twice")
                 target.state = state
                 continue
@@ -175,6 +223,10 @@ class _Machine:
             if opcode == _EMPTY_TUPLE:
                 stack.append(())
                 continue
+            if opcode == _TUPLE1:
+                stack[-1] = (stack[-1],)
+                containers += 1
+                continue
             if opcode == _MARK:
                 marks.append(stack)
                 stack = self.stack = []
@@ -188,9 +240,8 @@ class _Machine:
             stack = self.stack
             if containers + self.containers > MAX_CONTAINERS:
                 raise DamagedPickleError(f"it holds more than {MAX_CONTAINERS} containers")
-        if not self.stopped or position != size or self.marks or len(stack) != 1:
-            raise DamagedPickleError("it does not end where its content ends")
-        return stack[0]
+        self.containers += containers
+        return position
 
     # What handlers use.
 
@@ -228,6 +279,8 @@ class _Machine:
     def set_items(self, target: Any, content: list[Any]) -> None:
         """What SETITEMS does; keys and values follow each other."""
         pairs = zip(content[::2], content[1::2], strict=True)
+        if id(target) in self.shared:
+            raise DamagedPickleError("items set on something that was complete")
         if type(target) is dict:
             for key, value in pairs:
                 target[key if type(key) is str else self.key(key)] = value
@@ -238,6 +291,8 @@ class _Machine:
 
     def append(self, target: Any, values: list[Any]) -> None:
         """What APPEND does."""
+        if id(target) in self.shared:
+            raise DamagedPickleError("values appended to something that was complete")
         if type(target) is list or type(target) is Inert:
             target.extend(values)
         else:
@@ -374,7 +429,6 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
         (pickle.LONG_BINPUT, _put(4)),
         (pickle.POP, lambda machine: machine.stack.pop() and None),
         (pickle.POP_MARK, lambda machine: machine.since_mark() and None),
-        (pickle.TUPLE1, lambda machine: machine.push((machine.stack.pop(),))),
         (pickle.TUPLE2, _tuple2),
         (pickle.TUPLE3, _tuple3),
         (pickle.TUPLE, lambda machine: machine.push(tuple(machine.since_mark()))),

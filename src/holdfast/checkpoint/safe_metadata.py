@@ -172,6 +172,8 @@ class _Sizes:
 
     def __init__(self) -> None:
         self._known: dict[int, torch.Size] = {}
+        self.tensors: dict[int, TensorStorageMetadata] = {}
+        """Tensors by their description: those of one shape may share it."""
 
     def __call__(self, value: Any) -> torch.Size:
         known = self._known.get(id(value))
@@ -188,15 +190,21 @@ def _stored(value: Any, sizes: _Sizes) -> TensorStorageMetadata | BytesStorageMe
     if type(value) is Inert and value.function in _BYTES:
         _instance(value, _BYTES)
         return BytesStorageMetadata()
+    known = sizes.tensors.get(id(value))
+    if known is not None:
+        own = object.__new__(TensorProperties)  # what planners change must not change for another tensor
+        own.__dict__.update(known.properties.__dict__)
+        return TensorStorageMetadata(own, known.size, list(known.chunks))
     fields = _instance(value, _TENSOR)
     chunks = fields["chunks"]
     if type(chunks) is not list:
         raise ValueError("the parts of a tensor are not a list")
-    return TensorStorageMetadata(
+    made = sizes.tensors[id(value)] = TensorStorageMetadata(
         properties=_properties(fields["properties"]),
         size=sizes(fields["size"]),
         chunks=[_chunk(chunk, sizes) for chunk in chunks],
     )
+    return made
 
 
 def _properties(value: Any) -> TensorProperties:
