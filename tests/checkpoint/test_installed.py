@@ -84,6 +84,17 @@ def test_a_reader_is_one_of_torchs_inside_the_block_too(folder: Path) -> None:
         assert not isinstance(folder, filesystem.FileSystemReader)
 
 
+def test_a_class_derived_inside_the_block_has_only_its_own_instances(folder: Path) -> None:
+    with installed() as standing:
+
+        class Mine(filesystem.FileSystemReader):
+            pass
+
+        assert isinstance(Mine(folder), Mine)
+        assert isinstance(Mine(folder), filesystem.FileSystemReader)
+        assert not isinstance(standing(folder), Mine)
+
+
 def test_an_invalid_option_is_refused_before_anything_is_loaded() -> None:
     with pytest.raises(ConfigError, match="verify"), installed(verify="x"):
         pass

@@ -35,7 +35,9 @@ class _Standing(type(TorchReader)):  # type: ignore[misc]  # a class made by a c
     """Lets ``isinstance(reader, FileSystemReader)`` say inside a block what it says outside."""
 
     def __instancecheck__(cls, instance: object) -> bool:
-        return isinstance(instance, TorchReader)
+        if cls.__bases__ == (ParallelFileSystemReader,):
+            return isinstance(instance, TorchReader)
+        return super().__instancecheck__(instance)  # of a class that was derived from it inside the block
 
 
 @contextmanager
