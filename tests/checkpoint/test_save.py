@@ -181,6 +181,14 @@ def resealed_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_bytes(replace(manifest, records=records).sealed().to_bytes())
 
 
+def mistyped_manifest(folder: Path) -> None:
+    """A manifest with the right digest whose records are not what they should be."""
+    manifest = read_manifest(folder, LocalFiles())
+    assert manifest is not None
+    records = [[*record[:5], {}, record[6]] for record in manifest.records]
+    (folder / MANIFEST).write_bytes(replace(manifest, records=records).sealed().to_bytes())
+
+
 def nested_manifest(folder: Path) -> None:
     (folder / MANIFEST).write_text("[" * 200_000)
 
@@ -189,7 +197,7 @@ def nested_manifest(folder: Path) -> None:
     "damage",
     [
         swapped_records, swapped_places, data_of_another_step, metadata_of_another_step, changed_manifest,
-        cut_manifest, newer_manifest, nested_manifest, resealed_manifest, swapped_large_records,
+        cut_manifest, newer_manifest, nested_manifest, resealed_manifest, mistyped_manifest, swapped_large_records,
     ],
     ids=lambda damage: damage.__name__,
 )  # fmt: skip

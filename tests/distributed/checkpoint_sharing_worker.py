@@ -1,4 +1,5 @@
-"""Ranks that share what they read: under torchrun, four of them; or ``FOLDER dead``, three of which one dies reading.
+"""Ranks that share what they read: under torchrun, four of them; or ``FOLDER dead``, three of which one dies reading,
+or ``FOLDER stalled``, three of which one stops.
 
 Each rank writes what it found to ``FOLDER/RANK.json``.
 """
@@ -7,6 +8,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import sys
 import warnings
 from collections.abc import Sequence
@@ -161,8 +163,17 @@ class Dying(LocalFiles):
         return super().read_into(descriptor, buffers, offset)
 
 
-def one_dies(folder: Path) -> None:
-    """Three processes, forked so that torch is imported once; the second dies while it reads for all."""
+class Stalling(LocalFiles):
+    """Stops the process at the first read of tensors."""
+
+    def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
+        if os.readlink(f"/proc/self/fd/{descriptor}").endswith(".distcp"):
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return super().read_into(descriptor, buffers, offset)
+
+
+def one_fails(folder: Path, layer: LocalFiles, timeout: timedelta) -> None:
+    """Three processes, forked so that torch is imported once; the second dies or stops while it reads for all."""
     path = folder / "c"
     warnings.simplefilter("ignore")
     checkpoint.save({"a": torch.ones(500, 500), "b": torch.ones(500, 500), "c": torch.ones(500, 500)}, path, step=1)
@@ -170,19 +181,22 @@ def one_dies(folder: Path) -> None:
     for rank in range(3):
         child = os.fork()
         if child == 0:
-            _live_or_die(folder, path, rank)
+            _load_or_fail(folder, path, rank, layer, timeout)
         children.append(child)
-    statuses = [os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) for child in children]
+    statuses = []
+    for rank in (0, 2, 1):
+        if rank == 1:
+            os.kill(children[rank], signal.SIGKILL)  # it may have stopped
+        statuses.append(os.waitstatus_to_exitcode(os.waitpid(children[rank], 0)[1]))
     (folder / "statuses.json").write_text(json.dumps(statuses))
 
 
-def _live_or_die(folder: Path, path: Path, rank: int) -> None:
+def _load_or_fail(folder: Path, path: Path, rank: int, layer: LocalFiles, timeout: timedelta) -> None:
     try:
         dist.init_process_group("gloo", init_method=f"file://{folder}/rendezvous", rank=rank, world_size=3)
-        group = checkpoint.node_group(timeout=timedelta(seconds=20))
+        group = checkpoint.node_group(timeout=timeout)
         state = {name: torch.zeros(500, 500) for name in "abc"}
-        layer = Dying() if rank == 1 else None
-        while_reading = failure(state, path, share_within=group, file_layer=layer)
+        while_reading = failure(state, path, share_within=group, file_layer=layer if rank == 1 else None)
         gone_before = failure(state, path, share_within=group)
         (folder / f"{rank}.json").write_text(json.dumps([while_reading, gone_before]))
         os._exit(0)
@@ -193,6 +207,8 @@ def _live_or_die(folder: Path, path: Path, rank: int) -> None:
 
 if __name__ == "__main__":
     if sys.argv[2:] == ["dead"]:
-        one_dies(Path(sys.argv[1]))
+        one_fails(Path(sys.argv[1]), Dying(), timedelta(seconds=20))
+    elif sys.argv[2:] == ["stalled"]:
+        one_fails(Path(sys.argv[1]), Stalling(), timedelta(seconds=3))
     else:
         main(Path(sys.argv[1]))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -88,12 +89,15 @@ def test_a_group_of_other_ranks_is_refused(found: list[dict[str, Any]]) -> None:
     assert [rank["stranger"] for rank in found] == [True] * 4
 
 
-def test_a_rank_that_dies_while_it_reads_or_before_is_an_error_on_each_of_the_others(tmp_path: Path) -> None:
+@pytest.mark.parametrize("fault", ["dead", "stalled"])
+def test_a_rank_that_dies_or_stops_is_an_error_on_each_of_the_others(tmp_path: Path, fault: str) -> None:
+    """Long before the default group gives up, which would be after half an hour."""
     worker = ROOT / "tests/distributed/checkpoint_sharing_worker.py"
     done = subprocess.run(
-        [sys.executable, str(worker), str(tmp_path), "dead"], capture_output=True, text=True, cwd=ROOT, check=False
+        [sys.executable, str(worker), str(tmp_path), fault], capture_output=True, text=True, cwd=ROOT, check=False
     )
     assert done.returncode == 0, done.stderr[-4000:]
-    assert json.loads((tmp_path / "statuses.json").read_text()) == [0, 17, 0], done.stderr[-4000:]
+    expected = {"dead": [0, 0, 17], "stalled": [0, 0, -signal.SIGKILL]}
+    assert json.loads((tmp_path / "statuses.json").read_text()) == expected[fault], done.stderr[-4000:]
     for rank in (0, 2):
         assert json.loads((tmp_path / f"{rank}.json").read_text()) == [["CheckpointReadError", None]] * 2

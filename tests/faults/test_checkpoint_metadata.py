@@ -20,6 +20,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageIn
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.tiling import check_tiling
 from holdfast.errors import CheckpointError, UnusableCheckpointError
 
@@ -148,6 +149,41 @@ def test_metadata_with_the_older_tensor_properties_loads(folder: Path) -> None:
     assert (folder / ".metadata").read_bytes() != content
     state = {"weight": torch.zeros(10, 4), "other": torch.zeros(10, 4), "step": None}
     assert_same(load(state, ParallelFileSystemReader(folder)), SAVED)
+
+
+def test_tensors_described_by_the_same_bytes_are_read_as_pickle_reads_them_and_kept_apart(tmp_path: Path) -> None:
+    shapes = [(), (3,), (2, 3), (2, 3, 4), (2, 1, 3, 1), (1, 2, 1, 2, 1), (300, 2)]
+    kinds = [torch.float32, torch.bfloat16, torch.int64]
+    saved = {
+        f"{number}.{shape}.{kind}": torch.zeros(shape, dtype=kind)
+        for number in range(4)
+        for shape in shapes
+        for kind in kinds
+    }
+    data = (save(saved, tmp_path / "many") / ".metadata").read_bytes()
+    for protocol in (2, 4, 5):
+        expected = pickle.loads(data)  # noqa: S301 — saved above
+        metadata = load_metadata(pickle.dumps(expected, protocol), file=".metadata")
+        assert metadata == expected
+    entries = [metadata.state_dict_metadata[f"{number}.(3,).torch.float32"] for number in range(4)]
+    assert len({id(entry.properties) for entry in entries}) == len({id(entry.chunks) for entry in entries}) == 4
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        (b"_MEM_FORMAT_ENCODING\x94\x93\x94K\x00", b"_MEM_FORMAT_ENCODING\x94\x93\x94J\xff\xff\xff\xff"),
+        (b"\x80\x04", b"\x80\x04\x95\xff\xff\x00\x00\x00\x00\x00\x00"),
+    ],
+    ids=["negative memory format", "frame beyond the end"],
+)
+def test_metadata_that_pickle_would_refuse_is_refused(folder: Path, old: bytes, new: bytes) -> None:
+    data = (folder / ".metadata").read_bytes()
+    data = data[:2] + data[11:] if data[2:3] == pickle.FRAME else data  # the frame's length would be wrong
+    assert load_metadata(data, file=".metadata") is not None
+    assert old in data
+    with pytest.raises(UnusableCheckpointError):
+        load_metadata(data.replace(old, new, 1), file=".metadata")
 
 
 def _covered_once(shape: tuple[int, ...], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:

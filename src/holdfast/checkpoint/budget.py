@@ -1,7 +1,7 @@
 """Bounded memory for everything that cannot be read straight into its destination.
 
 All buffers of a load come out of one budget. A request waits until it fits; one that is larger than the whole budget
-is admitted alone, when nothing else is out, so no load can wait for ever. Blocks of the usual size are kept and handed
+is admitted alone, when nothing else is out, so no load waits indefinitely. Blocks of the usual size are kept and handed
 out again, because fresh memory costs more to touch than the disk cache costs to read.
 """
 
@@ -90,7 +90,7 @@ class MemoryBudget:
             self.unreserve(length)
 
     def take(self, length: int) -> Buffer:
-        """Wait for ``length`` bytes of memory and return them; from a few hundred kilobytes on, in whole blocks."""
+        """Wait for ``length`` bytes of memory and return them; a few hundred kilobytes or more come in whole blocks."""
         charged = length if length < _LEAST_BLOCK_BYTES else max(length, min(BLOCK_BYTES, self.limit))
         block = self._reserve(charged)
         if block is None:

@@ -62,7 +62,7 @@ class LocalFiles:
         os.close(descriptor)
 
     def exists(self, path: Path) -> bool:
-        """Whether something is there, be it a link that leads nowhere."""
+        """Whether something is there, even a link that leads nowhere."""
         return os.path.lexists(path)
 
     def status_of(self, path: Path) -> os.stat_result:

@@ -202,6 +202,7 @@ def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
         same = len(bound) == len(records) == len(stored) and all(
             len(record := bound[index.fqn, index.offset or ()]) == len(ManifestRecord._fields)
             and record[2:5] == [info.relative_path, info.offset, info.length]
+            and [type(one) for one in record[5:]] == [bool, str]
             for index, info in stored.items()
         )
     except (LookupError, TypeError):

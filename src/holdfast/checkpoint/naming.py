@@ -1,4 +1,4 @@
-"""Errors that say which tensor they speak of: whoever reads bytes does not know, whoever asked for them does."""
+"""Errors that name their tensor: the code that reads bytes does not know it, the code that asked for them does."""
 
 from __future__ import annotations
 

@@ -91,7 +91,7 @@ class _SimpleValues(dict[bytes, Any]):
         """The integers, the arguments and the call: what goes into the memo."""
         function, *numbers = (self._value(part) for part in _VALUES.findall(code[:-6]))
         if len(numbers) != code[-6] - _TUPLE1 + 1:
-            raise DamagedPickleError("a call with other arguments than were made for it")
+            raise DamagedPickleError("a call with the wrong number of arguments")
         integers = tuple(numbers)
         call = Inert(function, (integers,), made=False)
         self._shared.add(id(call))
@@ -302,7 +302,13 @@ class _Machine:
 def _protocol(machine: _Machine) -> None:
     machine.protocol = machine.number(1)
     if machine.protocol > pickle.HIGHEST_PROTOCOL:
-        raise DamagedPickleError(f"protocol {machine.protocol}")
+        raise DamagedPickleError(f"unknown protocol {machine.protocol}")
+
+
+def _frame(machine: _Machine) -> None:
+    length = machine.number(8)
+    if machine.position + length > len(machine.data):
+        raise DamagedPickleError("it is cut short")
 
 
 def _push_text(width: int) -> Callable[[_Machine], None]:
@@ -409,7 +415,7 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
     for opcode, handler in (
         (pickle.PROTO, _protocol),
         (pickle.STOP, _stop),
-        (pickle.FRAME, lambda machine: machine.take(8) and None),
+        (pickle.FRAME, _frame),
         (pickle.NONE, lambda machine: machine.stack.append(None)),
         (pickle.NEWTRUE, lambda machine: machine.stack.append(True)),
         (pickle.NEWFALSE, lambda machine: machine.stack.append(False)),

@@ -1,9 +1,10 @@
 """What a load has to do: stored chunks, who wants which box of them, and what must wait for what.
 
 A load plan is a list of read items. Items that want the same stored chunk are gathered, so that its bytes are read
-once. The planner is asked for every destination up front, on the calling thread, because planners are not made for
-threads. Destinations that share memory (tied weights, a planner that hands out one scratch buffer) are chained: each
-is read and committed before the next is touched, in the order of torch's own reader, so the last writer is the same.
+once. The planner is asked for every destination up front, on the calling thread, because planners are not
+thread-safe. Destinations that share memory (tied weights, a planner that hands out one scratch buffer) are chained:
+each is read and committed before the next is touched, in the order of torch's own reader, so the last
+writer is the same.
 """
 
 from __future__ import annotations

@@ -52,7 +52,7 @@ def check_replaceable(target: Path) -> None:
 
 
 def _is_of_checkpoint(path: Path) -> bool:
-    """Whether a file with the name of one of ours is one, be it damaged: data, a pickle, or a manifest."""
+    """Whether a file with the name of one of ours is one, even if damaged: data, a pickle, or a manifest."""
     if not path.is_file():
         return False
     if path.suffix == ".distcp":

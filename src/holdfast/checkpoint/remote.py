@@ -91,7 +91,7 @@ class RemoteFiles:
         self._system.invalidate_cache()
         info = _retried(lambda: self._system.info(place))
         if info.get("size") is None:
-            raise OSError(f"the server does not tell the size of {place}")
+            raise OSError(f"the server does not report the size of {place}")
         tag = zlib.crc32(str(info.get("ETag") or info.get("mtime") or info.get("created") or "").encode())
         mode = stat.S_IFREG if info.get("type", "file") == "file" else stat.S_IFDIR
         return os.stat_result((mode, tag, 0, 1, 0, 0, int(info["size"]), 0, 0, 0))

@@ -106,7 +106,7 @@ class ReportBuilder:
             self.generic.append(tensor)
 
     def done(self, length: int) -> None:
-        """Count a finished chunk, and tell whoever watches; on the calling thread."""
+        """Count a finished chunk, and report the progress; on the calling thread."""
         self.items_done += 1
         self.bytes_done += length
         if self._on_progress is not None:

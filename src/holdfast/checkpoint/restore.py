@@ -74,7 +74,7 @@ def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:
             )
         if size() != entry.size:
             return CheckpointMismatchError(
-                "the destination's shape is another",
+                "the destination has another shape than the stored tensor",
                 tensor=name,
                 stored=tuple(entry.size),
                 destination=tuple(size()),
@@ -107,6 +107,9 @@ def load(
         CheckpointError: it cannot be loaded; the error of this rank, or else of the first rank that failed.
     """
     alone = not (dist.is_available() and dist.is_initialized())
+    sharing = options.get("share_within")
+    if isinstance(sharing, dist.ProcessGroup) and process_group is None and sharing.size() == dist.get_world_size():
+        process_group = sharing  # where torch gathers what failed: a rank that stalls costs one timeout, not two
     reader = _agreed_reader(path, options, None if alone else (process_group or dist.group.WORLD))
     planner = _NamingPlanner() if planner is None else planner
     failure: CheckpointException | None = None

@@ -1,6 +1,6 @@
 """The ``.metadata`` of a checkpoint, read without letting it run code, and believed only when it adds up.
 
-Torch reads this file with a bare ``pickle.load``: whoever can write to the checkpoint's folder can run any code in
+Torch reads this file with a bare ``pickle.load``: anyone who can write to the checkpoint's folder can run any code in
 every rank of the job. Here the pickle comes in as data (:mod:`~holdfast.checkpoint.inert`), and torch's classes are
 made from it by name, field by field. Then it must add up: the parts of every tensor tile it, each part has exactly one
 place, and no two places share a byte.
@@ -213,13 +213,15 @@ def _properties(value: Any) -> TensorProperties:
     if not isinstance(kind, torch.dtype):
         raise _refuse(dtype)
     if type(requires_grad) is not bool or type(pin_memory) is not bool:
-        raise ValueError("the properties of a tensor are not true or false")
+        raise ValueError("requires_grad and pin_memory must be true or false")
     (number,) = _call(memory_format, _MEMORY_FORMAT)
+    if not _whole((number,)):
+        raise ValueError("an unknown memory format")
     return TensorProperties(
         dtype=kind,
         layout=_layout(layout),
         requires_grad=requires_grad,
-        memory_format=(torch.contiguous_format, torch.channels_last, torch.preserve_format)[range(3)[number]],
+        memory_format=(torch.contiguous_format, torch.channels_last, torch.preserve_format)[number],
         pin_memory=pin_memory,
     )
 
@@ -228,7 +230,7 @@ def _layout(value: Any) -> torch.layout:
     (name,) = _call(value, _LAYOUT)
     layout = getattr(torch, _text(name).removeprefix("torch."), None)
     if not isinstance(layout, torch.layout):
-        raise ValueError(f"the layout {name!r}")
+        raise ValueError(f"unknown layout {name!r}")
     return layout
 
 
@@ -241,7 +243,7 @@ def _index(value: Any, sizes: _Sizes) -> MetadataIndex:
     fields = _instance(value, _INDEX)
     offset, index = fields.get("offset"), fields.get("index")
     if index is not None and not _whole((index,)):
-        raise ValueError("the number of a part")
+        raise ValueError("invalid number of a part")
     return MetadataIndex(_text(fields["fqn"]), None if offset is None else sizes(offset), index)
 
 

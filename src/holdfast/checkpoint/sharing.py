@@ -40,8 +40,9 @@ def node_group(*, timeout: timedelta | None = None) -> dist.ProcessGroup:
     """Make a gloo group of the ranks on this machine; every rank of the default group calls it, once.
 
     Args:
-        timeout: how long the ranks wait for each other, reading included; torch's default when ``None``. A load waits
-            once more for a rank that stalls, for as long as the default group does: torch gathers what failed there.
+        timeout: how long the ranks wait for each other, reading included; torch's default when ``None``. Where the
+            group is not all of the ranks that load, those outside it wait for a rank that stalls as long as the default
+            group does: torch gathers there what failed.
 
     Raises:
         ConfigError: torch.distributed is not initialised.

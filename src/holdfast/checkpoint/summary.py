@@ -52,7 +52,7 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
         trusted: read metadata that names classes of its own.
 
     Raises:
-        UnusableCheckpointError: this is no checkpoint, or its metadata is damaged.
+        UnusableCheckpointError: this is not a checkpoint, or its metadata is damaged.
         UnsafeCheckpointError: the metadata would run code.
     """
     folder, layer = locate(path)

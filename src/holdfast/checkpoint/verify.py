@@ -147,7 +147,8 @@ def verify_checkpoint(
     """Read a whole checkpoint and check everything that a load would use of it.
 
     Args:
-        path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one a rank, or safetensors.
+        path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one per
+            rank, or safetensors.
         num_workers: threads to use; 16, or one per item where there are fewer, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
         require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.

@@ -1,6 +1,6 @@
 """Small neighbours, gathered so that one read brings many.
 
-A checkpoint of ten thousand norms and biases is ten thousand archives of two kilobytes, one behind the other. Reading
+A checkpoint of ten thousand norms and biases is ten thousand archives of two kilobytes, one after the other. Reading
 each alone costs four calls; reading them by the window costs one for a few thousand.
 """
 
