@@ -165,7 +165,7 @@ def test_tensors_described_by_the_same_bytes_are_read_as_pickle_reads_them_and_k
         expected = pickle.loads(data)  # noqa: S301 — saved above
         metadata = load_metadata(pickle.dumps(expected, protocol), file=".metadata")
         assert metadata == expected
-    entries = [metadata.state_dict_metadata[f"{number}.(3,).torch.float32"] for number in range(4)]
+    entries: list[Any] = [metadata.state_dict_metadata[f"{number}.(3,).torch.float32"] for number in range(4)]
     assert len({id(entry.properties) for entry in entries}) == len({id(entry.chunks) for entry in entries}) == 4
 
 

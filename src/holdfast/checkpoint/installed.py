@@ -37,7 +37,7 @@ class _Standing(type(TorchReader)):  # type: ignore[misc]  # a class made by a c
     def __instancecheck__(cls, instance: object) -> bool:
         if cls.__bases__ == (ParallelFileSystemReader,):
             return isinstance(instance, TorchReader)
-        return super().__instancecheck__(instance)  # of a class that was derived from it inside the block
+        return bool(super().__instancecheck__(instance))  # of a class that was derived from it inside the block
 
 
 @contextmanager
