@@ -366,3 +366,9 @@ def test_going_back_before_a_change_of_weights_forgets_it() -> None:
     assert [position for position, _ in changed.reweighted(20, {"a": 1}).reweightings] == [160]
     with pytest.raises(MixtureError, match="names no source"):
         schedule.reweighted(5, {"c": 1})
+
+
+def test_a_mask_decided_after_a_step_is_gone_where_that_step_is_resized() -> None:
+    schedule = Schedule.start(Order([SourceSpec("a", 40)]), world_size=1, global_batch_size=4, epochs=1)
+    masked = schedule.masking(2, Skips.of((), {"a": [1]})).masking(5, Skips.of((), {"a": [2]}))
+    assert [mask.from_step for mask in masked.resized(3, world_size=2).masks] == [2]

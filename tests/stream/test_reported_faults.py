@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from tests.stream.jobs import dataset_of, numbers
+from tests.stream.jobs import VirtualSource, dataset_of, numbers
 from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
 from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
@@ -24,7 +24,7 @@ from holdfast.errors import (
     StreamError,
     TransformError,
 )
-from holdfast.order import Contiguous, HashBased, RoundRobin, Stratified
+from holdfast.order import Contiguous, HashBased, RangeBased, RoundRobin, Stratified
 from holdfast.sources import ArraySource, Ragged
 from holdfast.stream import InterleavedDataset, StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.stream.read_batches import read_batches
@@ -171,6 +171,95 @@ def test_a_rank_that_joins_later_had_no_share_of_the_steps_before_and_knows_its_
     before = len(joined)
     assert before == 5 + 1 + len(list(joined))  # full steps of before count: ranks must agree on how many there are
     assert 0.0 < joined.share < 1.0
+
+
+def test_the_length_counts_full_steps_after_a_resize_that_follows_steps_that_were_not() -> None:
+    dataset = StreamDataset(numbers(10), name="a", seed=1)
+    options: dict[str, Any] = {"epochs": 1, "last_batch": "short", "partition_strategy": RangeBased(((0, 2), (2, 10)))}
+    uneven = loader_of(dataset, world_size=2, rank=1, batch_size=1, **options)
+    take(uneven, 4)  # rank 0 had a batch at two of these steps
+    alone = loader_of(dataset, batch_size=1, **options)
+    alone.load_state_dict(uneven.state_dict())
+    assert len(alone) == 2 + len(list(alone)) == 6
+
+
+def test_batches_that_are_taken_back_come_as_they_were_and_a_mask_holds_from_its_own_step_on() -> None:
+    loader = loader_of(StreamDataset(numbers(40), name="a", seed=1), batch_size=4)
+    loader.require_acknowledgement()
+    first = [batch["index"].tolist() for batch in take(loader, 3)]
+    masked = [ref.index for step in (1, 4) for ref in loader.samples_in(step)]
+    loader.mask(samples={"a": masked})
+    loader.take_back()
+    again = take(loader, 6)
+    assert [batch["index"].tolist() for batch in again[:3]] == first
+    assert [bool(batch["__valid__"].all()) if "__valid__" in batch else True for batch in again] == [True] * 4 + [
+        False,
+        True,
+    ]
+
+
+def test_a_batch_that_was_filled_for_several_ranks_is_so_again_for_one() -> None:
+    options: dict[str, Any] = {
+        "batch_size": 2,
+        "epochs": 2,
+        "partition_strategy": Contiguous(),
+    }  # last_batch is left open
+    two = loader_of(StreamDataset(numbers(5), name="a", seed=1), world_size=2, rank=0, **options)
+    last = take(two, 2)[1]
+    one = loader_of(StreamDataset(numbers(5), name="a", seed=1), **options)
+    one.load_state_dict(two.state_dict())
+    again = one.batch_at(1, 0)
+    assert again["index"].tolist() == last["index"].tolist()
+    assert again["__valid__"].tolist() == last["__valid__"].tolist() == [False, False]
+
+
+# --- transforms and errors -------------------------------------------------------------------------------------------
+
+
+def draw(sample: dict[str, Any], rng: np.random.Generator) -> dict[str, Any]:
+    return {**sample, "drawn": int(rng.integers(1 << 40))}
+
+
+def test_a_samples_own_generator_depends_on_its_epoch() -> None:
+    loader = loader_of(StreamDataset(numbers(6), name="a", seed=1, transform=draw), batch_size=6)
+    first, second, again = (
+        dict(zip(b["index"].tolist(), b["drawn"].tolist(), strict=True)) for b in (*take(loader, 2), loader.batch_at(0))
+    )
+    assert first == again
+    assert all(first[index] != second[index] for index in range(6))
+
+
+def test_a_failing_sample_of_a_padded_batch_leaves_the_marks_with_their_samples() -> None:
+    def fails(sample: dict[str, Any]) -> dict[str, Any]:
+        if int(sample["index"]) == bad:
+            raise ValueError
+        return sample
+
+    dataset = StreamDataset(numbers(11), name="a", seed=1, transform=fails)
+    options: dict[str, Any] = {"batch_size": 3, "world_size": 2, "rank": 1, "epochs": 1, "on_error": "skip"}
+    loader = loader_of(dataset, **options)
+    first, bad = (ref.index for ref in loader.samples_in(1, 1))  # two samples, and the first again
+    batch = take(loader, 2)[1]
+    assert (batch["index"].tolist(), batch["__valid__"].tolist()) == ([first, first], [True, False])
+    assert loader.samples_failed == [("a", bad)]
+
+
+class FailsTogether(VirtualSource):
+    """Reads up to four samples at a time."""
+
+    def read(self, indices: Any) -> Any:
+        if len(indices) > 4:
+            raise OSError("too many at once")
+        return super().read(indices)
+
+
+def test_steps_that_can_only_be_read_one_by_one_raise_a_typed_error_at_the_first_of_them() -> None:
+    loader = loader_of(StreamDataset(FailsTogether(64), name="a"), batch_size=4)
+    iterator = iter(loader)
+    next(iterator)  # the first range is a single step
+    with pytest.raises(SourceError, match="though each can be read alone"):
+        next(iterator)
+    assert loader.step == 1
 
 
 # --- epochs ----------------------------------------------------------------------------------------------------------

@@ -131,7 +131,7 @@ class Schedule:
         if not 0 <= rank < segment.world_size:
             raise ConfigError("rank must be between 0 and world_size-1", rank=rank, world_size=segment.world_size)
         if stop > first + 1 and self.segment_at(stop - 1) is not segment:
-            raise OrderError("a window of steps must lie in one segment", first=first, stop=stop)
+            raise OrderError("a range of steps must lie in one segment", first=first, stop=stop)
         return self._walk.positions_in(first, stop, rank)
 
     def segment_end(self, step: int) -> int | None:

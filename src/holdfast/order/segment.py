@@ -19,7 +19,7 @@ class Segment:
     Args:
         start_step: its first step.
         world_size: the number of data-parallel ranks.
-        global_batch_size: samples a step, over all ranks.
+        global_batch_size: samples per step, over all ranks.
         shares: each rank's share of a step; None for even.
         skips: how many of the schedule's skip records are in force.
     """

@@ -1,4 +1,4 @@
-"""JSON lines: one object a line, read at random by byte offset.
+"""JSON lines: one object per line, read at random by byte offset.
 
 Where each line begins is found once, at the speed of the disk, and kept (`holdfast.sources.index_file`). A read copies
 the lines asked for into one buffer and parses them at once in C++.

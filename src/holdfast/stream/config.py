@@ -29,7 +29,7 @@ class StreamingConfig:
     """How a stream is read by one rank.
 
     Args:
-        batch_size: samples a batch on this rank; None yields single samples without a batch dimension.
+        batch_size: samples per batch on this rank; None yields single samples without a batch dimension.
         world_size: number of data-parallel ranks; None asks ``torch.distributed`` when iteration starts.
         rank: this process among them; None likewise.
         partition_strategy: which samples go to which rank.
