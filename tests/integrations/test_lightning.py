@@ -141,6 +141,37 @@ def test_every_checkpoint_near_an_epochs_edge_resumes_exactly(accumulate: int, v
         assert torch.equal(resumed.weight, whole.weight), saved[number].name
 
 
+@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
+def test_several_streams_with_epochs_of_their_own_resume_exactly(mode: Any, tmp_path: Path) -> None:
+    """Where the longest decides, epochs are 13, 12 and 13 batches; Lightning itself asks once."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    class Both(Module):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            parts = [part["index"] for part in batch if part is not None]
+            self.seen.append([index for part in parts for index in part.tolist()])
+            return ((self.weight - torch.cat(parts).float()) ** 2).mean()
+
+    def fit(module: Module, *callbacks: Any, checkpoint: Path | None = None) -> None:
+        loaders = []
+        for name, samples in (("a", 50), ("b", 30)):
+            dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(samples)}), name=name, seed=2)
+            config = hfast.StreamingConfig(batch_size=4, per_epoch=True)
+            loaders.append(hfast.StreamingShardLoader(dataset, config))
+        trainer = make_trainer(-1, HoldfastCallback(), *callbacks, max_epochs=3, enable_checkpointing=bool(callbacks))
+        trainer.fit(module, CombinedLoader(loaders, mode), ckpt_path=checkpoint, weights_only=False)
+
+    whole = Both()
+    fit(whole, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1))
+    for step in (5, len(whole.seen) // 2, len(whole.seen) - 3):
+        resumed = Both()
+        fit(resumed, checkpoint=tmp_path / f"step={step}.ckpt")
+        assert resumed.seen == whole.seen[step:], step
+
+
 def test_a_second_fit_goes_on_with_the_batch_that_the_first_had_read_ahead() -> None:
     from holdfast.integrations.lightning import HoldfastCallback
 

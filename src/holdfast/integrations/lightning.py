@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.utilities import CombinedLoader
 
@@ -136,10 +137,10 @@ class HoldfastCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell Lightning how long this epoch is; it asks once, and epochs of a stream may differ by a batch."""
-        loader = _epochs(trainer)
-        if loader is not None:
-            trainer.fit_loop.max_batches = len(loader)
-            _validate_at_end(trainer, len(loader))
+        length = _epoch_length(trainer)
+        if length is not None:
+            trainer.fit_loop.max_batches = length
+            _validate_at_end(trainer, length)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let Lightning know how long the epoch is that it has begun after a resume."""
@@ -244,6 +245,14 @@ def _epochs(trainer: Trainer) -> StreamingShardLoader | None:
     if len(loaders) != 1 or not isinstance(loaders[0], StreamingShardLoader) or trainer.limit_train_batches != 1.0:
         return None
     return loaders[0] if loaders[0].config.per_epoch else None
+
+
+def _epoch_length(trainer: Trainer) -> int | None:
+    """Return how many batches the epoch that begins has, by one stream or by several; None where no stream says."""
+    combined = trainer.fit_loop._combined_loader
+    if combined is None or trainer.limit_train_batches != 1.0:
+        return None
+    return sized_len(combined) if any(loader.config.per_epoch for loader in _streams(combined)) else None
 
 
 def _restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
