@@ -67,7 +67,8 @@ class VerdictRule:
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
         losses = [signal for signal in like if signal.kind == "loss"] or like
         empty = [signal for signal in losses if "not_collected" in signal.metadata]
-        if len(empty) == len(losses):
+        rewarded = any(signal.kind == "reward" and "not_collected" not in signal.metadata for signal in like)
+        if len(empty) == len(losses) and not rewarded:  # GRPO's loss is 0 by its definition; its reward tells.
             why = empty[0].metadata["not_collected"]
             return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
         points = max((_count(signal) for signal in _usable(signals)), default=0)
@@ -143,7 +144,14 @@ def _count(signal: Signal) -> int:
 
 
 def _usable(signals: Sequence[Signal]) -> list[Signal]:
-    return [signal for signal in signals if signal.kind in LOSS_LIKE and "not_collected" not in signal.metadata]
+    """Return what can prove anything: series that were collected and are numbers at their end."""
+    return [
+        signal
+        for signal in signals
+        if signal.kind in LOSS_LIKE
+        and "not_collected" not in signal.metadata
+        and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
+    ]
 
 
 def _badness(signal: Signal) -> np.ndarray[tuple[int], np.dtype[np.float64]]:

@@ -14,6 +14,7 @@ from holdfast.debug.detectors import (
     GradientExplosionDetector,
     LossPlateauDetector,
     LossSpikeDetector,
+    NaNDetectionDetector,
     OverfittingDetector,
 )
 from holdfast.debug.detectors.steps.onset import OnsetRule
@@ -366,3 +367,52 @@ def test_an_overlap_that_stays_at_nothing_beside_a_loss_that_hardly_falls_is_a_p
     loss = signal("loss", noisy(np.linspace(1.05, end, 50), 0.005), steps=np.arange(50) * 20.0)
     metric = signal("dice", noisy(dice, 0.3), kind="metric", metadata={"higher_is_better": True})
     assert len(found_by(LossPlateauDetector(), loss, metric)) == alarms
+
+
+@pytest.mark.parametrize("kind", ["perplexity", "reward", "metric"])
+def test_whatever_a_run_is_judged_by_may_not_be_nan_at_its_end(kind: str) -> None:
+    values = falling_loss(100)
+    run = {"higher_is_better": kind == "reward"} if kind != "perplexity" else {}
+    whole = signal("x", -values if kind == "reward" else values, kind=kind, metadata=run)
+    lost = replace(whole, values=np.where(np.arange(100) < 80, whole.values, np.nan))
+    (seen,) = found_by(NaNDetectionDetector(), lost)
+    assert (seen.failure.name, seen.severity, "step 80" in seen.evidence[0].claim) == ("nan", Severity.CRITICAL, True)
+    assert found_by(NaNDetectionDetector(), whole) == ()
+    assert VerdictRule().judge([], [whole])[0] is Verdict.HEALTHY
+    assert VerdictRule().judge([], [lost])[0] is Verdict.UNKNOWN
+
+
+def test_a_metric_that_cannot_be_computed_beside_a_finite_loss_is_no_nan() -> None:
+    metric = accuracy("auc", np.where(np.arange(100) < 80, np.linspace(0.5, 0.9, 100), np.nan))
+    assert found_by(NaNDetectionDetector(), signal("loss", falling_loss(100)), metric) == ()
+
+
+@pytest.mark.parametrize(("end", "alarms"), [(110.0, 0), (140.0, 1)])
+def test_a_held_out_perplexity_half_as_high_again_is_overfitting_whatever_its_loss_is_summed_over(
+    end: float, alarms: int
+) -> None:
+    perplexity = np.concatenate((np.geomspace(380, 82, 15), np.linspace(83, end, 23)))
+    held_out = signal("validation loss", np.log(perplexity) * 26.5, kind="eval_loss")
+    signals = (signal("Cost", falling_loss(38, start=150, end=60), kind="loss"), held_out)
+    assert found_by(OverfittingDetector(), *signals) == ()
+    assert len(found_by(OverfittingDetector(), *signals, signal("val ppl", perplexity, kind="perplexity"))) == alarms
+
+
+def test_a_loss_of_zero_by_definition_leaves_the_verdict_to_the_reward() -> None:
+    rows = [{"step": n, "loss": 0.0, "reward": 1 - np.exp(-n / 40) + 0.01 * np.sin(n)} for n in range(200)]
+    assert DEBUGGER.debug(rows).verdict is Verdict.HEALTHY
+    assert DEBUGGER.debug([{"step": row["step"], "loss": 0.0} for row in rows]).verdict is Verdict.UNKNOWN
+
+
+@pytest.mark.parametrize(("first", "alarms"), [(7.0, 1), (30.0, 0)])
+def test_a_loss_that_is_never_again_near_its_first_value_was_lost_at_the_first_update(
+    first: float, alarms: int
+) -> None:
+    loss = np.concatenate(([first], 100 + 40 * np.sin(np.arange(44)) * np.cos(3 * np.arange(44))))
+    assert len(found_by(DivergentTrainingDetector(), signal("loss", loss))) == alarms
+
+
+@pytest.mark.parametrize(("value", "alarms"), [(0.5, 1), (12.5, 1), (1.0, 0), (100.0, 0), (0.0, 0)])
+def test_an_accuracy_that_is_the_same_to_the_last_digit_says_that_nothing_was_learnt(value: float, alarms: int) -> None:
+    assert len(found_by(LossPlateauDetector(), accuracy("test accuracy", np.full(10, value)))) == alarms
+    assert found_by(LossPlateauDetector(), accuracy("test accuracy", np.linspace(value, value + 0.1, 10))) == ()

@@ -266,6 +266,68 @@ STYLES: dict[str, tuple[str, Style]] = {
             f"{{'loss': {num(v)}, 'grad_norm': 1.2, 'memory(GiB)': 21, 'epoch': {i / 30:.2f}, 'elapsed_time': '1m'}}\n"
         ),
     ),
+    "darknet": (
+        "darknet",
+        lambda i, v: (
+            f"v3 (iou loss, Normalizer: (iou: 0.07, cls: 1.00) Region 82 Avg (IOU: 0.81, GIOU: 0.79), count: 3\n"
+            f" {i}: {num(v, 'f')}, {num(v, 'f')} avg loss, 0.002610 rate, 0.5 seconds, {i * 64} images, 12 hours left\n"
+        ),
+    ),
+    "catboost": (
+        "catboost",
+        lambda i, v: (
+            f"{i}:\tlearn: {num(v, '.7f')}\ttest: {num(v, '.7f')}\tbest: 0.5 ({i})\ttotal: 9ms\tremaining: 4.2s\n"
+        ),
+    ),
+    "deepxde": ("deepxde", lambda i, v: f"{i * 1000:<10d}[{num(v, '.3e')}, 0.00e+00]    [{num(v, '.3e')}]    []  \n"),
+    "detectron": (
+        "text",
+        lambda i, v: (
+            f'json_stats: {{"accuracy_cls": "0.98", "eta": "1:00:00", "iter": {i * 20}, "loss": "{num(v)}"}}\n'
+        ),
+    ),
+    "jax arrays": ("text", lambda i, v: f"step {i} loss Array({num(v)}, dtype=float32)\n"),
+    "tutorial": ("text", lambda i, v: f"[{(i - 1) // 60 + 1}, {((i - 1) % 60 + 1) * 2000:5d}] loss: {num(v, '.3f')}\n"),
+    "gpt-2": ("text", lambda i, v: f"[{i * 10} | {i * 12.34:.2f}] loss={num(v)} avg={num(v)}\n"),
+    "tacotron": ("text", lambda i, v: f"Train loss {i} {num(v, '.6f')} Grad Norm 1.234567 0.81s/it\n"),
+    "comma pairs": ("text", lambda i, v: f"Loss, {num(v, 'f')}\n"),
+    "json with a message": (
+        "text",
+        lambda i, v: f'{{"level": "INFO", "message": "epoch {i}: loss={num(v)}", "pid": 7}}\n',
+    ),
+    "whole numbers on a bar": (
+        "text",
+        lambda i, v: f"Epoch {i}: 100%|██████████| 60/60 [00:12<00:00, loss={num(v, '.4g')}, v_num=0]\n",
+    ),
+    "rich table": (
+        "column-table",
+        lambda i, v: ("┃ Epoch ┃ Train Loss ┃ α ┃\n" if i == 1 else "") + f"│ {i:<5d} │ {num(v):<10s} │ 0.5 │\n",
+    ),
+    "matlab": (
+        "column-table",
+        lambda i, v: (
+            (
+                "|  Epoch  |  Iteration  |  Time Elapsed  |  Mini-batch  |  Base Learning  |\n"
+                "|         |             |   (hh:mm:ss)   |     Loss     |      Rate       |\n"
+                if i == 1
+                else ""
+            )
+            + f"| {(i - 1) // 60 + 1:7d} | {i * 50:11d} |       00:00:12 | {num(v):>12s} |          0.0100 |\n"
+        ),
+    ),
+    "marks behind a row": (
+        "column-table",
+        lambda i, v: (
+            ("    Ep    Loss  L_bit    Acc%      α\n====================\n" if i == 1 else "")
+            + f"{i:6d}  {num(v)} {num(v)}  50.20% 0.4990 ★\n"
+        ),
+    ),
+    "commented header": (
+        "csv",
+        lambda i, v: (
+            ("#  step      rmse_val    loss\n" if i == 1 else "") + f"{i * 100:7d}      1.2e-02  {num(v, '.4e')}\n"
+        ),
+    ),
 }
 
 

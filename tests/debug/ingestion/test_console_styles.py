@@ -198,3 +198,28 @@ def test_a_table_between_other_lines_is_read(tmp_path: Path, index: str) -> None
     }
     assert loss_of(run).values.tolist() == [round(2 - n / 10, 2) for n in range(15)]
     assert loss_of(run).steps.tolist() == list(range(15))
+
+
+def test_the_mean_of_an_epoch_is_a_series_of_its_own_beside_its_batches(tmp_path: Path) -> None:
+    loss = falling_loss(480)
+    text = "".join(
+        "".join(f"Epoch {n}: 10%|# | {i + 1}/48 [00:04<00:00, CE={loss[n * 48 + i]:.4f}]\n" for i in range(48))
+        + f"Epoch {n}\n  Train - CE: {loss[n * 48 : n * 48 + 48].mean() + 3:.4f}\n  Val   - CE: {loss[n * 48]:.4f}\n"
+        for n in range(10)
+    )
+    run = diagnose(tmp_path, text)
+    assert {signal.name: len(signal.values) for signal in run.signals} == {"CE": 480, "epoch CE": 10, "val CE": 10}
+    assert (run.verdict, run.findings) == (Verdict.HEALTHY, ())
+
+
+def test_a_spinning_up_table_has_its_return_and_its_epoch(tmp_path: Path) -> None:
+    text = "".join(
+        "-" * 39 + f"\n|             Epoch |{n:16d} |\n|      AverageEpRet |{n * 1.5:16.4g} |\n"
+        f"|          StdEpRet |            12.3 |\n|             LossV |{3 - n / 50:16.4g} |\n" + "-" * 39 + "\n"
+        for n in range(100)
+    )
+    run = diagnose(tmp_path, text)
+    kinds = {signal.name: (signal.kind, len(signal.values), signal.steps[-1]) for signal in run.signals}
+    assert kinds["AverageEpRet"] == ("reward", 100, 99)
+    assert kinds["LossV"] == ("value_loss", 100, 99)
+    assert kinds["StdEpRet"][0] is None

@@ -236,3 +236,38 @@ def test_an_exception_that_could_not_be_raised_ended_nothing(tmp_path: Path, hea
     assert diagnose(tmp_path, TRAINING + "AUC: 0.823\n" + ignored).verdict is Verdict.HEALTHY
     raised = diagnose(tmp_path, TRAINING + ignored + TRACEBACK + "OSError: full disk\n")
     assert "full disk" in raised.findings[0].detection.evidence[0].claim
+
+
+ROWS = [(n, 3.0 / (n + 1) + 1) for n in range(60)]
+TABLES = {
+    "metrics.csv": "step,loss\n" + "".join(f"{n},{loss:.4f}\n" for n, loss in ROWS),
+    "loss.tsv": "EPOCH\tTRAIN_LOSS\n" + "".join(f"{n}\t{loss:.4f}\n" for n, loss in ROWS),
+    "fastai.log": "epoch     train_loss  time\n" + "".join(f"{n:<10d}{loss:<12.6f}00:12\n" for n, loss in ROWS),
+    "log.jsonl": "".join(f'{{"step": {n}, "loss": {loss:.4f}}}\n' for n, loss in ROWS),
+    "train_loss.txt": "".join(f"{n} {loss:.4f}\n" for n, loss in ROWS),
+}
+
+
+@pytest.mark.parametrize("name", TABLES)
+@pytest.mark.parametrize("ending", ["traceback", "killed", "time limit", "out of memory"])
+def test_a_table_that_a_crash_follows_is_unhealthy(tmp_path: Path, name: str, ending: str) -> None:
+    path = tmp_path / name
+    path.write_text(TABLES[name] + ENDINGS[ending][0])
+    (run,) = DEBUGGER.debug(path).runs
+    assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
+    assert f"line {TABLES[name].count(chr(10)) + 1}" in {e.signal for f in run.findings for e in f.detection.evidence}
+
+
+@pytest.mark.parametrize("name", [name for name in TABLES if name != "train_loss.txt"])
+def test_a_table_that_goes_on_after_an_error_is_no_crash(tmp_path: Path, name: str) -> None:
+    path = tmp_path / name
+    lines = TABLES[name].splitlines(keepends=True)
+    path.write_text("".join(lines[:30]) + ENDINGS["traceback"][0] + "".join(lines[30:]))
+    assert not [f for run in DEBUGGER.debug(path).runs for f in run.findings]
+
+
+def test_the_lines_of_a_crash_behind_a_long_table_are_counted_from_the_beginning(tmp_path: Path) -> None:
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n" + "".join(f"{n},{3.0 / (n + 1) + 1:.9f}\n" for n in range(9000)) + "Killed\n")
+    (run,) = DEBUGGER.debug(path).runs
+    assert "line 9002" in {e.signal for f in run.findings for e in f.detection.evidence}

@@ -9,6 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.ingestion import read_path
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import repair_steps
@@ -109,3 +110,10 @@ def test_bars_that_count_to_their_total_again_and_again_are_passes_of_one_run(tm
     (log,) = read_path(_written(tmp_path, text))
     (series,) = log.signals
     assert series.values.tolist() == sorted(series.values.tolist(), reverse=True)
+
+
+def test_a_counter_of_the_whole_run_that_is_back_at_its_start_counts_another_run(tmp_path: Path) -> None:
+    rows = [(n * 500, 20 + n) for n in range(1, 11)] + [(62 + n * 80, 15 + n % 7) for n in range(60)]
+    path = tmp_path / "progress.csv"
+    path.write_text("time/total_timesteps,rollout/ep_rew_mean\n" + "".join(f"{a},{b}\n" for a, b in rows))
+    assert [len(run.signals[0].values) for run in MLSystemsDebugger(plugins=False).debug(path).runs] == [10, 60]

@@ -69,6 +69,10 @@ class DivergentTrainingDetector(BaseDetector):
     """A loss that stood above this share of its start before the cut had learnt nothing …"""
     set_free: float = 0.75
     """… and was set free where it falls below this share of that at once."""
+    lost_at_once: float = 5.0
+    """A loss that is never again below this many times its very first value was lost at the first update …"""
+    lost_at_once_points: int = 20
+    """… where this many points say so: a single first value may be of an easy batch."""
     part_share: float = 0.2
     """How large a rise in one of several parts of a loss must be beside their sum."""
     held_out_fall: float = 0.1
@@ -120,7 +124,32 @@ class DivergentTrainingDetector(BaseDetector):
         rise = self.rise.lasting(signal)
         if rise is not None and not self.rise.is_coming_back(rise):
             return self._risen(signal, rise)
-        return self._held_up(signal, rates)
+        return self._held_up(signal, rates) or self._lost_at_once(signal)
+
+    def _lost_at_once(self, signal: Signal) -> Detection | None:
+        """A loss whose first value, that of the untrained model, is far below all that follow it."""
+        shape = self.shape.of(signal)
+        if shape is None or shape.count < self.lost_at_once_points or not self.select.began(shape.steps):
+            return None
+        first, rest = float(shape.values[0]), shape.values[1:]
+        if not 0.0 < self.lost_at_once * first <= float(rest.min()):
+            return None
+        claim = (
+            f"was {first:.4g} at step {shape.steps[0]:g} and {rest.min():.4g} to {rest.max():.4g} at the "
+            f"{len(rest)} points after it"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=CLEAR,
+            first=float(shape.steps[0]),
+            certain=float(shape.steps[1]),
+            last=float(shape.steps[-1]),
+            numbers={"before": first, "after": float(np.median(rest)), "least": float(rest.min())},
+            facts=DivergenceFacts(DivergenceShape.RISE, 1.0),
+        )
 
     def _of_held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
         rise = None if losses else self.rise.lasting(signal)

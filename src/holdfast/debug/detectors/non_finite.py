@@ -24,6 +24,7 @@ from holdfast.debug.types import Detection, DetectionContext, DetectionResult, F
 __all__ = ["InfDetectionDetector", "NaNDetectionDetector"]
 
 Mask = NDArray[np.bool_]
+_TO_THE_END = ("perplexity", "reward", "value_loss")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,7 +56,9 @@ class NaNDetectionDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Everything that can be, count or hide a NaN."""
-        return frozenset(("loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "loss_scale", "perplexity"))
+        return frozenset(
+            (*_TO_THE_END, "metric", "loss", "eval_loss", "grad_norm", "nan_count", "weight_norm", "loss_scale")
+        )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Look at losses, then at what stands in for them; the first kind of witness that says NaN is believed."""
@@ -69,6 +72,9 @@ class NaNDetectionDetector(BaseDetector):
             (self._counted(signal) for signal in of_kind(signals, "nan_count")),
             (self._values(signal) for signal in evaluation_losses(signals)),
             (self._at_any_scale(signal) for signal in of_kind(signals, "loss_scale")),
+            (self._to_the_end(signal) for signal in of_kind(signals, *_TO_THE_END)),
+            # Beside a finite loss a metric that cannot be computed (no positives, no variance) is no failure by itself.
+            (self._to_the_end(signal) for signal in (() if losses else of_kind(signals, "metric"))),
         )
         for witness in witnesses:
             if found := [seen for seen in witness if seen is not None]:
@@ -77,6 +83,15 @@ class NaNDetectionDetector(BaseDetector):
 
     def _values(self, signal: Signal) -> Detection | None:
         return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
+
+    def _to_the_end(self, signal: Signal) -> Detection | None:
+        """A series that was a number and is none from some point to the end of the log."""
+        bad = np.isnan(signal.values)
+        tail = tail_length(bad)
+        if tail < max(self.tail_points, self.tail_share * len(bad)) or bad.all():
+            return None
+        claim = f"is NaN at the last {tail} of {len(bad)} points, from step {signal.steps[len(bad) - tail]:g}"
+        return _told(self.failure, signal, bad, claim, Severity.CRITICAL, CLEAR)
 
     def _vanished(self, signal: Signal) -> Detection | None:
         """A loss missing from row after row to the end of the log."""

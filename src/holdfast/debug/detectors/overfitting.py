@@ -28,6 +28,8 @@ class OverfittingDetector(BaseDetector):
     failure: ClassVar[Failure] = Failure.OVERFITTING
     minimum_rise: float = 0.15
     """How far above its best the held-out loss must end, as a share of that best."""
+    minimum_rise_of_perplexity: float = 0.5
+    """The same for a held-out perplexity: 0.4 nats per word, however large the loss is that it is made from."""
     minimum_given_up: float = 0.1
     """The same rise as a share of how far the held-out loss had fallen: a wiggle below a long descent is none."""
     minimum_evaluations: int = 3
@@ -76,6 +78,9 @@ class OverfittingDetector(BaseDetector):
         training = self.select.training_losses(signals)
         held_out = sum_of_parts(evaluation_losses(signals)) or _stand_ins(signals)
         found = [seen for signal in held_out if (seen := self._turned(signal, training)) is not None]
+        if not found:
+            rule = replace(self, minimum_rise=self.minimum_rise_of_perplexity)
+            found = [seen for signal in _perplexities(signals) if (seen := rule._turned(signal, training)) is not None]
         found = found or [seen for signal in held_out if (seen := self._by_heart(signal, training)) is not None]
         most = self.held_out_points * max((len(signal.values) for signal in held_out), default=0)
         metrics = [
@@ -127,7 +132,7 @@ class OverfittingDetector(BaseDetector):
             f"turned at step {steps[best_at]:g}: {best:.4g} then, {end:.4g} at step {steps[-1]:g} (+{rise:.0%}), "
             f"training loss {fell:.0%} lower"
         )
-        claim = f"by its logarithm, {claim}" if signal.kind == "perplexity" else claim
+        claim = f"by its logarithm, {claim}" if "logarithm" in signal.metadata else claim
         return detection(
             self.failure,
             signal,
@@ -208,9 +213,8 @@ def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
     A perplexity that climbs while the training loss falls is not the training data's, whatever it is called.
     """
     perplexities = [
-        replace(signal, values=np.log(np.maximum(signal.values, 1.0)))
-        for signal in of_kind(signals, "perplexity")
-        if signal.layer is None and "train" not in signal.name.lower() and np.nanmin(signal.values) > 1.0
+        replace(signal, values=np.log(np.maximum(signal.values, 1.0)), metadata={**signal.metadata, "logarithm": True})
+        for signal in _perplexities(signals)
     ]
     errors = [
         signal
@@ -221,6 +225,18 @@ def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
         and _LOSS_FUNCTION.search(signal.name)
     ]
     return perplexities or errors[:1]
+
+
+def _perplexities(signals: Sequence[Signal]) -> list[Signal]:
+    """Return the perplexities that are not called the training data's."""
+    return [
+        signal
+        for signal in of_kind(signals, "perplexity")
+        if signal.layer is None
+        and "train" not in signal.name.lower()
+        and np.isfinite(signal.values).any()
+        and np.nanmin(signal.values) > 1.0
+    ]
 
 
 def _end_of(after: np.ndarray) -> float:

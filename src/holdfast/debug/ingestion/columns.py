@@ -31,6 +31,7 @@ _TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
 _MOST_GROUPS = 4096
+_WHOLE_RUN = frozenset(("total_timesteps", "time_total_timesteps", "global_step", "trainer_global_step", "total_steps"))
 _INDEX = re.compile(r"^Unnamed: \d+$")
 _TAG_IN_FILE = re.compile(r"tag-(.+?)(?:\.csv)?$", re.IGNORECASE)
 
@@ -75,7 +76,8 @@ def read_columns(
     rest, groups = _groups(count, rest, labels, source_name)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
-    begins = _begins(steps, epochs, rest, groups) if divide and reading.has_step else [0]
+    whole = step is not None and plain(step.name) in _WHOLE_RUN
+    begins = _begins(steps, epochs, rest, groups, whole_run=whole) if divide and reading.has_step else [0]
     for begin, end in zip(begins, [*begins[1:], count], strict=True):
         one = reading if begin == 0 else Reading()
         if one is not reading:
@@ -100,18 +102,22 @@ def read_columns(
     return reading
 
 
-def _begins(steps: Floats, epochs: Floats | None, columns: Sequence[Column], groups: Sequence[Group]) -> list[int]:
+def _begins(
+    steps: Floats, epochs: Floats | None, columns: Sequence[Column], groups: Sequence[Group], *, whole_run: bool
+) -> list[int]:
     """Return the rows at which runs begin, by the group of rows that is longest."""
     rows = max((group[0] for group in groups), key=lambda own: len(steps) if own is None else len(own), default=None)
     count = len(steps)
     main = main_column(columns)
     level = None if main is None else dense(main, count, None)
     if rows is None:
-        return divide_runs(Counters(fill_gaps(steps), None if epochs is None else fill_gaps(epochs), level))
+        epochs = None if epochs is None else fill_gaps(epochs)
+        return divide_runs(Counters(fill_gaps(steps), epochs, level, whole_run=whole_run))
     own = Counters(
         fill_gaps(steps[rows]),
         None if epochs is None else fill_gaps(epochs[rows]),
         None if level is None else level[rows],
+        whole_run=whole_run,
     )
     return [0, *(int(rows[begin]) for begin in divide_runs(own)[1:])]
 

@@ -37,7 +37,7 @@ MAX_NAME_CHARACTERS = 60
 
 # What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
 _TENSOR = re.compile(
-    r"(?:(?:tf\.)?[tT]ensor|array|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nN\[])"
+    r"(?:(?:tf\.)?[tT]ensor|(?:(?:jnp|np|jax)\.)?(?:Device)?[aA]rray|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nNi\[])"
     r"|, ?(?:grad_fn=<\w+>|device='[\w:]+'|shape=\(\)|dtype=[\w.]+)\)?"
 )
 # What stood before and what stands now: ``test loss : 4.7 -> 4.4`` is a loss of 4.4.
@@ -53,6 +53,7 @@ _WINDOW = re.compile(
     r"[ \x1f]?\(?(?:\b(?:over|for|of|in|across)[ ])?(?:the[ ])?\b(?:last|past|previous) \d{1,9} [A-Za-z]{1,12}\b\)?",
     re.IGNORECASE,
 )
+_QUOTED = re.compile(rf"([:=][ ]?)[\"']({NUMBER})[\"'](?=[,}}\s]|$)")  # Detectron prints its numbers as strings.
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
@@ -105,14 +106,14 @@ def with_gaps(line: str) -> str:
 
     What a number was averaged over is taken out: ``Train error last 800 batches: 0.5`` is a train error.
     """
-    printed = "ensor(" in line or "array(" in line or ".float" in line
+    printed = "ensor(" in line or "rray(" in line or ".float" in line
     line = _TENSOR.sub(" ", line.strip()) if printed else line.strip()
     if "last " in line or "past " in line or "previous " in line:
         line = _WINDOW.sub("", line)
     if "->" in line:
         line = _ARROW.sub(r"\1", line)
     if "{" in line:
-        line = _BY_NUMBER.sub(GAP, line)
+        line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
 
 

@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 
 from holdfast.debug.ingestion.line_pairs import GAP
-from holdfast.debug.ingestion.numbers import to_scaled
+from holdfast.debug.ingestion.numbers import NUMBER, to_scaled
 
 __all__ = ["Place", "find_place"]
 
@@ -37,6 +37,13 @@ _TRAIN = re.compile(r"^\s*Train(?:ing)?:?\s+(\d+)\s*(?=\[)")  # timm: "Train: 3 
 _PAIRED = re.compile(r"\[\s*(\d+)\s*/\s*\d+\s*\]\s*\[\s*(\d+)\s*/\s*(\d+)\s*\]")  # "[epoch/epochs][batch/batches]"
 _INSIDE = re.compile(r"(?:[\[(|\x1f]|\[[Tt]rain(?:ing)?:? )\s*(\d+)\s*/\s*(\d+)\s*[\]()\[ ]")
 _LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
+# "[1,  2000] loss: 2.2" of PyTorch's tutorial: epoch and batch; "[10 | 12.34] loss=2.3" of GPT-2: step and seconds.
+_LISTED = re.compile(r"^\s*\[\s*(\d+)\s*,[\s\x1f]*(\d+)\s*\]")
+_CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
+# The step between a loss and its value: "Train loss 12 0.523", "Validation loss 1000: 0.345".
+_AMID = re.compile(
+    rf"\b((?:loss|error|accuracy))[ ](\d{{1,12}})(?::[ ]?|[ \x1f])(?={NUMBER})(?!\d+[ ]?[/:])", re.IGNORECASE
+)
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
 
@@ -58,6 +65,8 @@ def find_place(text: str) -> Place:
     if paired:
         rest = text[: paired.start()] + GAP + text[paired.end() :]
         return Place(float(paired.group(2)), float(paired.group(1)), float(paired.group(3)), rest)
+    if listed := _LISTED.match(text):
+        return Place(float(listed.group(2)), float(listed.group(1)), None, GAP + text[listed.end() :])
     epoch: float | None = None
     found = _EPOCH.search(text) or _TRAIN.match(text)
     after = text
@@ -74,7 +83,9 @@ def find_place(text: str) -> Place:
     if inside:
         rest = text.replace(inside.group(), GAP, 1)
         return Place(float(inside.group(1)), epoch, float(inside.group(2)), rest)
-    rounds = _ROUND.match(text)
+    rounds = _ROUND.match(text) or _CLOCKED.match(text)
     if rounds:
         return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
+    if not found and (amid := _AMID.search(text)):
+        return Place(float(amid.group(2)), None, None, f"{text[: amid.end(1)]} {text[amid.end() :]}")
     return Place(None, epoch, None, text)

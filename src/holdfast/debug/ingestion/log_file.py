@@ -209,6 +209,25 @@ class LogFile:
             pass  # A truncated or damaged archive: what came before the damage has been yielded.
         yield from splitter.rest()
 
+    def tail_lines(self) -> list[str]:
+        """Return the lines of the last 64 KiB, without the one that is cut; of a compressed file, of its first part."""
+        if self.compressed or self.size <= _SAMPLE:
+            return _split(self.head_text, True)
+        with self.path.open("rb") as stream:
+            stream.seek(self.size - _SAMPLE)
+            return _split(self._decoded(stream.read(_SAMPLE)), True)[1:]
+
+    def count_lines_before_tail(self) -> int:
+        """Return how many lines stand before the first of :meth:`tail_lines`."""
+        if self.compressed or self.size <= _SAMPLE:
+            return 0
+        tail, lines = self.size - _SAMPLE, 1  # The one that is cut begins before the tail.
+        with self.path.open("rb") as stream:
+            while tail > 0 and (block := stream.read(min(_BLOCK, tail))):
+                tail -= len(block)
+                lines += block.count(b"\n")
+        return lines
+
     def blocks(self) -> Iterator[bytes]:
         """Yield the text in blocks of whole lines; a line too long to be one is cut."""
         left = self.limits.text_bytes

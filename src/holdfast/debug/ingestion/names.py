@@ -84,7 +84,11 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         (r"(loss|acc|accuracy|reward|error)_(num|count|n|cnt)$", ""),
         (r"^time_(train|val|total|batch|batch_in_epoch|epoch|token|sample|iteration|exp|elapsed)$", ""),
         (r"(^|_)fp16_scale$", "loss_scale"),
-        (r"(^|_)reward(s)?_(std|chosen|rejected|margins?)(_|$)|(^|_)frac_reward_", ""),
+        (
+            r"(^|_)rewards?_(std|chosen|rejected|margins?)(_|$)|(^|_)(rewards?_\w*|ep_(rew|ret)|std_ep_ret\w*)_?std$"
+            r"|^std_(of_)?(ep_)?(rew\w*|ret\w*)$|(^|_)frac_reward_",
+            "",
+        ),
         (r"(^|_)rewards?_accurac(y|ies)(_|$)", "metric+"),
         (r"(^|_)(throughput|device)_(hook_time|total_\w+|data_loading)$", ""),
         (
@@ -108,7 +112,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             "kl",
         ),
         (
-            r"(^|_)(value|vf|critic|baseline|qf?\d?|td)_(function_)?loss(es)?(_|\d|$)|(^|_)loss_(vf|critic|q\d?)$",
+            r"(^|_)(value|vf|critic|baseline|qf?\d?|td)_(function_)?loss(es)?(_|\d|$)|(^|_)loss_(v|vf|critic|q\d?)$",
             "value_loss",
         ),
         (
@@ -165,13 +169,13 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"(^|_)(perplexity|ppl)_(pct|percent|percentage|share|ratio|usage)$|(^|_)(code(book)?s?|vq|quanti[sz]er)_(perplexity|ppl)(_|$)",
             "metric+",
         ),
-        (r"(^|_)(perplexity|ppl)(_|$)", "perplexity"),
+        (r"(^|_)(perplexity|ppl|perp)(_|$)", "perplexity"),
         (
             r"(^|_)loss(es)?(_|\d|$)|loss$|(^|_)(nll|cross_entropy|xent|ce|criterion|bpb|bpc|bits_per_(byte|char|token|dim)|objective)$",
             "loss",
         ),
         (r"(^|_)(verlust|perda|perdida|perte)(_|$)|(^|_)recon(struction)?$", "loss"),
-        (r"(^|_)(reward|rewards|return|returns|rew)(_|$)", "reward"),
+        (r"(^|_)(reward|rewards|return|returns|rew|ep_ret)(_|$)", "reward"),
         (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
@@ -335,6 +339,8 @@ def _kind_of(word: str) -> tuple[str | None, dict[str, Any]]:
         return "metric", metadata
     if kind == "reward":
         metadata["higher_is_better"] = True
+        if evaluation and words[-1] in ("score", "scores"):
+            return "metric", metadata  # What a classifier scores on held-out data is no agent's return.
     if kind == "entropy" and words[-1] == "loss":
         metadata["negated"] = True  # What is minimised is the entropy with its sign turned.
     if kind == "loss" and evaluation:

@@ -43,6 +43,7 @@ class Counters:
         level: the main loss, NaN where a row has none.
         marks: rows before which something says that a run began: settings again, the clock, a crash.
         pass_length: the total that the counter is printed with, where there is one.
+        whole_run: whether the counter, by its name, counts the whole run and not a pass (``total_timesteps``).
     """
 
     steps: Floats
@@ -50,6 +51,7 @@ class Counters:
     level: Floats | None = None
     marks: Collection[int] = ()
     pass_length: float | None = None
+    whole_run: bool = False
 
 
 def divide_runs(counters: Counters) -> list[int]:
@@ -81,7 +83,7 @@ def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: in
         return marked and _at_start(counters.steps, begin, row) and _at_start(epochs, begin, row)
     if not _at_start(counters.steps, begin, row):
         return False
-    if marked:
+    if marked or counters.whole_run:
         return True
     if counters.level is not None:
         back_at_first = _level_is_back(counters.level, begin, row, following)

@@ -133,6 +133,8 @@ class StallRule:
             return None  # An agent that gets better learns, wherever its loss stands: that grows with the rewards.
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = self.select.training_losses(signals) or evaluation_losses(signals)
+        if not candidates:
+            return next((stall for s in of_kind(signals, "metric") if (stall := self._frozen_metric(s))), None)
         improved = self._anything_improved(signals, candidates)
         nothing = self._scores_nothing(signals)
         if nothing is not None and (stall := self._without_score(candidates, nothing)) is not None:
@@ -152,6 +154,15 @@ class StallRule:
             if stall is not None and (covered >= span or (sure and span <= self.minimum_span)):
                 return stall
         return None
+
+    def _frozen_metric(self, signal: Signal) -> Stall | None:
+        """A share of right answers that is the same, to the last digit, at every evaluation of a log without a loss."""
+        shape = self.shape.of(signal) if signal.metadata.get("higher_is_better") and signal.layer is None else None
+        if shape is None or shape.count < self.minimum_points or float(np.ptp(shape.values)) > 0.0:
+            return None
+        level = float(shape.values[0])
+        share = level / 100.0 if level > 1.0 else level
+        return Stall(signal, float(shape.steps[0]), level, 0.0, None, shape) if 0.0 < share < 1.0 else None
 
     def _can_stall(self, signal: Signal, shape: Shape) -> bool:
         counts = not shape.is_signed and shape.count >= self.minimum_points and signal.kind != "perplexity"

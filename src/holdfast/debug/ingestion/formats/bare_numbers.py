@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.columns import read_columns
+from holdfast.debug.ingestion.endings import with_ending
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of, plain
@@ -101,7 +102,8 @@ class BareNumbersFormat(LogFormat):
         if not reading.signals:
             raise file.unreadable("is a table of numbers without a series")
         note = "the numbers have no names; what they are was taken from the file's name"
-        return log_of_readings(RunLog(str(file.path), self.name, confidence=0.6, notes=(note,)), reading)
+        log = RunLog(str(file.path), self.name, confidence=0.6, notes=(note,))
+        return with_ending(log_of_readings(log, reading), file)
 
 
 def _columns(file: LogFile) -> tuple[list[Column], int]:

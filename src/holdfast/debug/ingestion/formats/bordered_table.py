@@ -7,14 +7,14 @@ from __future__ import annotations
 
 import re
 
-from holdfast.debug.ingestion.names import STEP_NAMES, plain
+from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, plain
 from holdfast.debug.ingestion.numbers import to_number
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 
 __all__ = ["BorderedTableFormat"]
 
-_ROW = re.compile(r"^\|\s{1,8}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
+_ROW = re.compile(r"^\|\s{1,60}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
 _WIDEST = 400
 MIN_ROWS = 4
 """Rows from which bars may be those of a log."""
@@ -27,6 +27,7 @@ class _Reader(LineReader):
         self._section = ""
         self._fields: dict[str, float | None] = {}
         self._step: float | None = None
+        self._epoch: float | None = None
 
     def feed(self, line: str) -> bool:
         text = line.strip()
@@ -45,15 +46,17 @@ class _Reader(LineReader):
             return False
         if plain(name) in STEP_NAMES:
             self._step = number if self._step is None else max(self._step, number)
+        elif plain(name) in EPOCH_NAMES:
+            self._epoch = number
         else:
             self._fields[self._section + name] = number
         return True
 
     def close(self) -> None:
         if self._fields:
-            self.step = self._step
-            self.rows.add(self._step, self._fields)
-        self._section, self._fields, self._step = "", {}, None
+            self.step = self._epoch if self._step is None else self._step
+            self.rows.add(self.step, self._fields, epoch=self._epoch)
+        self._section, self._fields, self._step, self._epoch = "", {}, None, None
 
 
 class BorderedTableFormat(TextFormat):

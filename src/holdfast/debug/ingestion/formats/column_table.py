@@ -15,10 +15,13 @@ from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 
 __all__ = ["ColumnTableFormat"]
 
-_NAME = re.compile(r"^[A-Za-z_#][\w/.\-#%@ ()]{0,40}$")
+_NAME = re.compile(r"^(?:[^\W\d]|#)[\w/.\-#%@ ()]{0,40}$")
+_UNIT = re.compile(r"\([\w:/%. ]{0,20}\)")  # "Time Elapsed (hh:mm:ss)"
+_BARS = str.maketrans("│┃║", "|||")  # As Rich and others draw them.
 _RULE = re.compile(r"^[\s|:\-=+]+$")
 _APART = re.compile(r"\s{2,}|\t")
 _CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[kKMGTB%]i?B?|m?s)?:?$", re.IGNORECASE)
+_TIME = re.compile(r"^\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?$")
 _BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
 _MOST_COLUMNS = 64
 
@@ -27,16 +30,24 @@ class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
         self._names: list[str] = []
+        self._above: list[str] = []
         self._row: tuple[float | None, float | None, dict[str, float | None]] | None = None
 
     def feed(self, line: str) -> bool:
+        line = line.translate(_BARS)
         if len(line) > 4096 or _RULE.match(line):
             return False
         if self._names and self._take(line):
             return True
         names = _header(line)
+        if names is None and "|" in line:
+            # A name may stand on two lines, as MATLAB prints "Mini-batch" over "Loss".
+            cells = [part.strip() for part in line.strip().strip("|").split("|")]
+            both = [f"{above} {below}".strip() for above, below in zip(self._above, cells, strict=False)]
+            names = _header("|".join(both)) if len(self._above) == len(cells) else None
+            self._above = cells
         if names is not None:
-            self._names = names
+            self._names, self._above = names, []
         return False
 
     def _take(self, line: str) -> bool:
@@ -46,6 +57,8 @@ class _Reader(LineReader):
         step = epoch = None
         fields: dict[str, float | None] = {}
         for name, cell in zip(self._names, cells, strict=True):
+            if _TIME.match(cell):
+                continue
             number = None if cell.lower() in _BLANK else to_number(cell)
             word = plain(name)
             if name == "#" or word in STEP_NAMES:
@@ -72,7 +85,7 @@ class _Reader(LineReader):
 
 def _header(line: str) -> list[str] | None:
     """The names on a line that consists of names, at least one of them of a known metric and one of a counter."""
-    text = line.strip()
+    text = _UNIT.sub("", line.strip())
     if "|" in text:
         candidates = [[part.strip() for part in text.strip("|").split("|")]]
     else:
@@ -95,7 +108,9 @@ def _cells(line: str, count: int) -> list[str] | None:
             return None
     else:
         cells = text.split(None, count)[:count]
-    if len(cells) < count or not all(_CELL.match(cell) or cell.lower() in _BLANK for cell in cells):
+    if len(cells) < count or not all(
+        _CELL.match(cell) or cell.lower() in _BLANK or _TIME.match(cell) for cell in cells
+    ):
         return None
     return [cell.rstrip(":") for cell in cells]
 

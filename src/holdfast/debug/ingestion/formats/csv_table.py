@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.csv as arrow_csv
 
 from holdfast.debug.ingestion.columns import read_columns
+from holdfast.debug.ingestion.endings import with_ending
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.log_format import LogFormat
@@ -142,7 +143,7 @@ class _CsvReading(LineReading):
         if self._number <= self._skip + 1 or not line.strip():
             return
         row = _cells(line, self._delimiter)
-        if row == self._header:
+        if row == self._header or line.lstrip().startswith("#"):
             return  # The header again, where a restarted run appended to the same file.
         if self._comma:
             row = [cell.replace(",", ".") if _DECIMAL_COMMA.match(cell) else cell for cell in row]
@@ -161,7 +162,7 @@ class _CsvReading(LineReading):
             raise self._file.unreadable("is a table without a column of numbers")
         confidence = 0.95 if reading.has_step else 0.7
         log = RunLog(str(self._file.path), "csv", notes=tuple(self._builder.notes), confidence=confidence)
-        return log_of_readings(log, reading)
+        return with_ending(log_of_readings(log, reading), self._file)
 
 
 def _fits(row: list[str], count: int) -> bool:
@@ -199,6 +200,26 @@ def _is_column(file: LogFile, skip: int) -> bool:
     return len(lines) > 2 and all(len(cells) == 1 and number_of(cells[0]) is not None for cells in lines)
 
 
+def _commented_names(file: LogFile, text: str, skip: int) -> tuple[list[str], str, int] | None:
+    """Return the header that a comment over rows of numbers is: "# step loss lr", as ``np.savetxt`` writes it."""
+    following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "").strip()
+    delimiter = max(_DELIMITERS, key=following.count)
+    delimiter = delimiter if following.count(delimiter) else _SPACES
+    names, cells = _cells(text.lstrip("# "), delimiter), _cells(following, delimiter)
+    fits = 1 < len(names) == len(cells) and all(number_of(cell) is not None for cell in cells)
+    worded = not any(number_of(name) is not None for name in names)
+    counted = any(plain(name) in (*STEP_NAMES, *EPOCH_NAMES) for name in names)
+    return (names, delimiter, skip) if fits and worded and counted else None
+
+
+def _comes_again(file: LogFile, names: list[str], delimiter: str, skip: int) -> bool:
+    """Return whether the words of this line stand in the same cells of the next, as those of a row do."""
+    following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "")
+    cells = _cells(following.strip(), delimiter)
+    words = [place for place, name in enumerate(names) if name and number_of(name) is None]
+    return len(cells) == len(names) and bool(words) and all(cells[place] == names[place] for place in words)
+
+
 def _is_table(file: LogFile) -> bool:
     return file.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
@@ -207,7 +228,11 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
     """Return the header's names, the delimiter, and how many lines stand before it."""
     for skip, line in enumerate(file.sample_lines[:50]):
         text = line.strip().lstrip("\ufeff")
-        if not text or text.startswith("#"):
+        if not text:
+            continue
+        if text.startswith("#"):
+            if names := _commented_names(file, text, skip):
+                return names
             continue
         if text[0] in "{[<|":
             return None
@@ -223,6 +248,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         if delimiter == _SPACES and not all(_WORD.match(name) for name in names):
             return None
         numbers = np.array([number_of(name) is not None for name in names])
+        if numbers.any() and _comes_again(file, names, delimiter, skip):
+            return None  # "Loss, 0.52" line by line: the name is no header.
         # "mAP_0.5:0.95" is a name with a colon; "step: 1, loss: 2.5" is a line of a log.
         pairs = np.array([bool(_PAIR.search(name)) for name in names])
         if (

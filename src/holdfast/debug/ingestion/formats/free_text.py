@@ -30,6 +30,9 @@ MIN_COVERED_BESIDE_COUNTER = 0.12
 """The share of a line with a counter: little is enough, but a paragraph is not a row."""
 MIN_COVERED_LOST = 0.25
 """The same where a number is lost: "WARNING: Loss is NaN, skipping batch" is worth reading."""
+SURE_SHARE = 0.5
+"""What of that share is enough where a number is lost ("nan" is half as long as "0.5217") or the counter has its total,
+as on a progress bar, which is long whatever it tells."""
 MAX_ANNOUNCEMENT = 16
 """Characters that may stand beside a counter on a line that only announces a place."""
 MIN_POINTS = 2
@@ -60,8 +63,12 @@ _HELD_OUT_ROW = re.compile(
     r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?| metrics)?[\x1f ]*[,:;|\x1f-]",
     re.IGNORECASE,
 )
+_TRAINING_ROW = re.compile(
+    r"[\x1f ,:;|-]*train(?:ing)?(?: set| results?| metrics| epoch)?[\x1f ]*[,:;|-]", re.IGNORECASE
+)
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
 _TUPLE_SIGNS = re.compile(r"['\"], ?|, ?['\"]")
+_COMMA_PAIR = re.compile(rf"^\s*([A-Za-z][\w ]{{0,40}}?)\s*,(\s*{NUMBER}\s*)$")  # "Loss, 0.52", line by line
 _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
@@ -72,6 +79,7 @@ class _Reader(LineReader):
         self._spellings: dict[str, str] = {}
         self._epoch: float | None = None
         self._finer = False
+        self._batched: set[str] = set()
         self._table = PrintedTable()
 
     def feed(self, line: str) -> bool:
@@ -85,6 +93,8 @@ class _Reader(LineReader):
             line = _without_tuple(line)
         if "Warning" in line:
             line = _WARNING.sub("", line)
+        if "," in line:
+            line = _COMMA_PAIR.sub(r"\1:\2", line)
         line = with_gaps(line)
         rank, line = _rank_of(line)
         prefix = _PREFIX.match(line)
@@ -102,7 +112,13 @@ class _Reader(LineReader):
             # Its counter runs over the held-out data; the values stand where the training was.
             if place.epoch is not None:
                 self._epoch = place.epoch
-            here = self.step if self.step is not None or self._finer else place.epoch
+            here = (
+                self.step
+                if self.step is not None or self._finer
+                else place.step
+                if place.epoch is None
+                else place.epoch
+            )
             if here is not None:
                 fields = {f"{rank}val {name}": value for name, value in pairs.fields.items()}
                 self.rows.add(here, fields, epoch=self._epoch)
@@ -110,7 +126,13 @@ class _Reader(LineReader):
         if not self._counts(place, pairs):
             return False
         held_out = "val " if _HELD_OUT_ROW.match(place.text) and "rain" not in text else ""
-        self._add(place, {rank + _of_split(held_out, name): value for name, value in pairs.fields.items()})
+        fields = {rank + _of_split(held_out, name): value for name, value in pairs.fields.items()}
+        if place.step is not None:
+            self._batched.update(fields)
+        elif place.epoch is not None or _TRAINING_ROW.match(text):
+            # What batches print, once more without one: the mean over the epoch, which is another series.
+            fields = {f"epoch {name}" if name in self._batched else name: value for name, value in fields.items()}
+        self._add(place, fields)
         return True
 
     def _remember(self, place: Place) -> None:
@@ -127,9 +149,10 @@ class _Reader(LineReader):
     def _counts(self, place: Place, pairs: Pairs) -> bool:
         """Return whether the line is a row: made of named numbers, and in a place."""
         size = len(place.text.strip("\x1f "))
-        if place.step is not None or place.epoch is not None:
-            return pairs.covered >= MIN_COVERED_BESIDE_COUNTER * size
         lost = any(value is not None and not math.isfinite(value) for value in pairs.fields.values())
+        if place.step is not None or place.epoch is not None:
+            sure = lost or place.total is not None
+            return pairs.covered >= (SURE_SHARE if sure else 1.0) * MIN_COVERED_BESIDE_COUNTER * size
         return pairs.covered >= (MIN_COVERED_LOST if lost else MIN_COVERED) * size
 
     def _add(self, place: Place, fields: dict[str, float | None]) -> None:

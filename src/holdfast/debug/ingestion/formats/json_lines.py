@@ -11,6 +11,7 @@ from typing import Any
 
 from holdfast.debug.ingestion.columns import read_columns
 from holdfast.debug.ingestion.config_text import canonical_config
+from holdfast.debug.ingestion.endings import with_ending
 from holdfast.debug.ingestion.json_blocks import json_object, read_blocks
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile
@@ -126,7 +127,7 @@ class _JsonReading(LineReading):
             confidence=1.0 if reading.has_step else 0.75,
             coverage=Coverage(rows + self._bad, rows + self._bad, rows),
         )
-        return log_of_readings(log, reading)
+        return with_ending(log_of_readings(log, reading), self._file)
 
 
 def _nested(record: dict[str, Any]) -> bool:
