@@ -387,12 +387,12 @@ def test_a_metric_that_cannot_be_computed_beside_a_finite_loss_is_no_nan() -> No
     assert found_by(NaNDetectionDetector(), signal("loss", falling_loss(100)), metric) == ()
 
 
-@pytest.mark.parametrize(("end", "alarms"), [(110.0, 0), (140.0, 1)])
-def test_a_held_out_perplexity_half_as_high_again_is_overfitting_whatever_its_loss_is_summed_over(
+@pytest.mark.parametrize(("end", "alarms"), [(140.0, 0), (190.0, 1)])
+def test_a_held_out_perplexity_that_doubles_is_overfitting_whatever_its_loss_is_summed_over(
     end: float, alarms: int
 ) -> None:
     perplexity = np.concatenate((np.geomspace(380, 82, 15), np.linspace(83, end, 23)))
-    held_out = signal("validation loss", np.log(perplexity) * 26.5, kind="eval_loss")
+    held_out = signal("validation loss", 60 + np.log(perplexity) * 10, kind="eval_loss")
     signals = (signal("Cost", falling_loss(38, start=150, end=60), kind="loss"), held_out)
     assert found_by(OverfittingDetector(), *signals) == ()
     assert len(found_by(OverfittingDetector(), *signals, signal("val ppl", perplexity, kind="perplexity"))) == alarms
@@ -416,3 +416,10 @@ def test_a_loss_that_is_never_again_near_its_first_value_was_lost_at_the_first_u
 def test_an_accuracy_that_is_the_same_to_the_last_digit_says_that_nothing_was_learnt(value: float, alarms: int) -> None:
     assert len(found_by(LossPlateauDetector(), accuracy("test accuracy", np.full(10, value)))) == alarms
     assert found_by(LossPlateauDetector(), accuracy("test accuracy", np.linspace(value, value + 0.1, 10))) == ()
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.8, Severity.INFO), (2.6, Severity.WARNING)])
+def test_a_mild_jump_is_told_and_not_blamed_where_the_run_ends_far_below_it(end: float, severity: Severity) -> None:
+    loss = np.concatenate((np.geomspace(10, 3.2, 60), np.full(12, 5.7), np.geomspace(3.2, end, 230)))
+    (seen,) = found_by(LossSpikeDetector(), signal("loss", noisy(loss)))
+    assert seen.severity is severity

@@ -299,6 +299,7 @@ STYLES: dict[str, tuple[str, Style]] = {
         "text",
         lambda i, v: f"Epoch {i}: 100%|██████████| 60/60 [00:12<00:00, loss={num(v, '.4g')}, v_num=0]\n",
     ),
+    "bar without a total": ("text", lambda i, v: f"Epoch 1: {i}it [04:02, 18.76s/it, loss={num(v)}]\r"),
     "rich table": (
         "column-table",
         lambda i, v: ("┃ Epoch ┃ Train Loss ┃ α ┃\n" if i == 1 else "") + f"│ {i:<5d} │ {num(v):<10s} │ 0.5 │\n",

@@ -28,8 +28,8 @@ class OverfittingDetector(BaseDetector):
     failure: ClassVar[Failure] = Failure.OVERFITTING
     minimum_rise: float = 0.15
     """How far above its best the held-out loss must end, as a share of that best."""
-    minimum_rise_of_perplexity: float = 0.5
-    """The same for a held-out perplexity: 0.4 nats per word, however large the loss is that it is made from."""
+    minimum_rise_of_perplexity: float = 1.0
+    """The same for a held-out perplexity: twice its best are 0.7 nats per word, whatever the loss is summed over."""
     minimum_given_up: float = 0.1
     """The same rise as a share of how far the held-out loss had fallen: a wiggle below a long descent is none."""
     minimum_evaluations: int = 3

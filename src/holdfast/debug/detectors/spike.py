@@ -63,6 +63,10 @@ class LossSpikeDetector(BaseDetector):
     """A loss that swings, and ends below this share of its level half-way, learns all the same."""
     forgotten: float = 0.1
     """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed."""
+    mild: float = 2.0
+    """The same for a worst jump below this many times the level before it …"""
+    mild_forgotten: float = 0.3
+    """… where the run ends below this share of that level."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -108,7 +112,8 @@ class LossSpikeDetector(BaseDetector):
         kept = self._believed(shape, norms) or self._slow_or_early(shape, risen=rise is not None, turns=turns)
         if kept:
             before = rise is None or rise.certain_step > kept[0].certain_step
-            forgotten = shape.end < self.forgotten * max(kept, key=lambda jump: jump.height).before
+            worst = max(kept, key=lambda jump: jump.height)
+            forgotten = shape.end < (self.mild_forgotten if worst.ratio < self.mild else self.forgotten) * worst.before
             return self._jumped(signal, kept, at_end=False, forgotten=forgotten) if before else None
         swing = None if turns or rise is not None else self.period.swing(signal, rates)
         return None if swing is None else self._swinging(signal, shape, swing)

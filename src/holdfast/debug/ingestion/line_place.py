@@ -44,6 +44,7 @@ _CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
 _AMID = re.compile(
     rf"\b((?:loss|error|accuracy))[ ](\d{{1,12}})(?::[ ]?|[ \x1f])(?={NUMBER})(?!\d+[ ]?[/:])", re.IGNORECASE
 )
+_UNBOUNDED = re.compile(r"(?<![\w.])(\d+)it[ \x1f]\[")  # A progress bar that knows no total: "15it [04:02, …]"
 _ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
 
@@ -83,6 +84,8 @@ def find_place(text: str) -> Place:
     if inside:
         rest = text.replace(inside.group(), GAP, 1)
         return Place(float(inside.group(1)), epoch, float(inside.group(2)), rest)
+    if endless := _UNBOUNDED.search(text):
+        return Place(float(endless.group(1)), epoch, None, text.replace(endless.group(), GAP, 1))
     rounds = _ROUND.match(text) or _CLOCKED.match(text)
     if rounds:
         return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
