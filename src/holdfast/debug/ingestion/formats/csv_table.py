@@ -231,8 +231,8 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         if not text:
             continue
         if text.startswith("#"):
-            if names := _commented_names(file, text, skip):
-                return names
+            if found := _commented_names(file, text, skip):
+                return found
             continue
         if text[0] in "{[<|":
             return None
