@@ -115,6 +115,8 @@ def test_columns_of_a_compacted_file_that_are_not_those_of_its_lines_are_noticed
         parquet.write_table(table.set_column(table.column_names.index(name), name, column), path)
         (fault,) = RunLog(folder.root).verify()
         assert "columns" in fault.reason
+    parquet.write_table(table.drop_columns(["value/loss"]), path)
+    assert len(RunLog(folder.root).verify()) == 1
     parquet.write_table(table, path)
     assert RunLog(folder.root).verify() == []
 
