@@ -280,7 +280,7 @@ def litdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> 
     with empty_folder() as made:
         writer = BinaryWriter(str(made / "litdata"), chunk_bytes=size)
         for number, row in enumerate(rows):
-            writer[number] = {"tokens": row.astype(np.int32)}  # it has no unsigned tokens of two bytes
+            writer[number] = {"tokens": row.tobytes()}  # as bytes, so that every side moves as many
         writer.done()
         writer.merge()
         system.put(str(made / "litdata"), "bench/litdata", recursive=True)
@@ -296,7 +296,7 @@ def litdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> 
             dataset = StreamingDataset(
                 "s3://bench/litdata", cache_dir=str(cache), shuffle=False, storage_options=options
             )
-            return batches_of(sample["tokens"].astype(np.uint16) for sample in dataset)
+            return batches_of(np.frombuffer(sample["tokens"], np.uint16) for sample in dataset)
 
     return run
 
