@@ -124,7 +124,7 @@ class CompactedFile:
         return self._reading(lambda: self._parquet.read(columns=["event", *self.names]))
 
     def says(self, columns: Mapping[str, Any]) -> bool:
-        """Whether the numbers, and the lines that are there twice, are those of its lines.
+        """Return whether the numbers, and the lines that are there twice, are those of its lines.
 
         Args:
             columns: what compaction makes of its lines.
@@ -150,7 +150,7 @@ class CompactedFile:
 
 
 def _equal(found: Any, expected: Any) -> bool:
-    """Whether two columns hold the same values; a number that is not one equals another."""
+    """Return whether two columns hold the same values; a number that is not one equals another."""
     return found.to_pylist() == expected.to_pylist() or repr(found.to_pylist()) == repr(expected.to_pylist())
 
 

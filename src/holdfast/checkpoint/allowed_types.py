@@ -176,7 +176,7 @@ def _bytearray(arguments: tuple[Any, ...], state: Any) -> bytearray:
 
 
 def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
-    """How protocol 2 stores no bytes at all."""
+    """Return how protocol 2 stores no bytes at all."""
     _no_state(state)
     if arguments:
         raise ValueError("bytes made from something")
@@ -184,7 +184,7 @@ def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
 
 
 def _encode(arguments: tuple[Any, ...], state: Any) -> bytes:
-    """How protocol 2 stores bytes."""
+    """Return how protocol 2 stores bytes."""
     _no_state(state)
     text, encoding = arguments
     _only(str, text)

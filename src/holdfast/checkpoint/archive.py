@@ -80,7 +80,7 @@ class Template(NamedTuple):
     records: tuple[tuple[str, int, int], ...]
 
     def read(self, read_at: ReadAt) -> dict[str, Record] | None:
-        """The records of an archive that fits the template; ``None`` when it does not fit."""
+        """Return the records of an archive that fits the template; ``None`` when it does not fit."""
         for offset, expected in self.constant:
             if read_at(offset, len(expected)) != expected:
                 return None
@@ -230,7 +230,7 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
 
 
 def _zip64_body(extra: bytes, where: int) -> bytes:
-    """The content of the zip64 field among the extra fields of a record; empty when there is none."""
+    """Return the content of the zip64 field among the extra fields of a record; empty when there is none."""
     found = b""
     position = 0
     while position < len(extra):

@@ -137,7 +137,7 @@ def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequen
 
 
 def _ranges_overlap(parts: Sequence[Part]) -> bool:
-    """Whether some byte would be read twice; ``parts`` are sorted by offset."""
+    """Return whether some byte would be read twice; ``parts`` are sorted by offset."""
     return any(one.offset + one.length > other.offset for one, other in pairwise(parts))
 
 

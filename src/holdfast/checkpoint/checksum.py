@@ -46,7 +46,7 @@ def _shift(length: int) -> int:
 
 
 def combine(first: int, second: int, second_length: int) -> int:
-    """The CRC-32 of two byte strings joined, from the CRC-32 of each.
+    """Return the CRC-32 of two byte strings joined, from the CRC-32 of each.
 
     Written out because not every release of zlib-ng we accept offers ``crc32_combine``.
     """
@@ -75,7 +75,7 @@ class RecordCheck:
             self._pieces.append((offset, length, crc))
 
     def result(self) -> int | None:
-        """The CRC of the whole record, or ``None`` when the pieces do not cover it exactly once."""
+        """Return the CRC of the whole record, or ``None`` when the pieces do not cover it exactly once."""
         position = 0
         value = 0
         for offset, length, crc in sorted(self._pieces):
@@ -87,7 +87,7 @@ class RecordCheck:
 
 
 def covers(ranges: Iterable[tuple[int, int]], length: int) -> bool:
-    """Whether ``(offset, length)`` ranges tile ``0 … length`` exactly."""
+    """Return whether ``(offset, length)`` ranges tile ``0 … length`` exactly."""
     position = 0
     for offset, size in sorted(ranges):
         if offset != position:
@@ -97,7 +97,7 @@ def covers(ranges: Iterable[tuple[int, int]], length: int) -> bool:
 
 
 def gaps(ranges: Iterable[tuple[int, int]], length: int) -> list[tuple[int, int]]:
-    """The stretches of ``0 … length`` that no range covers."""
+    """Return the stretches of ``0 … length`` that no range covers."""
     missing = []
     position = 0
     for offset, size in sorted(ranges):

@@ -18,12 +18,12 @@ __all__ = ["bump_version", "check_dtype", "check_request", "copy_into", "memory_
 
 
 def memory_of(address: int, length: int) -> memoryview:
-    """A writable view of raw memory; the caller keeps its owner alive."""
+    """Return a writable view of raw memory; the caller keeps its owner alive."""
     return memoryview((ctypes.c_char * length).from_address(address)).cast("B")
 
 
 def narrow(tensor: torch.Tensor, start: Sequence[int], lengths: Sequence[int]) -> torch.Tensor:
-    """The box of a tensor that starts at ``start``."""
+    """Return the box of a tensor that starts at ``start``."""
     for dim, (offset, length) in enumerate(zip(start, lengths, strict=True)):
         if length != tensor.size(dim):
             tensor = tensor.narrow(dim, offset, length)

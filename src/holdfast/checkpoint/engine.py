@@ -73,7 +73,7 @@ class Engine:
             self._changed.notify()
 
     def events(self) -> Iterator[Any]:
-        """What the jobs post, until nothing is left to do; raises the first error.
+        """Yield what the jobs post, until nothing is left to do; raises the first error.
 
         The consumer may submit more jobs before it asks for the next event.
         """

@@ -27,7 +27,7 @@ class FileLayer(Protocol):
         """Open for reading."""
 
     def status(self, descriptor: int) -> os.stat_result:
-        """What the open file is now."""
+        """Return what the open file is now."""
 
     def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
         """Read at ``offset`` into the buffers, in order; may read less than they hold."""
@@ -36,10 +36,10 @@ class FileLayer(Protocol):
         """Close."""
 
     def exists(self, path: Path) -> bool:
-        """Whether something is there."""
+        """Return whether something is there."""
 
     def status_of(self, path: Path) -> os.stat_result:
-        """What the file of that name is now."""
+        """Return what the file of that name is now."""
 
 
 class LocalFiles:
@@ -50,7 +50,7 @@ class LocalFiles:
         return os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
 
     def status(self, descriptor: int) -> os.stat_result:
-        """What the open file is now."""
+        """Return what the open file is now."""
         return os.fstat(descriptor)
 
     def read_into(self, descriptor: int, buffers: Sequence[memoryview], offset: int) -> int:
@@ -62,16 +62,16 @@ class LocalFiles:
         os.close(descriptor)
 
     def exists(self, path: Path) -> bool:
-        """Whether something is there, even a link that leads nowhere."""
+        """Return whether something is there, even a link that leads nowhere."""
         return os.path.lexists(path)
 
     def status_of(self, path: Path) -> os.stat_result:
-        """What the file of that name is now."""
+        """Return what the file of that name is now."""
         return os.stat(path)
 
 
 def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:
-    """The place of a file the metadata names, refused when it is not inside the checkpoint's folder.
+    """Return the place of a file the metadata names, refused when it is not inside the checkpoint's folder.
 
     Args:
         folder: the checkpoint.
@@ -112,7 +112,7 @@ def _identity(status: os.stat_result) -> tuple[int, int, int, int]:
 
 
 def is_remote(layer: FileLayer) -> bool:
-    """Whether files are not local: there are no links, and every read is a round trip."""
+    """Return whether files are not local: there are no links, and every read is a round trip."""
     return bool(getattr(layer, "remote", False))
 
 
@@ -229,7 +229,7 @@ class FileTable:
         self._lock = threading.Lock()
 
     def get(self, relative: str) -> CheckpointFile:
-        """The file, opened if it is not open yet."""
+        """Return the file, opened if it is not open yet."""
         with self._lock:
             file = self._open.get(relative)
             if file is None:

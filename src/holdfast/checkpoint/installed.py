@@ -84,7 +84,7 @@ def _install() -> None:
 
 
 def _modules() -> list[ModuleType]:
-    """The modules that have the name."""
+    """Return the modules that have the name."""
     return [module for module in list(sys.modules.values()) if _NAME in getattr(module, "__dict__", {})]
 
 

@@ -279,7 +279,7 @@ def decode_tensor(
 
 
 def refused(names: dict[str, list[str]], *, file: str) -> UnsafeCheckpointError:
-    """The error for objects that use names outside the allowlist, with the line that would allow them."""
+    """Return the error for objects that use names outside the allowlist, with the line that would allow them."""
     classes = sorted({name for used in names.values() for name in used})
     modules = sorted({name.rpartition(".")[0] for name in classes} - {"builtins"})
     line = f"torch.serialization.add_safe_globals([{', '.join(name.removeprefix('builtins.') for name in classes)}])"
@@ -307,7 +307,7 @@ class _Storages:
         self._made: dict[str, torch.storage.TypedStorage] = {}
 
     def load(self, identity: Any) -> torch.storage.TypedStorage:
-        """The storage a persistent reference stands for."""
+        """Return the storage a persistent reference stands for."""
         kind, storage_type, key, location, count = identity
         if kind != "storage" or type(key) is not str or type(count) is not int or type(location) is not str:
             raise DamagedPickleError("a reference to something other than a storage")
@@ -348,7 +348,7 @@ class ObjectDecoder:
         self._known: dict[bytes, tuple[bytes, str | None]] = {}
 
     def stream(self, data: bytearray | memoryview, *, tensor: str, file: str) -> tuple[io.BytesIO, str | None]:
-        """The object as a stream, and why it could not be compared with a checksum."""
+        """Return the object as a stream, and why it could not be compared with a checksum."""
         if self._trusted:
             return io.BytesIO(data), check_records(memoryview(data)) if self._check else None
         key = bytes(data) if len(data) <= MAX_CACHED_OBJECT_BYTES else b""

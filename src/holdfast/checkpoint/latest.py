@@ -93,7 +93,7 @@ def latest_verified(
 
 
 def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
-    """The checkpoints in a folder, whole or not, with their step and when they were written."""
+    """Return the checkpoints in a folder, whole or not, with their step and when they were written."""
     try:
         entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".") and not _leads_inside(entry)]
     except FileNotFoundError:
@@ -105,12 +105,12 @@ def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
 
 
 def _leads_inside(entry: Path) -> bool:
-    """Whether this is a link to another entry of its folder, such as ``latest``."""
+    """Return whether this is a link to another entry of its folder, such as ``latest``."""
     return entry.is_symlink() and os.path.dirname(os.path.realpath(entry)) == os.path.realpath(entry.parent)
 
 
 def _is_begun(path: Path) -> bool:
-    """Whether this is a checkpoint that was cut off: data files, or a manifest, without metadata."""
+    """Return whether this is a checkpoint that was cut off: data files, or a manifest, without metadata."""
     try:
         return any(name.endswith(".distcp") or name == MANIFEST for name in os.listdir(path))
     except OSError:

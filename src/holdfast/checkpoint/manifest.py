@@ -79,12 +79,12 @@ class Manifest:
     digest: str = ""
 
     def sealed(self) -> Manifest:
-        """The manifest with its records in order, and with its digest."""
+        """Return the manifest with its records in order, and with its digest."""
         records = sorted(map(list, self.records))
         return replace(self, records=records, digest=self._sum(records))
 
     def is_intact(self) -> bool:
-        """Whether the digest is that of the content."""
+        """Return whether the digest is that of the content."""
         # The first releases sealed the records in order, and wrote them in another.
         return self.digest == self._sum(self.records) or self.digest == self._sum(sorted(self.records, key=repr))
 
@@ -93,7 +93,7 @@ class Manifest:
         return digest_of(json.dumps(content, separators=(",", ":")).encode())
 
     def to_bytes(self) -> bytes:
-        """The content of the file."""
+        """Return the content of the file."""
         # The records are plain JSON already: only the rest is turned into it.
         content = _FORMAT.to_json(replace(self, records=None)) | {"records": self.records}
         return json.dumps(content, separators=(",", ":")).encode() + b"\n"
@@ -105,7 +105,7 @@ _FORMAT = Format(
 
 
 def digest_of(data: bytes | memoryview) -> str:
-    """The digest of bytes."""
+    """Return the digest of bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
 
@@ -113,7 +113,7 @@ ReadPart = Callable[[int, int], "bytes | bytearray | memoryview"]
 
 
 def item_digest(read: ReadPart, length: int, *, whole: bool) -> str:
-    """The digest of an item.
+    """Return the digest of an item.
 
     Args:
         read: reads from the item.

@@ -37,7 +37,7 @@ def _ranks(folder: Path) -> list[int]:
 
 
 def is_checkpoint(path: Path) -> bool:
-    """Whether a path looks like a checkpoint's folder."""
+    """Return whether a path looks like a checkpoint's folder."""
     if not os.path.isdir(path):
         return False
     return os.path.lexists(path / _GLOBAL) or bool(_ranks(path)) or bool(safetensors.list_files(path))
@@ -50,7 +50,7 @@ class Described(NamedTuple):
     bound: BoundItems | None
 
     def bound_of(self, index: MetadataIndex) -> Bound | None:
-        """The digest that the item at an index must have, where there is a manifest."""
+        """Return the digest that the item at an index must have, where there is a manifest."""
         return None if self.bound is None else Bound(*self.bound[index.fqn, index.offset or ()][-2:])
 
 
@@ -144,7 +144,7 @@ def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> 
 def read_all_metadata(
     folder: Path, *, layer: FileLayer | None = None, trusted: bool = False, require_manifest: bool = False
 ) -> list[Described]:
-    """All metadata of a checkpoint: one, or one per rank where each rank saved its own."""
+    """Return all metadata of a checkpoint: one, or one per rank where each rank saved its own."""
     ranks = [] if layer is not None and is_remote(layer) else _ranks(folder)
     if ranks and not os.path.lexists(folder / _GLOBAL):
         _check_manifest(None, require_manifest, folder)

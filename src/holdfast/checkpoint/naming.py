@@ -13,7 +13,7 @@ __all__ = ["corrupt", "naming"]
 
 
 def corrupt(chunk: Chunk, problem: str, offset: int, length: int) -> CorruptRecordError:
-    """The error for damaged bytes; ``offset`` counts from the start of the item."""
+    """Return the error for damaged bytes; ``offset`` counts from the start of the item."""
     return CorruptRecordError(
         problem,
         tensor=chunk.fqn,

@@ -17,7 +17,7 @@ MAX_GROUPS = 12
 
 
 def grouped(names: Iterable[str]) -> list[str]:
-    """Names as groups: those that share their first and last part become one, with their number."""
+    """Return names as groups: those that share their first and last part become one, with their number."""
     groups = Counter[tuple[str, str]]()
     example: dict[tuple[str, str], str] = {}
     for name in names:

@@ -88,7 +88,7 @@ class _SimpleValues(dict[bytes, Any]):
         return int.from_bytes(content, "little", signed=code[0] in (pickle.LONG1[0], pickle.BININT[0]))
 
     def _call(self, code: bytes) -> tuple[Any, ...]:
-        """The integers, the arguments and the call: what goes into the memo."""
+        """Return the integers, the arguments and the call: what goes into the memo."""
         function, *numbers = (self._value(part) for part in _VALUES.findall(code[:-6]))
         if len(numbers) != code[-6] - _TUPLE1 + 1:
             raise DamagedPickleError("a call with the wrong number of arguments")
@@ -246,7 +246,7 @@ class _Machine:
     # What handlers use.
 
     def take(self, count: int) -> bytes:
-        """The next ``count`` bytes."""
+        """Return the next ``count`` bytes."""
         start = self.position
         self.position = start + count
         piece = self.data[start : start + count]
@@ -255,11 +255,11 @@ class _Machine:
         return piece
 
     def number(self, width: int) -> int:
-        """The next ``width`` bytes as a number."""
+        """Return the next ``width`` bytes as a number."""
         return int.from_bytes(self.take(width), "little")
 
     def line(self) -> str:
-        """The text up to the end of the line."""
+        """Return the text up to the end of the line."""
         end = self.data.index(b"\n", self.position)
         text = self.data[self.position : end].decode()
         self.position = end + 1

@@ -89,7 +89,7 @@ class ExpectedChunks:
         self._chunks: dict[str, dict[tuple[int, ...], Expected]] = {}
 
     def of(self, index: MetadataIndex) -> Expected:
-        """What is stored at an index."""
+        """Return what is stored at an index."""
         if index.fqn not in self._chunks:
             entry = self._tensors.get(index.fqn)
             self._chunks[index.fqn] = _described(entry) if isinstance(entry, TensorStorageMetadata) else {}
@@ -230,7 +230,7 @@ def _overlapping(
 
 
 def _share_bytes(targets: Sequence[torch.Tensor | None]) -> bool:
-    """Whether any byte belongs to two of the tensors: column blocks of one matrix interleave and share none."""
+    """Return whether any byte belongs to two of the tensors: column blocks of one matrix interleave and share none."""
     starts, ends, total = [], [], 0
     for target in targets:
         assert target is not None

@@ -52,7 +52,7 @@ def check_replaceable(target: Path) -> None:
 
 
 def _is_of_checkpoint(path: Path) -> bool:
-    """Whether a file with the name of one of ours is one, even if damaged: data, a pickle, or a manifest."""
+    """Return whether a file with the name of one of ours is one, even if damaged: data, a pickle, or a manifest."""
     if not path.is_file():
         return False
     if path.suffix == ".distcp":
@@ -146,7 +146,7 @@ def _same_run(other: Manifest, manifest: Manifest) -> bool:
 
 
 def _is_complete(folder: Path, manifest: Manifest) -> bool:
-    """Whether every file is as long as the manifest says; cheaper than verifying."""
+    """Return whether every file is as long as the manifest says; cheaper than verifying."""
     ends: dict[str, int] = {".metadata": 0}
     for record in manifest.records:
         ends[record[2]] = max(ends.get(record[2], 0), record[3] + record[4])

@@ -134,7 +134,7 @@ class ParallelFileSystemReader(FileSystemReader):
 
     @classmethod
     def validate_checkpoint_id(cls, checkpoint_id: str | os.PathLike[str]) -> bool:
-        """Whether this reader can read such an id: any local path, not a URL."""
+        """Return whether this reader can read such an id: any local path, not a URL."""
         if isinstance(checkpoint_id, Path):
             return True
         if "://" in str(checkpoint_id):
@@ -359,7 +359,7 @@ class ParallelFileSystemReader(FileSystemReader):
         return unfold
 
     def _unfolded_bytes(self, chunk: Chunk) -> int:
-        """How many bytes an item has behind its transforms, as far as the metadata tells."""
+        """Return how many bytes an item has behind its transforms, as far as the metadata tells."""
         entry = self._metadata.state_dict_metadata.get(chunk.fqn) if self._metadata is not None else None
         if isinstance(entry, TensorStorageMetadata):
             offset = chunk.requests[0].item.storage_index.offset

@@ -32,12 +32,12 @@ Value = TypeVar("Value")
 
 
 def is_url(path: str | os.PathLike[str]) -> bool:
-    """Whether this is a URL rather than a path; also one that ``pathlib.Path`` has taken a slash from."""
+    """Return whether this is a URL rather than a path; also one that ``pathlib.Path`` has taken a slash from."""
     return _SCHEME.match(os.fspath(path)) is not None
 
 
 def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:
-    """The folder of a checkpoint, and how its files are reached."""
+    """Return the folder of a checkpoint, and how its files are reached."""
     if layer is not None or not is_url(path):
         return Path(path), layer or LocalFiles()
     return _ROOT, RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
@@ -80,11 +80,11 @@ class RemoteFiles:
             return self._next
 
     def status(self, descriptor: int) -> os.stat_result:
-        """What the file is now, as far as the store tells: its size and its tag."""
+        """Return what the file is now, as far as the store tells: its size and its tag."""
         return self._status(self._open[descriptor])
 
     def status_of(self, path: Path) -> os.stat_result:
-        """What the file of that name is now."""
+        """Return what the file of that name is now."""
         return self._status(self._place(path))
 
     def _status(self, place: str) -> os.stat_result:
@@ -112,7 +112,7 @@ class RemoteFiles:
             self._open.pop(descriptor, None)
 
     def exists(self, path: Path) -> bool:
-        """Whether something is there; a server that cannot be asked is an error, not an absence."""
+        """Return whether something is there; a server that cannot be asked is an error, not an absence."""
         try:
             self._status(self._place(path))
         except FileNotFoundError:
@@ -128,7 +128,7 @@ class RemoteFiles:
 
 
 def _is_absence(error: Exception) -> bool:
-    """Whether a store says that a file is not there; fsspec's web client says so of every failure."""
+    """Return whether a store says that a file is not there; fsspec's web client says so of every failure."""
     if not isinstance(error, FileNotFoundError):
         return False
     cause = error.__cause__

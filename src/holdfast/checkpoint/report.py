@@ -122,7 +122,7 @@ class ReportBuilder:
     def finish(
         self, *, not_loaded: tuple[str, ...], workers: int, peak_buffer_bytes: int, seconds: float
     ) -> LoadReport:
-        """The report."""
+        """Return the report."""
         return LoadReport(
             items=self.items_done,
             bytes_needed=self.bytes_total,

@@ -52,7 +52,7 @@ class _NamingPlanner(DefaultLoadPlanner):
 
 
 def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:
-    """The first entry of the state dict that cannot be loaded, as an error."""
+    """Return the first entry of the state dict that cannot be loaded, as an error."""
     if getattr(planner, "metadata", None) is None:
         return None
     assert planner.metadata is not None

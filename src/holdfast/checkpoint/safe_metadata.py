@@ -138,7 +138,7 @@ def _refuse(value: Any) -> Exception:
 
 
 def _instance(value: Any, classes: frozenset[Name]) -> Any:
-    """The state of an instance of one of the classes."""
+    """Return the state of an instance of one of the classes."""
     if (
         type(value) is not Inert
         or type(value.function) is not Name
@@ -153,7 +153,7 @@ def _instance(value: Any, classes: frozenset[Name]) -> Any:
 
 
 def _call(value: Any, functions: frozenset[Name]) -> Any:
-    """The arguments of a call of one of the functions."""
+    """Return the arguments of a call of one of the functions."""
     if (
         type(value) is not Inert
         or type(value.function) is not Name

@@ -160,7 +160,7 @@ class _Builder:
             return False
 
     def _constant(self, name: Name) -> Any:
-        """What a name that is not called stands for, or ``None``."""
+        """Return what a name that is not called stands for, or ``None``."""
         if name == _NDARRAY:
             return np.ndarray
         if name in FACTORIES:
@@ -239,7 +239,7 @@ def _is_torch(name: Name) -> bool:
 
 
 def _function(value: Inert) -> Name:
-    """The name that is called; protocol 2 reaches a class inside another with ``getattr``."""
+    """Return the name that is called; protocol 2 reaches a class inside another with ``getattr``."""
     function = value.function
     if type(function) is Inert and function.function == _GETATTR and _is_pair_of_name_and_text(function.arguments):
         outer, attribute = function.arguments

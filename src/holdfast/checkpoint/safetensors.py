@@ -71,7 +71,7 @@ class RawTensor:
 
 
 def list_files(folder: Path) -> list[str]:
-    """The names of the safetensors files in a folder, sorted."""
+    """Return the names of the safetensors files in a folder, sorted."""
     try:
         return sorted(entry.name for entry in folder.iterdir() if entry.name.endswith(SUFFIX))
     except OSError:

@@ -132,7 +132,7 @@ class PendingSave:
         self._thread = thread
 
     def done(self) -> bool:
-        """Whether it has ended, well or not."""
+        """Return whether it has ended, well or not."""
         return self._future.done()
 
     def result(self, timeout: float | None = None) -> SaveReport:
@@ -212,7 +212,7 @@ def _wait_for(saves: list[Thread]) -> None:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """The final folder; a link stands for what it points to."""
+    """Return the final folder; a link stands for what it points to."""
     given = os.fspath(path)
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
@@ -266,7 +266,7 @@ def _write_error(error: BaseException, target: Path) -> BaseException:
 
 
 def _os_error(error: BaseException | None) -> OSError | None:
-    """What the operating system said: torch's zip writer raises something else after it."""
+    """Return what the operating system said: torch's zip writer raises something else after it."""
     while error is not None and not isinstance(error, OSError):
         error = error.__cause__ or error.__context__
     return error

@@ -256,7 +256,7 @@ def _stretches(ranks: tuple[int, ...], keys: list[Key], sizes: dict[Key, int]) -
 
 
 def _views(chunk: Chunk) -> list[torch.Tensor]:
-    """The bytes of a chunk's destinations."""
+    """Return the bytes of a chunk's destinations."""
     return [request.target.view(-1).view(torch.uint8) for request in _in_order(chunk) if request.target is not None]
 
 
@@ -279,7 +279,7 @@ def _blocks(views: list[torch.Tensor]) -> Iterator[list[torch.Tensor]]:
 
 
 def _portable(error: BaseException | None) -> Exception | None:
-    """An error that every rank can unpickle."""
+    """Return an error that every rank can unpickle."""
     if error is None or isinstance(error, HoldfastError):
         return error
     if not isinstance(error, Exception):

@@ -32,7 +32,7 @@ class Leaf(NamedTuple):
 
 
 def is_dense(shape: Sequence[int], strides: Sequence[int]) -> bool:
-    """Whether the elements fill their memory exactly once: some order of the dimensions is contiguous."""
+    """Return whether the elements fill their memory exactly once: some order of the dimensions is contiguous."""
     expected = 1
     for stride, size in sorted((stride, size) for stride, size in zip(strides, shape, strict=True) if size != 1):
         if stride != expected:

@@ -45,7 +45,7 @@ class FileSlice(io.RawIOBase):
         return self._position
 
     def tell(self) -> int:
-        """Where we are."""
+        """Return where we are."""
         return self._position
 
     def readinto(self, buffer: Any) -> int:

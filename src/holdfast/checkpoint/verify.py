@@ -286,7 +286,7 @@ class _Checker:
         return _Outcome(item, count, unverified=unverified)
 
     def _is_of_store(self, error: CheckpointError) -> bool:
-        """Whether a store failed, which says nothing about the checkpoint; a file it does not have is damage."""
+        """Return whether a store failed, which says nothing about the checkpoint; a file it does not have is damage."""
         cause = error.__cause__
         return self._files.remote and isinstance(cause, OSError) and not isinstance(cause, FileNotFoundError)
 

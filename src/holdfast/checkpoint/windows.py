@@ -20,7 +20,7 @@ TINY_ITEM_BYTES = 8 << 10
 
 
 def fits_window(chunk: Chunk, memory_limit: int) -> bool:
-    """Whether a chunk may be read together with its neighbours."""
+    """Return whether a chunk may be read together with its neighbours."""
     if chunk.transforms or chunk.length > min(SMALL_ITEM_BYTES, memory_limit):
         return False
     if not all(request.in_memory or request.target is None for request in chunk.requests):

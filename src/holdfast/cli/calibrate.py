@@ -93,7 +93,7 @@ def register(app: typer.Typer) -> None:
 def _by_source(
     runs: list[LabelledRun], thresholds: dict[str, dict[str, float]], tables: Calibration
 ) -> dict[str, dict[str, float]]:
-    """How far the fitted confidences are off, for each source the labels name."""
+    """Return how far the fitted confidences are off, for each source the labels name."""
     from holdfast.debug.attribution import AttributionEngine, expected_calibration_error
     from holdfast.debug.attribution.labelled import score_runs
     from holdfast.debug.tuning import Tuning
@@ -112,7 +112,7 @@ def _by_source(
 
 
 def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
-    """The tables, refitted where there are claims enough, and how far confidences were off before and after."""
+    """Return the tables, refitted where there are claims enough, and how far confidences were off before and after."""
     from holdfast.debug.attribution.calibration import expected_calibration_error, fit_table
     from holdfast.debug.refit import MIN_CLAIMS
 
@@ -130,7 +130,7 @@ def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calib
 
 
 def _claims(verdicts: list[dict[str, Any]], base: Calibration) -> tuple[Claims, Claims]:
-    """What reports claimed, by raw confidence, and whether it was true; a missed failure was no claim."""
+    """Return what reports claimed, by raw confidence, and whether it was true; a missed failure was no claim."""
     claims: Claims = []
     causes: Claims = []
     for entry in verdicts:
@@ -175,7 +175,7 @@ def _read_feedback(path: Path) -> list[dict[str, Any]]:
 
 
 def _count(verdicts: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """True and false verdicts, and misses, by failure."""
+    """Return true and false verdicts, and misses, by failure."""
     counts: dict[str, dict[str, int]] = {}
     for entry in verdicts:
         row = counts.setdefault(str(entry["failure"]), {"true": 0, "false": 0, "missed": 0})

@@ -102,7 +102,7 @@ def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None
 
 
 def read_feedback(store: Path) -> list[dict[str, Any]]:
-    """Every recorded verdict.
+    """Return every recorded verdict.
 
     Raises:
         DebugError: the file cannot be read, or a line of it was not written by this command.

@@ -41,7 +41,7 @@ class LeasedChunk:
         return (batch.make() for batch in self._content)
 
     def __len__(self) -> int:
-        """How many batches there are."""
+        """Return how many batches there are."""
         return len(self._content)
 
     @property

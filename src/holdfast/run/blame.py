@@ -378,7 +378,7 @@ class _Search:
         return chosen, best
 
     def is_lower_without(self, samples: Sequence[Sample]) -> bool:
-        """Whether the steps that hold these samples have a lower loss without them."""
+        """Return whether the steps that hold these samples have a lower loss without them."""
         steps = {sample.step for sample in samples}
         made = {record["step"]: record for record in self._made_without(samples)}
         capped = self._excess.usual.capped

@@ -57,5 +57,5 @@ def key_of(finding: dict[str, Any]) -> tuple[str, str | None, int | None]:
 
 
 def is_same(finding: dict[str, Any], earlier: dict[str, Any]) -> bool:
-    """Whether a finding is one that was reported before: the same, with an onset no later than that report."""
+    """Return whether a finding is one that was reported before: the same, with an onset no later than that report."""
     return key_of(finding) == key_of(earlier) and finding["onset"] <= earlier["found_at"]

@@ -134,7 +134,7 @@ class Gauge:
         self._handles.clear()
 
     def is_due(self, step: int) -> bool:
-        """Whether this step's layers are measured."""
+        """Return whether this step's layers are measured."""
         return self._stats_every is not None and step % self._stats_every == 0
 
     @property
@@ -143,7 +143,7 @@ class Gauge:
         return self._stepped
 
     def holds_gradients(self) -> bool:
-        """Whether gradients wait for an optimizer that made no step in what was taken last."""
+        """Return whether gradients wait for an optimizer that made no step in what was taken last."""
         groups = [group for optimizer in self._optimizers for group in optimizer.param_groups]
         gradients = (parameter.grad for group in groups for parameter in group["params"])
         dense = (local_tensor(gradient) for gradient in gradients if gradient is not None and not gradient.is_sparse)

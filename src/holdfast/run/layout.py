@@ -154,7 +154,7 @@ def checkpoint_name(step: int) -> str:
 
 
 def is_run_folder(path: Path) -> bool:
-    """Whether the folder is that of a run."""
+    """Return whether the folder is that of a run."""
     try:
         return (path / "run.json").is_file() and (path / "log").is_dir()
     except OSError:  # not ours to look into

@@ -98,5 +98,5 @@ def _process_start() -> str:
 
 
 def _is_own(holder: dict[str, object]) -> bool:
-    """Whether the note is of this process, not of a dead one that had the same number."""
+    """Return whether the note is of this process, not of a dead one that had the same number."""
     return holder.get("began") == _process_start()

@@ -116,7 +116,7 @@ class Monitor:
 
 
 def _may_pass(detection: Detection) -> bool:
-    """Whether a finding rests on a gradient norm that climbs, and nothing worse yet."""
+    """Return whether a finding rests on a gradient norm that climbs, and nothing worse yet."""
     return detection.severity is Severity.WARNING and (detection.signal or "").startswith("grad_norm")
 
 

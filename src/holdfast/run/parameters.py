@@ -58,7 +58,7 @@ def local_tensor(value: torch.Tensor) -> torch.Tensor:
 
 
 def is_sharded(value: torch.Tensor) -> bool:
-    """Whether each rank holds only a part of a tensor."""
+    """Return whether each rank holds only a part of a tensor."""
     placements: Any = getattr(value, "placements", None)
     return placements is not None and not all(placement.is_replicate() for placement in placements)
 

@@ -160,7 +160,7 @@ class RunLog:
 
 
 def is_step(record: Record) -> bool:
-    """Whether the record is that of a step."""
+    """Return whether the record is that of a step."""
     return "event" not in record and "step" in record
 
 

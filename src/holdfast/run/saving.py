@@ -46,7 +46,7 @@ class Saving:
         """How long the last save took, from its beginning to its end on disk."""
 
     def is_time(self) -> bool:
-        """Whether enough time has passed since the last save, by this rank's clock."""
+        """Return whether enough time has passed since the last save, by this rank's clock."""
         minutes, attempt = self._options.save_minutes, self._attempt
         return minutes is not None and time.monotonic() - attempt.saved_at >= 60 * minutes
 

@@ -68,7 +68,7 @@ def step_table(lines: list[bytes]) -> Any:
 
 
 def _are_steps(kinds: dict[str, Any]) -> bool:
-    """Whether the columns are those of steps, and of the types they have there."""
+    """Return whether the columns are those of steps, and of the types they have there."""
     import pyarrow as arrow
 
     types = arrow.types
@@ -87,7 +87,7 @@ def _are_steps(kinds: dict[str, Any]) -> bool:
 
 
 def is_valid_table(table: Any) -> bool:
-    """Whether steps and times are in their range in every row of a table."""
+    """Return whether steps and times are in their range in every row of a table."""
     if not len(table):
         return True
     steps = table[VALUE + "step"]

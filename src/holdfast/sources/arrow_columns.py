@@ -20,7 +20,7 @@ from holdfast.sources.ragged import Ragged
 
 
 def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: int = 0) -> Column:
-    """A fresh, writable column from an Arrow array or chunked array.
+    """Return a fresh, writable column from an Arrow array or chunked array.
 
     Args:
         values: the Arrow values.
@@ -53,7 +53,7 @@ def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: in
 
 
 def objects_of(values: list[Any]) -> NDArray[Any]:
-    """An object array with one Python value a row, whatever its shape."""
+    """Return an object array with one Python value a row, whatever its shape."""
     column = np.empty(len(values), dtype=object)
     for row, value in enumerate(values):  # assigning the list at once would spread equal-length lists over axes
         column[row] = value
@@ -61,7 +61,7 @@ def objects_of(values: list[Any]) -> NDArray[Any]:
 
 
 def is_nested(kind: Any) -> bool:
-    """Whether values of an Arrow type become Python objects."""
+    """Return whether values of an Arrow type become Python objects."""
     import pyarrow as pa
 
     types = pa.types
@@ -73,12 +73,12 @@ def is_nested(kind: Any) -> bool:
 
 
 def is_text_or_bytes(kind: Any) -> bool:
-    """Whether values of an Arrow type are strings or bytes of variable length."""
+    """Return whether values of an Arrow type are strings or bytes of variable length."""
     return is_text(kind) or _is_bytes(kind)
 
 
 def is_text(kind: Any) -> bool:
-    """Whether values of an Arrow type are strings."""
+    """Return whether values of an Arrow type are strings."""
     import pyarrow as pa
 
     return bool(pa.types.is_string(kind) or pa.types.is_large_string(kind) or pa.types.is_string_view(kind))
@@ -148,7 +148,7 @@ def _without_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: i
 
 
 def _without_inner_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: int) -> Any:
-    """The lists with what ``fill_null`` says (a number, not a list) in place of nulls inside them."""
+    """Return the lists with what ``fill_null`` says (a number, not a list) in place of nulls inside them."""
     import pyarrow as pa
 
     kind, inner = array.type, array.flatten()

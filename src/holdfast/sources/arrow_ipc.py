@@ -66,7 +66,7 @@ class ArrowSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Rows of each record batch."""
+        """Return the number of rows of each record batch."""
         return self._opened.batches
 
     def read(self, indices: Indices) -> Columns:

@@ -44,7 +44,7 @@ class ArrowMemory:
         self._checked: set[int] = set()
 
     def read(self, rows: Indices) -> Column:
-        """The values at ``rows``, which must be within bounds, as a fresh column."""
+        """Return the values at ``rows``, which must be within bounds, as a fresh column."""
         if self._gather is None or len(rows) == 0:
             return self._take(rows)
         chunk = np.searchsorted(self._bounds, rows, side="right") - 1
@@ -125,7 +125,7 @@ class _Ragged:
 
 
 def _lay_over(addresses: list[int], sizes: list[int], dtype: np.dtype[Any]) -> tuple[int, NDArray[Any]]:
-    """An array over all addresses from the lowest buffer's start to the highest one's end."""
+    """Return an array over all addresses from the lowest buffer's start to the highest one's end."""
     base = min(addresses)
     count = (max(start + size for start, size in zip(addresses, sizes, strict=True)) - base) // dtype.itemsize
     memory = (ctypes.c_uint8 * (count * dtype.itemsize)).from_address(base)

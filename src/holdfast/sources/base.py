@@ -47,7 +47,7 @@ class Source(ABC):
 
     @abstractmethod
     def __len__(self) -> int:
-        """How many samples there are."""
+        """Return how many samples there are."""
 
     @abstractmethod
     def read(self, indices: Indices) -> Columns:
@@ -63,7 +63,7 @@ class Source(ABC):
         """
 
     def fingerprint(self, length: int | None = None) -> str:
-        """A short id of the data: the same for the same samples on any machine and path.
+        """Return a short id of the data: the same for the same samples on any machine and path.
 
         It covers the length, the columns' names and dtypes and the content of `FINGERPRINT_ROWS` samples spread over
         the source. It guards against resuming on other data, not against someone who forges data.
@@ -134,7 +134,7 @@ class Source(ABC):
             part.forget(reader)
 
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
-        """The columns themselves, where a read does nothing but copy rows of them; None elsewhere.
+        """Return the columns themselves, where a read does nothing but copy rows of them; None elsewhere.
 
         Each has one row a sample and is C-contiguous, aligned and of native byte order. Whoever knows them may copy a
         batch at the very moment it is used, when it costs least: its memory is then still in the processor's cache.
@@ -203,12 +203,12 @@ class ReadCounters:
         return own if own is not None else self._by_thread.setdefault(get_ident(), list(ReadCounts()))
 
     def counts(self) -> ReadCounts:
-        """What all threads have read."""
+        """Return what all threads have read."""
         threads = list(self._by_thread.values())
         return _sum([*map(ReadCounts._make, threads), *(part.counts() for part in self._parts)])
 
     def own_counts(self) -> ReadCounts:
-        """What the calling thread has read: the difference between two of these is what it read in between."""
+        """Return what the calling thread has read: the difference between two of these is what it read in between."""
         own = self._by_thread.get(get_ident())
         found = ReadCounts() if own is None else ReadCounts(*own)
         return _sum([found, *(part.own_counts() for part in self._parts)]) if self._parts else found
@@ -244,7 +244,7 @@ def check_indices(indices: Any, length: int, *, source: str) -> Indices:
 
 
 def digest_columns(count: int, columns: Columns) -> str:
-    """The fingerprint of ``count`` samples by the content of some of them."""
+    """Return the fingerprint of ``count`` samples by the content of some of them."""
     digest = hashlib.blake2b(digest_size=16)
     digest.update(f"{count}".encode())
     for name in sorted(columns):

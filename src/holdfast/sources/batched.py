@@ -164,7 +164,7 @@ class BatchSource(LazySource[_Opened]):
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def parts(self) -> Sequence[Source]:
-        """The source of samples."""
+        """Return the source of samples."""
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:

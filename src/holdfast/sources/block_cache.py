@@ -56,7 +56,7 @@ class BlockCache:
                 ) from error
 
     def get(self, number: int, size: int) -> memoryview | None:
-        """The block as a map of its file, if it is held whole; a damaged one counts as missing.
+        """Return the block as a map of its file, if it is held whole; a damaged one counts as missing.
 
         A block is checked in full when this object first sees it, and only mapped after that: a few rows out of a large
         block then cost a few pages, not the block.

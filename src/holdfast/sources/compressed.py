@@ -27,7 +27,7 @@ def check_not_compressed(head: bytes, name: str) -> None:
 
 
 def compressed_error(name: str, suffix: str) -> SourceFormatError:
-    """The error for a compressed file; its ``command`` unpacks it."""
+    """Return the error for a compressed file; its ``command`` unpacks it."""
     compression, _, unpack = next(entry for entry in _FORMATS.values() if entry[1] == suffix)
     command = f"{unpack} {shlex.quote(name)}"
     return SourceFormatError(

@@ -103,11 +103,11 @@ class ConcatSource(Source):
         return digest.hexdigest()
 
     def shards(self) -> Sequence[int] | None:
-        """The shards of every source; a source without shards is one."""
+        """Return the shards of every source; a source without shards is one."""
         return [size for source in self._sources for size in (source.shards() or [len(source)])]
 
     def parts(self) -> Sequence[Source]:
-        """The sources, in the order of their samples."""
+        """Return the sources, in the order of their samples."""
         return self._sources
 
     def prefetch(self, indices: Indices, reader: int) -> bool:

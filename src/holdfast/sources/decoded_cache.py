@@ -39,7 +39,7 @@ class DecodedCache(Generic[Value]):
         self._by_process: dict[int, _Held[Value]] = {}
 
     def get(self, key: Hashable, make: Callable[[], Value]) -> Value:
-        """The value of ``key``; made once, however many threads ask for it at the same time."""
+        """Return the value of ``key``; made once, however many threads ask for it at the same time."""
         held = self._mine()
         mine: Future[Value] = Future()
         with held.lock:
@@ -69,7 +69,7 @@ class DecodedCache(Generic[Value]):
         return value
 
     def holds_all(self, keys: Iterable[Hashable]) -> bool:
-        """Whether the values of all these are held now."""
+        """Return whether the values of all these are held now."""
         held = self._mine()
         with held.lock:
             return all(key in held.values for key in keys)
@@ -80,7 +80,7 @@ class DecodedCache(Generic[Value]):
         return self._mine().total
 
     def any_value(self) -> Value:
-        """One of the values held: the one used last."""
+        """Return one of the values held: the one used last."""
         held = self._mine()
         with held.lock:
             return next(reversed(held.values.values()))[0]

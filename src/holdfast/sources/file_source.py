@@ -100,7 +100,7 @@ class FileSource(LazySource[Opened]):
             self._first_remote().release(reader)
 
     def window(self) -> Window | None:
-        """How a remote source is best shuffled, by the size of its files and of its cache."""
+        """Return how a remote source is best shuffled, by the size of its files and of its cache."""
         if not self._is_remote:
             return None
         return plan_window(len(self), stored_bytes=self._stored_bytes(), options=self._first_remote().options)

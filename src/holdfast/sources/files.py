@@ -68,7 +68,7 @@ class DataFile(ABC):
 
     @abstractmethod
     def stamp(self) -> Stamp:
-        """The version of the file this object reads, fixed when first asked for."""
+        """Return the version of the file this object reads, fixed when first asked for."""
 
     @abstractmethod
     def gather(self, starts: Indices, stops: Indices) -> Ragged:
@@ -84,7 +84,7 @@ class DataFile(ABC):
         return self.stamp().size
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` up to ``stop``."""
+        """Return the bytes from ``start`` up to ``stop``."""
         ranges = np.array([start, stop], dtype=np.int64)
         return self.gather(ranges[:1], ranges[1:]).values.tobytes()
 
@@ -157,7 +157,7 @@ class LocalFile(DataFile):
         return self._probe
 
     def values(self) -> NDArray[np.uint8]:
-        """The whole file as a read-only array of bytes, paged in as it is touched.
+        """Return the whole file as a read-only array of bytes, paged in as it is touched.
 
         Reading a map past the end of a file cut short kills the process, so the size is looked at before every read. A
         file that was written again with the same content is mapped again; another content raises `SourceChangedError`.
@@ -183,7 +183,7 @@ class LocalFile(DataFile):
         return values
 
     def content(self) -> NDArray[np.uint8]:
-        """What `look_first` kept, which takes no look at the file; `values` where that was not kept."""
+        """Return what `look_first` kept, which takes no look at the file; `values` where that was not kept."""
         values = self._values
         return values if values is not None and len(values) <= MAX_COPIED else self.values()
 
@@ -193,7 +193,7 @@ class LocalFile(DataFile):
             self._recent.use(self)
 
     def read(self, start: int, stop: int) -> bytes:
-        """The bytes from ``start`` up to ``stop``."""
+        """Return the bytes from ``start`` up to ``stop``."""
         values = self.values()
         if not 0 <= start <= stop <= len(values):
             raise self._outside()
@@ -286,7 +286,7 @@ class RecentFiles:
 
 
 def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
-    """The bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
+    """Return the bytes of a file as a read-only array, paged in as they are touched; no descriptor stays open."""
     try:
         size = os.stat(path).st_size if size is None else size
         if size <= MAX_COPIED:  # an empty file cannot be mapped, and a small one is copied sooner
@@ -305,7 +305,7 @@ def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
 
 
 def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions | None = None) -> list[DataFile]:
-    """Every file the names stand for: the names in the order given, what each one matches sorted by name.
+    """Return every file the names stand for: the names in the order given, what each one matches sorted by name.
 
     Args:
         paths: a path, glob, folder or fsspec URL, or several.

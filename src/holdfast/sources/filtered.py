@@ -55,13 +55,13 @@ class FilteredSource(Source):
         return self._source.read(self._kept[check_indices(indices, len(self._kept), source="FilteredSource")])
 
     def fingerprint(self, length: int | None = None) -> str:
-        """A short id of the data and of which samples were kept."""
+        """Return a short id of the data and of which samples were kept."""
         digest = hashlib.blake2b(super().fingerprint(length).encode(), digest_size=16)
         digest.update(self._kept[:length].astype("<i8").tobytes())
         return digest.hexdigest()
 
     def shards(self) -> Sequence[int] | None:
-        """What is left of the source's own shards."""
+        """Return what is left of the source's own shards."""
         lengths = self._source.shards()
         if lengths is None:
             return None
@@ -70,11 +70,11 @@ class FilteredSource(Source):
         return [int(count) for count in left if count]
 
     def parts(self) -> Sequence[Source]:
-        """The source to choose from."""
+        """Return the source to choose from."""
         return (self._source,)
 
     def window(self) -> Window | None:
-        """How the source underneath is best shuffled, with what is left of its shards."""
+        """Return how the source underneath is best shuffled, with what is left of its shards."""
         window = self._source.window()
         if window is None:
             return None

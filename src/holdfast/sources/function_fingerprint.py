@@ -210,7 +210,7 @@ def _name(value: Any) -> str:
 
 
 def _is_own(module: str | None) -> bool:
-    """Whether a module is the user's own: neither Python's, nor of an installed package, nor of this one."""
+    """Return whether a module is the user's own: neither Python's, nor of an installed package, nor of this one."""
     if module is None or module == "__main__":
         return True
     if module.partition(".")[0] == "holdfast" or module in sys.builtin_module_names:

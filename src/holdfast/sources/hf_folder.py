@@ -23,7 +23,7 @@ _SAVED, _INFO, _SPLITS = "state.json", "dataset_info.json", "dataset_dict.json"
 
 
 def is_hf_folder(folder: PathLike) -> bool:
-    """Whether a local folder is one that ``datasets`` wrote."""
+    """Return whether a local folder is one that ``datasets`` wrote."""
     return any(os.path.isfile(os.path.join(folder, name)) for name in (_SAVED, _INFO, _SPLITS))
 
 
@@ -71,11 +71,11 @@ class HFFolderSource(Source):
         return self._rows.read(rows)
 
     def shards(self) -> Sequence[int] | None:
-        """Rows of each record batch, where rows are in the order of the files."""
+        """Return the number of rows of each record batch, where rows are in the order of the files."""
         return self._rows.shards() if self._mapping is None else None
 
     def parts(self) -> Sequence[Source]:
-        """The Arrow files of rows; those of the mapping of indices give no samples."""
+        """Return the Arrow files of rows; those of the mapping of indices give no samples."""
         return (self._rows,)
 
     def close(self) -> None:

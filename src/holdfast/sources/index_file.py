@@ -48,7 +48,7 @@ HasForm = Callable[[Index], bool]
 def cached_indexes(
     files: Sequence[DataFile], kind: str, build: Build, *, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> list[Index]:
-    """The index of every file: read from disk where one fits the file as it is now, else built and kept.
+    """Return the index of every file: read from disk where one fits the file as it is now, else built and kept.
 
     Args:
         files: the data files.
@@ -135,7 +135,7 @@ def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:
 
 
 def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
-    """What a shared index says of each file: in which state it was, and where its samples lie."""
+    """Return what a shared index says of each file: in which state it was, and where its samples lie."""
     at = dict.fromkeys(shared.arrays, 0)
     found: dict[str, tuple[Any, Index]] = {}
     try:

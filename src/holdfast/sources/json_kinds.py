@@ -19,7 +19,7 @@ _NOTHING, _EMPTY_LIST = "null", "list[null]"
 
 
 def kind_of(value: Any) -> str:
-    """The kind of one JSON value."""
+    """Return the kind of one JSON value."""
     if value is None:
         return _NOTHING
     if isinstance(value, bool):
@@ -39,7 +39,7 @@ def kind_of(value: Any) -> str:
 
 
 def merge_kinds(one: str, other: str) -> str:
-    """The kind that holds values of both."""
+    """Return the kind that holds values of both."""
     if one == other or other == _NOTHING:
         return one
     if one == _NOTHING:
@@ -54,7 +54,7 @@ def merge_kinds(one: str, other: str) -> str:
 
 
 def merge_fields(samples: Iterable[Mapping[str, str]]) -> dict[str, str]:
-    """The kind of every field met in any of the samples, in the order first met."""
+    """Return the kind of every field met in any of the samples, in the order first met."""
     merged: dict[str, str] = {}
     for fields in samples:
         for name, kind in fields.items():
@@ -65,7 +65,7 @@ def merge_fields(samples: Iterable[Mapping[str, str]]) -> dict[str, str]:
 def settle(
     found: Mapping[str, str], *, columns: Iterable[str] | None, schema: Mapping[str, str] | None
 ) -> dict[str, str]:
-    """The columns to read and their kinds: what was found, narrowed to ``columns``, overruled by ``schema``."""
+    """Return the columns to read and their kinds: what was found, narrowed to ``columns``, overruled by ``schema``."""
     stated = dict(schema or {})
     wrong = {name: kind for name, kind in stated.items() if kind not in KINDS}
     if wrong:

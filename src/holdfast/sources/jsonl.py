@@ -85,7 +85,7 @@ class JsonlSource(FileSource[_Opened]):
         return dict(self._opened.kinds)
 
     def shards(self) -> Sequence[int] | None:
-        """Lines of each file, when there are several."""
+        """Return the number of lines of each file, when there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -184,7 +184,7 @@ class JsonlSource(FileSource[_Opened]):
         return parsed
 
     def _explain(self, lines: Ragged, rows: Indices, kinds: dict[str, str], reason: str) -> SourceFormatError:
-        """Which line was wrong: parsed again one by one, since Arrow counts lines of the buffer only."""
+        """Return which line was wrong: parsed again one by one, since Arrow counts lines of the buffer only."""
         for row, line in zip(rows.tolist(), lines.to_bytes(), strict=True):
             try:
                 parsed = self._parse_line(line, row)

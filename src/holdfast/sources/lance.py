@@ -53,7 +53,7 @@ class LanceSource(LazySource[_Opened]):
         return sum(self._opened.fragments)
 
     def shards(self) -> Sequence[int] | None:
-        """Rows of each fragment."""
+        """Return the number of rows of each fragment."""
         return self._opened.fragments
 
     def read(self, indices: Indices) -> Columns:

@@ -102,7 +102,7 @@ class LitDataSource(FileSource[_Opened]):
         return self._whole_files(rows, self._opened.bounds)
 
     def window(self) -> Window | None:
-        """How a remote source is best shuffled: by chunks, as they are fetched whole."""
+        """Return how a remote source is best shuffled: by chunks, as they are fetched whole."""
         shards = [samples for samples in self.shards() if samples]
         if not self._is_remote:
             return None

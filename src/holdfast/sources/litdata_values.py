@@ -40,7 +40,7 @@ MAX_DEPTH = 64  # of nested values, and of what a sample is made of
 
 
 def unsafe(data_format: str) -> bool:
-    """Whether decoding would run code of the file's author."""
+    """Return whether decoding would run code of the file's author."""
     return data_format.partition(":")[0] in _PICKLES
 
 

@@ -101,7 +101,7 @@ class MDSSource(FileSource[_Opened]):
         return self._whole_files(rows, self._opened.bounds)
 
     def window(self) -> Window | None:
-        """How a remote source is best shuffled: by shards, as they are fetched whole."""
+        """Return how a remote source is best shuffled: by shards, as they are fetched whole."""
         if not self._is_remote:
             return None
         packed = [shard for shard in self._shards if shard.packed is not None]
@@ -223,7 +223,7 @@ def _shard(entry: Any, folder: ShardFolder) -> _Shard:
 
 
 def _is_there(file: DataFile) -> bool:
-    """Whether a shard that was compressed lies unpacked beside it, as Mosaic's own cache leaves it."""
+    """Return whether a shard that was compressed lies unpacked beside it, as Mosaic's own cache leaves it."""
     if not isinstance(file, LocalFile):
         return False
     try:

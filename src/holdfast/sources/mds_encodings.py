@@ -32,7 +32,7 @@ MAX_DIMENSIONS = 63
 
 
 def unsafe(encoding: str) -> bool:
-    """Whether decoding would run code of the file's author."""
+    """Return whether decoding would run code of the file's author."""
     return encoding.partition(":")[0] in _PICKLES
 
 

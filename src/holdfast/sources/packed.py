@@ -166,7 +166,7 @@ class PackedSource(LazySource[_Opened]):
         return [int(pack) for pack in np.unique(found) + opened.bounds[number]]
 
     def parts(self) -> Sequence[Source]:
-        """The source of documents."""
+        """Return the source of documents."""
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:

@@ -89,7 +89,7 @@ class ParquetSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Rows of each row group."""
+        """Return the number of rows of each row group."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -108,7 +108,7 @@ class ParquetSource(FileSource[_Opened]):
         return columns
 
     def window(self) -> Window | None:
-        """How a remote source is best shuffled: by row groups, as many as the cache of decoded ones holds."""
+        """Return how a remote source is best shuffled: by row groups, as many as the cache of decoded ones holds."""
         if not self._is_remote:
             return None
         opened = self._opened
@@ -254,7 +254,7 @@ class _ParquetFile:
             raise SourceFormatError("a row group has fewer than no rows", file=file.name)
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
-        """The row group as an Arrow table, and how many bytes of the file it took."""
+        """Return the row group as an Arrow table, and how many bytes of the file it took."""
         import pyarrow as pa
         import pyarrow.parquet as parquet
 
@@ -272,13 +272,13 @@ class _ParquetFile:
         return table, sum(chunk.total_compressed_size for chunk in chunks)
 
     def ranges(self, group: int, columns: list[str]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Where the chunks of a row group begin and end."""
+        """Return where the chunks of a row group begin and end."""
         ends = [_range_of(chunk) for chunk in self._chunks(group, columns)]
         starts, stops = np.array(ends, dtype=np.int64).reshape(-1, 2).T
         return starts, stops
 
     def describe(self, group: int, columns: list[str]) -> str:
-        """What the footer says about the content of a row group, the same for the same data anywhere."""
+        """Return what the footer says about the content of a row group, the same for the same data anywhere."""
         about = [str(self.footer.row_group(group).num_rows)]
         for chunk in self._chunks(group, columns):
             statistics = chunk.statistics
@@ -293,7 +293,7 @@ class _ParquetFile:
 
 
 def _open_for_arrow(file: DataFile, ranges: list[tuple[int, int]]) -> Any:
-    """The file as Arrow reads it: its memory map, or the byte ranges to be read, fetched at once."""
+    """Return the file as Arrow reads it: its memory map, or the byte ranges to be read, fetched at once."""
     import pyarrow as pa
 
     if isinstance(file, LocalFile):

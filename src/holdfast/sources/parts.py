@@ -14,7 +14,7 @@ from holdfast.sources.ragged import Ragged, gather_across
 
 
 def bounds_of(lengths: Sequence[int] | NDArray[np.int64]) -> NDArray[np.int64]:
-    """Where each part begins in the numbering of the whole, and where the last one ends."""
+    """Return where each part begins in the numbering of the whole, and where the last one ends."""
     bounds = np.zeros(len(lengths) + 1, dtype=np.int64)
     np.cumsum(lengths, out=bounds[1:])
     return bounds
@@ -69,7 +69,7 @@ def take_by_part(
 
 
 def split_by_part(indices: Indices, bounds: NDArray[np.int64]) -> tuple[list[int], list[NDArray[np.int64]]]:
-    """Which parts the indices fall into, and for each of them the places of its own among the indices."""
+    """Return which parts the indices fall into, and for each of them the places of its own among the indices."""
     if len(bounds) == 2 or len(indices) == 0:
         return [0], [np.arange(len(indices))]
     part = np.searchsorted(bounds, indices, side="right") - 1

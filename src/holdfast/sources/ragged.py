@@ -114,7 +114,7 @@ class Ragged:
     @overload
     def __getitem__(self, row: slice) -> Ragged: ...
     def __getitem__(self, row: int | slice) -> NDArray[Any] | Ragged:
-        """One row as a view, or a slice of rows as a ragged column of its own."""
+        """Return one row as a view, or a slice of rows as a ragged column of its own."""
         count = len(self)
         if isinstance(row, slice):
             start, stop, step = row.indices(count)
@@ -136,7 +136,7 @@ class Ragged:
         return gather_rows(self.values, self.offsets[:-1][indices], self.offsets[1:][indices], self.encoding)
 
     def to_padded(self, fill: Any, length: int | None = None) -> NDArray[Any]:
-        """One rectangular array: short rows filled up, rows above ``length`` cut.
+        """Return one rectangular array: short rows filled up, rows above ``length`` cut.
 
         Args:
             fill: the value of the cells after a row's end.
@@ -153,14 +153,14 @@ class Ragged:
         return padded
 
     def to_bytes(self) -> list[bytes]:
-        """Every row as a bytes object."""
+        """Return every row as a bytes object."""
         raw = self.values.tobytes()
         size = self.values.dtype.itemsize * int(np.prod(self.values.shape[1:]))
         bounds = (self.offsets * size).tolist()
         return [raw[start:stop] for start, stop in pairwise(bounds)]
 
     def to_strings(self) -> list[str]:
-        """Every row as text; raises `SourceFormatError` naming the first row that is not valid UTF-8."""
+        """Return every row as text; raises `SourceFormatError` naming the first row that is not valid UTF-8."""
         if self.values.dtype != np.uint8:
             raise SourceFormatError("only ragged uint8 columns hold text", dtype=str(self.values.dtype))
         rows = self.to_bytes()

@@ -157,7 +157,7 @@ def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], m
 
 
 def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOptions | None) -> list[DataFile]:
-    """The files a URL stands for: itself, the matches of a glob, or what lies in a folder."""
+    """Return the files a URL stands for: itself, the matches of a glob, or what lies in a folder."""
     settings = options or RemoteOptions()
     system, path = open_system(url, settings)
     if any(mark in path for mark in "*["):

@@ -40,7 +40,7 @@ class SeekableFile(io.RawIOBase):
         return True
 
     def tell(self) -> int:
-        """Where the next read starts."""
+        """Return where the next read starts."""
         return self._at
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:

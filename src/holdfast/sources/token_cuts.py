@@ -75,7 +75,7 @@ class TokenCuts(LazySource[_Opened]):
         return {"tokens": tokens.reshape(shape), "document_ids": document.reshape(shape)}
 
     def parts(self) -> Sequence[Source]:
-        """The source of documents."""
+        """Return the source of documents."""
         return (self._windows.source,)
 
     def prefetch(self, indices: Indices, reader: int) -> bool:

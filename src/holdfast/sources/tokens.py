@@ -159,7 +159,7 @@ class TokenFileSource(FileSource[_Opened]):
 
 
 def _windows_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
-    """Every sequence of a file as a row, overlapping where they do, without a copy."""
+    """Return every sequence of a file as a row, overlapping where they do, without a copy."""
     return np.ndarray((count, span), dtype, buffer=values, strides=(step, dtype.itemsize))
 
 

@@ -112,11 +112,11 @@ class TransformedSource(Source):
         ).hexdigest()
 
     def parts(self) -> Sequence[Source]:
-        """The source of samples."""
+        """Return the source of samples."""
         return (self._source,)
 
     def window(self) -> Window | None:
-        """How the source of samples is best shuffled."""
+        """Return how the source of samples is best shuffled."""
         return self._source.window()
 
     def prefetch(self, indices: Indices, reader: int) -> bool:

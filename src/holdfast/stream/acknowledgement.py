@@ -23,7 +23,7 @@ class Acknowledgement:
         self._outstanding: deque[int] = deque()
 
     def __len__(self) -> int:
-        """How many batches were handed over and not acknowledged yet."""
+        """Return how many batches were handed over and not acknowledged yet."""
         return len(self._outstanding)
 
     def handed_over(self, step: int) -> None:

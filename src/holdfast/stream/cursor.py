@@ -97,7 +97,7 @@ class StreamCursor(ABC):
         return [(failed.source, failed.index) for failed in self._failed]
 
     def __len__(self) -> int:
-        """How many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
+        """Return how many batches this rank gets: of an epoch with ``per_epoch``, else of the whole stream."""
         self._follow_topology()
         if self.config.per_epoch:
             first, stop = epoch_bounds(self.schedule, self.step)
@@ -126,7 +126,7 @@ class StreamCursor(ABC):
         return count_samples(self.schedule, first, stop, self.rank, only_full=self.config.last_batch == "drop")
 
     def is_empty(self) -> bool:
-        """Whether nothing is left to read."""
+        """Return whether nothing is left to read."""
         total = self.schedule.total_steps
         return total is not None and self.step >= total
 

@@ -97,7 +97,7 @@ def unpack(packed: Packed) -> Reading:
 
 
 def _kind(tensor: torch.Tensor) -> str | None:
-    """The dtype by which a tensor is laid beside others; None for one that travels alone."""
+    """Return the dtype by which a tensor is laid beside others; None for one that travels alone."""
     plain = type(tensor) is torch.Tensor and tensor.layout == torch.strided and tensor.device.type == "cpu"
     if not plain or tensor.requires_grad or tensor.is_quantized or tensor.is_conj() or tensor.is_neg():
         return None

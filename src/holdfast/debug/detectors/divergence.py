@@ -127,7 +127,7 @@ class DivergentTrainingDetector(BaseDetector):
         return self._held_up(signal, rates) or self._lost_at_once(signal)
 
     def _lost_at_once(self, signal: Signal) -> Detection | None:
-        """A loss whose first value, that of the untrained model, is far below all that follow it."""
+        """Return a loss whose first value, that of the untrained model, is far below all that follow it."""
         shape = self.shape.of(signal)
         if shape is None or shape.count < self.lost_at_once_points or not self.select.began(shape.steps):
             return None
@@ -161,7 +161,7 @@ class DivergentTrainingDetector(BaseDetector):
         return self._unstable(signal)
 
     def _of_metric(self, signal: Signal) -> Detection | None:
-        """A metric that gave most of what it had gained away and keeps it so, in the direction that is worse."""
+        """Return a metric that gave most of what it had gained away and keeps it so, in the direction that is worse."""
         direction = signal.metadata.get("higher_is_better")
         if direction is None or len(signal.values) < self.metric_points or signal.layer is not None:
             return None
@@ -224,7 +224,7 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _held_up(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
-        """A loss that had learnt nothing until the learning rate was cut, and fell off a cliff there.
+        """Return a loss that had learnt nothing until the learning rate was cut, and fell off a cliff there.
 
         A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long was
         bouncing over every minimum until then.
@@ -262,7 +262,7 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _unstable(self, signal: Signal) -> Detection | None:
-        """A held-out loss that goes up as hard as it goes down instead of settling."""
+        """Return a held-out loss that goes up as hard as it goes down instead of settling."""
         shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < 4 or float(shape.values.min()) <= 0:
             return None

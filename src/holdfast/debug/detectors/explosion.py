@@ -143,7 +143,7 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _first_pass(self, signals: Sequence[Signal]) -> Detection | None:
-        """A forward pass that is out of range from the first step: inputs or weights on the wrong scale."""
+        """Return a forward pass that is out of range from the first step: inputs or weights on the wrong scale."""
         wild = self.start.find(signals)
         if wild is None:
             return None
@@ -161,7 +161,7 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _held_out(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """A held-out loss far beyond anything the training loss began at."""
+        """Return a held-out loss far beyond anything the training loss began at."""
         begins = [float(loss.values[0]) for loss in losses if len(loss.values) and np.isfinite(loss.values[0])]
         finite = np.isfinite(signal.values)
         values, steps = signal.values[finite], signal.steps[finite]

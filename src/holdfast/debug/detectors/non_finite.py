@@ -85,7 +85,7 @@ class NaNDetectionDetector(BaseDetector):
         return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
 
     def _to_the_end(self, signal: Signal) -> Detection | None:
-        """A series that was a number and is none from some point to the end of the log."""
+        """Return a series that was a number and is none from some point to the end of the log."""
         bad = np.isnan(signal.values)
         tail = tail_length(bad)
         if tail < max(self.tail_points, self.tail_share * len(bad)) or bad.all():
@@ -94,7 +94,7 @@ class NaNDetectionDetector(BaseDetector):
         return _told(self.failure, signal, bad, claim, Severity.CRITICAL, CLEAR)
 
     def _vanished(self, signal: Signal) -> Detection | None:
-        """A loss missing from row after row to the end of the log."""
+        """Return a loss missing from row after row to the end of the log."""
         missing = np.asarray(signal.metadata.get("missing_steps", ()), dtype=np.float64)
         finite = signal.steps[np.isfinite(signal.values)]
         after = missing[missing > finite[-1]] if len(finite) else missing
@@ -115,7 +115,7 @@ class NaNDetectionDetector(BaseDetector):
         )
 
     def _lasting(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
-        """A norm that is NaN for long, to the end, or where the loss is logged as zero."""
+        """Return a norm that is NaN for long, to the end, or where the loss is logged as zero."""
         bad = np.isnan(signal.values)
         if not bad.any():
             return None
@@ -185,7 +185,7 @@ class InfDetectionDetector(BaseDetector):
         return _non_finite(self.failure, signal, np.isinf(signal.values), "infinite", self.critical_share)
 
     def _lasting(self, signal: Signal, *, anywhere: bool) -> Detection | None:
-        """A series infinite for many points in a row: to the end, or (``anywhere``) for much of the log."""
+        """Return a series infinite for many points in a row: to the end, or (``anywhere``) for much of the log."""
         bad = np.isinf(signal.values)
         runs = stretches_of(bad, at_least=self.lasting_points)
         if len(runs.first) == 0:
@@ -200,7 +200,7 @@ class InfDetectionDetector(BaseDetector):
 
 
 def _non_finite(failure: Failure, signal: Signal, bad: Mask, word: str, critical_share: float) -> Detection | None:
-    """A loss that is NaN or infinite at some point."""
+    """Return a loss that is NaN or infinite at some point."""
     if not bad.any():
         return None
     lasts = tail_length(~np.isfinite(signal.values)) > 0
@@ -228,7 +228,7 @@ def _told(failure: Failure, signal: Signal, bad: Mask, claim: str, severity: Sev
 
 
 def _earliest(found: Sequence[Detection]) -> tuple[Detection, ...]:
-    """One NaN spreads to every series: the one that had it first tells the story."""
+    """Return one NaN spreads to every series: the one that had it first tells the story."""
     if not found:
         return ()
     critical = [seen for seen in found if seen.severity is Severity.CRITICAL] or list(found)

@@ -165,7 +165,7 @@ class CrashScanner:
         return bool(self._folded) or joined.startswith(_FOLDED_HEADER)
 
     def _is_unraisable(self, line: str) -> bool:
-        """Whether a line belongs to an exception that could not be raised, and so ended nothing."""
+        """Return whether a line belongs to an exception that could not be raised, and so ended nothing."""
         if _UNRAISABLE.match(line):
             self._unraisable = True
         elif self._unraisable and _ERROR.match(line):

@@ -132,7 +132,7 @@ def _parse(descriptor: int, start: int, end: int) -> _Parsed:
 
 
 def _line_by_line(block: bytes) -> _Lines:
-    """A block with a line that is no JSON, as a crash leaves it; refused where it holds more than numbers."""
+    """Return a block with a line that is no JSON, as a crash leaves it; refused where it holds more than numbers."""
     builder = ColumnBuilder(Limits())
     bad = 0
     for line in block.decode("utf-8", errors="replace").replace("\r", "\n").split("\n"):
@@ -167,7 +167,7 @@ def _ranges(file: LogFile) -> Iterator[tuple[int, int]]:
 
 
 def _read(descriptor: int, start: int, end: int) -> bytes:
-    """One block; a last line without an end is completed, or left out where a crash cut it short."""
+    """Return one block; a last line without an end is completed, or left out where a crash cut it short."""
     block = os.pread(descriptor, end - start, start)
     while len(block) < end - start and (more := os.pread(descriptor, end - start - len(block), start + len(block))):
         block += more

@@ -252,7 +252,7 @@ class LogFile:
             self.progress(count)
 
     def unreadable(self, what: str, *, hint: str | None = None) -> UnreadableLogError:
-        """An error about this file."""
+        """Return an error about this file."""
         return UnreadableLogError(
             f"the log {what}",
             hint=hint or "pass a training log in a supported format, see docs/log_formats.md",

@@ -41,7 +41,7 @@ class LogFormat(BaseIngestor):
         """
 
     def follow(self, file: LogFile) -> LineReading | None:
-        """A reading that can be fed line by line; None for a format that only makes sense as a whole."""
+        """Return a reading that can be fed line by line; None for a format that only makes sense as a whole."""
         return None
 
     def can_ingest(self, source: Any) -> float:

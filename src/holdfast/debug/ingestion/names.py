@@ -316,7 +316,7 @@ def meaning_of(name: str) -> Meaning:
 
 
 def _distance_of(name: str) -> Meaning | None:
-    """A distance between two distributions, feature by feature: ``psi/age``."""
+    """Return a distance between two distributions, feature by feature: ``psi/age``."""
     match = _DISTANCE.match(name)
     if match is None or match["feature"].lower() in _NOT_FEATURES:
         return None

@@ -56,21 +56,21 @@ def fields(data: BytesLike) -> Iterator[tuple[int, int | BytesLike]]:
 
 
 def as_double(value: int | BytesLike) -> float:
-    """A ``double`` field's value."""
+    """Return a ``double`` field's value."""
     if isinstance(value, int) or len(value) != 8:
         raise WireError("not a double")
     return float(struct.unpack("<d", value)[0])
 
 
 def as_float(value: int | BytesLike) -> float:
-    """A ``float`` field's value."""
+    """Return a ``float`` field's value."""
     if isinstance(value, int) or len(value) != 4:
         raise WireError("not a float")
     return float(struct.unpack("<f", value)[0])
 
 
 def signed(value: int | BytesLike) -> int:
-    """An ``int64`` field's value, which the wire holds as an unsigned number."""
+    """Return an ``int64`` field's value, which the wire holds as an unsigned number."""
     if not isinstance(value, int):
         raise WireError("not an integer")
     return value - (1 << 64) if value >= 1 << 63 else value

@@ -216,7 +216,7 @@ def columns_from_batches(batches: Iterable[pa.RecordBatch], limits: Limits) -> C
 
 
 def _from_cells(name: str, rows: list[int], values: list[Any], count: int) -> tuple[Column | None, NDArray[Any] | None]:
-    """One column out of Python values: numbers, numbers as strings, placeholders, or words."""
+    """Return one column out of Python values: numbers, numbers as strings, placeholders, or words."""
     try:
         # The common case: numbers only. NumPy would make NaN of None, and 1 of True.
         if set(map(type, values)) <= {int, float}:

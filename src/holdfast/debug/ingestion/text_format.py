@@ -90,7 +90,7 @@ class TextFormat(LogFormat):
 
     @abstractmethod
     def reader(self, rows: RowCollector) -> LineReader:
-        """A fresh reader for one file."""
+        """Return a fresh reader for one file."""
 
     def sniff(self, file: LogFile) -> float:
         """The share of lines with numbers that this format understands, weighed by how special its grammar is."""
@@ -110,7 +110,7 @@ class TextFormat(LogFormat):
         return 0.0 if hits == 0 else min(0.97, 0.8 + 0.04 * hits)
 
     def follow(self, file: LogFile) -> LineReading:
-        """A reading of this file's lines."""
+        """Return a reading of this file's lines."""
         return _TextReading(self, file)
 
     def read(self, file: LogFile) -> RunLog:

@@ -72,7 +72,7 @@ def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
 
 
 def _values(column: Any, prefix: bytes, *, last: bool) -> Any:
-    """One column without what stands before (and, in the last, behind) its values; None where a cell differs."""
+    """Return one column without what stands before (and, in the last, behind) its values; None where a cell differs."""
     array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if not _all(pc.starts_with(array, pattern=prefix)):
         return None

@@ -18,7 +18,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~])")
 
 
 def _safe(text: object) -> str:
-    """Text from a log, with HTML and Markdown taken out of its effect."""
+    """Return text from a log, with HTML and Markdown taken out of its effect."""
     return _SPECIAL.sub(r"\\\1", html.escape(clean(text), quote=False))
 
 

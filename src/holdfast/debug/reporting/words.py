@@ -19,13 +19,13 @@ _UNPRINTABLE = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\ud800-\udfff\ufffe\ufff
 
 
 def clean(text: object) -> str:
-    """Text from a log with nothing in it that steers a terminal or breaks a document; very long text is cut."""
+    """Return text from a log with nothing in it that steers a terminal or breaks a document; very long text is cut."""
     plain = _UNPRINTABLE.sub("�", str(text)).replace("\n", " ").replace("\t", " ")
     return plain if len(plain) <= 400 else plain[:399] + "…"
 
 
 def number(value: float | None) -> str:
-    """A number as a person would write it."""
+    """Return a number as a person would write it."""
     if value is None:
         return "–"
     if math.isnan(value):
@@ -69,7 +69,7 @@ def next_command(run: RunReport, *, plots_shown: bool = False) -> str:
 
 
 def sure(confidence: float) -> str:
-    """A confidence as a percentage; nothing read from a log is certain."""
+    """Return a confidence as a percentage; nothing read from a log is certain."""
     return f"{min(100 * max(confidence, 0.0), 99.0):.0f}%"
 
 

@@ -42,7 +42,7 @@ class NamedArray:
 
 
 def to_array(name: str, value: Any) -> NamedArray | None:
-    """One value as a flat array; None where it holds no real numbers."""
+    """Return one value as a flat array; None where it holds no real numbers."""
     dtype = str(getattr(value, "dtype", "float64")).removeprefix("torch.")
     if hasattr(value, "to_local"):
         value = value.to_local()
@@ -78,7 +78,7 @@ def named_arrays(raw: Any, *, gradients: bool = False) -> Iterator[NamedArray]:
 
 
 def _own(value: Any, raw: Any) -> Any:
-    """A tensor handed over by itself is the gradient; a module's parameter without one has none."""
+    """Return a tensor handed over by itself is the gradient; a module's parameter without one has none."""
     return None if hasattr(raw, "named_parameters") or getattr(value, "requires_grad", False) else value
 
 

@@ -69,5 +69,5 @@ class RemoteOptions:
             raise ConfigError("cache_dir must be a path", found=type(self.cache_dir).__name__)
 
     def folder(self) -> Path:
-        """Where blocks are kept."""
+        """Return where blocks are kept."""
         return Path(self.cache_dir) if self.cache_dir is not None else Path.home() / ".cache" / "holdfast" / "blocks"

@@ -172,7 +172,7 @@ class BurstRule:
         )
 
     def early_jump(self, shape: Shape) -> Rise | None:
-        """A jump in the first moments: several points far above the very first ones, gone again later."""
+        """Return a jump in the first moments: several points far above the very first ones, gone again later."""
         head = shape.values[: max(self.early_points, shape.count // self.early_share)]
         if shape.count < self.early_run or float(shape.values.min()) <= 0:
             return None

@@ -67,5 +67,5 @@ def detection(
 
 
 def graded(strength: float, *, least: float = FAIR, most: float = CERTAIN) -> float:
-    """A confidence between ``least`` and ``most`` that grows with a strength from 0 to 1."""
+    """Return a confidence between ``least`` and ``most`` that grows with a strength from 0 to 1."""
     return least + (most - least) * min(max(strength, 0.0), 1.0)

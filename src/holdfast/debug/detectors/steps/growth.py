@@ -157,7 +157,7 @@ class LossGrowthRule:
         return _growth(signal, shape, how, claim, (int(worse[0]), int(worse[-1])), severity, CLEAR, numbers)
 
     def _early(self, signal: Signal, shape: Shape) -> Growth | None:
-        """A loss that begins wild and comes down."""
+        """Return a loss that begins wild and comes down."""
         values, end = shape.values, shape.end
         first, begin = _first_level(values), float(values[0])
         tenth = len(values) // TENTH
@@ -173,7 +173,7 @@ class LossGrowthRule:
         return _growth(signal, shape, GrowthShape.EARLY, claim, (0, last), Severity.WARNING, FAIR, numbers)
 
     def _absurd(self, signal: Signal, shape: Shape) -> Growth | None:
-        """A loss out of all proportion from the first row to the last."""
+        """Return a loss out of all proportion from the first row to the last."""
         first = _first_level(shape.values)
         if first < self.absurd or shape.end < self.absurd_fall * first:
             return None

@@ -88,7 +88,7 @@ class NormGrowthRule:
         return LossWitness(self._broke_at(signals), self._stopped_falling(signals), self._learns(signals))
 
     def find(self, signal: Signal, loss: LossWitness, *, scale: float) -> Growth | None:
-        """A norm that ran away while the loss broke or stopped falling, or that is absurd from the first row."""
+        """Return a norm that ran away while the loss broke or stopped falling, or that is absurd from the first row."""
         finite = np.isfinite(signal.values) & (signal.values > 0)
         values, steps = signal.values[finite], signal.steps[finite]
         if len(values) < self.minimum_points:

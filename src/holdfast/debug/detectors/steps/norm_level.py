@@ -45,7 +45,7 @@ class NormLevelRule:
     """From where on a rise is dated."""
 
     def find(self, signal: Signal, *, scale: float) -> Growth | None:
-        """A norm that left its usual level and was still away at the end, or for a long stretch.
+        """Return a norm that left its usual level and was still away at the end, or for a long stretch.
 
         Args:
             signal: the norm.

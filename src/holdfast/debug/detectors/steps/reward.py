@@ -81,7 +81,7 @@ class RewardRule:
         return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
 
     def fall(self, signal: Signal) -> Fall | None:
-        """A reward that rose, then lost all it had gained, and ends lower than it ever was.
+        """Return a reward that rose, then lost all it had gained, and ends lower than it ever was.
 
         Decided by ranks, because returns of single episodes differ by as much as there is to lose: the third at which
         the reward was best beats the first third by ``win_share`` and the last one by ``fall_share`` of all pairs.

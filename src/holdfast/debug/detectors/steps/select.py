@@ -173,7 +173,7 @@ class SelectRule(SharedRule):
     def _beside(
         self, candidate: Signal, parts: Sequence[Signal]
     ) -> tuple[NDArray[np.float64], list[NDArray[np.float64]]]:
-        """A loss and those logged beside it, at the steps they share; nothing where these are too few."""
+        """Return a loss and those logged beside it, at the steps they share; nothing where these are too few."""
         least = max(self.minimum_shared, len(candidate.steps) // 2)
         beside = [part for part in parts if len(np.intersect1d(candidate.steps, part.steps)) >= least]
         shared = candidate.steps

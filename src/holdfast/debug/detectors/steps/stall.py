@@ -179,7 +179,7 @@ class StallRule:
         return stall
 
     def _from_the_start(self, signal: Signal, shape: Shape, *, held_out_flat: bool) -> Stall | None:
-        """A loss that never left its first level, as far as its noise lets us see."""
+        """Return a loss that never left its first level, as far as its noise lets us see."""
         head, noise = _head(shape), float(np.median(shape.noise))
         # The best the run ever held for a while counts, not only its end.
         improvement = (head - _held_low(shape.level)) / head
@@ -223,7 +223,7 @@ class StallRule:
         return Stall(signal, float(shape.steps[0]), shape.end, (head - shape.end) / head, None, shape, doubt)
 
     def _at_chance(self, signal: Signal, shape: Shape, chance: Chance, *, improved: bool) -> Stall | None:
-        """A loss about where guessing puts it to the end, with an accuracy that says the same."""
+        """Return a loss about where guessing puts it to the end, with an accuracy that says the same."""
         head = _head(shape)
         near = abs(shape.end - chance.loss) <= self.chance_decline * chance.loss
         low = _held_low(shape.level) >= (1.0 - self.chance_decline) * chance.loss
@@ -247,7 +247,7 @@ class StallRule:
         return None
 
     def _without_score(self, candidates: Sequence[Signal], metric: Signal) -> Stall | None:
-        """A loss that fell a little beside a score that stays at nothing."""
+        """Return a loss that fell a little beside a score that stays at nothing."""
         doubt = Doubt(metric, f"never rises above {float(np.nanmax(metric.values)):.3g}", {}, certain=False)
         for signal in candidates:
             shape = self.shape.of(signal)
@@ -268,7 +268,7 @@ class StallRule:
         return float(np.median(np.abs(half - loss))) <= self.chance_stays * loss
 
     def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
-        """A loss that fell and then froze exactly where a constant answer stands."""
+        """Return a loss that fell and then froze exactly where a constant answer stands."""
         half = shape.level[len(shape.level) // 2 :]
         if len(half) * 2 < self.minimum_points or float(np.ptp(half)) > self.pinned_spread * shape.end:
             return None

@@ -70,7 +70,7 @@ class BorderedTableFormat(TextFormat):
         return "bordered-table"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:

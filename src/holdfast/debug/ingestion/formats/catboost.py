@@ -36,5 +36,5 @@ class CatBoostFormat(TextFormat):
         return "catboost"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

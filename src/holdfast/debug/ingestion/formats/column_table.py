@@ -126,9 +126,9 @@ class ColumnTableFormat(TextFormat):
         return "column-table"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """A few rows under a header; a file that is nothing but a table is CSV's."""
+        """Return a few rows under a header; a file that is nothing but a table is CSV's."""
         return 0.0 if hits < 2 else min(0.75, 0.55 + 0.05 * hits)

@@ -58,7 +58,7 @@ class CsvFormat(LogFormat):
         return "csv"
 
     def sniff(self, file: LogFile) -> float:
-        """A header of words over rows with the same number of fields, most of them numbers."""
+        """Return a header of words over rows with the same number of fields, most of them numbers."""
         if not file.is_text:
             return 0.0
         found = _header(file)
@@ -86,7 +86,7 @@ class CsvFormat(LogFormat):
         return (0.0, 0.64, 0.95)[known]
 
     def follow(self, file: LogFile) -> LineReading | None:
-        """A reading of this file's rows."""
+        """Return a reading of this file's rows."""
         found = _header(file)
         return None if found is None else _CsvReading(file, *found)
 

@@ -38,7 +38,7 @@ class DarknetFormat(TextFormat):
         return "darknet"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         reader = _Reader(rows)
         reader.kinds = {"rate": "lr", "seconds": "step_time"}
         return reader

@@ -65,9 +65,9 @@ class DartsFormat(TextFormat):
         return "darts"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """The words are common, the row of bare numbers after them is not."""
+        """Return the words are common, the row of bare numbers after them is not."""
         return 0.0 if hits < 3 else min(0.9, 0.5 + 0.05 * hits)

@@ -108,9 +108,9 @@ class DeepSpeedFormat(TextFormat):
         return "deepspeed"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Lines such as ``ppl: 12`` alone are thin evidence; many are needed."""
+        """Weigh lines such as ``ppl: 12`` alone as thin evidence; many are needed."""
         return 0.0 if hits < 2 else min(0.93, 0.7 + 0.03 * hits)

@@ -44,5 +44,5 @@ class DeepXdeFormat(TextFormat):
         return "deepxde"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

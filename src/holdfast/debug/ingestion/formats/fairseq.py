@@ -83,5 +83,5 @@ class FairseqFormat(TextFormat):
         return "fairseq"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

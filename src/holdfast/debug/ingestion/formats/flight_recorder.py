@@ -46,7 +46,7 @@ class FlightRecorderFormat(LogFormat):
         return "flight-recorder"
 
     def sniff(self, file: LogFile) -> float:
-        """A pickle or a JSON object with the recorder's own keys."""
+        """Return a pickle or a JSON object with the recorder's own keys."""
         head = file.head
         signs = sum(
             sign in head for sign in (b"pg_config", b"nccl_version", b"collective_seq_id", b"entries", b"pg_status")

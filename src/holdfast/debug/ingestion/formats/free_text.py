@@ -202,7 +202,7 @@ class FreeTextFormat(TextFormat):
         return "text"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:

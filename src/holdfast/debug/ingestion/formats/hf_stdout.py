@@ -76,5 +76,5 @@ class HfStdoutFormat(TextFormat):
         return "hf-stdout"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

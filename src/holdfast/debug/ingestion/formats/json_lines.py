@@ -37,7 +37,7 @@ class JsonLinesFormat(LogFormat):
         return "jsonl"
 
     def sniff(self, file: LogFile) -> float:
-        """Lines that are JSON objects, with a step-like field or a known metric among their fields."""
+        """Recognise lines that are JSON objects, with a step-like field or a known metric among their fields."""
         if not file.is_text:
             return 0.0
         lines = [line for line in file.sample_lines if line.strip()][:200]
@@ -54,7 +54,7 @@ class JsonLinesFormat(LogFormat):
         return (0.3, 0.7, 0.93)[known] * (0.5 if len(lines) == 1 else 1.0)
 
     def follow(self, file: LogFile) -> LineReading:
-        """A reading of this file's lines."""
+        """Return a reading of this file's lines."""
         return _JsonReading(file)
 
     def read(self, file: LogFile) -> RunLog:

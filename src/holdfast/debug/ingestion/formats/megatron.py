@@ -90,5 +90,5 @@ class MegatronFormat(TextFormat):
         return _printed_losses(log)
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

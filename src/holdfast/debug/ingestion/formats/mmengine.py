@@ -77,5 +77,5 @@ class MmengineFormat(TextFormat):
         return "mmengine"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

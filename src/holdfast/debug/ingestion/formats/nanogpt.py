@@ -122,9 +122,9 @@ class NanoGptFormat(TextFormat):
         return "nanogpt"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """One such line is a hint, several are proof."""
+        """Return one such line is a hint, several are proof."""
         return 0.0 if hits == 0 else min(0.96, 0.75 + 0.05 * hits)

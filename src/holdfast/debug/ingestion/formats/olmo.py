@@ -58,9 +58,9 @@ class OlmoFormat(TextFormat):
         return "olmo"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """A header and a field are needed; a header alone may be any log."""
+        """Return a header and a field are needed; a header alone may be any log."""
         return 0.0 if hits < 2 else min(0.96, 0.8 + 0.03 * hits)

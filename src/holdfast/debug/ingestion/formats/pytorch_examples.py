@@ -117,5 +117,5 @@ class PytorchExamplesFormat(TextFormat):
         return "pytorch-examples"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)

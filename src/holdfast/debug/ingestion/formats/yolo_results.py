@@ -42,7 +42,7 @@ class YoloResultsFormat(TextFormat):
         return "yolo-results"
 
     def reader(self, rows: RowCollector) -> LineReader:
-        """A reader for one file."""
+        """Return a reader for one file."""
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
