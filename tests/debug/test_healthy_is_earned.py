@@ -1,0 +1,66 @@
+"""A healthy log that is broken anywhere is not called healthy; one that merely looks different still is."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from tests.debug.detectors.series import falling_loss
+from tests.debug.ingestion.console_styles import TOTAL, write
+
+from holdfast.debug import MLSystemsDebugger, Verdict
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+CHOSEN = ("loguru", "torchtune file", "python dicts", "stable-baselines3", "darknet", "matlab", "commented header")
+TEXTS = ("loguru", "torchtune file", "darknet")
+ENDINGS = ("Killed\n", "RuntimeError: CUDA out of memory. Tried to allocate 2 GiB\n", "exits with return code = 1\n")
+Edit = Callable[[str], str]
+
+
+def verdict(path: Path, text: str) -> Verdict:
+    path.write_text(text, encoding="utf-8")
+    return DEBUGGER.debug(path).verdict
+
+
+def broken(how: str, rng: random.Random) -> list[float]:
+    loss, at = falling_loss(TOTAL), rng.randrange(TOTAL // 4, TOTAL - 12)
+    after = np.arange(TOTAL - at)
+    loss[at:] = {"nan": np.nan, "inf": np.inf, "explosion": 1e7, "rise": 4.0 + 0.4 * np.minimum(after, 40)}[how]
+    return [float(value) for value in loss]
+
+
+@pytest.mark.parametrize("how", ["nan", "inf", "explosion", "rise"])
+@pytest.mark.parametrize("style", [*TEXTS, "python dicts", "commented header"])
+def test_a_loss_that_breaks_anywhere_is_not_healthy(tmp_path: Path, style: str, how: str) -> None:
+    rng = random.Random(f"{style} {how}")
+    assert verdict(tmp_path / "train.log", write(style, broken(how, rng))) is Verdict.UNHEALTHY
+
+
+@pytest.mark.parametrize("ending", ENDINGS)
+@pytest.mark.parametrize("style", CHOSEN)
+def test_a_log_that_a_crash_ends_is_not_healthy(tmp_path: Path, style: str, ending: str) -> None:
+    text = write(style, falling_loss(TOTAL).tolist())
+    assert verdict(tmp_path / "train.log", text) is Verdict.HEALTHY
+    assert verdict(tmp_path / "train.log", text + ending) is Verdict.UNHEALTHY
+
+
+EDITS: dict[str, Edit] = {
+    "windows": lambda text: text.replace("\n", "\r\n"),
+    "colours": lambda text: "\n".join(f"\x1b[32m{line}\x1b[0m" for line in text.split("\n")),
+    "blank lines": lambda text: text.replace("\n", "\n\n"),
+    "timestamps": lambda text: "\n".join(
+        f"2024-05-17 12:{n // 60 % 60:02d}:{n % 60:02d},123 - INFO - {line}" for n, line in enumerate(text.split("\n"))
+    ),
+    "a last word": lambda text: text + "Training finished in 0:12:01.\n",
+    "every tenth line gone": lambda text: "\n".join(line for n, line in enumerate(text.split("\n")) if n % 10 != 7),
+}
+
+
+@pytest.mark.parametrize("edit", EDITS)
+@pytest.mark.parametrize("style", ["torchtune file", "maxtext", "units"])
+def test_a_healthy_log_that_looks_different_is_healthy(tmp_path: Path, style: str, edit: str) -> None:
+    text = write(style, falling_loss(TOTAL).tolist())
+    assert verdict(tmp_path / "train.log", EDITS[edit](text)) is Verdict.HEALTHY
