@@ -77,6 +77,12 @@ def test_a_rollback_is_a_record_and_what_it_left_behind_is_kept(tmp_path: Path) 
     assert [record["step"] for record in log.records() if record.get("redone")] == [30, 31, 32, 33]
 
 
+def test_where_steps_before_the_onset_are_suspect_too_no_checkpoint_among_them_is_trusted(tmp_path: Path) -> None:
+    rolled_back(tmp_path / "run", BAD, rollback=RollbackOptions(before=4))
+    (decision,) = RunLog(tmp_path / "run").events("rollback")
+    assert (decision["to"], decision["suspects"]) == (20, [BAD - 4, BAD + 1])
+
+
 def test_a_crash_after_a_rollback_does_not_forget_the_cure(tmp_path: Path) -> None:
     expected = rolled_back(tmp_path / "whole", BAD).hash
     first = nan_job(BAD)

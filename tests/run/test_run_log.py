@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
 import shutil
 import subprocess
@@ -183,6 +184,26 @@ def test_holdfast_runs_lists_every_run_once(finished: Path) -> None:
     nothing = subprocess.run([*command[:-1], str(finished / "log")], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2
     assert "holds no run" in nothing.stderr
+
+
+def test_the_log_is_flushed_before_a_checkpoint_of_its_steps_is_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder, flush = RunFolder(tmp_path / "run"), os.fsync
+    flushed: list[tuple[int, list[int]]] = []  # steps on the disk, and the checkpoints that are there by then
+
+    def noted(descriptor: int) -> None:
+        flush(descriptor)
+        path = Path(os.readlink(f"/proc/self/fd/{descriptor}"))
+        if path.parent == folder.logs:
+            flushed.append((path.read_bytes().count(b'"batches"'), list(folder.checkpoint_steps())))
+
+    monkeypatch.setattr(os, "fsync", noted)
+    job = make_job()
+    with job.run(folder.root, steps=12) as run:
+        train(job, run)
+    for step in (5, 10, 12):
+        assert any(steps >= step and step not in there for steps, there in flushed), step
 
 
 def test_a_write_that_the_disk_refuses_leaves_only_whole_lines(tmp_path: Path) -> None:
