@@ -13,7 +13,7 @@ from itertools import groupby
 
 __all__ = ["Curve", "Panel", "draw"]
 
-WIDTH, PANEL, LEFT, RIGHT, TOP, BOTTOM, GAP = 640, 210, 52, 168, 18, 36, 22
+WIDTH, PANEL, LEFT, RIGHT, BOTTOM, GAP, LINE = 640, 200, 52, 168, 36, 26, 14
 TEXT, GRID = "#7b848f", "#8a93a04d"
 COLOURS = ("#d1495b", "#2297a8", "#d08a1d", "#8a6fd1", "#8a93a0")
 MAX_DECADES_LABELLED = 7
@@ -32,7 +32,12 @@ class Panel:
 
 
 def draw(
-    panels: Sequence[Panel], *, title: str, marks: Mapping[str, float] | None = None, dashed: Iterable[str] = ()
+    panels: Sequence[Panel],
+    *,
+    title: str,
+    marks: Mapping[str, float] | None = None,
+    dashed: Iterable[str] = (),
+    axis: str = "step",
 ) -> str:
     """Return a chart as SVG.
 
@@ -43,10 +48,12 @@ def draw(
         title: for people who cannot see it.
         marks: steps to mark by a vertical line, by the word beside it.
         dashed: names of curves to draw dashed.
+        axis: what is counted from left to right.
     """
     steps = [step for panel in panels for xs, _ in panel.curves.values() for step in xs]
     first, last = min(steps), max(steps)
-    height = TOP + len(panels) * PANEL + (len(panels) - 1) * GAP + BOTTOM
+    margin = LINE * (1 + len(marks or {})) + 6
+    height = margin + len(panels) * PANEL + (len(panels) - 1) * GAP + BOTTOM
 
     def across(step: float) -> float:
         return round(LEFT + (step - first) / max(last - first, 1) * (WIDTH - LEFT - RIGHT), 1)
@@ -57,17 +64,16 @@ def draw(
         f"<title>{escape(title)}</title>"
     ]
     for number, panel in enumerate(panels):
-        top = TOP + number * (PANEL + GAP)
-        parts += _panel(panel, top, across, dashed=frozenset(dashed))
+        parts += _panel(panel, margin + number * (PANEL + GAP), across, dashed=frozenset(dashed))
     floor = height - BOTTOM
     for tick in _round_ticks(first, last, 6):
         parts.append(f'<text x="{across(tick)}" y="{floor + 16}" text-anchor="middle">{tick:,.4g}</text>')
-    parts.append(f'<text x="{across((first + last) / 2)}" y="{floor + 31}" text-anchor="middle">step</text>')
+    parts.append(f'<text x="{across((first + last) / 2)}" y="{floor + 31}" text-anchor="middle">{escape(axis)}</text>')
     for number, (word, step) in enumerate((marks or {}).items()):
-        x = across(step)
+        x, y = across(step), LINE * (number + 1) - 3
         side, anchor = (4, "start") if x < (LEFT + WIDTH - RIGHT) / 2 else (-4, "end")
-        parts.append(f'<line x1="{x}" x2="{x}" y1="{TOP}" y2="{floor}" stroke="{TEXT}" stroke-dasharray="3 3"/>')
-        parts.append(f'<text x="{x + side}" y="{TOP + 22 + 14 * number}" text-anchor="{anchor}">{escape(word)}</text>')
+        parts.append(f'<line x1="{x}" x2="{x}" y1="{y - 8}" y2="{floor}" stroke="{TEXT}" stroke-dasharray="3 3"/>')
+        parts.append(f'<text x="{x + side}" y="{y}" text-anchor="{anchor}">{escape(word)}</text>')
     return "".join(parts) + "</svg>\n"
 
 
@@ -84,12 +90,13 @@ def _panel(panel: Panel, top: float, across: object, *, dashed: frozenset[str]) 
         return round(floor - (scale(value) - low) / (high - low) * PANEL, 1)
 
     ticks = _decades(low, high) if panel.log else _round_ticks(low, high, 5)
-    for tick in ticks:
+    whole = all(value == int(value) for value in finite)
+    for tick in (tick for tick in ticks if not whole or tick == int(tick)):
         y = down(tick)
         yield f'<line x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}" stroke="{GRID}"/>'
         yield f'<text x="{LEFT - 6}" y="{y + 4}" text-anchor="end">{_short(tick)}</text>'
     yield f'<text x="{LEFT}" y="{top - 6}">{escape(panel.label)}{" (log scale)" if panel.log else ""}</text>'
-    for number, (name, (xs, ys)) in enumerate(panel.curves.items()):
+    for number, (name, (xs, ys)) in reversed(list(enumerate(panel.curves.items()))):  # the first lies on top
         stroke = f'stroke="{COLOURS[min(number, len(COLOURS) - 1)]}"'
         dash = ' stroke-dasharray="5 4"' if name in dashed else ""
         for drawn, group in groupby(

@@ -1,6 +1,6 @@
-"""Draw every failure of docs/failures.md: a run of the fault lab that has it, its healthy twin, and what was found when.
+"""Draw every failure of docs/failures.md: a run that has it, its healthy twin, and what was found when.
 
-``python bench/failure_pictures.py [FAILURE …]`` trains the runs, writes docs/images/failures/FAILURE.svg, and puts what
+``python -m bench.failure_pictures [FAILURE …]`` trains the runs, writes docs/images/failures/FAILURE.svg, and puts what
 ``holdfast debug`` prints of that very run into docs/failures/FAILURE.md. The same runs give the same files, but for
 ``straggler`` and ``data_starvation``, which measure time.
 """
@@ -18,20 +18,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+from bench.charts import Curve, Panel, draw
+from bench.failure_runs import crashing_run, divergence_run, infinite_run, policy_run, vanishing_run
+from bench.faultlab.plan import DISTRIBUTED, RunSpec, make_plan
+from bench.faultlab.replicas import run_replicas
+from bench.faultlab.train import train_run
+from bench.faultlab.write import write_log
+
+from holdfast.debug import MLSystemsDebugger
+from holdfast.debug.types import Detection
+
 ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
-
-import torch  # noqa: E402
-from bench.faultlab.plan import DISTRIBUTED, RunSpec, make_plan  # noqa: E402
-from bench.faultlab.replicas import run_replicas  # noqa: E402
-from bench.faultlab.train import train_run  # noqa: E402
-from bench.faultlab.write import write_log  # noqa: E402
-from charts import Curve, Panel, draw  # noqa: E402
-from failure_runs import crashing_run, infinite_run, policy_run, vanishing_run  # noqa: E402
-
-from holdfast.debug import MLSystemsDebugger  # noqa: E402
-from holdfast.debug.types import Detection  # noqa: E402
-
 OUTPUT = re.compile(r"```console\n\$ holdfast debug .*?^```", re.MULTILINE | re.DOTALL)
 Columns = Mapping[str, Curve]
 
@@ -49,10 +47,11 @@ class Shown:
 
 @dataclass(frozen=True, slots=True)
 class Picture:
-    """Where a failure's run comes from (a name of the lab's plan, or a function of ``failure_runs``) and what is drawn."""
+    """Where a failure's run comes from (the fault lab's plan, or a function of ``failure_runs``) and what is drawn."""
 
     run: str | Callable[..., Any]
     panels: tuple[Shown, ...]
+    axis: str = "step"
 
 
 def _loss(*, log: bool = False) -> Shown:
@@ -61,15 +60,18 @@ def _loss(*, log: bool = False) -> Shown:
 
 NORM = Shown("gradient norm", ("grad_norm",), ("grad_norm",), log=True)
 PICTURES: Mapping[str, Picture] = {
-    "nan": Picture("tune-low_precision_overflow-1", (_loss(),)),
+    "nan": Picture("tune-learning_rate_too_high-0", (_loss(log=True),)),
     "inf": Picture(infinite_run, (_loss(log=True),)),
-    "explosion": Picture("tune-exploding_recurrent_path-0", (_loss(log=True), NORM)),
+    "explosion": Picture("tune-missing_zero_grad-1", (_loss(log=True), NORM)),
     "vanishing": Picture(
         vanishing_run,
-        (_loss(), Shown("gradient norm by layer", ("grad_norm/first", "grad_norm/last"), ("grad_norm/first",), log=True)),
+        (
+            _loss(),
+            Shown("gradient norm by layer", ("grad_norm/first", "grad_norm/last"), ("grad_norm/first",), log=True),
+        ),
     ),
     "plateau": Picture("tune-learning_rate_too_low-0", (_loss(),)),
-    "divergence": Picture("tune-learning_rate_too_high-0", (_loss(),)),
+    "divergence": Picture(divergence_run, (_loss(log=True),)),
     "policy_collapse": Picture(
         policy_run,
         (
@@ -80,24 +82,29 @@ PICTURES: Mapping[str, Picture] = {
     "crash": Picture(crashing_run, (_loss(log=True),)),
     "spike": Picture("tune-bad_data_window-1", (_loss(),)),
     "loss_scale_collapse": Picture(
-        "tune-low_precision_overflow-0", (_loss(), Shown("loss scale", ("loss_scale",), ("loss_scale",), log=True))
+        "tune-low_precision_overflow-0",
+        (_loss(log=True), Shown("loss scale", ("loss_scale",), ("loss_scale",), log=True)),
     ),
     "overfitting": Picture(
         "tune-overfitting-0",
         (Shown("held-out loss", ("eval_loss",), ("eval_loss",)), Shown("training loss", ("loss",), ("loss",))),
     ),
-    "desync": Picture("tune-rank_desync-0", (Shown("parameters that differ between ranks", ("differing",), ("differing",)),)),
+    "desync": Picture(
+        "tune-rank_desync-0", (Shown("parameters that differ between ranks", ("differing",), ("differing",)),)
+    ),
     "straggler": Picture("tune-slow_rank-1", (Shown("seconds per step, by rank", ("step_time/*",)),)),
-    "hang": Picture("tune-hung_rank-0", (Shown("collectives entered, by rank", ("entered/*",)),)),
+    "hang": Picture(
+        "tune-hung_rank-0", (Shown("rank", ("entered/*",), zero=False),), axis="collective that the rank entered"
+    ),
     "skew": Picture(
         "tune-train_serve_skew-0",
-        (Shown("loss on held-out and on serving inputs", ("eval_loss", "serve_loss"), ("serve_loss",)),),
+        (Shown("loss on held-out and on serving inputs", ("serve_loss", "eval_loss"), ("serve_loss",)),),
     ),
     "dead_layer": Picture(
         "tune-dead_activations-0", (_loss(), Shown("share of zeros that leave a layer", ("activation_zero_share/*",)))
     ),
     "data_starvation": Picture(
-        "tune-data_starvation-1", (Shown("share of a step spent waiting for data", ("waiting",), ("waiting",)),)
+        "tune-data_starvation-2", (Shown("share of a step spent waiting for data", ("waiting",), ("waiting",)),)
     ),
 }
 
@@ -117,7 +124,8 @@ def main() -> None:
                 Panel(shown.label, dict(_curves(shown, faulty, healthy)), log=shown.log, zero=shown.zero)
                 for shown in picture.panels
             ]
-            chart = draw(panels, title=f"A run with {failure} and its healthy twin, by step", marks=marks_of(found))
+            title = f"A run with {failure} and its healthy twin, by {picture.axis}"
+            chart = draw(panels, title=title, marks=marks_of(found), axis=picture.axis)
             (images / f"{failure}.svg").write_text(chart, encoding="utf-8")
             quote(failure, path, Path(folder))
         print(f"{failure}: {', '.join(evidence.claim for evidence in found.evidence[:1])}", flush=True)
@@ -154,11 +162,9 @@ def _lab_run(spec: RunSpec, place: Path) -> tuple[Path, Columns]:
     elif cause == "hung_rank":
         for event in record.events:
             if event["type"] == "collective":
-                steps, entered = columns.setdefault(f"entered/rank{event['replica']}", ([], []))
-                assert isinstance(steps, list)
-                assert isinstance(entered, list)
-                steps.append(event["time_created_ns"] / 1e9)
-                entered.append(event["sequence"])
+                entered = columns.get(f"entered/rank{event['replica']}", ((), ()))[0]
+                numbers = [*entered, event["sequence"]]
+                columns[f"entered/rank{event['replica']}"] = (numbers, [event["replica"]] * len(numbers))
     return path, columns
 
 

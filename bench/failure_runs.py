@@ -15,20 +15,20 @@ import numpy as np
 import torch
 from torch import nn
 
-__all__ = ["crashing_run", "infinite_run", "policy_run", "vanishing_run"]
+__all__ = ["crashing_run", "divergence_run", "infinite_run", "policy_run", "vanishing_run"]
 
 Rows = list[dict[str, Any]]
 
 
-def infinite_run(*, faulty: bool, steps: int = 50) -> Rows:
-    """Fit a line by gradient descent at a rate far too high, so that the squares leave the range of float32."""
+def infinite_run(*, faulty: bool, steps: int = 112) -> Rows:
+    """Fit a line by gradient descent; the faulty run's warm-up never ends, until its squares leave float32."""
     generator = torch.Generator().manual_seed(0)
     inputs = torch.randn(256, 8, generator=generator)
-    targets = inputs.sum(dim=1)
+    targets = inputs.sum(dim=1) + 0.5 * torch.randn(256, generator=generator)
     weights = torch.zeros(8, requires_grad=True)
-    rate = 2.0 if faulty else 0.05
     rows: Rows = []
     for step in range(steps):
+        rate = 0.02 * (step + 1 if faulty else min(step + 1, 5))
         loss = ((inputs @ weights - targets) ** 2).mean()
         (gradient,) = torch.autograd.grad(loss, weights)
         rows.append({"step": step, "loss": float(loss.detach()), "lr": rate, "grad_norm": _norm(gradient)})
@@ -64,6 +64,27 @@ def vanishing_run(*, faulty: bool, steps: int = 200, depth: int = 12) -> Rows:
     return rows
 
 
+def divergence_run(*, faulty: bool, steps: int = 300) -> Rows:
+    """Train a small classifier whose learning rate was meant to be annealed, and is raised instead."""
+    torch.manual_seed(0)
+    generator = torch.Generator().manual_seed(2)
+    inputs = torch.randn(2048, 16, generator=generator)
+    targets = (inputs[:, :4].sum(dim=1) + inputs[:, 4] * inputs[:, 5] > 0).long()
+    model = nn.Sequential(nn.Linear(16, 32), nn.Tanh(), nn.Linear(32, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    rows: Rows = []
+    for step in range(steps):
+        optimizer.param_groups[0]["lr"] = rate = 0.1 * 100 ** ((step / steps) if faulty else -step / steps)
+        chosen = torch.randint(0, len(inputs), (64,), generator=generator)
+        loss = nn.functional.cross_entropy(model(inputs[chosen]), targets[chosen])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        total = float(np.sqrt(sum(_norm(parameter.grad) ** 2 for parameter in model.parameters())))
+        optimizer.step()
+        rows.append({"step": step, "loss": float(loss.detach()), "lr": rate, "grad_norm": total})
+    return rows
+
+
 def policy_run(*, faulty: bool, steps: int = 300, arms: int = 8) -> Rows:
     """Learn a bandit with contexts by REINFORCE and Adam; the faulty run's rate grows a thousandfold on the way."""
     torch.manual_seed(3)
@@ -89,7 +110,7 @@ def policy_run(*, faulty: bool, steps: int = 300, arms: int = 8) -> Rows:
     return rows
 
 
-CRASHING = '''
+CRASHING = """
 import numpy as np
 
 generator = np.random.default_rng(0)
@@ -100,8 +121,8 @@ for step in range(400):
     error = features @ weights - targets
     weights -= 0.02 * features.T @ error / len(error)
     if step % 10 == 0:
-        print(f"step {step} loss {float(np.mean(error**2)):.4f}", flush=True)
-'''
+        print(f"step {step} loss {float(np.mean(error**2)):.6f}", flush=True)
+"""
 
 
 def crashing_run(*, faulty: bool) -> str:

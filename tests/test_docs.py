@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import sys
+from dataclasses import fields
 from pathlib import Path
 from types import ModuleType
 
@@ -12,6 +13,9 @@ import typer
 
 import holdfast
 from holdfast.cli.main import build_app
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors import default_detectors, known_failures, thresholds_of
+from holdfast.debug.types import Failure
 
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = sorted((ROOT / "docs").rglob("*.md"))
@@ -65,6 +69,25 @@ def test_continuous_integration_runs_nothing_the_readme_does_not_say() -> None:
     assert ran == {"services", "check", "test"}
     for target in ran:
         assert f"make {target}" in README
+
+
+@pytest.mark.parametrize("failure", known_failures(), ids=lambda failure: failure.name)
+def test_every_failure_has_a_page_with_its_picture_its_report_and_its_thresholds(failure: Failure) -> None:
+    page = (ROOT / "docs" / "failures" / f"{failure.name}.md").read_text(encoding="utf-8")
+    assert f"(failures/{failure.name}.md)" in (ROOT / "docs" / "failures.md").read_text(encoding="utf-8")
+    assert f"(../images/failures/{failure.name}.svg)" in page
+    assert (ROOT / "docs" / "images" / "failures" / f"{failure.name}.svg").is_file()
+    (report,) = re.findall(r"^\$ holdfast debug run/.*?^```", page, re.MULTILINE | re.DOTALL)
+    assert "UNHEALTHY" in report
+    assert failure.title.lower() in report.lower()
+    assert f"[[thresholds {failure.name}]]" in page
+
+
+@pytest.mark.parametrize("detector", default_detectors(), ids=lambda detector: detector.name)
+def test_the_thresholds_that_a_failures_page_names_exist(detector: BaseDetector) -> None:
+    page = (ROOT / "docs" / "failures" / f"{detector.name}.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([a-z_.]+)`", page.partition("## The thresholds that decide")[2]))
+    assert named <= set(thresholds_of(detector)) | {field.name for field in fields(detector)}  # type: ignore[arg-type]
 
 
 # Pages whose examples run one after another, with nothing prepared; the pages of each package are run by its own tests.
