@@ -212,7 +212,7 @@ def quote(failure: str, path: Path, folder: Path) -> None:
     """Put what the command prints of a run into the page of its failure."""
     shown = path.relative_to(folder)
     command = [sys.executable, "-m", "holdfast", "debug", str(shown)]
-    environment = {**os.environ, "COLUMNS": "110", "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
+    environment = {**os.environ, "NO_COLOR": "1", "PYTHONPATH": str(ROOT / "src")}
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 1, f"the command ended with {done.returncode}, not with a finding: {done.stderr}"
     block = f"```console\n$ holdfast debug {shown}\n{done.stdout.strip()}\n```"
