@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,3 +70,43 @@ def test_a_killed_example_continues_as_if_nothing_had_happened(program: str, tmp
         expected = trained(program, tmp_path / "whole")
         for name, tensor in trained(program, tmp_path / "killed").items():
             torch.testing.assert_close(tensor, expected[name], rtol=0, atol=0)
+
+
+@pytest.mark.soak  # minutes: Ray starts a cluster twice, and replaces a worker
+@pytest.mark.timeout(900)
+def test_a_killed_worker_of_the_ray_example_is_replaced_and_continues(tmp_path: Path) -> None:
+    pytest.importorskip("ray.train.torch", reason="Ray is not installed (pip install 'holdfast[ray]')")
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (whole, killed):
+        command = [sys.executable, str(EXAMPLES / "ray_trainer.py"), "--folder", str(folder), "--steps", "200"]
+        variables = {"RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0", "OMP_NUM_THREADS": "1"}
+        with (
+            folder.with_suffix(".err").open("w") as errors,
+            subprocess.Popen(
+                [*command, "--workers", "1"], stdout=errors, stderr=errors, env={**os.environ, **variables}
+            ) as process,
+        ):
+            while folder is killed and process.poll() is None and not doomed(folder / "train.log"):
+                time.sleep(0.01)
+            if folder is killed:
+                os.kill(doomed(folder / "train.log"), signal.SIGKILL)
+        assert process.returncode == 0, folder.with_suffix(".err").read_text()
+    (expected,) = lives(whole / "train.log")
+    first, second = lives(killed / "train.log")
+    assert KILLED_AFTER <= max(first) < 200, "it was not killed on the way"
+    assert 1 < min(second) <= max(first) + 1, "it began again, or lost steps"
+    assert max(second) == 200
+    assert {**first, **second} == expected
+    assert all(expected[step] == rest for step, rest in first.items())
+
+
+def doomed(log: Path) -> int:
+    """Return the process to kill, or 0 as long as it has not come far enough."""
+    text = log.read_text() if log.exists() else ""
+    return int(text.split(maxsplit=2)[1]) if f"step {KILLED_AFTER} " in text else 0
+
+
+def lives(log: Path) -> list[dict[int, str]]:
+    """Return what each process wrote of its steps."""
+    parts = re.split(r"^process .*$", log.read_text(), flags=re.MULTILINE)[1:]
+    return [{int(step): rest for step, rest in re.findall(r"^step (\d+)(.*)$", part, re.MULTILINE)} for part in parts]
