@@ -31,8 +31,8 @@ def main() -> None:
     title = f"The loss of a run, with a jump at step {AT}"
     (place / "blame-jump.svg").write_text(draw([Panel("loss", {"loss": recorded})], title=title, marks=marks))
     curves: dict[str, Curve] = {
-        "A as it was": (proof.steps, proof.as_it_was),
         "recorded": (proof.steps, proof.recorded),
+        "A as it was": (proof.steps, proof.as_it_was),
         "B without the suspects": (proof.steps, proof.without_suspects),
     }
     curves |= {f"C random draw {n}": (proof.steps, losses) for n, losses in enumerate(proof.without_random, start=1)}
