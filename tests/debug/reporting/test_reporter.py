@@ -222,3 +222,13 @@ def test_a_finding_is_marked_on_every_plot_of_the_page() -> None:
     assert len(page["charts"]) == 3
     assert page["flags"], "they are drawn on every chart: tests/page/test_browser.py"
     assert all(flag["onset"] is not None for flag in page["flags"])
+
+
+@pytest.mark.parametrize("form", [ReportFormat.TEXT, ReportFormat.MARKDOWN])
+def test_a_claim_about_no_series_stands_alone(tmp_path: Path, form: ReportFormat) -> None:
+    log = tmp_path / "train.log"
+    lines = [f"step {step} loss {3 / (step + 1):.4f}" for step in range(40)]
+    log.write_text("\n".join([*lines, "Traceback (most recent call last):", "ValueError: shapes differ"]) + "\n")
+    text = Reporter().render(MLSystemsDebugger().debug(log), form)
+    assert "ValueError: shapes differ" in text
+    assert not re.search(r"- (:|\*\*\*\*)", text)

@@ -60,7 +60,10 @@ def _finding(finding: Finding) -> list[str]:
     lines = [f"### {detection.failure.title}: {_LEVELS[detection.severity]}", ""]
     lines.append(f"**Where:** {_safe(where(detection))} · **How sure:** {sure(detection.confidence)}")
     lines.append("")
-    lines += [f"- **{_safe(item.signal)}** {_safe(item.claim)}" for item in detection.evidence]
+    lines += [
+        f"- **{_safe(item.signal)}** {_safe(item.claim)}" if item.signal else f"- {_safe(item.claim)}"
+        for item in detection.evidence
+    ]
     lines += [f"- with it: {other.failure.title.lower()}, {_safe(where(other))}" for other in finding.related]
     if finding.causes:
         lines += ["", "| likely cause | how likely | what to do |", "| --- | --- | --- |"]

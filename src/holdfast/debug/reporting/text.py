@@ -6,7 +6,7 @@ import textwrap
 
 from holdfast.debug.reporting.summary import HEADS, Summary, summarise
 from holdfast.debug.reporting.words import VERDICTS, clean, next_command, remarks, sure, where
-from holdfast.debug.types import DebugReport, Finding, RunReport
+from holdfast.debug.types import DebugReport, Evidence, Finding, RunReport
 
 __all__ = ["render_text"]
 
@@ -54,7 +54,7 @@ def _finding(count: int, finding: Finding) -> list[str]:
         f"  {count}. {detection.failure.title} [{detection.severity.value}], {where(detection)}"
         f" ({sure(detection.confidence)} sure)"
     ]
-    lines += [_wrapped(f"- {clean(item.signal)}: {clean(item.claim)}", 5) for item in detection.evidence]
+    lines += [_wrapped(f"- {_claim(item)}", 5) for item in detection.evidence]
     for other in finding.related:
         lines.append(_wrapped(f"- with it: {other.failure.title.lower()}, {where(other)}", 5))
     for rank, cause in enumerate(finding.causes[:3]):
@@ -63,6 +63,11 @@ def _finding(count: int, finding: Finding) -> list[str]:
         if cause.remediation:
             lines.append(_wrapped(f"→ {clean(cause.remediation)}", 7))
     return lines
+
+
+def _claim(evidence: Evidence) -> str:
+    """Return the claim behind its series; what is quoted from the text of a log belongs to no series."""
+    return f"{clean(evidence.signal)}: {clean(evidence.claim)}" if evidence.signal else clean(evidence.claim)
 
 
 def _wrapped(text: str, indent: int) -> str:
