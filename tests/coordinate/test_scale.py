@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.coordinate.memory import MemoryStore
 
+from holdfast.coordinate import claims, protocol
 from holdfast.coordinate.claims import Claims
 from holdfast.coordinate.finals import Finals
 from holdfast.coordinate.job import JOB
@@ -162,3 +163,21 @@ def test_a_state_of_the_second_version_still_loads() -> None:
 def test_a_record_is_the_same_by_its_bytes_and_by_its_line(payload: str) -> None:
     done = Done(7, "someone", 3, payload, "part-7")
     assert list(read_ends([to_line(7, done.encode())])) == [done]
+
+
+def test_a_heartbeat_reads_a_bounded_number_of_records_however_far_the_mark_fell_behind(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As after an old chunk has ended at last above which a million others had, or for a worker that joins before."""
+    for module in (claims, protocol):
+        monkeypatch.setattr(module, "MAX_READS", limit := 1024)
+    store, chunks = MemoryStore(), 5 * limit
+    commit(store, range(chunks))
+    late = worker(store, 1, [], chunks=chunks + 1000)
+    beats = 0
+    while late.table.done.low < chunks:
+        before, beats = store.operations, beats + 1
+        late.beat(float(beats))
+        assert store.operations - before <= 2 * limit // protocol.READ_AT_ONCE + 8
+        assert beats <= 5
+    assert beats > 2

@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.coordinate.living import Living, watched_chunks, watches
-from holdfast.coordinate.protocol import BACKOFF, MAX_ATTEMPTS, LeaseTable
+from holdfast.coordinate.protocol import BACKOFF, MAX_ATTEMPTS, MAX_READS, LeaseTable
 from holdfast.coordinate.records import Lease
 from holdfast.coordinate.stores.contract import KeyValue
 
@@ -146,8 +146,9 @@ class Claims:
         seat = (place, len(self.living))
         if seat != self._seat:
             self._seat, self._watching, self._watched_to = seat, [], done.low
-        first, self._watched_to = max(done.low, self._watched_to), drawn
-        fresh = watched_chunks(first, drawn, *seat, self._replication)
+        first = max(done.low, self._watched_to)
+        self._watched_to = min(drawn, first + MAX_READS)  # the rest at the next heartbeats
+        fresh = watched_chunks(first, self._watched_to, *seat, self._replication)
         self._watching = [chunk for chunk in (*self._watching, *fresh) if chunk not in done]
         return self._watching
 

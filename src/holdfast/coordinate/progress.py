@@ -56,10 +56,16 @@ class Progress:
         self.low = mark
         return True
 
-    def first_open(self, chunk: int) -> int:
-        """Return the first chunk, from this one on, that is not known to be done: whole runs are passed over."""
+    def first_open(self, chunk: int, stop: int | None = None) -> int:
+        """Return the first chunk, from this one on, that is not known to be done: whole runs are passed over.
+
+        Args:
+            chunk: where to begin.
+            stop: where to end the search; what is returned may be beyond.
+        """
         chunk = max(chunk, self.low)
-        while chunk < self.chunks:
+        stop = self.chunks if stop is None else stop
+        while chunk < stop:
             index = bisect_right(self._starts, chunk) - 1
             if index >= 0 and chunk < self._stops[index]:
                 chunk = self._stops[index]
@@ -71,7 +77,8 @@ class Progress:
 
     def settle(self, stop: int | None = None) -> None:
         """Move the low mark up to the first chunk not known to be done, or to ``stop``."""
-        self.raise_low(min(self.first_open(self.low), self.chunks if stop is None else stop))
+        stop = self.chunks if stop is None else stop
+        self.raise_low(min(self.first_open(self.low, stop), stop))
 
     def open_chunks(self, limit: int) -> list[int]:
         """Return the lowest chunks that are not known to be done."""

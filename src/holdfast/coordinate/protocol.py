@@ -32,10 +32,13 @@ from holdfast.coordinate.records import Dead, Done, Lease, decode, first_token, 
 from holdfast.coordinate.stores.contract import KeyValue, read_counter
 from holdfast.errors import StaleLeaseError
 
-__all__ = ["MAX_ATTEMPTS", "READ_AT_ONCE", "LeaseTable"]
+__all__ = ["MAX_ATTEMPTS", "MAX_READS", "READ_AT_ONCE", "LeaseTable"]
 
 # How many records an observer asks for in one operation.
 READ_AT_ONCE = 256
+# Records that are read in one go while leases wait to be renewed: half a second's worth from a TCPStore, and several
+# times what two workers commit between two heartbeats (bench/coordinate_scale.py).
+MAX_READS = 65_536
 # Attempts at a chunk before it is given up.
 MAX_ATTEMPTS = 5
 # Seconds until a chunk that failed is tried again; doubled at each attempt, up to the second number.
@@ -339,7 +342,7 @@ class LeaseTable:
 
     def move_mark(self, now: float) -> None:
         """Read on from the mark as far as everything is done, and tell the others."""
-        drawn = self.drawn()
+        drawn = min(self.drawn(), self.done.low + MAX_READS)
         while self.done.low < drawn:
             stop = min(self.done.low + READ_AT_ONCE, drawn)
             self.observe(now, range(self.done.low, stop))
