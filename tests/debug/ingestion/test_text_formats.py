@@ -412,3 +412,12 @@ def test_a_summary_after_each_epoch_is_not_taken_for_its_mean() -> None:
     loss = named(read("\n".join(lines)), "loss")
     assert 9.5 not in loss.values
     assert len(loss.values) == 30
+
+
+@pytest.mark.parametrize("objective", ["MLL: tf.Tensor({:.2f}, shape=(), dtype=float64)", "ELBO {:.2f}"])
+def test_lines_with_an_objective_that_is_not_read_look_like_training(objective: str) -> None:
+    steps = [f"Lasso Step: {100 * step} " + objective.format(-900 / (step + 1)) for step in range(200)]
+    ends = [f"Train error: {0.7 - 0.01 * run:.3f} Test error {0.8 - 0.01 * run:.3f}" for run in range(8)]
+    coverage = read("\n".join(steps + ends)).coverage
+    assert coverage is not None
+    assert coverage.training_lines >= 200

@@ -58,8 +58,9 @@ _CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})")
 _BAR = re.compile(r"\d{1,3}%\||\d(?:it/s|s/it)")
 _COUNTED = re.compile(r"\b(?:epoch|step|iter|iters|iteration|batch|episode|update)s?\b\W{0,3}\d", re.IGNORECASE)
 _MEASURED = re.compile(
-    r"(?:loss|acc|accuracy|ppl|perplexity|reward|return|error|mse|mae|map|auc|f1|bleu|psnr|score)\b[\"']?"
-    r"\s{0,8}(?:[:=]|\s|is)\s{0,8}[-+]?(?:\d|nan\b|inf\b)",
+    r"(?:loss|acc|accuracy|ppl|perplexity|reward|return|error|mse|mae|map|auc|f1|bleu|psnr|score"
+    r"|cost|objective|energy|elbo|mll|nll|likelihood)\b[\"']?"
+    r"\s{0,8}(?:[:=]|\s|is)\s{0,8}(?:[\w.]{1,20}\()?[-+]?(?:\d|nan\b|inf\b)",
     re.IGNORECASE,
 )
 
