@@ -336,6 +336,15 @@ def test_a_tampered_log_is_refused(tmp_path: Path) -> None:
     check_tampering(tmp_path, range(100))
 
 
+@pytest.mark.parametrize("head", [None, "0" * 32])
+def test_a_run_without_its_log_is_refused(tmp_path: Path, head: str | None) -> None:
+    eventful_run(tmp_path / "run", 3)
+    for file in (tmp_path / "run" / "log").iterdir():
+        file.unlink()
+    with pytest.raises(RunLogError, match="no log of rank 0"):
+        audit(tmp_path / "run", {"wiki": [0]}, head=head)
+
+
 @pytest.mark.soak
 def test_a_thousand_tampered_logs_are_refused(tmp_path: Path) -> None:
     check_tampering(tmp_path, range(1000))

@@ -230,7 +230,8 @@ def test_runs_and_serve_list_every_other_run_and_say_of_the_damaged_that_they_ca
             finally:
                 server.shutdown()
                 thread.join()
-        assert listed.count("unreadable: ") == len(damaged)
+        assert listed.count('"verdict":"unreadable"') == len(damaged)
+        assert all(reason in listed for reason in damaged)
         assert "zzz-sound" in listed
         assert fifo == 200
 

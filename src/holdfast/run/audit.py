@@ -216,6 +216,8 @@ def _check_chain(log: RunLog, head: str | None) -> dict[str, str]:
             hint="restore the log from a backup; nothing can be proven from this one",
         )
     files = log.folder.log_files()
+    if not log.attempts:
+        raise RunLogError("the run has no log of rank 0", folder=str(log.folder.root))
     run = log.identity.get("run")
     for file in files:
         lines = read_lines(file)
