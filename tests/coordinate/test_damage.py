@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import errno
+import gc
 import resource
 import shutil
+import warnings
 from collections.abc import Callable
 from pathlib import Path
 
@@ -15,6 +17,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.coordinate import Dead, Done, StreamCoordinator
+from holdfast.coordinate.journal import Journal
 from holdfast.coordinate.ledger import Ledger
 from holdfast.errors import CoordinationError
 from holdfast.sources import ArraySource
@@ -247,3 +250,13 @@ def test_a_zombie_that_appends_after_its_generation_was_sealed_damages_nothing(t
     zombie.close()
     assert sorted(successor.read()) == [1, 2]
     assert not list((tmp_path / ".tmp").iterdir())
+
+
+def test_a_journal_that_nobody_holds_any_more_closes_its_file(tmp_path: Path) -> None:
+    journal = Journal(tmp_path, "x", temporary=tmp_path / "part")
+    journal.append(["{}"])
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        del journal
+        gc.collect()
+    assert [str(warning.message) for warning in caught if warning.category is ResourceWarning] == []

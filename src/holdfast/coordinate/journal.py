@@ -12,6 +12,7 @@ import contextlib
 import hashlib
 import json
 import os
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,6 +68,7 @@ class Journal:
         try:
             if self._file is None:
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (kept open until ``close``)
+                weakref.finalize(self, self._file.close).atexit = False  # or until nobody holds the journal
                 sync_folder(self._path.parent)
                 self._file.truncate(self._bytes)  # a full disk may have cut the last append short
             _write_all(self._file, content)
