@@ -101,7 +101,7 @@ def _pairs(raw: Any) -> Iterator[tuple[str, Any]]:
 
 
 def steps_of(raw: Any, step: float | None) -> list[tuple[float, Any]]:
-    """The object as a list of (step, object): a list of mappings is one mapping a step, anything else is one step."""
+    """The object as a list of (step, object): a list of mappings is one mapping per step, anything else is one step."""
     if isinstance(raw, (list, tuple)) and raw and all(isinstance(item, Mapping) for item in raw):
         return [(float(item.get("step", number)), item) for number, item in enumerate(raw)]
     return [(0.0 if step is None else float(step), raw)]

@@ -40,7 +40,7 @@ class SeriesBuilder:
         entry[1].append(value)
 
     def signals(self) -> list[Signal]:
-        """Return one signal a series."""
+        """Return one signal per series."""
         return [
             Signal(name, np.array(steps), np.array(values), layer=layer, replica=self._replica, metadata=metadata)
             for (name, layer), (steps, values, metadata) in self._points.items()
