@@ -5,6 +5,9 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
 
+# Tests and examples start hundreds of processes: each would compile the package again where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
+
 .PHONY: setup services demo test test-fast check bench soak docs format clean screenshots
 .DELETE_ON_ERROR:
 
