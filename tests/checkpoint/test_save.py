@@ -111,7 +111,7 @@ def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
         warnings.simplefilter("ignore")  # torch is about to drop quantized tensors
         quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 3, torch.qint8)
     tied = torch.nn.Parameter(random_bits(5))
-    values = {
+    values: dict[str, Any] = {
         "size": torch.Size([1, 2]),
         "queue": deque([OrderedDict(a=1)], maxlen=3),
         "stream": io.BytesIO(b"abc"),
