@@ -1,4 +1,4 @@
-"""Run every benchmark of this folder in sequence and write RESULTS.md: one table per benchmark.
+"""Runs every benchmark of this folder in sequence and writes RESULTS.md: one table a benchmark.
 
 A benchmark that fails becomes a line that says so; the others still run, and the exit code tells.
 """

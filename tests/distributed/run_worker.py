@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def replicated(net: nn.Module) -> nn.Module:
-    # Without this option DDP lays its buckets out again after the first step of every start, which changes the order in
+    # Without this option DDP lays its buckets out anew after the first step of every start, which changes the order in
     # which three ranks' gradients are summed, and with it the last bit.
     return DistributedDataParallel(net, find_unused_parameters=True)
 
@@ -263,17 +263,20 @@ def replayed(folder: Path) -> dict[str, Any]:
         before = hash_parameters(job.net).whole
         told["as recorded"] = run.replay(range(12, 16), on_step=count).differs_at
 
-        calls = [0]
+        told |= {"made": made[0], "differs": {}}
+        for fault in (14, 15):
+            calls = [0]
 
-        def flip(job: Job, at: int) -> None:
-            calls[0] += 1
-            if calls[0] % 6 == 0 and dist.get_rank() == 1:  # in the last step: no other rank's numbers show it
-                assert job.net.second.weight.grad is not None
-                job.net.second.weight.grad[0, 0] += 1e-3
+            def flip(job: Job, at: int, fault: int = fault, calls: list[int] = calls) -> None:
+                step = 10 + calls[0] % 6
+                calls[0] += 1
+                if step == fault and dist.get_rank() == 1:  # no other rank's numbers show it before the step after
+                    assert job.net.second.weight.grad is not None
+                    job.net.second.weight.grad[0, 0] += 1e-3
 
-        job.before_update = flip
-        found = run.replay(range(12, 16))
-        told |= {"differs": found.differs_at, "bitwise": found.bitwise, "made": made[0]}
+            job.before_update = flip
+            found = run.replay(range(12, 16))
+            told["differs"][str(fault)] = (found.differs_at, found.bitwise)
         told["untouched"] = hash_parameters(job.net).whole == before
     job.loader.close()
     return {**told, "faults": [str(fault) for fault in RunLog(folder).verify()], "steps": list(range(16))}

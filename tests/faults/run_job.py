@@ -1,8 +1,9 @@
 """A run that is killed and started again, again and again: run by test_run_kill.
 
-One launcher imports torch once and then forks a process per life. Each life notes, with one unbuffered write, every
-step whose successor's batch it was given: from then on the step is acknowledged and must never be missing from the
-log. The launcher prints one line of JSON: what became of the lives, and the hash of the parameters at the end.
+One launcher imports torch once and then forks a process per rank and life. Each notes, with one unbuffered write,
+every step whose successor's batch it was given: from then on the step is acknowledged and must never be missing from
+the rank's log. The launcher prints one line of JSON: what became of the lives, and the hash of the parameters at the
+end. ``run_job.py FOLDER SEED KILLS WORLD_SIZE``.
 """
 
 from __future__ import annotations
@@ -13,17 +14,21 @@ import random
 import signal
 import sys
 import time
+from collections.abc import Sequence
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 from holdfast.run import Run, RunLog, RunOptions
 from holdfast.run.layout import RunFolder
 from holdfast.run.parameters import hash_parameters
-from holdfast.run.run_log import read_lines
+from holdfast.run.run_log import is_step, read_lines
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -32,14 +37,15 @@ OPTIONS = RunOptions(save_every=5, keep=2, stats_every=5, compact_bytes=0, stall
 
 
 def train(folder: Path, notes: Path) -> str:
-    """One life: continue, train to the end, return the hash of the parameters."""
+    """One life of one rank: continue, train to the end, return the hash of the parameters."""
     torch.manual_seed(3)
     random.seed(3)
     np.random.seed(3)
     values = np.random.default_rng(0).normal(size=(256, 6)).astype(np.float32)
     source = ArraySource({"x": values, "y": values.sum(1, keepdims=True)})
     loader = StreamingShardLoader(StreamDataset(source, name="numbers", seed=5), StreamingConfig(batch_size=4))
-    model = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Tanh(), nn.Linear(12, 1))
+    net = nn.Sequential(nn.Linear(6, 12), nn.Dropout(0.2), nn.Tanh(), nn.Linear(12, 1))
+    model = DistributedDataParallel(net) if dist.is_initialized() else net
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 9, gamma=0.7)
     run = Run(
@@ -58,21 +64,44 @@ def train(folder: Path, notes: Path) -> str:
         run.step(loss=loss)
     run.close()
     loader.close()
-    return f"{hash_parameters(model).whole:016x}"
+    return f"{hash_parameters(net).whole:016x}"
 
 
-def live(folder: Path, notes: Path, told: Path) -> int:
-    """Fork one life; returns its process."""
-    pid = os.fork()
-    if pid == 0:
-        code = 1
-        try:
-            told.write_text(train(folder, notes))
-            code = 0
-        finally:
-            sys.stderr.flush()
-            os._exit(code)
-    return pid
+def live(folder: Path, name: str, life: int, world: int) -> list[int]:
+    """Fork one life of every rank; returns their processes."""
+    pids = []
+    for rank in range(world):
+        pid = os.fork()
+        if pid == 0:
+            code = 1
+            try:
+                if world > 1:
+                    store = dist.FileStore(str(folder / f"store-{name}-{life}"), world)  # type: ignore[attr-defined]
+                    wait = timedelta(seconds=60)
+                    dist.init_process_group("gloo", store=store, rank=rank, world_size=world, timeout=wait)
+                told = train(folder / name, folder / f"notes-{name}-{rank}")
+                (folder / f"hash-{name}-{rank}").write_text(told)
+                code = 0
+            finally:
+                sys.stderr.flush()
+                os._exit(code)
+        pids.append(pid)
+    return pids
+
+
+def kill(pids: Sequence[int], plan: random.Random) -> bool:
+    """Kill a life now, all ranks at once or one before the others; returns whether any had not ended by itself."""
+    first = plan.choice(pids)
+    together = plan.random() < 0.5
+    os.kill(first, signal.SIGKILL)
+    if not together and len(pids) > 1:  # what lost a rank fails, or is ended by its launcher
+        time.sleep(plan.uniform(0.0, 0.3))
+    for pid in pids:
+        os.kill(pid, signal.SIGKILL)
+    codes = [os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in pids]
+    killed = -signal.SIGKILL in codes
+    assert killed or not any(codes), "a life failed by itself"
+    return killed
 
 
 def moment_of(folder: Path) -> str:
@@ -89,46 +118,44 @@ def moment_of(folder: Path) -> str:
 
 def main() -> None:
     """Kill lives until one reaches the end and enough were killed, then tell."""
-    folder, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, (seed, kills, world) = Path(sys.argv[1]), map(int, sys.argv[2:])
     plan = random.Random(seed)
     torch.set_num_threads(1)
     for _ in range(2):  # whatever is imported late, compaction's parts too, is imported once, before the forks
         train(folder / "warm-up", folder / "notes-warm-up")
     began = time.monotonic()
-    pid = live(folder / "undisturbed", folder / "notes-undisturbed", folder / "hash-undisturbed")
-    assert os.waitpid(pid, 0)[1] == 0
+    assert not any(os.waitpid(pid, 0)[1] for pid in live(folder, "undisturbed", 0, world))
     whole = time.monotonic() - began
     outcomes: dict[str, int] = {}
     runs: list[dict[str, Any]] = []
-    killed = number = 0
+    killed = number = life = 0
     while killed < kills or not runs:
         number += 1
         root = folder / f"run-{number}"
         while True:
-            pid = live(root, folder / f"notes-{number}", folder / f"hash-{number}")
+            life += 1
+            pids = live(folder, root.name, life, world)
             time.sleep(plan.uniform(0.0, 1.1 * whole))
-            os.kill(pid, signal.SIGKILL)
-            status = os.waitpid(pid, 0)[1]
-            if os.WIFEXITED(status):
-                assert os.WEXITSTATUS(status) == 0, "a life failed by itself"
+            if not kill(pids, plan):
                 break
             killed += 1
             moment = moment_of(root)
             outcomes[moment] = outcomes.get(moment, 0) + 1
         log = RunLog(root)
-        acknowledged = {int(line) for line in (folder / f"notes-{number}").read_text().split()}
-        recorded = {record["step"] for record in log.records() if "event" not in record and "step" in record}
-        runs.append(
-            {
-                "hash": (folder / f"hash-{number}").read_text(),
-                "missing": sorted(acknowledged - recorded),
-                "steps": [record["step"] for record in log.steps()],
-                "faults": [str(fault) for fault in log.verify()],
-                "attempts": len(log.attempts),
-                "redone": log.goodput().seconds["redone"],
-            }
-        )
-    expected = (folder / "hash-undisturbed").read_text()
+        for rank in range(world):
+            acknowledged = {int(line) for line in (folder / f"notes-{root.name}-{rank}").read_text().split()}
+            recorded = {record["step"] for record in log.records(rank) if is_step(record)}
+            runs.append(
+                {
+                    "hash": (folder / f"hash-{root.name}-{rank}").read_text(),
+                    "missing": sorted(acknowledged - recorded),
+                    "steps": [record["step"] for record in log.steps(rank)],
+                    "faults": [str(fault) for fault in log.verify()],
+                    "attempts": len(log.attempts),
+                    "redone": log.goodput(rank).seconds["redone"],
+                }
+            )
+    expected = (folder / "hash-undisturbed-0").read_text()
     print(json.dumps({"expected": expected, "killed": killed, "moments": outcomes, "runs": runs}))
 
 

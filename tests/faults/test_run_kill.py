@@ -14,13 +14,13 @@ from tests.faults.run_job import STEPS
 SCRIPT = Path(__file__).with_name("run_job.py")
 
 
-def check_kills(folder: Path, *, seed: int, kills: int) -> None:
-    command = [sys.executable, str(SCRIPT), str(folder), str(seed), str(kills)]
+def check_kills(folder: Path, *, seed: int, kills: int, world: int = 1) -> None:
+    command = [sys.executable, str(SCRIPT), str(folder), str(seed), str(kills), str(world)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1"}
     done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment)
     assert done.returncode == 0, done.stderr[-4000:]
     told = json.loads(done.stdout.splitlines()[-1])
-    print(f"\n{told['killed']} kills in {len(told['runs'])} runs; interrupted: {told['moments']}")
+    print(f"\n{told['killed']} kills in {len(told['runs']) // world} runs; interrupted: {told['moments']}")
     assert told["killed"] >= kills
     for run in told["runs"]:
         assert run["missing"] == []
@@ -37,3 +37,13 @@ def test_a_run_killed_twenty_times_ends_as_if_it_had_never_been_killed(tmp_path:
 @pytest.mark.timeout(3600)
 def test_a_thousand_kills_change_nothing_either(tmp_path: Path) -> None:
     check_kills(tmp_path, seed=2, kills=1000)
+
+
+def test_two_ranks_of_which_one_or_both_are_killed_end_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    check_kills(tmp_path, seed=3, kills=3, world=2)
+
+
+@pytest.mark.soak
+@pytest.mark.timeout(3600)
+def test_two_hundred_kills_of_two_ranks_change_nothing_either(tmp_path: Path) -> None:
+    check_kills(tmp_path, seed=4, kills=200, world=2)

@@ -140,41 +140,63 @@ def test_a_function_may_decide_what_is_left_out(tmp_path: Path) -> None:
     assert asked == [("nan", (BAD, BAD + 1))]
 
 
+class Counted:
+    """Yields numbered batches; its state is the number, and beginning a pass draws, as torch's loaders do."""
+
+    def __init__(self) -> None:
+        self.next = 0
+
+    def __iter__(self) -> Any:
+        torch.rand(())
+        return self._rest()
+
+    def _rest(self) -> Any:
+        while self.next < 60:
+            self.next += 1
+            bad = float("nan") if self.next - 1 == BAD else 0.1 * self.next
+            yield {"x": torch.full((4, 6), bad), "y": torch.ones(4, 1)}
+
+    def state_dict(self) -> dict[str, int]:
+        return {"next": self.next}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        self.next = state["next"]
+
+
 def test_a_loader_that_cannot_skip_has_its_bad_batches_thrown_away(tmp_path: Path) -> None:
-    class Counted:
-        """Yields numbered batches; its state is the number."""
-
-        def __init__(self) -> None:
-            self.next = 0
-
-        def __iter__(self) -> Any:
-            while self.next < 60:
-                self.next += 1
-                bad = float("nan") if self.next - 1 == BAD else 1.0
-                yield {"x": torch.full((4, 6), bad), "y": torch.ones(4, 1)}
-
-        def state_dict(self) -> dict[str, int]:
-            return {"next": self.next}
-
-        def load_state_dict(self, state: dict[str, int]) -> None:
-            self.next = state["next"]
-
-    from holdfast.run import Run
-
     job = make_job()
-    with Run(
-        tmp_path / "run",
-        model=job.model,
-        optimizer=job.optimizer,
-        scheduler=job.scheduler,
-        loader=Counted(),
-        options=OPTIONS,
-        on_finding={"nan": "rollback"},
-    ) as run:
+    with job.run(tmp_path / "run", loader=Counted(), options=OPTIONS, on_finding={"nan": "rollback"}) as run:
         train(job, run)
     steps = RunLog(tmp_path / "run").steps()
     assert [record["batches"] for record in steps[32:35]] == [[32, 33], [34, 35], [35, 36]]
     assert len(steps) == 59
+
+
+@pytest.mark.parametrize("foreign", [False, True])
+@pytest.mark.parametrize("accumulate", [1, 2])
+def test_steps_before_during_and_after_a_rollback_come_out_as_recorded(
+    tmp_path: Path, foreign: bool, accumulate: int
+) -> None:
+    job = nan_job(BAD)
+    job.loader = Counted() if foreign else job.loader  # type: ignore[assignment]
+
+    def step(batch: Any) -> Any:
+        return [job.step(one) for one in (batch if accumulate > 1 else [batch])][-1]
+
+    with job.run(
+        tmp_path / "run",
+        steps=50 // accumulate,
+        train_step=step,
+        accumulate=accumulate,
+        options=RunOptions(save_every=5, keep=20, handle_signals=False),
+        on_finding={"nan": "rollback"},
+        rollback=RollbackOptions(rate_scale=0.5),
+    ) as run:
+        run.train()
+    (decision,) = run.log.events("rollback")
+    for begin in range(0, 50 // accumulate - 6, 5):
+        found = run.replay(range(begin, begin + 6))
+        assert (found.began_at, found.differs_at, found.rate_differs_at) == (begin, None, None), decision
 
 
 def test_stop_stops_and_says_why(tmp_path: Path) -> None:

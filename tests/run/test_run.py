@@ -148,30 +148,28 @@ def test_an_evaluation_stays_out_of_the_series_and_changes_no_generator(tmp_path
 
 
 @pytest.mark.filterwarnings("ignore:'set_vital' is deprecated")
-def test_any_iterable_with_a_state_will_do(tmp_path: Path) -> None:
+@pytest.mark.parametrize("stop", [7, 16, 20])  # within the first pass, at its end, within the second
+def test_any_iterable_with_a_state_will_do(tmp_path: Path, stop: int) -> None:
+    """Torch's loaders draw from the training's generator when a pass begins; one that continues must not show it."""
     from torchdata.stateful_dataloader import StatefulDataLoader
 
-    def job_and_loader() -> tuple[Any, Any]:
-        made = make_job()
-        rows = [{"x": torch.randn(6), "y": torch.zeros(1), "n": n} for n in range(64)]
-        return made, StatefulDataLoader(rows, batch_size=4)
+    seen: dict[str, list[list[int]]] = {"whole": [], "stopped": []}
 
-    job, loader = job_and_loader()
-    seen: list[list[int]] = []
-    run = Run(tmp_path / "run", model=job.model, optimizer=job.optimizer, loader=loader, options=QUICK)
-    for batch in run:
-        seen.append(batch["n"].tolist())
-        run.step(loss=job.step(batch))
-        if run.step_number == 7:
-            break
-    run.close()
-    job, loader = job_and_loader()
-    with Run(tmp_path / "run", model=job.model, optimizer=job.optimizer, loader=loader, options=QUICK) as run:
-        resumed = []
-        for batch in run:
-            resumed.append(batch["n"].tolist())
-            run.step(loss=job.step(batch))
-    assert seen[:5] + resumed == [list(range(n, n + 4)) for n in range(0, 64, 4)]
+    def life(name: str, until: int) -> int:
+        job = make_job()
+        rows = [{"x": torch.full((6,), n / 64), "y": torch.zeros(1), "n": n} for n in range(64)]
+        loader = StatefulDataLoader(rows, batch_size=4, shuffle=True)
+        with job.run(tmp_path / name, loader=loader, steps=until) as run:
+            while run.step_number < until:
+                for batch in run:
+                    seen[name].append(batch["n"].tolist())
+                    run.step(loss=job.step(batch))
+        return job.hash
+
+    expected = life("whole", 40)
+    life("stopped", stop)
+    assert life("stopped", 40) == expected
+    assert seen["stopped"] == seen["whole"]
 
 
 def test_metrics_continue_with_the_run(tmp_path: Path) -> None:

@@ -45,6 +45,7 @@ class Attempt:
         batch: batches taken for them.
         reached: one more than the highest step any attempt has done; steps below are redone.
         discard: batches a rollback left out, of a loader that cannot skip them itself.
+        passing: whether a pass over the data is under way.
         saved_step: the step of the last checkpoint.
         saved_at: when it was begun.
     """
@@ -63,6 +64,7 @@ class Attempt:
     batch: int = 0
     reached: int = 0
     discard: set[int] = field(default_factory=set)
+    passing: bool = False
     saved_step: int = -1
     saved_at: float = field(default_factory=time.monotonic)
 
@@ -270,5 +272,6 @@ def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -
     attempt.step, attempt.batch = position["step"], position["batch"]
     attempt.reached = max(attempt.reached, position["reached"])
     attempt.discard = set(position["discard"])
+    attempt.passing = position.get("passing", False)
     attempt.saved_step = found.step
     return restored.notes

@@ -9,7 +9,7 @@ from typing import Any
 from holdfast.run.run_log import Record
 from holdfast.run.snapshot import Components
 
-__all__ = ["Cure", "abandoned_name", "cures_for", "unfinished"]
+__all__ = ["Cure", "abandoned_name", "cures_for", "cures_since", "unfinished"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,16 +73,25 @@ class Cure:
             _scale_rate(components, self.rate_scale)
 
 
-def cures_for(events: Iterable[Record], step: int) -> list[Cure]:
-    """Return the cures decided since the checkpoint of this step was saved, in order: it does not hold them yet."""
-    pending: dict[int, list[Cure]] = {}
+def cures_since(events: Iterable[Record], step: int) -> dict[int, list[Cure]]:
+    """Return the cures decided since the checkpoint of this step was saved, by the step from which on they count.
+
+    The checkpoint holds none of them yet. Those of a branch that was given up do not count.
+    """
+    found: dict[int, list[Cure]] = {}
     for event in events:
-        if event["event"] == "checkpoint":
-            pending[event["step"]] = []
+        if event["event"] == "checkpoint" and event["step"] == step:
+            found = {}
         elif event["event"] == "rollback":
-            pending = {at: cures for at, cures in pending.items() if at <= event["to"]}
-            pending.setdefault(event["to"], []).append(Cure.from_json(event["cure"]))
-    return pending.get(step, [])
+            found = {at: cures for at, cures in found.items() if at <= event["to"]}
+            if event["to"] >= step:
+                found.setdefault(event["to"], []).append(Cure.from_json(event["cure"]))
+    return found
+
+
+def cures_for(events: Iterable[Record], step: int) -> list[Cure]:
+    """Return the cures that count from the checkpoint of this step on, in order."""
+    return cures_since(events, step).get(step, [])
 
 
 def unfinished(events: Iterable[Record]) -> Record | None:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import random
 import sys
+from collections.abc import Iterator
 from typing import Any
 
 import torch
 
-__all__ = ["generator_states", "restore_generators"]
+__all__ = ["begin_pass", "generator_states", "restore_generators"]
 
 
 def generator_states() -> dict[str, Any]:
@@ -49,3 +50,18 @@ def restore_generators(states: dict[str, Any]) -> None:
         count = min(len(devices), torch.cuda.device_count())
         for number in range(count):
             torch.cuda.set_rng_state(devices[number], number)
+
+
+def begin_pass(loader: Any, *, begun: bool) -> Iterator[Any]:
+    """Return a loader's batches.
+
+    Args:
+        loader: any iterable; torch's own draw from the global generator when a pass begins.
+        begun: the pass had begun before its state was restored, so what is drawn now was drawn before those of the
+            generators were: they are put back.
+    """
+    states = generator_states() if begun else None
+    batches: Iterator[Any] = iter(loader)
+    if states is not None:
+        restore_generators(states)
+    return batches

@@ -11,8 +11,9 @@ from typing import Any
 from holdfast.errors import RollbackError, RunError
 from holdfast.run.agreement import Agreed, Agreement, Wish
 from holdfast.run.attempt import Attempt
+from holdfast.run.feed import Feed
 from holdfast.run.gauge import Gauge
-from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.generators import begin_pass, generator_states, restore_generators
 from holdfast.run.layout import RunFolder
 from holdfast.run.metrics_notes import MetricsNotes
 from holdfast.run.monitor import Monitor, RankComparison
@@ -23,7 +24,7 @@ from holdfast.run.reactions import Reactions
 from holdfast.run.reading_notes import ReadingNotes
 from holdfast.run.rollback import RollbackOptions, roll_back
 from holdfast.run.saving import Saving
-from holdfast.run.snapshot import Components, move_loader
+from holdfast.run.snapshot import Components
 from holdfast.run.step_record import StepRecord
 from holdfast.run.step_writer import StepWriter
 from holdfast.run.watchdog import Watchdog
@@ -32,8 +33,6 @@ __all__ = ["Loop"]
 
 # How many steps may wait for their numbers to arrive from the device before one of them is waited for.
 MAX_BEHIND = 2
-# Steps whose batches are remembered, to say which batches a finding suspects.
-MAX_REMEMBERED_STEPS = 10_000
 # How many times the last save's duration is kept in reserve before a known end of time.
 SAVE_RESERVE = 2.0
 # More batches than anybody accumulates for one step: the program may have forgotten to call ``step``.
@@ -74,17 +73,12 @@ class Loop:
         self._waiting: deque[StepRecord] = deque()
         self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
-        self._first_batch = attempt.batch
-        self._has_order = components.has_order
-        self._loader_step: int = getattr(components.loader, "step", 0)  # where the loader stood after the last step
+        self._feed = Feed(attempt, components)
         self._in_loop = False  # batches are being handed out, or the program has left the loop in between
         self._closed = False
-        self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
         self._reading = ReadingNotes(attempt, components.loader)
         self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
-        self._handed_out = 0.0
         self._jumped = False
-        self._noted_schedule: Any = None  # the schedule the log knows; a jump of the loader makes another
         # Alone, there is only something to decide where somebody has a wish.
         self._always_agrees = (
             attempt.ranks.world > 1 or options.time_limit is not None or options.save_minutes is not None
@@ -122,12 +116,13 @@ class Loop:
             steps: returns how many steps there are in all.
             on_end: called when it has ended, and not where the program leaves the loop.
         """
-        attempt, watchdog = self.attempt, self._watchdog
+        attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
-        has_order = self._has_order
+        has_order = feed.has_order
         self._come_back()
         while not self._is_over():
-            batches = iter(loader)
+            batches = begin_pass(loader, begun=attempt.passing)
+            attempt.passing = True
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
                 watchdog.place = ("data", attempt.step)
@@ -135,15 +130,16 @@ class Loop:
                     batch = next(batches)
                 except StopIteration:
                     lap("data")
+                    attempt.passing = False
                     break
                 lap("data")
-                if has_order and loader.schedule is not self._noted_schedule:
-                    self._note_stream()
+                if has_order and loader.schedule is not feed.noted_schedule:
+                    feed.note_stream()
                 attempt.batch += 1
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
-                    self._first_batch = attempt.batch if self._pending is None else self._first_batch
+                    feed.leave_out()
                     continue
-                self._handed_out = now.mark
+                feed.handed_out = now.mark
                 watchdog.place = ("step", attempt.step)
                 yield batch
                 lap("step")
@@ -151,16 +147,17 @@ class Loop:
                     self._settle()
                     if self._is_over():
                         break
-                elif attempt.batch - self._first_batch == MANY_BATCHES:
+                elif attempt.batch - feed.first_batch == MANY_BATCHES:
                     _warn(f"{MANY_BATCHES} batches were taken since the last step: does the program call run.step()?")
             if self._is_over():
                 break
             if self._jumped or self._settle_last():
                 continue
-            if attempt.batch > self._first_batch == 0:
+            if attempt.batch > feed.first_batch == 0:
                 _warn("the data has ended, and run.step() was never called: nothing is recorded")
             self._in_loop = False
             self.finish()
+            attempt.passing = False
             watchdog.place = ("idle", attempt.step)
             break
         self._in_loop = False
@@ -177,6 +174,7 @@ class Loop:
                 self._settle()
             else:
                 self._take_back()
+            self.attempt.passing = False
         self._in_loop = True
 
     def _take_back(self) -> bool:
@@ -185,24 +183,8 @@ class Loop:
         It does not where an optimizer has moved on since, where a forward pass may have moved the generators, or where
         the loader cannot go back.
         """
-        attempt, loader = self.attempt, self._components.loader
-        untouched = not self._gauge.stepped and self._gauge.forward_ended <= self._handed_out
-        if attempt.batch == self._first_batch:
-            return untouched
-        if self._gauge.stepped or not self._has_order:
-            return False
-        move_loader(loader, self._loader_step)
-        self._noted_schedule = None
-        attempt.batch = self._first_batch
-        return untouched
-
-    def _note_stream(self) -> None:
-        """Write the stream's state where its schedule has changed, so that the log says which samples a batch held."""
-        loader = self._components.loader
-        if self.attempt.ranks.is_first:
-            state = loader.state_dict()
-            self.attempt.note("stream", step=self.attempt.step, batch=self.attempt.batch, state=state)
-        self._noted_schedule = loader.schedule
+        gauge, feed = self._gauge, self._feed
+        return not gauge.stepped and feed.take_back() and gauge.forward_ended <= feed.handed_out
 
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         """Take what the program says of the step it has just done."""
@@ -211,7 +193,7 @@ class Loop:
             raise RunError("a step outside the loop", hint="call step() inside `for batch in run:`")
         if self._pending is not None:
             raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
-        batches = (self._first_batch, attempt.batch)
+        batches = (self._feed.first_batch, attempt.batch)
         self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
         if attempt.ranks.world > 1:
             self._pending.own_time = self._own_seconds()
@@ -276,11 +258,8 @@ class Loop:
         assert record is not None
         attempt = self.attempt
         self._waiting.append(record)
-        self._batches_of.append((record.step, record.batches[0]))
+        self._feed.close_step(record.step)
         attempt.step += 1
-        self._first_batch = attempt.batch
-        if self._has_order:
-            self._loader_step = self._components.loader.step
 
     def _settle_last(self) -> bool:
         """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
@@ -303,8 +282,8 @@ class Loop:
 
     def _own_seconds(self) -> float:
         """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
-        ended = self._gauge.forward_ended
-        return max(0.0, ended - self._handed_out) if self._handed_out else 0.0
+        began = self._feed.handed_out
+        return max(0.0, self._gauge.forward_ended - began) if began else 0.0
 
     def _act(self, agreed: Agreed) -> None:
         """Do what all ranks have agreed on."""
@@ -346,17 +325,14 @@ class Loop:
         self._write_all()
         self._saving.wait()
         self._watchdog.place = ("restore", attempt.step)
-        onset = finding["onset"] - self._rollback.before
-        first = next((batch for step, batch in self._batches_of if step >= onset), attempt.batch)
+        suspects = self._feed.suspects(finding["onset"] - self._rollback.before)
         try:
-            roll_back(attempt, self._components, self._rollback, finding, (first, attempt.batch))
+            roll_back(attempt, self._components, self._rollback, finding, suspects)
         except RollbackError as error:
             self._reactions.stop(finding, error.message)
         self._reactions.take()
         self._gauge.take()
-        self._batches_of.clear()
-        self._first_batch = attempt.batch
-        self._loader_step = getattr(self._components.loader, "step", 0)
+        self._feed.jump()
         self._jumped = True
 
     def _compare_hashes(self, step: int, hashes: list[int]) -> None:

@@ -10,20 +10,21 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 import torch
 
 from holdfast.errors import ConfigError, RunError
 from holdfast.run.checkpoints import Checkpoints, Found
-from holdfast.run.cure import cures_for
+from holdfast.run.cure import cures_since
 from holdfast.run.gauge import Gauge
-from holdfast.run.generators import generator_states, restore_generators
+from holdfast.run.generators import begin_pass, generator_states, restore_generators
 from holdfast.run.layout import RunFolder
 from holdfast.run.optimizer_state import collect_optimizer, parameter_names, restore_optimizer
 from holdfast.run.ranks import Ranks
 from holdfast.run.run_log import Record, RunLog
-from holdfast.run.snapshot import Components
+from holdfast.run.snapshot import Components, move_loader
 from holdfast.run.step_record import StepRecord
 
 __all__ = ["Held", "Rehearsal", "rehearsing"]
@@ -115,7 +116,9 @@ class Rehearsal:
         self._train_step = train_step
         self._accumulate = accumulate
         self._on_step = on_step
-        self._cures = cures_for(log.events(), checkpoint.step)
+        self._cures = cures_since(log.events(), checkpoint.step)
+        # The newest state of the stream says of every batch what it held, those after a later cure included.
+        self._stream = next((event["state"] for event in reversed(log.events("stream"))), None)
         self._recorded = {record["step"]: record for record in log.steps(ranks.rank)}
         self._gauge = Gauge(components.model, components.optimizers, grad_norm=True, stats_every=1)
         self._begin()
@@ -125,13 +128,24 @@ class Rehearsal:
         for parameter in self.components.model.parameters():
             parameter.grad = None
         restored = self.components.restore(self.checkpoint.path, self.ranks)
-        for cure in self._cures:
-            cure.apply(self.components, set())
         self.step: int = restored.position["step"]
         self._batch: int = restored.position["batch"]
+        self._discard = set(restored.position["discard"])
+        if self.components.has_order and self._stream is not None:
+            self.components.loader.load_state_dict(self._stream)
+            move_loader(self.components.loader, self._batch)
+        self._apply_cures()
         self._first = (self.step, self._batch)
+        self._within_pass: bool = restored.position.get("passing", False)
         self._iterator: Iterator[Any] | None = None
         self._transform: Callable[[int, Any], Any] | None = None  # changes a batch, given its number
+
+    def _apply_cures(self) -> None:
+        """Do differently what the run did differently from this step on."""
+        for cure in self._cures.get(self.step, ()):
+            if self.components.has_order and self._stream is not None:  # the stream is as it became
+                cure = replace(cure, skip_batches=None, mask_batches=None, skip_samples={}, mask_samples={})
+            cure.apply(self.components, self._discard)
 
     def rewind(self) -> None:
         """Go back to the checkpoint, from memory; masks and skips made since are forgotten."""
@@ -151,16 +165,19 @@ class Rehearsal:
             layers: measure every layer's gradient and weights too.
             batch: make it of this batch alone, instead of the run's own.
         """
+        if self.step > self._first[0]:
+            self._apply_cures()
         known = self._recorded.get(self.step)
-        count = known["batches"][1] - known["batches"][0] if known is not None else self._accumulate
-        batches = [self._next_batch() for _ in range(count)] if batch is None else [batch]
-        count = len(batches)
+        batches = [batch] if batch is not None else self._next_batches(known)
+        first = self._batch - len(batches)
+        if known is not None and batch is None:
+            first = known["batches"][0]
         self._gauge.wants_layers = lambda: layers
         self._gauge.take()
-        made = self._train_step(batches[0] if self._accumulate == 1 and count == 1 else batches)
+        made = self._train_step(batches[0] if self._accumulate == 1 and len(batches) == 1 else batches)
         fields = dict(made) if isinstance(made, Mapping) else {"loss": made}
         loss, norm = fields.pop("loss", None), fields.pop("grad_norm", None)
-        record = StepRecord(self.step, (self._batch - count, self._batch), loss, norm, fields, self._gauge.take())
+        record = StepRecord(self.step, (first, self._batch), loss, norm, fields, self._gauge.take())
         self.step += 1
         if self._on_step is not None:
             self._on_step()
@@ -172,15 +189,29 @@ class Rehearsal:
             raise RunError("a rehearsal only goes forward", step=step, next_step=self.step, hint="rewind it first")
         return [self.take_step() for _ in range(step - self.step)]
 
-    def _next_batch(self) -> Any:
+    def _next_batches(self, known: Record | None) -> list[Any]:
+        """Return the batches of the next step: those that were recorded, or as many as a step takes."""
+        batches: list[Any] = []
+        while self._batch < known["batches"][1] if known is not None else len(batches) < self._accumulate:
+            number, self._batch = self._batch, self._batch + 1
+            batch = self.components.loader.batch_at(number) if self.components.has_order else self._next_of_pass()
+            if number not in self._discard:
+                batches.append(batch if self._transform is None else self._transform(number, batch))
+        return batches
+
+    def _next_of_pass(self) -> Any:
+        """Return the next batch of a loader that can only go on; a pass that ends is followed by another."""
         loader = self.components.loader
-        if self.components.has_order:
-            batch = loader.batch_at(self._batch)
-        else:
-            self._iterator = iter(loader) if self._iterator is None else self._iterator
-            batch = next(self._iterator)
-        self._batch += 1
-        return batch if self._transform is None else self._transform(self._batch - 1, batch)
+        if self._iterator is None:
+            self._iterator = begin_pass(loader, begun=self._within_pass)
+        try:
+            return next(self._iterator)
+        except StopIteration:
+            self._iterator = iter(loader)
+            try:
+                return next(self._iterator)
+            except StopIteration:
+                raise RunError("the data has ended", step=self.step) from None
 
     def close(self) -> None:
         """Remove the hooks."""

@@ -61,6 +61,7 @@ class Saving:
             "batch": attempt.batch,
             "reached": attempt.reached,
             "discard": sorted(attempt.discard),
+            "passing": attempt.passing,
         }
         about = self._describe()
         attempt.recorder.sync()

@@ -1,0 +1,51 @@
+"""A run of two ranks under torchrun: one of them is killed, torchrun starts both again, and nothing shows it."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from tests.faults.run_job import STEPS
+
+from holdfast.run import RunLog
+from holdfast.run.run_log import is_step
+
+pytestmark = pytest.mark.distributed
+
+WORKER = Path(__file__).with_name("run_kill_worker.py")
+
+
+def launch(folder: Path, *, kills: int) -> None:
+    """Train one run after another under torchrun, with this many kills."""
+    folder.mkdir()
+    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
+    done = subprocess.run(
+        [*command, f"--max-restarts={kills}", "--monitor-interval=0.1", str(WORKER), str(folder), "7", str(kills)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+
+
+@pytest.mark.soak  # every restart imports torch again; tests/faults/test_run_kill.py kills ranks that are forked
+@pytest.mark.timeout(3600)
+def test_forty_restarts_by_torchrun_end_as_if_no_rank_had_been_killed(tmp_path: Path) -> None:
+    launch(tmp_path / "undisturbed", kills=0)
+    launch(tmp_path / "killed", kills=40)
+    runs = len(list((tmp_path / "killed").glob("run-*")))
+    lives = [len(RunLog(tmp_path / "killed" / f"run-{number}").attempts) for number in range(runs)]
+    print(f"\n40 kills in {runs} runs, begun {lives} times")
+    for number in range(runs):
+        log = RunLog(tmp_path / "killed" / f"run-{number}")
+        assert log.verify() == []
+        for rank in range(2):
+            acknowledged = {int(line) for line in (tmp_path / "killed" / f"notes-{number}-{rank}").read_text().split()}
+            assert acknowledged <= {record["step"] for record in log.records(rank) if is_step(record)}
+            assert [record["step"] for record in log.steps(rank)] == list(range(STEPS))
+            hashes = [tmp_path / name for name in ("undisturbed/hash-0-0", f"killed/hash-{number}-{rank}")]
+            assert hashes[0].read_text() == hashes[1].read_text()
