@@ -4,8 +4,12 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 BENCH_STAMP := $(VENV)/.installed-bench
+LOWEST := .venv-lowest
 
-.PHONY: setup services demo test test-fast check bench soak docs format clean screenshots
+# Tests and examples start hundreds of processes: each would compile the package again where bytecode is not kept.
+export PYTHONDONTWRITEBYTECODE :=
+
+.PHONY: setup services demo test test-fast test-lowest check bench soak docs format clean screenshots
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -30,6 +34,13 @@ demo: setup
 
 test: setup
 	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+
+# The same tests with the lowest version of everything that pyproject.toml declares. pip installs torch, as everywhere.
+test-lowest:
+	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)
+	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
+	VIRTUAL_ENV=$(LOWEST) UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
 test-fast: setup
@@ -59,5 +70,5 @@ screenshots: setup
 	$(BIN)/python bench/screenshots.py
 
 clean:
-	rm -rf $(VENV) site build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) site build .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -1,4 +1,4 @@
-"""How fast the debugger is: from a file to a report, points a second through the detectors, memory, a live step.
+"""How fast the debugger is: from a file to a report, points per second through the detectors, memory, a live step.
 
 The peers are what people write by hand: pandas to read the file, a rolling mean and standard deviation, and an alarm
 beyond six of them. That sees one thing where the detectors see fifteen; it is here for scale. Where the fault lab's
@@ -96,7 +96,7 @@ def peak_bytes(call: Callable[[], object]) -> int:
 
 
 def online_seconds(steps: int) -> tuple[float, float]:
-    """Wall and CPU seconds a step of feeding twenty signals, looks included."""
+    """Wall and CPU seconds per step of feeding twenty signals, looks included."""
     rows = [
         dict(zip((s.name for s in signals), (float(s.values[n]) for s in signals), strict=True))
         for signals in [make_signals(steps)]
@@ -284,7 +284,7 @@ PARTS = ("detectors", "files", "text", "online", "lab")
 
 
 def detector_speed(steps: int, rounds: int) -> tuple[dict[str, float], str]:
-    """How many points a second go through the detectors beside the peer, and the memory they take; the peer's name."""
+    """Points per second through the detectors beside the peer, and the memory they take; the peer's name."""
     signals = make_signals(steps)
     points = float(sum(len(signal.values) for signal in signals))
     assert detect(signals) == 0, "the benchmark's run is healthy"

@@ -1,4 +1,4 @@
-"""Runs every benchmark of this folder in sequence and writes RESULTS.md: one table a benchmark.
+"""Run every benchmark of this folder in sequence and write RESULTS.md: one table per benchmark.
 
 A benchmark that fails becomes a line that says so; the others still run, and the exit code tells.
 """

@@ -30,7 +30,7 @@ ROW_GROUPS = 50
 
 
 def rates(sides: dict[str, Begin], *, rounds: int, seconds: float, settle: int = 0) -> dict[str, float]:
-    """The median samples a second of each side. Each keeps its place from turn to turn, so start-up is not measured.
+    """The median samples per second of each side. Each keeps its place from turn to turn, so start-up is not measured.
 
     With worker processes, ``settle`` batches are taken before the clock starts: those read ahead during the others'
     turns, while the others' workers fill up what they read ahead.

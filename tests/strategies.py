@@ -139,7 +139,7 @@ def _resize(draw: st.DrawFn, length: int, adaptive: bool) -> Resize:
     world = draw(st.integers(1, min(length, 6)))
     after = draw(st.integers(0, 6))
     if adaptive:
-        # At 8 samples a rank even the smallest share drawn here (1 part of 1 + 4·5) is a whole sample; so it must be
+        # At 8 samples per rank even the smallest share drawn here (1 part of 1 + 4·5) is a whole sample; so it must be
         # without new shares too, as a resize to the same world size keeps the ones there were.
         return Resize(after, world, 8 * world, draw(st.none() | shares(world)))
     return Resize(after, world, draw(st.integers(world, 4 * world)))

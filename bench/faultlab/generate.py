@@ -43,7 +43,7 @@ def generate(
 
 
 def label_again(folder: Path, *, draw: int = 0) -> int:
-    """Derive every label anew from the stored records; returns how many changed."""
+    """Derive every label again from the stored records; returns how many changed."""
     from bench.faultlab.label import label_fault, label_twin
 
     changed = 0

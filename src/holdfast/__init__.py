@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from holdfast.lazy_names import stub_names as _stub_names
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __getattr__, __dir__, __all__ = _stub_names(__name__, __file__)
 __all__ = sorted([*__all__, "__version__", "errors"])

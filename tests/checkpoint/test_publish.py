@@ -6,6 +6,7 @@ import multiprocessing
 import os
 import shutil
 import subprocess
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -295,3 +296,24 @@ def test_a_cut_off_checkpoint_neither_counts_nor_goes_when_the_last_k_are_kept(t
     assert names(tmp_path) == ["step-1", "step-2", "step-3"]
     checkpoint.save(state(4), tmp_path / "step-4", step=4, keep=2)
     assert names(tmp_path) == ["step-2", "step-3", "step-4"]
+
+
+@pytest.mark.parametrize("error", [PermissionError(13, "not permitted"), FileNotFoundError(2, "gone")], ids=repr)
+def test_an_older_checkpoint_that_cannot_be_removed_does_not_make_the_save_fail(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: OSError
+) -> None:
+    checkpoint.save({"w": torch.ones(3)}, tmp_path / "step-1", step=1)
+    rename = os.rename
+
+    def refusing(source: Path, target: Path) -> None:
+        if Path(source).name == "step-1":
+            raise error
+        rename(source, target)
+
+    monkeypatch.setattr(os, "rename", refusing)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        report = checkpoint.save({"w": torch.ones(3)}, tmp_path / "step-2", step=2, keep=1)
+    assert report.removed == ()
+    assert ["not permitted" in str(one.message) for one in caught] == [True] * isinstance(error, PermissionError)
+    assert verify_checkpoint(tmp_path / "step-2", require_manifest=True).sound

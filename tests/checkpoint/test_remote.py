@@ -173,7 +173,7 @@ def test_a_checkpoint_in_s3_loads_and_verifies(folder: Path) -> None:
             system.pipe_file(f"runs/c/{path.name}", path.read_bytes())
         layer = RemoteFiles("s3://runs/c", **options)
         state = blank(SAVED)
-        report = checkpoint.load(state, "/", file_layer=layer, num_workers=4)
+        report = checkpoint.load(state, layer.url, file_layer=layer, num_workers=4)
         assert_same(state, SAVED)
         assert report.verified == 3
         assert verify_checkpoint("/", file_layer=layer).sound

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import resource
@@ -10,11 +11,15 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
+import warnings
+from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from tests.checkpoint.support import State, assert_same, blank, load, nothing_left_behind, random_bits
@@ -99,6 +104,68 @@ def test_a_background_save_stores_the_state_of_the_moment_it_was_called(tmp_path
         assert pending.result(60).step == 5
         assert pending.done()
     assert_same(load(blank(state(5)), ParallelFileSystemReader(place(tmp_path, 5))), state(5))
+
+
+def test_a_background_save_stores_what_a_save_stores(tmp_path: Path) -> None:
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # torch is about to drop quantized tensors
+        quantized = torch.quantize_per_tensor(torch.arange(6.0), 0.5, 3, torch.qint8)
+    tied = torch.nn.Parameter(random_bits(5))
+    values: dict[str, Any] = {
+        "size": torch.Size([1, 2]),
+        "queue": deque([OrderedDict(a=1)], maxlen=3),
+        "stream": io.BytesIO(b"abc"),
+        "array": np.arange(3),
+        "imaginary": torch.tensor([1 + 2j, 3 - 4j]).conj().imag,
+        "quantized": quantized,
+        "expanded": torch.arange(3.0).expand(2, 3),
+        "model": {"one": tied, "two": tied},
+    }
+    checkpoint.save(values, tmp_path / "now", step=1)
+    pending = checkpoint.async_save(values, tmp_path / "later", step=1)
+    values["stream"].write(b"zzz")
+    values["array"][:] = 9
+    pending.result()
+    manifests = [read_manifest(tmp_path / name, LocalFiles()) for name in ("now", "later")]
+    now, later = ({record[0]: record[-1] for record in one.records} for one in manifests if one is not None)
+    assert now == later
+    assert len(now) == 9
+
+
+def test_a_state_that_cannot_be_copied_is_a_save_that_failed(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointWriteError, match="lock"):
+        checkpoint.async_save({"w": torch.ones(3), "lock": threading.Lock()}, tmp_path / "c", step=1)
+    assert names(tmp_path) == []
+
+
+def test_a_path_means_what_it_meant_when_it_was_given(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(saved(tmp_path, 1).parent)
+    busy = checkpoint.async_save(state(2), "step-00000002", step=2)
+    pending, reader = (
+        checkpoint.async_save(state(3), "step-00000003", step=3),
+        ParallelFileSystemReader("step-00000001"),
+    )
+    monkeypatch.chdir("/")
+    assert pending.result().path.parent == busy.result().path.parent == tmp_path
+    assert names(tmp_path) == [f"step-{step:08}" for step in (1, 2, 3)]
+    wiped = blank(state())
+    load(wiped, reader)
+    assert_same(wiped, state())
+    assert reader.checkpoint_id == Path("step-00000001")
+
+
+def test_a_background_save_leaves_the_warning_filters_alone(tmp_path: Path) -> None:
+    """They belong to all threads: a filter that the program sets meanwhile must stand afterwards."""
+    seen: list[Any] = []
+
+    class Looking:
+        def __reduce__(self) -> tuple[Any, ...]:
+            seen.append(list(warnings.filters))
+            return (int, (1,))
+
+    checkpoint.async_save({"w": torch.ones(3), "o": Looking()}, tmp_path / "c", step=1).result()
+    assert seen
+    assert all(filters == warnings.filters for filters in seen)
 
 
 def test_a_background_save_that_fails_says_so_when_asked(tmp_path: Path) -> None:
@@ -335,6 +402,14 @@ def test_what_nobody_asks_for_is_named_in_a_warning_and_in_the_report(tmp_path: 
     assert len(report.not_loaded) == 6
     assert checkpoint.load(fresh, tmp_path / "c", warn_not_loaded=False).not_loaded == report.not_loaded
     assert checkpoint.load(full, tmp_path / "c").not_loaded == ()
+
+
+def test_a_tensor_without_elements_is_not_called_left_behind(tmp_path: Path) -> None:
+    values = {"w": torch.ones(3), "none": torch.empty(0), "rows": torch.empty(3, 0)}
+    checkpoint.save(values, tmp_path / "c", step=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert checkpoint.load(blank(values), tmp_path / "c").not_loaded == ()
 
 
 def test_background_saves_of_one_process_are_made_in_the_order_of_the_calls(tmp_path: Path) -> None:

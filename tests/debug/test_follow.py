@@ -20,7 +20,7 @@ from holdfast.debug.types import DebugReport, Failure, Signal, Verdict
 from holdfast.errors import UnreadableLogError
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
-SLACK = 64  # The bytes before the last offset that are looked at again, to notice a file that was written anew.
+SLACK = 64  # The bytes before the last offset that are looked at again, to notice a file that was written again.
 
 
 def json_lines(loss: np.ndarray, start: int = 0) -> str:
@@ -172,13 +172,13 @@ def test_a_line_is_read_when_its_end_has_been_written(tmp_path: Path) -> None:
     assert (own.steps[-1], own.values[-1]) == (20, 1.25)
 
 
-@pytest.mark.parametrize("how", ["replaced", "cut", "written anew"])
+@pytest.mark.parametrize("how", ["replaced", "cut", "written again"])
 def test_a_file_that_starts_over_is_read_from_its_beginning(tmp_path: Path, how: str) -> None:
     path = tmp_path / "log.jsonl"
     follower = OnlineDebugger(DEBUGGER, paths=[path])
     append(path, json_lines(falling_loss(200)))
     look(follower)
-    fresh = json_lines(falling_loss({"replaced": 200, "cut": 50, "written anew": 300}[how], start=9.0, seed=4))
+    fresh = json_lines(falling_loss({"replaced": 200, "cut": 50, "written again": 300}[how], start=9.0, seed=4))
     if how == "replaced":
         other = tmp_path / "new"
         other.write_text(fresh)

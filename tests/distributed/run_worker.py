@@ -47,7 +47,7 @@ class Net(nn.Module):
 
 
 def replicated(net: nn.Module) -> nn.Module:
-    # Without this option DDP lays its buckets out anew after the first step of every start, which changes the order in
+    # Without this option DDP lays its buckets out again after the first step of every start, which changes the order in
     # which three ranks' gradients are summed, and with it the last bit.
     return DistributedDataParallel(net, find_unused_parameters=True)
 

@@ -87,6 +87,24 @@ def test_a_record_that_says_it_is_encrypted_or_patched_is_refused(flag: int) -> 
         accepted(data)
 
 
+@pytest.mark.parametrize("size", [4, 40], ids=["read in a window", "read in parts"])
+def test_a_tensor_whose_description_has_no_checksum_is_not_called_verified(tmp_path: Path, size: int) -> None:
+    """Nothing but that checksum tells a matrix from its transpose."""
+    folder = save({"w": torch.arange(float(size * size * 64)).reshape(8 * size, 8 * size)}, tmp_path / "c")
+    path = folder / "__0_0.distcp"
+    data = whole = path.read_bytes()
+    for field in fields_of(data):
+        if field.record.endswith("data.pkl") and field.name == "crc" and field.structure != "local":
+            data = data[: field.offset] + bytes(4) + data[field.offset + 4 :]
+    assert data != whole
+    path.write_bytes(data)
+    assert verify_checkpoint(folder).verdict == "incomplete"
+    reader = ParallelFileSystemReader(folder)
+    load({"w": torch.zeros(8 * size, 8 * size)}, reader)
+    assert reader.report is not None
+    assert [entry.tensor for entry in reader.report.unverified] == ["w"]
+
+
 def test_sizes_and_checksums_that_the_local_header_holds_itself_must_agree_too() -> None:
     """Torch leaves them to a descriptor; other writers, such as Python's ``zipfile``, do not."""
     buffer = io.BytesIO()

@@ -15,7 +15,7 @@ from tests.checkpoint.support import load, save
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, pickle_machine, verify_checkpoint
 from holdfast.checkpoint.inert import DamagedPickleError
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import build_object
@@ -93,6 +93,16 @@ def _refused(data: bytes) -> bool:
 @pytest.mark.parametrize("kind", BOMBS)
 def test_a_bomb_in_an_object_is_refused(kind: str) -> None:
     assert _refused(BOMBS[kind])
+
+
+def test_containers_and_marks_are_counted_while_they_are_made_not_at_the_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pickle_machine, "MAX_CONTAINERS", 1000)
+    monkeypatch.setattr(pickle_machine, "MAX_MARKS", 1000)
+    monkeypatch.setattr(pickle_machine, "COUNTED_BYTES", 100)
+    end = b"\xff"  # an opcode that does not exist: nothing reads that far
+    for many in (b")\x85", b"(", b"]", b")R"):
+        with pytest.raises(DamagedPickleError, match="more than 1000 containers, or is nested"):
+            read_pickle(b"\x80\x02N" + many * 1500 + end)
 
 
 def test_a_bomb_inside_real_metadata_neither_hangs_nor_ends_the_process(tmp_path: Path) -> None:

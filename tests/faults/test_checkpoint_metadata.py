@@ -6,6 +6,7 @@ import contextlib
 import copy
 import pickle
 import random
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, Metadata, MetadataIndex
 
-from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, pickle_machine, verify_checkpoint
+from holdfast.checkpoint.inert import DamagedPickleError, Inert
+from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.tiling import check_tiling
 from holdfast.errors import CheckpointError, UnusableCheckpointError
@@ -167,6 +170,48 @@ def test_tensors_described_by_the_same_bytes_are_read_as_pickle_reads_them_and_k
         assert metadata == expected
     entries: list[Any] = [metadata.state_dict_metadata[f"{number}.(3,).torch.float32"] for number in range(4)]
     assert len({id(entry.properties) for entry in entries}) == len({id(entry.chunks) for entry in entries}) == 4
+
+
+def _spelled(value: Any) -> Any:
+    """What a pickle was read as, to compare."""
+    if isinstance(value, Inert):
+        return [_spelled(getattr(value, name)) for name in Inert.__slots__]
+    if isinstance(value, dict):
+        return [[_spelled(key), _spelled(entry)] for key, entry in value.items()]
+    return [_spelled(entry) for entry in value] if isinstance(value, (list, tuple)) else value
+
+
+@pytest.mark.parametrize("behind", [b"\x8c\x05third", b"."], ids=["two", "all"])
+def test_a_description_that_is_read_once_for_several_tensors_is_never_changed(
+    tmp_path: Path, behind: bytes, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whatever the memo holds is changed: that is refused, or read as it is read opcode by opcode."""
+    names = ("weight", "other", "third")
+    metadata = FileSystemReader(save({name: torch.zeros(10, 4) for name in names}, tmp_path / "c")).read_metadata()
+    metadata.state_dict_metadata = {name: metadata.state_dict_metadata[name] for name in names}
+    metadata.storage_data = metadata.planner_data = None
+    data = pickle.dumps(metadata, 4)
+    data = data[:2] + data[11:]  # without the frame, whose length would be wrong
+    at = len(data) - 1 if behind == b"." else data.index(behind)
+    changes = [
+        b"j" + place.to_bytes(4, "little") + change + b"0"
+        for place in range(data[:at].count(pickle.MEMOIZE))
+        for change in (b"Na", b"(NNe", b"NNs", b"(NNu", b"Nb", b"}b")
+    ]
+
+    def read(change: bytes) -> Any:
+        try:
+            return _spelled(read_pickle(data[:at] + change + data[at:]))
+        except DamagedPickleError:
+            return None
+
+    found = [read(change) for change in changes]
+    for name in ("_TENSOR", "_INSTANCE"):
+        monkeypatch.setattr(pickle_machine, name, re.compile(rb"(?!)"))
+    expected = [read(change) for change in changes]
+    assert all(one in (None, other) for one, other in zip(found, expected, strict=True))
+    refused = {change[5:] for change, one, other in zip(changes, found, expected, strict=True) if one != other}
+    assert refused == {b"Na0", b"(NNe0", b"NNs0", b"(NNu0", b"Nb0", b"}b0"}
 
 
 @pytest.mark.parametrize(

@@ -22,7 +22,7 @@ QUICK = RunOptions(save_every=5, stats_every=5, handle_signals=False)
 
 @dataclass
 class Job:
-    """One process of a training program, made anew as a restarted program would make it."""
+    """One process of a training program, made again as a restarted program would make it."""
 
     model: nn.Module
     optimizer: torch.optim.Optimizer

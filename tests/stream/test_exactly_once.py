@@ -4,7 +4,7 @@ The stream has one order: that of one rank that reads it all in one life. For ev
 at any world sizes, batch sizes, worker counts and stop points:
 
 1. every sample comes exactly once per epoch;
-2. every rank of every life reads its share in the stream's order: a resize deals what is left anew, and never reorders
+2. every rank of every life reads its share in the stream's order: a resize deals what is left again, and never reorders
    it;
 3. stopping is invisible: each step gives each rank what one schedule that knew of the resizes beforehand gives it;
 4. joined by position over the ranks of each step, ``RoundRobin`` (and ``Adaptive`` over it) delivers the stream's order

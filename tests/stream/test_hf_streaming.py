@@ -1,4 +1,4 @@
-"""HFStreamingDataset: resumed exactly with shuffling on, re-reading one window; dealt anew by whole shards."""
+"""HFStreamingDataset: resumed exactly with shuffling on, re-reading one window; dealt again by whole shards."""
 
 from __future__ import annotations
 

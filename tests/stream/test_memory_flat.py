@@ -43,7 +43,7 @@ def run(length, kind):
         next(batches)
     batches.close()
     state = json.loads(json.dumps(first.state_dict()))
-    second = loader(length, kind, 24)  # in the middle of an epoch, and at another size: its rest is dealt anew
+    second = loader(length, kind, 24)  # in the middle of an epoch, and at another size: its rest is dealt again
     step = length // 64
     second.load_state_dict({**state, "step": step, "position": first.schedule.delivered_before(step)})
     batches = iter(second)
@@ -67,7 +67,7 @@ for kind in KINDS:
 def growth(work):
     gc.collect()
     with open("/proc/self/clear_refs", "w") as file:
-        file.write("5")  # lets the peak begin anew, at what is resident now
+        file.write("5")  # lets the peak begin again, at what is resident now
     before = peak()
     work()
     return peak() - before

@@ -57,7 +57,7 @@ def test_random_augmentation_depends_on_the_sample_and_not_on_who_reads_it() -> 
 
     assert values(0, 4) == values(2, 7)
     drawn = values(0, 4)
-    assert sorted(drawn[:20]) != sorted(drawn[20:])  # another epoch draws anew
+    assert sorted(drawn[:20]) != sorted(drawn[20:])  # another epoch draws again
 
 
 @pytest.mark.parametrize("workers", [0, 2])

@@ -24,7 +24,7 @@ def good() -> Pipeline:
 
 
 class Counting:
-    """A loader that counts, four samples a batch, and may be broken in one way."""
+    """A loader that counts, four samples per batch, and may be broken in one way."""
 
     def __init__(self, fault: str = "", length: int = 100) -> None:
         self.at, self.fault, self.length = 0, fault, length

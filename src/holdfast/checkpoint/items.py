@@ -149,7 +149,9 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
             payload.start,
             payload.size,
         )
-    layout = ItemLayout(payload.start, payload.size, payload.crc, recipe)
+    # Where the description has no checksum, that of the payload proves nothing.
+    crc = 0 if _lacks_checksum(records) else payload.crc
+    layout = ItemLayout(payload.start, payload.size, crc, recipe)
     _check_extent(layout)
     return layout
 
@@ -227,7 +229,11 @@ def check_records(data: memoryview) -> str | None:
     records = _read_records(read_at, len(data))
     for name, record in records.items():
         read_record(read_at, name, record, check=True)
-    return NO_CHECKSUM if any(record.size and not record.crc for record in records.values()) else None
+    return NO_CHECKSUM if _lacks_checksum(records) else None
+
+
+def _lacks_checksum(records: dict[str, Record]) -> bool:
+    return any(record.size and not record.crc for record in records.values())
 
 
 class Decoded(NamedTuple):
@@ -254,7 +260,7 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
     records = _read_records(read_at, len(data))
     content = {name: read_record(read_at, name, record, check=check) for name, record in records.items()}
     _check_format(content)
-    unchecked = NO_CHECKSUM if any(record.size and not record.crc for record in records.values()) else None
+    unchecked = NO_CHECKSUM if _lacks_checksum(records) else None
     tree = _parse(content[_PICKLE], records[_PICKLE])
     storages = _Storages(content)
     try:

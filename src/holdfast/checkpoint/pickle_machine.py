@@ -19,6 +19,10 @@ __all__ = ["read_pickle"]
 
 MAX_CONTAINERS = 20_000_000
 """Most lists, tuples, dicts and records in one pickle; a checkpoint of a million chunks has ten million."""
+MAX_MARKS = 100_000
+"""Most containers that are open at one time; a pickler nests no deeper than Python's stack."""
+COUNTED_BYTES = 1 << 20
+"""How far a pickle is read before containers and marks are counted again: no byte makes more than one."""
 MAX_INTEGER_BYTES = 4096
 """Largest integer: converting one to text takes quadratic time."""
 
@@ -116,9 +120,12 @@ class _Machine:
         self.runs: dict[bytes, tuple[list[Any], Any, int]] = {}
 
     def run(self) -> Any:
-        """Run the whole pickle."""
-        size = len(self.data)
-        position = self.run_part(0, size)
+        """Run the whole pickle; what it holds is counted now and then, not at each opcode."""
+        position, size = 0, len(self.data)
+        while position < size:
+            position = self.run_part(position, min(position + COUNTED_BYTES, size))
+            if self.containers > MAX_CONTAINERS or len(self.marks) > MAX_MARKS:
+                raise DamagedPickleError(f"it holds more than {MAX_CONTAINERS} containers, or is nested too deep")
         if not self.stopped or position != size or self.marks or len(self.stack) != 1:
             raise DamagedPickleError("it does not end where its content ends")
         return self.stack[0]
@@ -238,8 +245,6 @@ class _Machine:
             handler(self)
             position = self.position
             stack = self.stack
-            if containers + self.containers > MAX_CONTAINERS:
-                raise DamagedPickleError(f"it holds more than {MAX_CONTAINERS} containers")
         self.containers += containers
         return position
 

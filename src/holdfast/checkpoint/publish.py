@@ -18,6 +18,7 @@ import re
 import shutil
 import socket
 import uuid
+import warnings
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -133,11 +134,17 @@ def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
             if other is not None and _same_run(other, manifest) and _is_complete(entry, other):
                 older.append((other.step, entry))
     older.sort()
-    removed = [path for _, path in older[: max(0, len(older) + 1 - keep)]]
-    for path in removed:
+    removed = []
+    for _, path in older[: max(0, len(older) + 1 - keep)]:
         hidden = _hidden(path, "removing")
-        os.rename(path, hidden)  # gone as a whole, however long removing takes
+        try:
+            os.rename(path, hidden)  # gone as a whole, however long removing takes
+        except OSError as error:  # the new one is saved all the same
+            if not isinstance(error, FileNotFoundError):  # which another saver has removed
+                warnings.warn(f"an older checkpoint could not be removed: {error}", UserWarning, stacklevel=2)
+            continue
         _remove(hidden, keep_in=path)
+        removed.append(path)
     return removed
 
 

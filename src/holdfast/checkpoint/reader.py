@@ -207,7 +207,8 @@ class ParallelFileSystemReader(FileSystemReader):
         if self._metadata is None:
             return plans
         wanted = {item.storage_index.fqn for plan in plans for item in plan.items}
-        names = tuple(sorted(self._metadata.state_dict_metadata.keys() - wanted))
+        stored = self._metadata.state_dict_metadata
+        names = tuple(name for name in sorted(stored.keys() - wanted) if not _is_empty(stored[name]))
         if names and self._warn_not_loaded:
             warn_not_loaded(names)
         return [replace(plan, storage_data=_NotLoaded(names)) for plan in plans]
@@ -241,7 +242,7 @@ class ParallelFileSystemReader(FileSystemReader):
         if sharing is None:
             chunks = self._plan_chunks(plan, planner, parallel=parallel)
         else:
-            origin = f"{os.path.abspath(self._folder)} {self._options.verify}"
+            origin = f"{os.path.normpath(self._folder)} {self._options.verify}"
             chunks = sharing.divide(
                 origin,
                 lambda: self._plan_chunks(plan, planner, parallel=parallel),
@@ -378,6 +379,11 @@ class _NotLoaded(NamedTuple):
     """Carried to every rank by its plan: what no rank asks for."""
 
     names: tuple[str, ...]
+
+
+def _is_empty(entry: Any) -> bool:
+    """Return whether there is nothing to load: nobody asks for a tensor without elements."""
+    return isinstance(entry, TensorStorageMetadata) and 0 in entry.size
 
 
 def _unbound(_: MetadataIndex) -> None:

@@ -13,10 +13,11 @@ import threading
 import time
 import zlib
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
-from holdfast.checkpoint.files import FileLayer, LocalFiles
+from holdfast.checkpoint.files import FileLayer, LocalFiles, is_remote
 from holdfast.errors import CheckpointReadError, MissingDependencyError, UnusableCheckpointError
 
 __all__ = ["RemoteFiles", "is_url", "locate"]
@@ -37,10 +38,14 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 
 
 def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:
-    """Return the folder of a checkpoint, and how its files are reached."""
-    if layer is not None or not is_url(path):
-        return Path(path), layer or LocalFiles()
-    return _ROOT, RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
+    """Return the folder of a checkpoint, and how its files are reached; a later ``chdir`` does not move it."""
+    if is_url(path) and (layer is None or is_remote(layer)):
+        return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
+    if layer is not None:
+        return Path(path), layer
+    with suppress(OSError):  # else the working folder is gone, and everything below it
+        return Path.cwd() / path, LocalFiles()
+    return Path(path), LocalFiles()
 
 
 class RemoteFiles:

@@ -7,10 +7,11 @@ never saved.
 
 from __future__ import annotations
 
+import copy
 import os
 import shutil
 import time
-import warnings
+from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,8 +23,7 @@ import torch.distributed as dist
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
-from torch.distributed.checkpoint.state_dict_saver import _stateful_to_state_dict
-from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
+from torch.distributed.checkpoint.state_dict_saver import _save_state_dict, _stateful_to_state_dict
 
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
@@ -104,9 +104,11 @@ def save(
             group=None if alone else process_group,
             alone=alone,
         )
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore", UserWarning)  # torch says that it saves in one process, which is meant
-            dcp_save(state_dict, storage_writer=writer, process_group=process_group, planner=planner, no_dist=alone)
+        # Torch's ``save`` without its warning that this is one process, which is meant: a background thread must not
+        # touch the filters, which are those of all threads.
+        _save_state_dict(
+            _stateful_to_state_dict(state_dict), writer, process_group=process_group, planner=planner, no_dist=alone
+        )
     except CheckpointWriteError:
         raise
     except (CheckpointException, OSError) as error:
@@ -163,16 +165,17 @@ def async_save(
     The arguments are those of :func:`save`. With several ranks the group must be one of its own, such as
     ``torch.distributed.new_group(backend="gloo")``: the training loop goes on using the default group meanwhile.
     """
-    _target(path)
+    target = _target(path)
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     if process_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
             "async_save needs a process group of its own",
             hint='pass process_group=torch.distributed.new_group(backend="gloo"), made once on all ranks',
         )
-    copied = BlockingAsyncStager(cache_staged_state_dict=False, type_check=False).stage(
-        _stateful_to_state_dict(state_dict)
-    )
+    try:
+        copied = _copied(_stateful_to_state_dict(state_dict))
+    except Exception as error:
+        raise _write_error(error, target) from error
     future: Future[SaveReport] = Future()
 
     def work() -> None:
@@ -180,7 +183,7 @@ def async_save(
             _wait_for(before)
             report = save(
                 copied,
-                path,
+                target,
                 step=step,
                 run_id=run_id,
                 keep=keep,
@@ -199,6 +202,28 @@ def async_save(
         _background[:] = [*before, thread]
         thread.start()
     return PendingSave(future, thread)
+
+
+def _copied(state: dict[str, Any]) -> dict[str, Any]:
+    """Return a copy of the state, its tensors in CPU memory; every other value as ``copy.deepcopy`` has it."""
+    tensors: dict[int, torch.Tensor] = {}
+
+    def gather(value: Any) -> None:
+        if isinstance(value, torch.Tensor):
+            tensors[id(value)] = value
+        elif isinstance(value, (Mapping, list, tuple)):
+            for entry in value.values() if isinstance(value, Mapping) else value:
+                gather(entry)
+
+    gather(state)
+    stager = BlockingAsyncStager(cache_staged_state_dict=False, type_check=False)  # for tensors in parts
+    copies = {
+        place: value.detach().to("cpu", copy=True)
+        if type(value) in (torch.Tensor, torch.nn.Parameter)
+        else stager.stage({"": value})[""]
+        for place, value in tensors.items()
+    }
+    return copy.deepcopy(state, copies)
 
 
 def _others() -> list[Thread]:

@@ -27,7 +27,7 @@ class Roster:
     """Which ranks there are.
 
     Attributes:
-        world: how many ranks were expected, at the most.
+        world: how many ranks were expected, at most.
         joined: how many ranks from 100,000 on there are.
         gone: those of both that are gone, sorted.
         ttl: seconds of silence after which the job's workers count as failed.
