@@ -273,6 +273,8 @@ class DetectionContext:
     events: tuple[Mapping[str, Any], ...] = ()
     world_size: int | None = None
     live: bool = False
+    last_step: float | None = None
+    """The last step that any series of the run reached, for detectors that are handed no series."""
 
 
 @dataclass(frozen=True, slots=True)

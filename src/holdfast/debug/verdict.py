@@ -44,6 +44,9 @@ class VerdictRule:
     """The rows it began with."""
     most_compared: int = 2048
     """Points of a third that are enough to compare."""
+    zero_metrics: int = 2
+    """So many metrics that are exactly 0 in every row, and none that is not, say that nothing was measured or nothing
+    learned; one alone may not fit the task, as an accuracy does not fit a regression."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better."""
 
@@ -107,6 +110,10 @@ class VerdictRule:
         if all(self._ends_worse(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
+        metrics = {signal.name: signal for signal in signals if signal.kind == "metric" and len(signal.values)}
+        if len(metrics) >= self.zero_metrics and not any(np.any(signal.values != 0) for signal in metrics.values()):
+            text = f"every metric is exactly 0 in every row ({', '.join(list(metrics)[:3])})"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
         if not any(self._got_better(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")

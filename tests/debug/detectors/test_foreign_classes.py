@@ -423,3 +423,51 @@ def test_a_mild_jump_is_told_and_not_blamed_where_the_run_ends_far_below_it(end:
     loss = np.concatenate((np.geomspace(10, 3.2, 60), np.full(12, 5.7), np.geomspace(3.2, end, 230)))
     (seen,) = found_by(LossSpikeDetector(), signal("loss", noisy(loss)))
     assert seen.severity is severity
+
+
+@pytest.mark.parametrize(("share", "alarms"), [(0.93, 0), (93.0, 0), (0.24, 1)])
+def test_a_loss_beyond_any_guess_beside_a_high_accuracy_is_a_sum(share: float, alarms: int) -> None:
+    loss = signal("loss", noisy(np.geomspace(640, 410, 40)), kind="loss")
+    assert len(found_by(GradientExplosionDetector(), loss, accuracy("acc", np.full(40, share)))) == alarms
+
+
+def test_an_accuracy_of_exactly_zero_does_not_stand_at_chance() -> None:
+    loss = signal("loss", noisy(np.concatenate((np.geomspace(29, 6, 40), np.full(80, 5.5)))), kind="loss")
+    lost = accuracy("acc", np.concatenate((np.linspace(0.6, 0.0, 20), np.zeros(100))))
+    chance = accuracy("acc", np.full(120, 0.01))
+    assert not found_by(GradientExplosionDetector(), loss, lost)
+    assert found_by(GradientExplosionDetector(), loss, chance)
+
+
+@pytest.mark.parametrize(("height", "severity"), [(2.2, Severity.INFO), (6.0, Severity.WARNING)])
+def test_a_brief_and_mild_jump_of_which_nothing_is_left_is_told_not_blamed(height: float, severity: Severity) -> None:
+    values = noisy(np.concatenate((np.geomspace(10, 1, 2000), np.full(18_000, 1.0))))
+    values[9_000:9_060] *= height
+    (seen,) = found_by(LossSpikeDetector(), signal("loss", values, kind="loss"))
+    assert seen.severity is severity
+
+
+def test_two_high_batches_near_zero_are_no_spike_unless_they_give_up_what_was_gained() -> None:
+    rng = np.random.default_rng(5)
+    values = np.geomspace(1.4, 0.002, 65) * np.exp(0.6 * rng.standard_normal(65))
+    values[39], values[42] = 0.08, 0.14
+    assert not found_by(LossSpikeDetector(), signal("loss", values, kind="loss"))
+
+
+@pytest.mark.parametrize(("end", "alarms"), [(0.065, 0), (0.11, 1)])
+def test_a_total_that_rises_with_the_weight_of_a_penalty_did_not_diverge(end: float, alarms: int) -> None:
+    weight = np.concatenate((np.zeros(500), np.linspace(0, 0.06, 1000), np.full(500, 0.06)))
+    part = noisy(np.concatenate((np.geomspace(0.2, 0.075, 500), np.linspace(0.075, end, 1500))))
+    signals = [signal("loss", part + weight, kind="loss"), signal("ce", part, kind="loss")]
+    assert len(found_by(DivergentTrainingDetector(), *signals)) == alarms
+
+
+def test_metrics_that_are_all_zero_do_not_prove_a_run_healthy() -> None:
+    loss = signal("train/box_loss", falling_loss(200), kind="loss")
+    zeros = [accuracy(f"metrics/{name}", np.zeros(200)) for name in ("precision", "recall")]
+    assert VerdictRule().judge((), [loss])[0] is Verdict.HEALTHY
+    verdict, reason = VerdictRule().judge((), [loss, *zeros])
+    assert verdict is Verdict.UNKNOWN
+    assert reason is not None
+    assert reason.code is ReasonCode.NOT_IMPROVING
+    assert VerdictRule().judge((), [loss, zeros[0]])[0] is Verdict.HEALTHY

@@ -271,3 +271,22 @@ def test_the_lines_of_a_crash_behind_a_long_table_are_counted_from_the_beginning
     path.write_text("step,loss\n" + "".join(f"{n},{3.0 / (n + 1) + 1:.9f}\n" for n in range(9000)) + "Killed\n")
     (run,) = DEBUGGER.debug(path).runs
     assert "line 9002" in {e.signal for f in run.findings for e in f.detection.evidence}
+
+
+def test_a_crash_carries_the_last_step(tmp_path: Path) -> None:
+    run = diagnose(tmp_path, TRAINING + TRACEBACK + "ValueError: shapes do not match\n")
+    (finding,) = run.findings
+    assert (finding.detection.first_step, finding.detection.last_step) == (59.0, 59.0)
+
+
+def test_bare_numbers_after_an_error_say_that_the_program_went_on(tmp_path: Path) -> None:
+    path = tmp_path / "out.log"
+    path.write_text("begin\n" + TRACEBACK + "ValueError: no\n" + "".join(f"{n} 0.{n}\n" for n in range(10)))
+    with pytest.raises(UnreadableLogError):
+        DEBUGGER.debug(path)
+
+
+def test_errors_to_the_end_of_a_log_without_training_are_a_crash(tmp_path: Path) -> None:
+    error = "[12:00] ERROR: bad line\n" + TRACEBACK + "Exception: a.jpg is not there\n"
+    run = diagnose(tmp_path, "learning_rate : 0.0005\n" + 30 * error)
+    assert [finding.detection.failure.name for finding in run.findings] == ["crash"]

@@ -259,3 +259,68 @@ def test_rows_of_an_evaluation_that_counts_down_move_no_training_row(tmp_path: P
     run = run_of(tmp_path, "log.txt", rows + down)
     assert series(run, "train_loss").steps.tolist() == list(range(1, 25))
     assert run.verdict is Verdict.HEALTHY
+
+
+# Tables and lines whose names stand elsewhere.
+
+
+def test_splits_without_the_word_loss_are_losses_where_they_fall(tmp_path: Path) -> None:
+    body = {"train": [34 - 3 * n for n in range(20)], "val": [28 - 2.5 * n for n in range(20)], "beta": [0.1] * 20}
+    run = run_of(tmp_path, "history.json", json.dumps(body))
+    assert {signal.name: signal.kind for signal in run.signals}["train loss"] == "loss"
+    assert {signal.name: signal.kind for signal in run.signals}["val loss"] == "eval_loss"
+
+
+def test_splits_that_rise_are_not_taken_for_losses(tmp_path: Path) -> None:
+    body = {"train": [n / 20 for n in range(20)], "val": [n / 25 for n in range(20)]}
+    assert run_of(tmp_path, "history.json", json.dumps(body)).verdict is Verdict.UNKNOWN
+
+
+def test_a_table_of_runs_side_by_side_holds_what_its_file_is_called(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "chunk_len_error.csv", table("chunk_len_50.0,chunk_len_100.0", "{loss},{loss}"))
+    assert {signal.kind for signal in run.signals} == {"metric"}
+    assert series(run, "chunk_len_100.0 error").values.tolist() == LOSSES
+
+
+def test_a_table_of_unlike_columns_is_not_named_by_its_file(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "error.csv", table("age,height", "{loss},{loss}"))
+    assert {signal.kind for signal in run.signals} == {None}
+
+
+def test_a_table_with_one_row_per_metric_is_read_at_its_epoch(tmp_path: Path) -> None:
+    text = "".join(
+        f"2026-01-20 17:59:13 - Epoch {n + 1}/24\n2026-01-20 17:59:34 - METRIC     | TRAIN      | VALIDATION\n"
+        f"2026-01-20 17:59:34 - Loss       | {loss}     | {loss + 0.1:.4f}\n"
+        f"2026-01-20 17:59:34 - F1 Score   | 0.91       | 0.90\n"
+        for n, loss in enumerate(LOSSES)
+    )
+    run = run_of(tmp_path, "train.log", text)
+    assert series(run, "train Loss").values.tolist() == LOSSES
+    assert series(run, "validation Loss").kind == "eval_loss"
+    assert series(run, "train Loss").steps.tolist() == list(range(1, 25))
+
+
+def test_names_set_off_by_dashes_and_counters_by_a_bracket(tmp_path: Path) -> None:
+    text = "".join(f"{n:08d}) perceptual - {loss}; warp_loss - 0.4838\n" for n, loss in enumerate(LOSSES))
+    run = run_of(tmp_path, "log.txt", text)
+    assert series(run, "perceptual").values.tolist() == LOSSES
+    assert series(run, "perceptual").steps.tolist() == list(range(24))
+
+
+def test_a_dash_before_a_number_names_nothing_by_itself(tmp_path: Path) -> None:
+    text = "".join(f"worker - {n} step {n} loss: {loss}\n" for n, loss in enumerate(LOSSES))
+    assert {signal.name for signal in run_of(tmp_path, "train.log", text).signals} == {"loss"}
+
+
+def test_names_and_numbers_in_turn_between_commas(tmp_path: Path) -> None:
+    text = "".join(
+        f"train:fold,0,epoch,0, userid: A{n}, user: {n + 1}/24, total loss, {loss},curr loss, 0.6, mae, 0.61\n"
+        for n, loss in enumerate(LOSSES)
+    )
+    assert series(run_of(tmp_path, "train_log.csv", text), "loss").values.tolist() == LOSSES
+
+
+def test_the_best_so_far_is_no_series_of_the_run(tmp_path: Path) -> None:
+    text = "".join(f"model {chr(97 + n)}\nBest val acc 0.{30 + n}\n" for n in range(20))
+    with pytest.raises(UnreadableLogError):
+        run_of(tmp_path, "log.txt", text)

@@ -117,3 +117,21 @@ def test_a_counter_of_the_whole_run_that_is_back_at_its_start_counts_another_run
     path = tmp_path / "progress.csv"
     path.write_text("time/total_timesteps,rollout/ep_rew_mean\n" + "".join(f"{a},{b}\n" for a, b in rows))
     assert [len(run.signals[0].values) for run in MLSystemsDebugger(plugins=False).debug(path).runs] == [10, 60]
+
+
+def unplaced(count: int, seed: int) -> str:
+    return "".join(f"loss: {value:.4f}\n" for value in loss(count, seed))
+
+
+def test_a_program_that_prints_its_first_line_again_was_started_again(tmp_path: Path) -> None:
+    text = "".join("training begins now\n" + unplaced(count, seed) for seed, count in enumerate((40, 25, 60, 31)))
+    assert lengths(tmp_path, text) == [40, 25, 60, 31]
+
+
+def test_a_line_printed_every_few_rows_begins_no_run(tmp_path: Path) -> None:
+    values = loss(120)
+    text = "".join(
+        "training begins now\n" + "".join(f"loss: {value:.4f}\n" for value in values[n : n + 10])
+        for n in range(0, 120, 10)
+    )
+    assert lengths(tmp_path, text) == [120]

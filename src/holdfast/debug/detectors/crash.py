@@ -86,13 +86,12 @@ class CrashDetector(BaseDetector):
         kind = str(events[0].get("kind", "traceback"))
         overcome = bool(events[0].get("started_again"))
         advice = _ADVICE.get(kind, "")
-        last = max((float(signal.steps[-1]) for signal in signals if len(signal.steps)), default=None)
         found = Detection(
             Failure("crash", "Crash", CrashDetector.failure.rank, advice),
             Severity.INFO if kind == "interrupted" or overcome else Severity.CRITICAL,
             self.confidence,
-            last,
-            last,
+            context.last_step,
+            context.last_step,
             (Evidence("", f"{_TITLES.get(kind, kind)}: {events[0].get('message', '')}"), *_quotes(events)),
         )
         return DetectionResult(self.name, (found,))

@@ -10,11 +10,11 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import Shape, ShapeRule
+from holdfast.debug.detectors.steps.baseline import TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
-from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["DivergenceFacts", "DivergenceShape", "DivergentTrainingDetector"]
@@ -82,6 +82,9 @@ class DivergentTrainingDetector(BaseDetector):
     """How many times the best held-out loss the last one may be to end at its best: evaluations are noisy."""
     held_out_points: int = 4
     """Held-out losses after the rise for that."""
+    part_fall: float = 0.05
+    """A rise of a total is a change of its weights where another loss falls by this share through it, and no loss and
+    no metric beside it gets worse: a penalty that is annealed in lifts the sum."""
     metric_lost: float = 0.6
     """The share of its gain that a metric must give up where there is no loss to ask."""
     agent_rise: float = 10.0
@@ -110,7 +113,13 @@ class DivergentTrainingDetector(BaseDetector):
             return DetectionResult(self.name)
         losses, rates = self.select.training_losses(signals), of_kind(signals, "lr")
         found = [seen for signal in losses if (seen := self._of_loss(signal, rates)) is not None]
-        found = [seen for seen in found if self._matters(seen, signals) and not self._improves(seen, signals)]
+        found = [
+            seen
+            for seen in found
+            if self._matters(seen, signals)
+            and not self._improves(seen, signals)
+            and not self._is_reweighted(seen, signals)
+        ]
         if self.reward.holds(signals):
             found = [seen for seen in found if self._is_runaway(seen)]
         if not found and not self.reward.holds(signals):
@@ -199,6 +208,24 @@ class DivergentTrainingDetector(BaseDetector):
             if at_best and later[-1] <= (1.0 - self.held_out_fall) * later[0]:
                 return True
         return False
+
+    def _is_reweighted(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether all that is logged beside a total goes on getting better while the total rises."""
+        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
+            return False
+        losses = [signal for signal in main_losses(signals) if signal.name != seen.signal]
+        falls = []
+        for signal in [*losses, *evaluation_losses(signals), *of_kind(signals, "metric")]:
+            values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+            at, width = int(np.searchsorted(steps, seen.first_step or 0.0)), max(1, len(values) // TENTH)
+            if not at or at == len(values):
+                continue
+            sign = -1.0 if signal.metadata.get("higher_is_better") else 1.0
+            before, after = (float(np.median(part)) for part in (values[max(0, at - width) : at], values[-width:]))
+            if sign * (after - before) > 0:
+                return False
+            falls += [after <= (1.0 - self.part_fall) * before] if signal in losses else []
+        return any(falls)
 
     def _is_runaway(self, seen: Detection) -> bool:
         """Return whether a loss grew by more than an agent's does that merely learns nothing."""

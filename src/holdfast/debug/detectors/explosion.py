@@ -57,6 +57,8 @@ class GradientExplosionDetector(BaseDetector):
     """How many times its early norm a layer must reach to be named."""
     stands_still: float = 1.3
     """An accuracy that grew by less than this factor from its first rows to its last third stands still."""
+    often_right: float = 0.5
+    """An accuracy above this share shows that a loss beyond any guess is a sum over a batch."""
     accuracy_points: int = 6
     """Fewer accuracies do not show whether they stand."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -99,6 +101,7 @@ class GradientExplosionDetector(BaseDetector):
             wild_rate=self.wild_rate,
             stands_still=self.stands_still,
             accuracy_points=self.accuracy_points,
+            often_right=self.often_right,
         )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
         found = [

@@ -65,8 +65,17 @@ class LossSpikeDetector(BaseDetector):
     """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed."""
     mild: float = 2.0
     """The same for a worst jump below this many times the level before it …"""
+    few_given_up: float = 0.5
+    """The share of what was gained since the start that fewer points than ``burst.minimum_points`` must give up: near
+    zero a loss of small batches differs by factors."""
     mild_forgotten: float = 0.3
     """… where the run ends below this share of that level."""
+    brief: float = 0.003
+    """Jumps that took at most this share of the run's points between them …"""
+    brief_ratio: float = 3.0
+    """… stayed below this many times the level before, and left the run …"""
+    brief_end: float = 1.1
+    """… to end below this many times that level are told, not blamed: nothing of them is left."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -112,11 +121,18 @@ class LossSpikeDetector(BaseDetector):
         kept = self._believed(shape, norms) or self._slow_or_early(shape, risen=rise is not None, turns=turns)
         if kept:
             before = rise is None or rise.certain_step > kept[0].certain_step
-            worst = max(kept, key=lambda jump: jump.height)
-            forgotten = shape.end < (self.mild_forgotten if worst.ratio < self.mild else self.forgotten) * worst.before
-            return self._jumped(signal, kept, at_end=False, forgotten=forgotten) if before else None
+            return (
+                self._jumped(signal, kept, at_end=False, forgotten=self._is_forgotten(shape, kept)) if before else None
+            )
         swing = None if turns or rise is not None else self.period.swing(signal, rates)
         return None if swing is None else self._swinging(signal, shape, swing)
+
+    def _is_forgotten(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
+        """Return whether nothing is left of the jumps: the run ends far below them, or they were brief and mild."""
+        worst = max(jumps, key=lambda jump: jump.height)
+        left = self.mild_forgotten if worst.ratio < self.mild else self.forgotten
+        brief = sum(jump.points for jump in jumps) <= self.brief * shape.count and worst.ratio < self.brief_ratio
+        return shape.end < max(left, self.brief_end if brief else 0.0) * worst.before
 
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
         """Return the bursts that are more than noise; the first moments of a run are all over the place."""
@@ -128,6 +144,10 @@ class LossSpikeDetector(BaseDetector):
             if burst.certain_step > shape.steps[0]
             and burst.last_step > begun
             and burst.height > self.burst.minimum_height * abs(burst.before)
+            and (
+                burst.points >= self.burst.minimum_points
+                or burst.height > self.few_given_up * (shape.start - burst.before)
+            )
             and (self.burst.is_believed(burst, factor) or self._confirmed(burst, norms))
         ]
 

@@ -18,6 +18,7 @@ from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_N
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
+from holdfast.debug.ingestion.unnamed import named_by_context
 from holdfast.debug.types import Signal
 
 __all__ = ["Reading", "dense", "main_column", "read_columns", "restrict"]
@@ -74,6 +75,7 @@ def read_columns(
     axis_columns = {id(column) for column in (step, epoch) if column is not None}
     rest = [column for column in columns if id(column) not in axis_columns]
     rest, groups = _groups(count, rest, labels, source_name)
+    rest = named_by_context(rest, source_name)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
     whole = step is not None and plain(step.name) in _WHOLE_RUN

@@ -16,7 +16,7 @@ from holdfast.debug.ingestion.log_file import LogFile, clean_line
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.types import Coverage
 
-__all__ = ["CRASH_HINT", "CrashScanner", "read_crash"]
+__all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
@@ -25,6 +25,10 @@ MAX_LINES_AFTER = 60
 MAX_SHARE_AFTER = 0.1
 """… or this share of the text: a program that prints more than that went on."""
 
+MIN_NUMBERS_AFTER = 3
+"""Lines of bare numbers after an error that say together that the program went on: a dying one prints words."""
+
+_BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
 _BEGINS_TRACEBACK = "Traceback (most recent call last)"
@@ -245,6 +249,11 @@ class CrashScanner:
         )
 
 
+def is_bare_numbers(line: str) -> bool:
+    """Return whether a line holds numbers and nothing else."""
+    return bool(_BARE_NUMBERS.match(line))
+
+
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
@@ -252,7 +261,7 @@ def read_crash(file: LogFile) -> RunLog | None:
     whose last line was logged as an error ended in it.
     """
     scanner = CrashScanner()
-    number = after = 0
+    number = after = numbers = 0
     last = (0, "")
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
@@ -261,7 +270,8 @@ def read_crash(file: LogFile) -> RunLog | None:
             scanner.feed(number, part)
         last = (number, line) if line.strip() else last
         after = after + 1 if known == scanner.marks else 0
-        if scanner.pending and after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number):
+        numbers = numbers + is_bare_numbers(line) if scanner.pending else 0
+        if scanner.pending and (numbers >= MIN_NUMBERS_AFTER or after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number)):
             scanner.went_on()
     events = scanner.events(end=last[0])
     if not events and _LOGGED_ERROR.match(last[1]):

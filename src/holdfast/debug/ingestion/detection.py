@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import pkgutil
 from collections.abc import Callable
+from dataclasses import replace
 from functools import cache
 from importlib import import_module
 from inspect import isabstract
@@ -73,19 +74,30 @@ def read_file(
     best: RunLog | None = None
     for _, form in rank_formats(file, known)[:4]:
         log = _attempt(form, file, refusals)
-        if log is not None and (best is None or _share(log) > _share(best)):
+        if log is not None and (best is None or _grasp(log) > _grasp(best)):
             best = log
-        if best is not None and _share(best) >= MIN_READ_SHARE:
+        if best is not None and _is_telling(best) and _share(best) >= MIN_READ_SHARE:
             break
+    crashed = read_crash(file) if file.is_text and (best is None or not _is_telling(best)) else None
+    if best is not None and crashed is not None:
+        best = replace(best, events=(*best.events, *crashed.events))
+    best = best or crashed
     if best is not None:
         return _done(best, file)
-    crashed = read_crash(file) if file.is_text else None
-    if crashed is not None:
-        return _done(crashed, file)
     if refusals:
         raise refusals[0]
     what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
     raise file.unreadable(what)
+
+
+def _is_telling(log: RunLog) -> bool:
+    """Return whether a reading holds a series that shows how training goes, or events, which show it as well."""
+    runs = (log, *log.later)
+    return any(run.events or any(signal.kind and len(signal.steps) > 1 for signal in run.signals) for run in runs)
+
+
+def _grasp(log: RunLog) -> tuple[bool, float]:
+    return _is_telling(log), _share(log)
 
 
 def _share(log: RunLog) -> float:

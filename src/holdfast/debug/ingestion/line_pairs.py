@@ -62,7 +62,8 @@ _UNIT = (
 )
 _PAIR = re.compile(
     r"(?<![\w.])(?P<name>[A-Za-z][\w@/.\-']*(?: [A-Za-z@(][\w@/.\-()']*){0,4}?)[\"']?[ \x1f]*"
-    r"(?:[(\[][\w/ %]{1,12}[)\]])?[ \x1f]*(?P<sign>[:=]+>?|\bis\b:?|\bwas\b:?|->|(?<=[ \x1f]))[ \x1f]*\[?[ ]*"
+    r"(?:[(\[][\w/ %]{1,12}[)\]])?[ \x1f]*"
+    r"(?P<sign>[:=]+>?|\bis\b:?|\bwas\b:?|->|(?<=[ \x1f])-(?=[ \x1f])|(?<=[ \x1f]))[ \x1f]*\[?[ ]*"
     rf"(?P<number>{NUMBER}{SUFFIX})(?![\w.]*[:/]\d|[A-Za-z_])(?P<bar>\s?%\s?\|)?{_UNIT}(?:\s*\(\s*{NUMBER}\s*\))?"
 )
 _GLUED = re.compile(
@@ -77,6 +78,7 @@ _PROSE = frozenset(
      "iter", "iteration", "average", "avg", "mean", "using", "set", "code", "than", "over", "under", "are", "exits",
      "file", "id", "index")
 )  # fmt: skip
+_BEST = "best "
 _AVERAGED = frozenset(("average", "avg", "mean"))
 _SPLITS = EVALUATION_WORDS | {"train", "training"}
 _NAMELESS = frozenset(
@@ -133,9 +135,12 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
         word = plain(name)
         if not _is_name(name, word):
             continue
+        if name.startswith(_BEST):
+            covered += match.end() - match.start()
+            continue  # The best so far only ever gets better: no series of the run.
         meaning = meaning_of(name)
-        if not match["sign"] and (meaning.kind is None or "." in name):
-            continue  # "took 5" and "Table 3": without a sign only a known name counts.
+        if match["sign"] in ("", "-") and (meaning.kind is None or "." in name):
+            continue  # "took 5", "Table 3", "GPU - 0": without a sign only a known name counts.
         covered += match.end() - match.start()
         telling = telling or meaning.kind in TELLING
         name = spellings.setdefault(word, name)
@@ -172,6 +177,8 @@ def _trim(name: str) -> str:
         if plain(word) in _PROSE:
             begin = number + 1
     kept = words[begin:]
+    if begin and plain(words[begin - 1]) == "best":
+        return f"{_BEST}{' '.join(kept)}"
     if begin and plain(words[begin - 1]) in _AVERAGED:
         # ``eval mean loss`` is a held-out loss: how it was averaged says nothing, on what it was measured does.
         first = begin - 1

@@ -45,7 +45,8 @@ _AMID = re.compile(
     rf"\b((?:loss|error|accuracy))[ ](\d{{1,12}})(?::[ ]?|[ \x1f])(?={NUMBER})(?!\d+[ ]?[/:])", re.IGNORECASE
 )
 _UNBOUNDED = re.compile(r"(?<![\w.])(\d+)it[ \x1f]\[")  # A progress bar that knows no total: "15it [04:02, …]"
-_ROUND = re.compile(r"^\s*\[(\d+)\]\s")  # XGBoost and LightGBM: "[12]  train-logloss:0.5"
+# XGBoost and LightGBM: "[12]  train-logloss:0.5"; first-order motion models: "00000012) perceptual - 54.6"
+_ROUND = re.compile(r"^\s*(?:\[(?=\d+\]\s))?(\d+)[\])]\s")
 _KERAS = re.compile(r"^\s*(\d+)/(\d+)\s*[\[━=\s\x1f]")
 
 

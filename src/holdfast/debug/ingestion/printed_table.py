@@ -1,6 +1,7 @@
 """A table that a script prints between other lines: a line of names, then rows of as many numbers, set apart by commas.
 
 Keras' history as pandas prints it (``,loss,acc,val_loss`` and ``0,0.41,0.87,0.35``) below a model's summary is one.
+Others turn it: a line ``METRIC | TRAIN | VALIDATION``, then one line per metric.
 """
 
 from __future__ import annotations
@@ -8,15 +9,18 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.debug.ingestion.line_pairs import TELLING
-from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.numbers import to_number
 
-__all__ = ["PrintedTable", "Row"]
+__all__ = ["PrintedTable", "Row", "SplitTable"]
 
 MIN_NAMES = 2
 """Names from which words with commas between them are a header: one is a word."""
 MAX_NAMES = 64
 """Names beyond which it is data."""
+
+
+_SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +63,28 @@ class PrintedTable:
             elif name:
                 fields[name] = number
         return Row(step, epoch, fields)
+
+
+class SplitTable:
+    """Takes the lines of a text in order, and knows tables with one column per split and one row per metric."""
+
+    def __init__(self) -> None:
+        self._splits: list[str] = []
+
+    def feed(self, line: str) -> dict[str, float | None]:
+        """Return the numbers of a row by split and name; nothing where the line is none. A header begins a table."""
+        if "|" not in line and "\x1f" not in line:
+            return {}
+        cells = [cell.strip() for cell in line.replace("\x1f", "|").strip("| ").split("|") if cell.strip()]
+        if 1 < len(cells) <= MAX_NAMES and all(plain(cell) in _SPLITS for cell in cells[1:]):
+            self._splits = cells[1:]
+            return {}
+        if len(cells) != len(self._splits) + 1 or meaning_of(cells[0]).kind is None:
+            return {}
+        numbers = [to_number(cell) for cell in cells[1:]]
+        if None in numbers:
+            return {}
+        return {f"{split.lower()} {cells[0]}": number for split, number in zip(self._splits, numbers, strict=True)}
 
 
 def _is_header(cells: list[str]) -> bool:

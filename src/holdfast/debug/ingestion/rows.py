@@ -58,6 +58,7 @@ class RowCollector:
         self._rows: dict[str, Places] = {}
         self._blanks: dict[str, Places] = {}
         self._marks: list[int] = []
+        self._launches: list[int] = []
         self._pass_length: float | None = None
         self.line = 0
         """The number of the line that is being read, from 1; 0 where lines are not counted."""
@@ -140,6 +141,10 @@ class RowCollector:
         """Note that something before this row says that a run begins: settings again, the clock, a crash."""
         self._marks.append(row)
 
+    def begin(self, row: int) -> None:
+        """Note that a run begins at this row, where rows have no counter that could say otherwise."""
+        self._launches.append(row)
+
     def last_step(self) -> float | None:
         """Return the step of the last row, where it has one."""
         return self._steps[-1] if self._steps and not math.isnan(self._steps[-1]) else None
@@ -177,6 +182,7 @@ class RowCollector:
         place = np.full(len(self._steps), -1, dtype=np.int64)
         place[kept] = np.arange(len(kept))
         self._marks = [int(np.searchsorted(kept, mark)) for mark in self._marks]
+        self._launches = [int(np.searchsorted(kept, row)) for row in self._launches]
         self._steps = array("d", np.array(self._steps, dtype=np.float64)[kept].tobytes())
         if self.has_epochs:
             self._epochs = array("d", np.array(self._epochs, dtype=np.float64)[kept].tobytes())
@@ -256,6 +262,8 @@ class RowCollector:
     def _begins(self, steps: Floats, epochs: Floats | None, level: Floats | None, main: Mask | None) -> list[int]:
         """Return the rows at which runs begin, by the rows that hold the main series."""
         rows = np.arange(len(steps)) if main is None else np.flatnonzero(main)
+        if self._launches and epochs is None and not np.isfinite(steps).any():
+            return [0, *self._launches]
         counters = Counters(
             fill_gaps(steps)[rows],
             None if epochs is None else fill_gaps(epochs)[rows],

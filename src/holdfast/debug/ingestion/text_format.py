@@ -17,7 +17,7 @@ import numpy as np
 
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
-from holdfast.debug.ingestion.crash_lines import CrashScanner
+from holdfast.debug.ingestion.crash_lines import CrashScanner, is_bare_numbers
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.debug.ingestion.line_reading import LineReading
@@ -42,6 +42,10 @@ BLOCKS_BETWEEN_TRIES = 8
 MAX_TRAINING_LINE = 2000
 """Characters beyond which a line is data or prose, not a line of training."""
 MAX_SETTINGS = 2000
+MIN_OPENING_CHARACTERS = 8
+"""Letters from which the first line of a text, printed again, may say that its program was started again."""
+MAX_ALIKE_LAUNCHES = 0.5
+"""The share of the stretches between such lines that may be equally long: those of an epoch are, runs seldom."""
 
 _OVERFLOW = re.compile(
     r"OVERFLOW!|overflow detected|gradient overflow|Gradient overflow|Skipping step, loss scaler", re.ASCII
@@ -159,6 +163,8 @@ class _TextReading(LineReading):
         self._looked = self._read = self._unread_at_end = self._unplaced = 0
         self._drawn: int | None = None
         self._held_back = 0
+        self._opening = ""
+        self._openings: list[int] = []
 
     def feed(self, line: str) -> None:
         self._number += 1
@@ -275,7 +281,14 @@ class _TextReading(LineReading):
         if _COUNTED.search(line) and _MEASURED.search(line) and len(line) < MAX_TRAINING_LINE:
             self._looked += 1
             self._unread_at_end += 1
+        if self._crash.pending and is_bare_numbers(line):
+            self._read_after_crash(len(self._reader.rows))
         self._crash.feed(self._number, line)
+        words = _words(line)
+        if not self._opening and not len(self._reader.rows):
+            self._opening = words
+        elif words == self._opening and len(words) >= MIN_OPENING_CHARACTERS:
+            self._openings.append(len(self._reader.rows))
         if len(self._config) < MAX_SETTINGS:
             found = config_from_line(line)
             if found:
@@ -299,6 +312,8 @@ class _TextReading(LineReading):
     def close(self) -> RunLog:
         self._reader.close()
         form, rows = self._form, self._reader.rows
+        for row in _launches(self._openings, len(rows)):
+            rows.begin(row)
         reading = rows.reading(kinds=self._reader.kinds, ended=True)
         if not reading.signals and not self._overflows:
             raise self._file.unreadable(f"holds no line that reads as {form.name}")
@@ -329,6 +344,23 @@ class _TextReading(LineReading):
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
                 owner.notes.append(f"an error was printed at line {events[0]['line']}, and training went on")
         runs[-1].events += self._crash.events(end=self._last_line)
+
+
+def _words(line: str) -> str:
+    """Return the letters of a line: what is the same each time a program prints it."""
+    return "".join(character for character in line[:200] if character.isalpha())
+
+
+def _launches(openings: Sequence[int], count: int) -> list[int]:
+    """Return the rows before which a program began again: it printed its first line, as it does at each launch.
+
+    Between launches stand as many rows as each came to; a line that is printed every few rows is none.
+    """
+    begins = sorted({row for row in openings if 0 < row < count})
+    lengths = np.diff([0, *begins, count])
+    if not begins or np.unique(lengths, return_counts=True)[1].max() >= MAX_ALIKE_LAUNCHES * len(lengths):
+        return []
+    return begins
 
 
 def _seconds(line: str) -> float | None:

@@ -190,25 +190,30 @@ def is_classifier(
     wild_rate: float,
     stands_still: float,
     accuracy_points: int,
+    often_right: float,
 ) -> bool:
     """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
 
     Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
     of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times since its first rows;
-    fewer accuracies than ``accuracy_points`` do not show it.
+    fewer accuracies than ``accuracy_points`` do not show it, nor does one that ends at exactly 0: any guess is right
+    now and then. Above ``often_right`` the loss is a sum: who is right so often does not pay more than a guess.
     """
     if len({loss.name for loss in select.training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
         return False  # Several losses, or an agent's: an accuracy beside them is another network's.
     if any(_LANGUAGE_MODEL.search(loss.name) for loss in losses):
         return True
-    accuracies = [metric.values for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)]
+    accuracies = [
+        select.as_share(metric.values) for metric in of_kind(signals, "metric") if _ACCURACY.search(metric.name)
+    ]
     grown = [
         (_first_level(values), float(np.median(values[-(len(values) // 3) :])))
         for values in accuracies
-        if len(values) >= accuracy_points
+        if len(values) >= accuracy_points and np.any(values[-(len(values) // 3) :] != 0.0)
     ]
     wild = any(float(np.median(rate.values)) >= wild_rate for rate in of_kind(signals, "lr"))
-    return bool(grown) and (wild or all(last <= stands_still * first for first, last in grown))
+    still = [last <= stands_still * first and last <= often_right for first, last in grown]
+    return bool(grown) and (wild or all(still))
 
 
 def _first_level(values: Array) -> float:

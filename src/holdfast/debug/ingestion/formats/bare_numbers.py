@@ -78,6 +78,8 @@ class BareNumbersFormat(LogFormat):
         width, most = Counter(map(len, rows)).most_common(1)[0]
         if len(rows) < MIN_ROWS or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
             return 0.0
+        if width > 1 and len([name for name in lines[0].split(",") if name.strip() and not _row(name)]) == width:
+            return 0.0  # A line of as many names: a table with a header.
         return 0.6 if _named(file) else 0.5
 
     def read(self, file: LogFile) -> RunLog:
@@ -98,7 +100,7 @@ class BareNumbersFormat(LogFormat):
         ]
         counters = ("epoch", "batch") if paired else ("step",) if counted else ()
         steps = [Column(name, c.values, c.rows) for name, c in zip(counters, columns, strict=False)]
-        reading = read_columns(count, [*steps, *named], {}, source_name=file.name)
+        reading = read_columns(count, [*steps, *named], {})
         if not reading.signals:
             raise file.unreadable("is a table of numbers without a series")
         note = "the numbers have no names; what they are was taken from the file's name"

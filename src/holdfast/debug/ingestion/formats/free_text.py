@@ -15,7 +15,7 @@ from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, plain
 from holdfast.debug.ingestion.numbers import NUMBER, to_number
-from holdfast.debug.ingestion.printed_table import PrintedTable
+from holdfast.debug.ingestion.printed_table import PrintedTable, SplitTable
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
@@ -35,6 +35,8 @@ SURE_SHARE = 0.5
 as on a progress bar, which is long whatever it tells."""
 MAX_ANNOUNCEMENT = 16
 """Characters that may stand beside a counter on a line that only announces a place."""
+MIN_COMMA_PAIRS = 3
+"""Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
 MIN_POINTS = 2
 """A name seen once in a long log is prose, not a metric."""
 
@@ -69,6 +71,8 @@ _TRAINING_ROW = re.compile(
 _REDUCING = re.compile(rf"reducing learning rate of group \d+ to ({NUMBER})", re.IGNORECASE)
 _TUPLE_SIGNS = re.compile(r"['\"], ?|, ?['\"]")
 _COMMA_PAIR = re.compile(rf"^\s*([A-Za-z][\w ]{{0,40}}?)\s*,(\s*{NUMBER}\s*)$")  # "Loss, 0.52", line by line
+# "fold,0,epoch,3, total loss, 0.52, acc, 0.9": a name and its number in turn, all between commas.
+_COMMA_PAIRS = re.compile(rf"(?:^|(?<=[,:]))\s*([A-Za-z][\w ]{{0,40}}?)\s*,\s*({NUMBER})(?=\s*(?:,|$))")
 _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
@@ -81,6 +85,7 @@ class _Reader(LineReader):
         self._finer = False
         self._batched: set[str] = set()
         self._table = PrintedTable()
+        self._splits = SplitTable()
 
     def feed(self, line: str) -> bool:
         row = self._table.feed(line) if len(line) <= MAX_LINE else None
@@ -95,6 +100,8 @@ class _Reader(LineReader):
             line = _WARNING.sub("", line)
         if "," in line:
             line = _COMMA_PAIR.sub(r"\1:\2", line)
+            if len(_COMMA_PAIRS.findall(line)) >= MIN_COMMA_PAIRS:
+                line = _COMMA_PAIRS.sub(r" \1: \2", line)
         line = with_gaps(line)
         rank, line = _rank_of(line)
         prefix = _PREFIX.match(line)
@@ -102,6 +109,9 @@ class _Reader(LineReader):
         if reducing := _REDUCING.search(text):
             place = find_place(text[: reducing.start()])
             self._add(place, {f"{rank}lr": to_number(reducing.group(1))})
+            return True
+        if fields := self._splits.feed(text):
+            self._add(Place(None, None, None, ""), {rank + name: value for name, value in fields.items()})
             return True
         place = find_place(text)
         pairs = find_pairs(place.text, self._spellings)

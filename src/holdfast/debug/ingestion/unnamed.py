@@ -1,0 +1,63 @@
+"""What columns are whose names say nothing: a table of runs side by side, or of splits without the word *loss*.
+
+Only where no column of a table has a name that means anything. ``loss.csv`` with the columns ``lr_0.1, lr_0.01`` holds
+the loss of two runs; ``{"train": […], "val": […]}`` that falls is the loss on two splits.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from holdfast.debug.ingestion.names import EVALUATION_WORDS, meaning_of, plain
+from holdfast.debug.ingestion.table import Column
+
+__all__ = ["named_by_context"]
+
+MIN_POINTS = 6
+"""Points from which a column without a telling name is a series."""
+MAX_RUNS = 64
+"""Columns beyond which a table holds data, not runs side by side."""
+_SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
+_NUMBERS = re.compile(r"\d+(?:_\d+)*")
+
+
+def named_by_context(columns: list[Column], source_name: str) -> list[Column]:
+    """Return the columns, named by the file or by their course where no name among them means anything."""
+    if any((column.meaning or meaning_of(column.name)).kind for column in columns):
+        return columns
+    splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column)]
+    if splits and all(_falls(column) for column in splits):
+        chosen, what = splits, "loss"
+    else:
+        chosen, what = _runs(columns), _stem(source_name)
+    if not chosen or meaning_of(what).kind is None:
+        return columns
+    own = {id(column) for column in chosen}
+    return [replace(c, name=f"{c.name} {what}") if id(c) in own else c for c in columns]
+
+
+def _runs(columns: Sequence[Column]) -> list[Column]:
+    """Return the columns whose names differ in a number only, as those of a sweep over one setting do."""
+    series = [column for column in columns if _is_series(column) and meaning_of(f"{column.name} loss").kind == "loss"]
+    bare = {_NUMBERS.sub("", plain(column.name)) for column in series}
+    return series if len(bare) == 1 and 1 < len(series) <= MAX_RUNS else []
+
+
+def _stem(source_name: str) -> str:
+    """Return the last word of a file's name that means a metric: ``chunk_len_error.csv`` holds errors."""
+    words = plain(source_name.rsplit(".", 1)[0]).split("_")
+    return next((word for word in reversed(words) if meaning_of(word).kind), "")
+
+
+def _is_series(column: Column) -> bool:
+    return int(np.isfinite(column.values).sum()) >= MIN_POINTS
+
+
+def _falls(column: Column) -> bool:
+    values = column.values[np.isfinite(column.values)]
+    width = max(1, len(values) // 10)
+    return float(np.median(values[-width:])) < float(np.median(values[:width]))
