@@ -190,7 +190,8 @@ def swapped_large_records(folder: Path) -> None:
 def swapped_records(folder: Path, swapped: tuple[str, str] = ("one", "two")) -> None:
     """Swap the stored bytes of two tensors of one shape."""
     metadata = FileSystemReader(folder).read_metadata()
-    one, two = (metadata.storage_data[MetadataIndex(f"model.{name}", torch.Size((0, 0)))] for name in swapped)
+    places = {index.fqn.removeprefix("model."): info for index, info in metadata.storage_data.items()}
+    one, two = (places[name] for name in swapped)
     path = folder / one.relative_path
     data = bytearray(path.read_bytes())
     assert one.length == two.length
@@ -282,6 +283,18 @@ def test_what_the_format_cannot_tell_the_manifest_tells(
         assert verify_checkpoint(path).verdict == "damaged"
     except UnusableCheckpointError as error:
         assert "manifest" in error.message  # noqa: PT017 — either is right, and both name the manifest
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("length", [10, 300_000], ids=["read with its neighbours", "read by itself"])
+def test_objects_of_one_length_that_were_swapped_are_told_by_the_manifest(
+    tmp_path: Path, length: int, parallel: bool
+) -> None:
+    checkpoint.save({"model": {"one": "a" * length, "two": "b" * length}}, tmp_path / "c", step=1)
+    swapped_records(tmp_path / "c")
+    assert verify_checkpoint(tmp_path / "c").verdict == "damaged"
+    with pytest.raises(CheckpointError, match="manifest"):
+        checkpoint.load({"model": {"one": "", "two": ""}}, tmp_path / "c", parallel=parallel)
 
 
 def test_without_the_manifest_the_same_swap_goes_unnoticed(tmp_path: Path) -> None:

@@ -7,13 +7,13 @@ C's ``Unpickler`` with a stub ``find_class`` would be faster, but it hashes keys
 from __future__ import annotations
 
 import pickle
-import re
 import struct
 from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from typing import Any
 
 from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent
+from holdfast.checkpoint.pickle_runs import INSTANCE, MIN_CALL_BYTES, TENSOR, VALUES, SimpleValues
 
 __all__ = ["read_pickle"]
 
@@ -51,55 +51,6 @@ _SHORT_BINUNICODE, _LONG_BINGET, _BINGET = pickle.SHORT_BINUNICODE[0], pickle.LO
 _BININT1, _BININT2, _MARK = pickle.BININT1[0], pickle.BININT2[0], pickle.MARK[0]
 _REDUCE, _EMPTY_TUPLE = pickle.REDUCE[0], pickle.EMPTY_TUPLE[0]
 _SETITEMS, _BUILD = pickle.SETITEMS[0], pickle.BUILD[0]
-# Metadata is mostly made of one run of opcodes, which is done in one step: a new instance whose state is a dict of few
-# simple values: what the memo holds, integers, None, and calls with a tuple of one to three integers (``torch.Size``).
-_NEW = pickle.EMPTY_TUPLE + pickle.NEWOBJ + pickle.MEMOIZE + pickle.EMPTY_DICT + pickle.MEMOIZE + pickle.MARK
-_GET, _INTEGER = rb"(?:h.|j....)", rb"(?:K.|M..|J....)"
-_CALL = (
-    _GET + _INTEGER + rb"{1,3}[\x85-\x87]\x94\x85\x94R\x94"
-)  # TUPLE1 to 3, MEMOIZE, TUPLE1, MEMOIZE, REDUCE, MEMOIZE
-_SIMPLE = b"|".join((_CALL, _GET, _INTEGER, rb"\x8a\x05.....", pickle.NONE))
-_INSTANCE = re.compile(re.escape(_NEW) + rb"((?:" + _SIMPLE + rb"){1,8})ub", re.DOTALL)  # SETITEMS, BUILD
-_VALUES = re.compile(_SIMPLE, re.DOTALL)
-_MIN_CALL_BYTES = 10
-# Tensors of one shape and dtype are described by the same bytes, because what repeats is taken from the memo: such a
-# run of opcodes is done once. It makes an instance whose fields are an instance with a tuple for a state
-# (``TensorProperties``), sizes, and last a list of instances of sizes (``ChunkStorageMetadata``).
-_SIZE_CALL = _GET + rb"(?:\)|" + _INTEGER + rb"{1,3}[\x85-\x87]\x94|\(" + _INTEGER + rb"{4,}t\x94)\x85\x94R\x94"
-_PROPERTIES = _GET + rb"\)\x81\x94\((?:" + _GET + rb"|[\x88\x89]){1,8}t\x94b"
-_PART = _GET + re.escape(_NEW) + rb"(?:" + _GET + _SIZE_CALL + rb"){1,4}ub"
-_PARTS = rb"\]\x94(?:" + _PART + rb"a|\((?:" + _PART + rb")+e)"
-_FIELD = _GET + rb"(?:" + _PROPERTIES + rb"|" + _SIZE_CALL + rb")"
-_TENSOR = re.compile(re.escape(_NEW) + rb"(?:" + _FIELD + rb"){1,4}" + _GET + _PARTS + rb"ub", re.DOTALL)
-
-
-class _SimpleValues(dict[bytes, Any]):
-    """What simple values stand for; a place of the memo is written once, so this never changes."""
-
-    def __init__(self, memo: list[Any], shared: set[int]) -> None:
-        super().__init__({pickle.NONE: None})
-        self._memo = memo
-        self._shared = shared
-
-    def __missing__(self, code: bytes) -> Any:
-        self[code] = value = self._call(code) if len(code) >= _MIN_CALL_BYTES else self._value(code)
-        return value
-
-    def _value(self, code: bytes) -> Any:
-        if code[0] in (_BINGET, _LONG_BINGET):
-            return self._memo[int.from_bytes(code[1:], "little")]
-        content = code[2:] if code[0] == pickle.LONG1[0] else code[1:]
-        return int.from_bytes(content, "little", signed=code[0] in (pickle.LONG1[0], pickle.BININT[0]))
-
-    def _call(self, code: bytes) -> tuple[Any, ...]:
-        """Return the integers, the arguments and the call: what goes into the memo."""
-        function, *numbers = (self._value(part) for part in _VALUES.findall(code[:-6]))
-        if len(numbers) != code[-6] - _TUPLE1 + 1:
-            raise DamagedPickleError("a call with the wrong number of arguments")
-        integers = tuple(numbers)
-        call = Inert(function, (integers,), made=False)
-        self._shared.add(id(call))
-        return integers, (integers,), call
 
 
 class _Machine:
@@ -116,7 +67,7 @@ class _Machine:
         self.protocol = 0
         self.stopped = False
         self.shared: set[int] = set()  # what runs that are done once have made: nothing may change it
-        self.simple = _SimpleValues(self.memo, self.shared)
+        self.simple = SimpleValues(self.memo, self.shared)
         self.runs: dict[bytes, tuple[list[Any], Any, int]] = {}
 
     def run(self) -> Any:
@@ -158,7 +109,7 @@ class _Machine:
         million opcodes, and all ranks wait for this loop.
         """
         data, memo, marks, handlers, stack = self.data, self.memo, self.marks, _HANDLERS, self.stack
-        from_bytes, tensor, instance, find_values = int.from_bytes, _TENSOR.match, _INSTANCE.match, _VALUES.findall
+        from_bytes, tensor, instance, find_values = int.from_bytes, TENSOR.match, INSTANCE.match, VALUES.findall
         simple, shared = self.simple, self.shared
         containers = 0
         while position < size:
@@ -185,7 +136,7 @@ class _Machine:
                     content = []
                     for code in find_values(match[1]):
                         value = simple[code]
-                        if len(code) >= _MIN_CALL_BYTES:
+                        if len(code) >= MIN_CALL_BYTES:
                             memo += value
                             value = value[-1]
                         content.append(value)

@@ -41,11 +41,11 @@ def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tupl
     """Return the folder of a checkpoint, and how its files are reached; a later ``chdir`` does not move it."""
     if is_url(path) and (layer is None or is_remote(layer)):
         return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
-    if layer is not None:
-        return Path(path), layer
-    with suppress(OSError):  # else the working folder is gone, and everything below it
-        return Path.cwd() / path, LocalFiles()
-    return Path(path), LocalFiles()
+    folder = Path(path)
+    if layer is None and not folder.is_absolute():
+        with suppress(OSError):  # else the working folder is gone, and everything below it
+            folder = Path.cwd() / folder
+    return folder, layer or LocalFiles()
 
 
 class RemoteFiles:
