@@ -60,7 +60,7 @@ def register(app: typer.Typer) -> None:
         if labels is None and (feedback is None or against is not None):
             raise ConfigError("there is nothing to fit on", hint="pass LABELS, or --feedback FILE, or both")
         start = {} if thresholds is None else load_thresholds(thresholds)
-        runs = [] if labels is None else _read_runs(labels)
+        runs = [] if labels is None else _read_runs(labels, start)
         if against is not None:
             _print({"A": _score(runs, start), "B": _score(runs, load_thresholds(against))}, {}, as_json=as_json)
             return
@@ -142,13 +142,13 @@ def _claims(verdicts: list[dict[str, Any]], base: Calibration) -> tuple[Claims, 
     return claims, causes
 
 
-def _read_runs(labels: Path) -> list[LabelledRun]:
+def _read_runs(labels: Path, thresholds: dict[str, dict[str, float]]) -> list[LabelledRun]:
     from holdfast.debug import MLSystemsDebugger
     from holdfast.debug.attribution.labelled import LabelledRun, load_labels
     from holdfast.debug.types import DetectionContext
     from holdfast.errors import DebugError
 
-    debugger = MLSystemsDebugger(plugins=False)
+    debugger = MLSystemsDebugger(plugins=False, thresholds=thresholds)
     runs: list[LabelledRun] = []
     for label in load_labels(labels):
         logs = debugger.read(str(label.path))

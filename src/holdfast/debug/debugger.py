@@ -22,7 +22,7 @@ from holdfast.debug.ingestion.metric_ingestor import MetricIngestor
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.plugins import load_plugins
 from holdfast.debug.routing import Router
-from holdfast.debug.tuning import ATTRIBUTION, COMPARE, VERDICT, Tuning
+from holdfast.debug.tuning import ATTRIBUTION, COMPARE, READING, VERDICT, Tuning
 from holdfast.debug.types import (
     DebugReport,
     DetectionContext,
@@ -74,13 +74,15 @@ class MLSystemsDebugger:
         calibration: Calibration | str | Path | None = None,
         thresholds: Mapping[str, Mapping[str, float]] | str | Path | None = None,
     ) -> None:
-        self._limits = limits or Limits()
-        self._logs = LogIngestor(self._limits)
-        self._metrics = MetricIngestor(limits=self._limits)
         self._ingestors: list[BaseIngestor] = []
         self._extractors: list[BaseSignalExtractor] = []
         chosen = load_thresholds(Path(thresholds)) if isinstance(thresholds, (str, Path)) else dict(thresholds or {})
         self._tuning = Tuning.of(chosen)
+        if limits is not None and READING in chosen:
+            raise ConfigError("limits of your own have their own thresholds", hint="pass limits or thresholds")
+        self._limits = limits or self._tuning.reading
+        self._logs = LogIngestor(self._limits)
+        self._metrics = MetricIngestor(limits=self._limits)
         own = _detectors(detectors, chosen)
         self._detectors = list(self._tuning.detectors) if own is None else own
         self._engine = _engine(attribution, calibration, chosen) or AttributionEngine(
@@ -224,7 +226,7 @@ def _detectors(
     detectors: Sequence[BaseDetector] | None, thresholds: Mapping[str, Mapping[str, float]]
 ) -> list[BaseDetector] | None:
     """Return the caller's own detectors, if any."""
-    if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE}:
+    if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE, READING}:
         raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
     return None if detectors is None else list(detectors)
 

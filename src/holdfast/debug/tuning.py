@@ -2,7 +2,8 @@
 
 ``--thresholds``, ``MLSystemsDebugger(thresholds=…)`` and ``holdfast calibrate`` all reach what is here, and there is
 nothing else to reach. Detectors go by their names; beside them are ``attribution``, ``verdict``, ``compare``, and what
-all of these share: ``select`` (which series a question is about) and ``shape`` (a series' level and noise).
+all of these share: ``select`` (which series a question is about) and ``shape`` (a series' level and noise);
+``reading`` says how a log is read.
 """
 
 from __future__ import annotations
@@ -17,10 +18,11 @@ from holdfast.debug.compare import CompareRule
 from holdfast.debug.detectors.registry import default_detectors
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.select import SelectRule
+from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.thresholds import thresholds_of, whole_name, with_shared, with_thresholds
 from holdfast.debug.verdict import VerdictRule
 
-__all__ = ["ATTRIBUTION", "COMPARE", "SELECT", "SHAPE", "VERDICT", "Tuning", "whole_names"]
+__all__ = ["ATTRIBUTION", "COMPARE", "READING", "SELECT", "SHAPE", "VERDICT", "Tuning", "whole_names"]
 
 ATTRIBUTION = "attribution"
 """The name under which a set of thresholds holds those of attribution."""
@@ -32,6 +34,9 @@ SELECT = "select"
 """The name of the shared rule that says which of a run's series a question is about."""
 SHAPE = "shape"
 """The name of the shared rule that reduces a series to its level and its noise."""
+
+READING = "reading"
+"""The name under which it holds the rules and bounds of reading: where runs part, what ends a job, what a row is."""
 
 Thresholds = Mapping[str, Mapping[str, float]]
 
@@ -46,6 +51,7 @@ class Tuning:
     compare: CompareRule = field(default_factory=CompareRule)
     select: SelectRule = field(default_factory=SelectRule)
     shape: ShapeRule = field(default_factory=ShapeRule)
+    reading: Limits = field(default_factory=Limits)
 
     @classmethod
     def of(cls, thresholds: Thresholds | None = None) -> Tuning:
@@ -64,6 +70,7 @@ class Tuning:
         compare = with_thresholds(CompareRule(), chosen.pop(COMPARE, {}), owner=COMPARE)
         select = with_thresholds(SelectRule(), chosen.pop(SELECT, {}), owner=SELECT)
         shape = with_thresholds(ShapeRule(), chosen.pop(SHAPE, {}), owner=SHAPE)
+        reading = with_thresholds(Limits(), chosen.pop(READING, {}), owner=READING)
         return cls(
             detectors=tuple(with_shared(one, select, shape) for one in default_detectors(chosen)),
             attribution=with_shared(attribution, select, shape),
@@ -71,12 +78,13 @@ class Tuning:
             compare=compare,
             select=select,
             shape=shape,
+            reading=reading,
         )
 
     @property
     def rules(self) -> dict[str, Any]:
         """Every rule by the name a set of thresholds has for it."""
-        beside = (ATTRIBUTION, VERDICT, COMPARE, SELECT, SHAPE)
+        beside = (ATTRIBUTION, VERDICT, COMPARE, SELECT, SHAPE, READING)
         return {one.name: one for one in self.detectors} | {name: getattr(self, name) for name in beside}
 
     def thresholds(self) -> dict[str, dict[str, float]]:

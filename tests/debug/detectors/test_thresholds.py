@@ -21,6 +21,8 @@ from holdfast.debug.detectors import default_detectors, detector_types, known_fa
 from holdfast.debug.detectors import steps as steps_package
 from holdfast.debug.detectors.steps.baseline import ShapeRule
 from holdfast.debug.detectors.steps.select import SelectRule
+from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.reading_rules import EndingRule, RestartRule, TextRule
 from holdfast.debug.thresholds import SharedRule
 from holdfast.debug.tuning import Tuning
 from holdfast.debug.types import (
@@ -210,3 +212,23 @@ def test_thresholds_of_the_verdict_decide_what_healthy_takes() -> None:
 def test_an_engine_of_ones_own_takes_no_thresholds_of_attribution() -> None:
     with pytest.raises(ConfigError, match="its own thresholds"):
         MLSystemsDebugger(attribution=AttributionEngine(), thresholds={"attribution": {"related": 0.1}}, plugins=False)
+
+
+@pytest.mark.parametrize(
+    "rule", [Limits(), RestartRule(), EndingRule(), TextRule()], ids=lambda rule: type(rule).__name__
+)
+def test_every_threshold_of_reading_has_a_reason(rule: Any) -> None:
+    assert {field.name for field in fields(rule)} == documented_fields(type(rule))
+
+
+def test_the_rules_of_reading_are_reached_by_name(tmp_path: Path) -> None:
+    path = tmp_path / "train.log"
+    begin = "training begins now\n"
+    counts = (40, 25, 60)
+    path.write_text("".join(begin + "".join(f"loss: {2 / (n + 1):.4f}\n" for n in range(own)) for own in counts))
+    thresholds = {"reading": {"restarts.opening_characters": 100}}
+    assert len(MLSystemsDebugger(plugins=False).read(path)) == 3
+    assert len(MLSystemsDebugger(plugins=False, thresholds=thresholds).read(path)) == 1
+    assert Tuning().thresholds()["reading"]["restarts.opening_characters"] == 8
+    with pytest.raises(ConfigError):
+        MLSystemsDebugger(plugins=False, thresholds=thresholds, limits=Limits())

@@ -324,3 +324,32 @@ def test_the_best_so_far_is_no_series_of_the_run(tmp_path: Path) -> None:
     text = "".join(f"model {chr(97 + n)}\nBest val acc 0.{30 + n}\n" for n in range(20))
     with pytest.raises(UnreadableLogError):
         run_of(tmp_path, "log.txt", text)
+
+
+def test_kaldi_prints_an_objective_whose_negative_is_the_loss(tmp_path: Path) -> None:
+    source = "LOG (nnet3-chain-train[5.5.0~1-12]:PrintStatsForThisPhase():nnet-training.cc:396)"
+    text = "".join(
+        f"{source} Average objective function for 'output' for minibatches {10 * n}-{10 * n + 9} is -0.1 + -0.01 "
+        f"= {-loss} over 64000 frames.\n"
+        for n, loss in enumerate(LOSSES)
+    )
+    total = f"{source} Overall average objective function for 'output' is -0.9 over 1.9e+06 frames.\n"
+    run = run_of(tmp_path, "train.1.1.log", text + total)
+    assert (run.format, run.verdict) == ("kaldi", Verdict.HEALTHY)
+    assert series(run, "output loss").values.tolist() == LOSSES
+    assert series(run, "output loss").steps.tolist() == [10 * n + 9 for n in range(24)]
+
+
+def test_the_time_may_stand_before_bare_numbers(tmp_path: Path) -> None:
+    text = "".join(f"2021-03-04 12:00:{n:02d}\t{n}\t{loss}\n" for n, loss in enumerate(LOSSES))
+    assert series(run_of(tmp_path, "train_log.txt", text), "loss").values.tolist() == LOSSES
+
+
+@pytest.mark.parametrize(("name", "is_run"), [("img_{n}.npy", False), ("step_{n}.ckpt", True), ("epoch {n}", True)])
+def test_a_table_that_names_a_file_in_each_row_lists_samples(tmp_path: Path, name: str, is_run: bool) -> None:
+    text = table("name,loss", name + ",{loss}")
+    if is_run:
+        assert series(run_of(tmp_path, "results.csv", text), "loss").values.tolist() == LOSSES
+    else:
+        with pytest.raises(UnreadableLogError):
+            run_of(tmp_path, "results.csv", text)

@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, meaning_of, plain
+from holdfast.debug.ingestion.reading_rules import RestartRule
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import fill_gaps, repair_steps
 from holdfast.debug.ingestion.table import Column, Table
@@ -33,6 +34,10 @@ _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
 _MOST_GROUPS = 4096
 _WHOLE_RUN = frozenset(("total_timesteps", "time_total_timesteps", "global_step", "trainer_global_step", "total_steps"))
+MIN_FILES = 8
+"""Rows that each name another file from which a table lists samples."""
+_FILE = re.compile(r"[\w)-]\.[A-Za-z]\w{1,4}$")
+_WEIGHTS = re.compile(r"\.(?:pt|pth|ckpt|bin|h5|hdf5|keras|safetensors|pkl|onnx)$")  # Each stands for a step.
 _INDEX = re.compile(r"^Unnamed: \d+$")
 _TAG_IN_FILE = re.compile(r"tag-(.+?)(?:\.csv)?$", re.IGNORECASE)
 
@@ -58,6 +63,7 @@ def read_columns(
     *,
     source_name: str = "",
     divide: bool = True,
+    rule: RestartRule | None = None,
 ) -> Reading:
     """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None where a row has none).
 
@@ -69,6 +75,8 @@ def read_columns(
     columns = _from_long_form(columns, labels)
     step, epoch = _choose(columns, STEP_NAMES, count), _choose(columns, EPOCH_NAMES, count)
     if step is None and epoch is None:
+        if _names_files(labels):
+            return Reading(has_step=False)
         reading.has_step = False
         if count > 1:
             reading.notes.append("no step column was found; rows are counted instead")
@@ -79,7 +87,11 @@ def read_columns(
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
     whole = step is not None and plain(step.name) in _WHOLE_RUN
-    begins = _begins(steps, epochs, rest, groups, whole_run=whole) if divide and reading.has_step else [0]
+    begins = (
+        _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule or RestartRule())
+        if divide and reading.has_step
+        else [0]
+    )
     for begin, end in zip(begins, [*begins[1:], count], strict=True):
         one = reading if begin == 0 else Reading()
         if one is not reading:
@@ -104,8 +116,24 @@ def read_columns(
     return reading
 
 
+def _names_files(labels: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether a column names another file in each row: the rows are samples and not steps of a run."""
+    for words in labels.values():
+        named = [word for word in words.tolist() if isinstance(word, str)]
+        distinct = len(words) >= MIN_FILES and len(set(named)) == len(words)
+        if distinct and all(_FILE.search(word) and not _WEIGHTS.search(word) for word in named):
+            return True
+    return False
+
+
 def _begins(
-    steps: Floats, epochs: Floats | None, columns: Sequence[Column], groups: Sequence[Group], *, whole_run: bool
+    steps: Floats,
+    epochs: Floats | None,
+    columns: Sequence[Column],
+    groups: Sequence[Group],
+    *,
+    whole_run: bool,
+    rule: RestartRule,
 ) -> list[int]:
     """Return the rows at which runs begin, by the group of rows that is longest."""
     rows = max((group[0] for group in groups), key=lambda own: len(steps) if own is None else len(own), default=None)
@@ -114,12 +142,13 @@ def _begins(
     level = None if main is None else dense(main, count, None)
     if rows is None:
         epochs = None if epochs is None else fill_gaps(epochs)
-        return divide_runs(Counters(fill_gaps(steps), epochs, level, whole_run=whole_run))
+        return divide_runs(Counters(fill_gaps(steps), epochs, level, whole_run=whole_run, rule=rule))
     own = Counters(
         fill_gaps(steps[rows]),
         None if epochs is None else fill_gaps(epochs[rows]),
         None if level is None else level[rows],
         whole_run=whole_run,
+        rule=rule,
     )
     return [0, *(int(rows[begin]) for begin in divide_runs(own)[1:])]
 

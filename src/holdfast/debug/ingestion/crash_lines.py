@@ -20,14 +20,6 @@ __all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "read_crash"]
 
 MAX_QUOTED_LINES = 6
 MAX_QUOTED_CHARACTERS = 300
-MAX_LINES_AFTER = 60
-"""Lines after the last sign of a crash in a text without training, a long traceback's own ones included …"""
-MAX_SHARE_AFTER = 0.1
-"""… or this share of the text: a program that prints more than that went on."""
-
-MIN_NUMBERS_AFTER = 3
-"""Lines of bare numbers after an error that say together that the program went on: a dying one prints words."""
-
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
 _TRACEBACK = re.compile(_PREFIX + r"(?:│\s*)?Traceback \(most recent call last\)")
@@ -260,7 +252,7 @@ def read_crash(file: LogFile) -> RunLog | None:
     Where no training shows whether the program went on, its other lines do: what many of them follow was no end. One
     whose last line was logged as an error ended in it.
     """
-    scanner = CrashScanner()
+    scanner, rule = CrashScanner(), file.limits.ending
     number = after = numbers = 0
     last = (0, "")
     for number, line in enumerate(file.lines(), 1):
@@ -271,7 +263,9 @@ def read_crash(file: LogFile) -> RunLog | None:
         last = (number, line) if line.strip() else last
         after = after + 1 if known == scanner.marks else 0
         numbers = numbers + is_bare_numbers(line) if scanner.pending else 0
-        if scanner.pending and (numbers >= MIN_NUMBERS_AFTER or after > max(MAX_LINES_AFTER, MAX_SHARE_AFTER * number)):
+        if scanner.pending and (
+            numbers >= rule.unplaced_rows or after > max(rule.lines_after, rule.share_after * number)
+        ):
             scanner.went_on()
     events = scanner.events(end=last[0])
     if not events and _LOGGED_ERROR.match(last[1]):

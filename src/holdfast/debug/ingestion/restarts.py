@@ -10,27 +10,16 @@ crash), then whether the loss is back where the first run began, and last whethe
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.reading_rules import RestartRule
+
 __all__ = ["Counters", "divide_runs"]
 
 Floats = NDArray[np.float64]
-
-NEAR_START_SHARE = 0.02
-"""The share of a stretch within which a counter is back at its start: runs log their first step or their tenth."""
-LEVEL_ROWS = 5
-"""Rows whose median is a loss level: one row is a batch's luck."""
-MIN_FALL_NOISES = 4.0
-"""A loss has visibly moved when it moved by this many times the median distance of neighbouring rows."""
-MIN_FALL_SHARE = 0.05
-"""And by this share of its first level."""
-ALIKE_SHARE = 0.25
-"""Stretches whose lengths differ by less than this share may be passes over the same data."""
-MIN_ROWS_PER_RUN = 2.0
-"""Where the runs found are shorter than this on average, the counter does not count what it seems to."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,6 +33,7 @@ class Counters:
         marks: rows before which something says that a run began: settings again, the clock, a crash.
         pass_length: the total that the counter is printed with, where there is one.
         whole_run: whether the counter, by its name, counts the whole run and not a pass (``total_timesteps``).
+        rule: when going back begins another run.
     """
 
     steps: Floats
@@ -52,6 +42,7 @@ class Counters:
     marks: Collection[int] = ()
     pass_length: float | None = None
     whole_run: bool = False
+    rule: RestartRule = field(default_factory=RestartRule)
 
 
 def divide_runs(counters: Counters) -> list[int]:
@@ -68,57 +59,60 @@ def divide_runs(counters: Counters) -> list[int]:
         following = int(suspects[number + 1]) if number + 1 < len(suspects) else len(steps)
         if _begins_a_run(counters, epochs, begins[-1], row, following):
             begins.append(row)
-    if len(begins) > 1 and len(steps) / len(begins) < MIN_ROWS_PER_RUN:
+    if len(begins) > 1 and len(steps) / len(begins) < counters.rule.minimum_rows_per_run:
         return [0]
     return begins
 
 
 def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: int, following: int) -> bool:
+    rule = counters.rule
     marked = any(row - 1 < mark <= row for mark in counters.marks)
     if epochs is not None:
         if epochs[row] < epochs[row - 1]:
-            return _at_start(epochs, begin, row)
+            return _at_start(rule, epochs, begin, row)
         if epochs[row] > epochs[row - 1]:
             return False
-        return marked and _at_start(counters.steps, begin, row) and _at_start(epochs, begin, row)
-    if not _at_start(counters.steps, begin, row):
+        return marked and _at_start(rule, counters.steps, begin, row) and _at_start(rule, epochs, begin, row)
+    if not _at_start(rule, counters.steps, begin, row):
         return False
     if marked or counters.whole_run:
         return True
     if counters.level is not None:
-        back_at_first = _level_is_back(counters.level, begin, row, following)
+        back_at_first = _level_is_back(rule, counters.level, begin, row, following)
         if back_at_first is not None:
             return back_at_first
     if counters.pass_length and counters.steps[row - 1] == counters.pass_length:
         return False  # It counted to its total: the next pass begins.
-    return not _alike(counters.steps, begin, row, following)
+    return not _alike(rule, counters.steps, begin, row, following)
 
 
-def _at_start(counter: Floats, begin: int, row: int) -> bool:
+def _at_start(rule: RestartRule, counter: Floats, begin: int, row: int) -> bool:
     """Whether the counter is back where this run began: at its first value, or no further than its first few rows."""
     stretch = counter[begin:row]
     first, top = float(stretch[0]), float(stretch.max())
     rises = np.diff(stretch)
     stride = float(np.median(rises[rises > 0])) if np.any(rises > 0) else 1.0
-    return bool(counter[row] <= first + max(0.5 * stride, NEAR_START_SHARE * (top - first)))
+    return bool(counter[row] <= first + max(0.5 * stride, rule.near_start_share * (top - first)))
 
 
-def _level_is_back(level: Floats, begin: int, row: int, following: int) -> bool | None:
+def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, following: int) -> bool | None:
     """Whether the loss is back at its first level; None where it never left it visibly, so nothing can be said."""
     before = level[begin:row][np.isfinite(level[begin:row])]
     after = level[row:following][np.isfinite(level[row:following])]
     if len(before) < 2 or not len(after):
         return None
-    width = max(1, min(LEVEL_ROWS, len(before) // 3))
+    width = max(1, min(rule.level_rows, len(before) // 3))
     first, last = float(np.median(before[:width])), float(np.median(before[-width:]))
     now = float(np.median(after[: max(1, min(width, len(after) // 3))]))
     noise = float(np.median(np.abs(np.diff(before)))) if len(before) > 3 else 0.0
-    if abs(first - last) <= MIN_FALL_NOISES * noise or abs(first - last) <= MIN_FALL_SHARE * abs(first):
+    if abs(first - last) <= rule.minimum_fall_noises * noise or abs(first - last) <= rule.minimum_fall_share * abs(
+        first
+    ):
         return None
     return abs(now - first) < abs(now - last)
 
 
-def _alike(counter: Floats, begin: int, row: int, following: int) -> bool:
+def _alike(rule: RestartRule, counter: Floats, begin: int, row: int, following: int) -> bool:
     """Whether the stretches before and after may be passes over the same data: of one length, but for the last."""
     start = begin
     drops = np.flatnonzero(np.diff(counter[begin:row]) < 0)
@@ -127,5 +121,5 @@ def _alike(counter: Floats, begin: int, row: int, following: int) -> bool:
     before = float(counter[start:row].max() - counter[start])
     after = float(counter[row:following].max() - counter[row])
     if following == len(counter):
-        return after <= (1.0 + ALIKE_SHARE) * before + 1.0  # The last pass may be cut short, never longer.
-    return abs(after - before) <= ALIKE_SHARE * max(before, after) + 1.0
+        return after <= (1.0 + rule.alike_share) * before + 1.0  # The last pass may be cut short, never longer.
+    return abs(after - before) <= rule.alike_share * max(before, after) + 1.0

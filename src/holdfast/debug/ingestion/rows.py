@@ -145,6 +145,11 @@ class RowCollector:
         """Note that a run begins at this row, where rows have no counter that could say otherwise."""
         self._launches.append(row)
 
+    @property
+    def limits(self) -> Limits:
+        """How the rows are read."""
+        return self._limits
+
     def last_step(self) -> float | None:
         """Return the step of the last row, where it has one."""
         return self._steps[-1] if self._steps and not math.isnan(self._steps[-1]) else None
@@ -270,6 +275,7 @@ class RowCollector:
             None if level is None else level[rows],
             np.searchsorted(rows, self._marks).tolist(),
             self._pass_length,
+            rule=self._limits.restarts,
         )
         begins = rows[divide_runs(counters)]
         # What stands between the last row of one run and the first of the next (its settings) belongs to the next.

@@ -131,7 +131,7 @@ def _records(data: Sequence[Any], limits: Limits, source_name: str, *, divide: b
         if isinstance(record, Mapping):
             builder.add_row(flatten_record(record))
     columns, labels = builder.finish()
-    reading = read_columns(builder.count, columns, labels, source_name=source_name, divide=divide)
+    reading = read_columns(builder.count, columns, labels, source_name=source_name, divide=divide, rule=limits.restarts)
     reading.notes = [*builder.notes, *reading.notes]
     return reading
 

@@ -31,8 +31,6 @@ from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
 
-MIN_UNPLACED_ROWS = 3
-"""Rows without a step after an error that say together that training goes on."""
 MIN_BLOCK_BYTES = 4 << 20
 """Files from this size on are read in blocks: below, reading line by line takes a second."""
 MIN_SEGMENT_LINES = 16
@@ -42,10 +40,6 @@ BLOCKS_BETWEEN_TRIES = 8
 MAX_TRAINING_LINE = 2000
 """Characters beyond which a line is data or prose, not a line of training."""
 MAX_SETTINGS = 2000
-MIN_OPENING_CHARACTERS = 8
-"""Letters from which the first line of a text, printed again, may say that its program was started again."""
-MAX_ALIKE_LAUNCHES = 0.5
-"""The share of the stretches between such lines that may be equally long: those of an epoch are, runs seldom."""
 
 _OVERFLOW = re.compile(
     r"OVERFLOW!|overflow detected|gradient overflow|Gradient overflow|Skipping step, loss scaler", re.ASCII
@@ -54,10 +48,6 @@ _NEW_SCALE = re.compile(
     r"(?:reducing (?:loss scale )?to|setting loss scale to:?|reducing loss scale to|loss scale:? to)\s*([-+\d.eE]+)"
 )
 _OLD_SCALE = re.compile(r"[Aa]ttempted loss scale:\s*([-+\d.eE]+)")
-MIN_SETTINGS_AGAIN = 3
-"""Settings that must be printed again before it counts as the start of another run."""
-MIN_CLOCK_JUMP_SECONDS = 3600.0
-"""A pause between two rows that no evaluation or checkpoint explains."""
 _CLOCK = re.compile(r"(\d{4})[-/](\d{2})[-/](\d{2})[T ](\d{2}):(\d{2}):(\d{2})")
 _BAR = re.compile(r"\d{1,3}%\||\d(?:it/s|s/it)")
 _COUNTED = re.compile(r"\b(?:epoch|step|iter|iters|iteration|batch|episode|update)s?\b\W{0,3}\d", re.IGNORECASE)
@@ -244,19 +234,23 @@ class _TextReading(LineReading):
         if moved and self._crash.pending and self._drawn is None and _BAR.search(line):
             self._drawn = len(self._reader.rows) - 1
             return False
-        return moved or not self._crash.pending or (now is None and self._unplaced >= MIN_UNPLACED_ROWS)
+        return (
+            moved
+            or not self._crash.pending
+            or (now is None and self._unplaced >= self._file.limits.ending.unplaced_rows)
+        )
 
     def _read_after_crash(self, row: int) -> None:
         """Take a few lines after an error for training, where the reader holds its rows back until the end."""
         self._held_back += 1
-        if self._held_back >= MIN_UNPLACED_ROWS:
+        if self._held_back >= self._file.limits.ending.unplaced_rows:
             self._crashes.append((row, self._crash.events()))
             self._crash.went_on()
             self._held_back = 0
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
         """Take note of what stood before a new row, if it may have begun a run."""
-        rows = self._reader.rows
+        rows, restarts = self._reader.rows, self._file.limits.restarts
         if self._crash.pending:
             first = row if self._drawn is None else self._drawn
             self._crashes.append((first, self._crash.events()))
@@ -266,10 +260,10 @@ class _TextReading(LineReading):
         now = rows.last_step()
         if step is not None and now is not None and now < step:
             clock = _seconds(line)
-            if len(self._again) >= MIN_SETTINGS_AGAIN or (
+            if len(self._again) >= restarts.settings_again or (
                 clock is not None
                 and self._clock is not None
-                and not 0.0 <= clock - self._clock <= MIN_CLOCK_JUMP_SECONDS
+                and not 0.0 <= clock - self._clock <= restarts.clock_jump_seconds
             ):
                 rows.mark(row)
         if row % 16 == 0 or self._again:  # A clock from a few rows ago is near enough to see a jump of an hour.
@@ -287,7 +281,7 @@ class _TextReading(LineReading):
         words = _words(line)
         if not self._opening and not len(self._reader.rows):
             self._opening = words
-        elif words == self._opening and len(words) >= MIN_OPENING_CHARACTERS:
+        elif words == self._opening and len(words) >= self._file.limits.restarts.opening_characters:
             self._openings.append(len(self._reader.rows))
         if len(self._config) < MAX_SETTINGS:
             found = config_from_line(line)
@@ -312,7 +306,7 @@ class _TextReading(LineReading):
     def close(self) -> RunLog:
         self._reader.close()
         form, rows = self._form, self._reader.rows
-        for row in _launches(self._openings, len(rows)):
+        for row in _launches(self._openings, len(rows), alike=self._file.limits.restarts.alike_launches):
             rows.begin(row)
         reading = rows.reading(kinds=self._reader.kinds, ended=True)
         if not reading.signals and not self._overflows:
@@ -351,14 +345,14 @@ def _words(line: str) -> str:
     return "".join(character for character in line[:200] if character.isalpha())
 
 
-def _launches(openings: Sequence[int], count: int) -> list[int]:
+def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]:
     """Return the rows before which a program began again: it printed its first line, as it does at each launch.
 
     Between launches stand as many rows as each came to; a line that is printed every few rows is none.
     """
     begins = sorted({row for row in openings if 0 < row < count})
     lengths = np.diff([0, *begins, count])
-    if not begins or np.unique(lengths, return_counts=True)[1].max() >= MAX_ALIKE_LAUNCHES * len(lengths):
+    if not begins or np.unique(lengths, return_counts=True)[1].max() >= alike * len(lengths):
         return []
     return begins
 

@@ -45,6 +45,8 @@ _NUMBER = re.compile(
     r"[-+]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf|infinity)", re.I
 )
 _LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
+# The time before a row: "2021-03-04 12:00:01,123	7	0.52", "[2021/03/04 12:00:01] 7 0.52".
+_STAMP = re.compile(r"^\s*\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[\s,;|:-]{1,4}(?=[-+.\dnNiI])")
 _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 # A counter with its name, or joined to its value: "epoch1 0.25", "epoch 0:1655.6", "1_1.8458".
 _COUNTER = re.compile(
@@ -100,7 +102,7 @@ class BareNumbersFormat(LogFormat):
         ]
         counters = ("epoch", "batch") if paired else ("step",) if counted else ()
         steps = [Column(name, c.values, c.rows) for name, c in zip(counters, columns, strict=False)]
-        reading = read_columns(count, [*steps, *named], {})
+        reading = read_columns(count, [*steps, *named], {}, rule=file.limits.restarts)
         if not reading.signals:
             raise file.unreadable("is a table of numbers without a series")
         note = "the numbers have no names; what they are was taken from the file's name"
@@ -139,7 +141,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int]:
 
 def _row(line: str) -> list[float]:
     """Return the numbers of a line that holds nothing else."""
-    line = _COUNTER.sub(r"\1 ", _TIME.sub(" ", _LOGGER.sub("", line, count=1)), count=1)
+    line = _COUNTER.sub(r"\1 ", _TIME.sub(" ", _STAMP.sub("", _LOGGER.sub("", line, count=1))), count=1)
     cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
 

@@ -157,7 +157,9 @@ class _CsvReading(LineReading):
 
     def close(self) -> RunLog:
         columns, labels = self._builder.finish()
-        reading = read_columns(self._builder.count, columns, labels, source_name=self._file.name)
+        reading = read_columns(
+            self._builder.count, columns, labels, source_name=self._file.name, rule=self._file.limits.restarts
+        )
         if not reading.signals:
             raise self._file.unreadable("is a table without a column of numbers")
         confidence = 0.95 if reading.has_step else 0.7

@@ -24,15 +24,6 @@ __all__ = ["FreeTextFormat"]
 
 MAX_LINE = 8192
 """Characters beyond which a line is data, not a line of a log."""
-MIN_COVERED = 0.5
-"""The share of a line without a counter that must be named numbers: prose has a number here and there."""
-MIN_COVERED_BESIDE_COUNTER = 0.12
-"""The share of a line with a counter: little is enough, but a paragraph is not a row."""
-MIN_COVERED_LOST = 0.25
-"""The same where a number is lost: "WARNING: Loss is NaN, skipping batch" is worth reading."""
-SURE_SHARE = 0.5
-"""What of that share is enough where a number is lost ("nan" is half as long as "0.5217") or the counter has its total,
-as on a progress bar, which is long whatever it tells."""
 MAX_ANNOUNCEMENT = 16
 """Characters that may stand beside a counter on a line that only announces a place."""
 MIN_COMMA_PAIRS = 3
@@ -158,12 +149,12 @@ class _Reader(LineReader):
 
     def _counts(self, place: Place, pairs: Pairs) -> bool:
         """Return whether the line is a row: made of named numbers, and in a place."""
-        size = len(place.text.strip("\x1f "))
+        size, rule = len(place.text.strip("\x1f ")), self.rows.limits.text
         lost = any(value is not None and not math.isfinite(value) for value in pairs.fields.values())
         if place.step is not None or place.epoch is not None:
             sure = lost or place.total is not None
-            return pairs.covered >= (SURE_SHARE if sure else 1.0) * MIN_COVERED_BESIDE_COUNTER * size
-        return pairs.covered >= (MIN_COVERED_LOST if lost else MIN_COVERED) * size
+            return pairs.covered >= (rule.sure_share if sure else 1.0) * rule.covered_beside_counter * size
+        return pairs.covered >= (rule.covered_lost if lost else rule.covered) * size
 
     def _add(self, place: Place, fields: dict[str, float | None]) -> None:
         if place.epoch is not None:

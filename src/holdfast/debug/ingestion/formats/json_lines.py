@@ -109,7 +109,9 @@ class _JsonReading(LineReading):
         columns, labels = builder.finish()
         if "current_steps" in {column.name for column in columns}:
             self._name = "llamafactory"
-        reading = read_columns(builder.count, columns, labels, source_name=self._file.name)
+        reading = read_columns(
+            builder.count, columns, labels, source_name=self._file.name, rule=self._file.limits.restarts
+        )
         if not reading.signals:
             raise self._file.unreadable("holds JSON objects without numbers")
         notes = list(builder.notes)
