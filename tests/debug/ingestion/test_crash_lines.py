@@ -287,6 +287,6 @@ def test_bare_numbers_after_an_error_say_that_the_program_went_on(tmp_path: Path
 
 
 def test_errors_to_the_end_of_a_log_without_training_are_a_crash(tmp_path: Path) -> None:
-    error = "[12:00] ERROR: bad line\n" + TRACEBACK + "Exception: a.jpg is not there\n"
+    error = "[12:00] ERROR: bad line\n, with msg: " + TRACEBACK + "Exception: a.jpg is not there\n"
     run = diagnose(tmp_path, "learning_rate : 0.0005\n" + 30 * error)
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"]

@@ -29,7 +29,8 @@ _FOLDED_HEADER = _BEGINS_TRACEBACK.replace(" ", "")
 _BEGINS_FOLDED = re.compile(r"Traceback *(?:\([a-z ]{0,21})?$")
 _FRAME = re.compile(_PREFIX + r'File "[^"]{1,300}", line \d+')
 _ERROR = re.compile(
-    _PREFIX + r"((?:[A-Za-z_]\w*\.)*[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)\b(?::.*)?)$"
+    _PREFIX
+    + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)|Exception)\b(?::.*)?)$"
 )
 # Each says what happened by itself, wherever it stands. Numbers and fixed words keep prose out.
 _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(

@@ -80,7 +80,8 @@ class BareNumbersFormat(LogFormat):
         width, most = Counter(map(len, rows)).most_common(1)[0]
         if len(rows) < MIN_ROWS or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
             return 0.0
-        if width > 1 and len([name for name in lines[0].split(",") if name.strip() and not _row(name)]) == width:
+        names = lines[0].split(",")
+        if width > 1 and len(names) == width and all(name.strip() and not _row(name) for name in names):
             return 0.0  # A line of as many names: a table with a header.
         return 0.6 if _named(file) else 0.5
 
