@@ -25,8 +25,16 @@ from holdfast.cli.main import run
 from holdfast.coordinate import Done, FolderSink, LeasedChunk, LeasedReader, StreamCoordinator
 from holdfast.coordinate.chunk_size import MAX_CHUNK_BYTES, MAX_CHUNKS, default_chunk_size
 from holdfast.coordinate.ledger import Ledger
+from holdfast.coordinate.stores.torch_store import TorchStore
 from holdfast.coordinate.survey import Survey
-from holdfast.errors import ConfigError, CoordinationError, DeadLetterError, StaleLeaseError, SupersededError
+from holdfast.errors import (
+    ConfigError,
+    CoordinationError,
+    CoordinatorLost,
+    DeadLetterError,
+    StaleLeaseError,
+    SupersededError,
+)
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
 
@@ -96,6 +104,66 @@ def test_after_the_loss_of_the_store_nothing_is_repeated_nothing_lost_and_every_
             (chunk, f"sum {sum(range(SIZE * chunk, SIZE * chunk + SIZE))}") for chunk in range(CHUNKS)
         ]
     assert sorted(committed) == list(range(CHUNKS))
+
+
+class Server(TorchStore):
+    """A durable server in memory that can be brought back from an older copy of its data."""
+
+    durable = True
+
+    def __init__(self, lives: list[Any] | None = None) -> None:
+        self.lives = [hash_store()] if lives is None else lives
+        self.seen = len(self.lives)
+        super().__init__(self.lives[-1])
+
+    def __getattribute__(self, name: str) -> Any:
+        if name == "_store" and self.seen < len(self.lives):  # each connection learns of a restart by losing touch once
+            self.seen = len(self.lives)
+            self._store = self.lives[-1]
+            raise ConnectionError("the connection was lost")
+        return super().__getattribute__(name)
+
+    def clone(self) -> Server:
+        return Server(self.lives)
+
+    def copy(self) -> Any:
+        copy = hash_store()
+        for key in self.lives[-1].list_keys():
+            copy.set(key, self.lives[-1].get(key))
+        return copy
+
+
+@pytest.mark.parametrize("journaled", [False, True])
+def test_a_store_that_comes_back_with_older_data_is_lost_and_the_job_goes_on_from_its_folder(
+    journaled: bool, tmp_path: Path
+) -> None:
+    server, older = Server(), None
+    committed: list[int] = []
+    options: Any = {"folder": tmp_path / "job", "sink": FolderSink(tmp_path / "out")}
+    with worker(server, ttl=60.0, heartbeat=30.0) as coordinator:
+        reader = lease(coordinator, **options)
+        iterator = iter(reader)
+        for chunk in iterator:
+            chunk.open("w").write("x")
+            if len(committed) == 6:
+                break
+            chunk.commit()
+            committed.append(chunk.chunk)
+            older = server.copy() if len(committed) == 3 else older
+        if journaled:
+            reader._ledger.flush()  # type: ignore[union-attr]
+        server.lives.append(older)
+        with pytest.raises(CoordinatorLost, match="older data"):
+            chunk.commit()
+        iterator.close()  # type: ignore[attr-defined]
+    with worker(server) as coordinator:
+        reader = lease(coordinator, **options)
+        for chunk in reader:
+            committed.append(chunk.chunk)
+            chunk.open("w").write("x")
+            chunk.commit()
+        assert [done.chunk for done in reader.results()] == sorted(committed) == list(range(CHUNKS))
+    assert len(list((tmp_path / "out").glob("part-*"))) == CHUNKS
 
 
 def test_no_name_and_no_token_is_ever_handed_out_twice(tmp_path: Path) -> None:

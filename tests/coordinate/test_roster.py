@@ -96,6 +96,23 @@ def test_workers_that_join_at_once_get_ranks_of_their_own() -> None:
     assert sorted(ranks) == list(range(FIRST_JOINED, FIRST_JOINED + 16))
 
 
+@pytest.mark.parametrize("observer", ["has seen the one before", "is new"])
+@pytest.mark.parametrize("how", ["left in good order", "was killed"])
+def test_a_rank_that_was_joined_and_not_yet_registered_is_given_to_nobody_else(how: str, observer: str) -> None:
+    store, now = MemoryStore(), 0.0
+    witness, gone = Peer(store, 1), Peer(store, 1)
+    witness.beat(now)
+    if how == "left in good order":
+        gone.presence.leave(store)
+    while len(witness.presence.look_around(store, witness.board, now)) > 1:  # until it is off the roster
+        now += HEARTBEAT
+        witness.beat(now)
+    joining = Presence(1, ttl=TTL, heartbeat=HEARTBEAT).join(store)
+    assert joining == gone.rank  # whose last record still stands
+    (witness if observer == "has seen the one before" else Peer(store, 1)).beat(now)
+    assert joining in read_roster(store).living
+
+
 def test_the_rank_of_a_worker_that_left_is_given_to_the_next() -> None:
     store = MemoryStore()
     peers = [Peer(store, 1) for _ in range(3)]

@@ -153,6 +153,23 @@ def test_a_server_that_is_no_tcp_store_is_told_in_time(monkeypatch: pytest.Monke
             open_store(address, timeout=0.1)
 
 
+@pytest.mark.parametrize("answer", [b"Content-Length: 99\r\n\r\n{", b"Content-Length: 0\r\n\r\n", b"Content-Length: 9"])
+def test_an_answer_of_etcd_that_is_cut_short_is_a_lost_connection(answer: bytes) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+
+        def cut() -> None:
+            connection = listener.accept()[0]
+            with connection:
+                connection.recv(65536)
+                connection.sendall(b"HTTP/1.1 200 OK\r\n" + answer)
+
+        thread = threading.Thread(target=cut)
+        thread.start()
+        with pytest.raises(ConnectionError):
+            EtcdStore(f"etcd://127.0.0.1:{listener.getsockname()[1]}").get("key")
+        thread.join()
+
+
 def test_an_address_that_is_none_is_refused() -> None:
     with pytest.raises(ConfigError):
         RedisStore("nothing")

@@ -145,6 +145,9 @@ class Beginner:
         if mark is None or begun_too_late:
             return None
         finished = self._ledger.enter(record.generation, record.mark)
+        place = f"{record.generation}/"
+        if self._ledger.is_ahead_of(lambda keys: self._store.get_many([place + key for key in keys])):
+            return None  # the store went back in time, so the folder knows better
         return Begun(job, record.generation, finished, dead=record.dead)
 
     def _decide(self, attempt: str) -> tuple[JobRecord, int]:

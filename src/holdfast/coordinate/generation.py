@@ -6,6 +6,7 @@ generation knows how many records all before it hold, and their digest.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import logging
@@ -23,10 +24,12 @@ from holdfast.coordinate.records import Dead, Done, from_line
 from holdfast.errors import CoordinationError
 from holdfast.versioned import Count, Format
 
-__all__ = ["BASE", "Base", "Generation", "commit_name", "read_base", "read_generation"]
+__all__ = ["BASE", "Base", "Generation", "commit_name", "newest_ends", "read_base", "read_generation"]
 
 _log = logging.getLogger(__name__)
 
+# More bytes than a line of a journal has: a payload of 100,000 characters, of which each may take twelve.
+MAX_LINE = 2 << 20
 _COMMIT = re.compile(r"chunk-\d+-\d+-([0-9a-f]{16})\.json")  # those of earlier releases have no digest
 _BEGINS_WITH_CHUNK = re.compile(r"\[(\d+),")
 
@@ -120,6 +123,25 @@ def read_generation(path: Path, ends: Ends, *, before: str) -> None:
             _add(line, ends, file)
     for file, _, rest in journals:
         _add_rest(rest, ends, file)
+
+
+def newest_ends(path: Path) -> list[int]:
+    """Return chunks that ended in a generation: for each worker, the last that it kept is among them.
+
+    Cheap at any size: of journals only the last line is read. None if the generation was sealed meanwhile.
+    """
+    chunks: set[int] = set()
+    with contextlib.suppress(FileNotFoundError):
+        for name in os.listdir(path):
+            if name.startswith("chunk-"):
+                chunks.add(int(name.split("-")[1]))
+            elif name.startswith("journal-"):
+                with open(path / name, "rb") as file:
+                    file.seek(max(0, os.fstat(file.fileno()).st_size - MAX_LINE))
+                    lines = [line for line in file.read().split(b"\n") if line.endswith(b"]")]
+                begun = _BEGINS_WITH_CHUNK.match(lines[-1].decode(errors="replace")) if lines else None
+                chunks.update([int(begun[1])] if begun else [])
+    return sorted(chunks)
 
 
 def commit_name(entry: Done | Dead, line: str) -> str:

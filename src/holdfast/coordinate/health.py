@@ -8,7 +8,7 @@ in a record is a time: clocks of different machines are never compared.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 from statistics import median
@@ -158,9 +158,18 @@ class HealthBoard:
     def failed(self, rank: int, now: float) -> bool:
         """Say whether the worker was silent for longer than the TTL (or never seen in that time), or has left."""
         seen = self._seen.get(rank)
-        if seen is None:
-            return now - self._missing.get(rank, now) > self._ttl
-        return now - seen.since > self._ttl or seen.left
+        return self.silent(rank, now) or (seen is not None and seen.left)
+
+    def silent(self, rank: int, now: float) -> bool:
+        """Say whether nothing was heard of the worker for longer than the TTL, whatever its record says."""
+        seen = self._seen.get(rank)
+        return now - (self._missing.get(rank, now) if seen is None else seen.since) > self._ttl
+
+    def forget(self, ranks: Iterable[int]) -> None:
+        """Forget what was seen of these workers: their ranks may have been given to others since."""
+        for rank in ranks:
+            self._seen.pop(rank, None)
+            self._missing.pop(rank, None)
 
     def known(self, rank: int, now: float) -> bool:
         """Say whether this observer has watched the worker long enough to tell the living from the dead."""

@@ -168,7 +168,10 @@ class LeasedReader:
         self.generation = begun.generation
         """How many times the job has begun, on any store."""
         self._dead_before = begun.dead
-        records = client.below(f"lease/{name}/{begun.prefix}")
+        where = f"lease/{name}/{begun.prefix}"
+        records = client.below(where)
+        if (ledger := self._ledger) is not None:
+            client.forgot = lambda read: ledger.is_ahead_of(lambda keys: read([f"{where}/{key}" for key in keys]))
         self._claims = Claims(
             records,
             owner=owner,

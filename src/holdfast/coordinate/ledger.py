@@ -26,18 +26,19 @@ import shutil
 import threading
 import time
 import uuid
-from collections.abc import Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from holdfast.coordinate.ends import Ends
-from holdfast.coordinate.generation import BASE, Base, Generation, commit_name, read_base, read_generation
+from holdfast.coordinate.generation import BASE, Base, Generation, commit_name, newest_ends, read_base, read_generation
 from holdfast.coordinate.home import Home
 from holdfast.coordinate.job import JOB, LeasedJob
 from holdfast.coordinate.job_files import damaged, read_json, sync_folder, told, write
 from holdfast.coordinate.journal import Journal
 from holdfast.coordinate.progress import Run, runs_of
-from holdfast.coordinate.records import Dead, Done, to_line
+from holdfast.coordinate.protocol import READ_AT_ONCE
+from holdfast.coordinate.records import Dead, Done, is_final, to_line
 from holdfast.errors import CoordinationError, SupersededError
 from holdfast.versioned import Count, Format
 
@@ -188,10 +189,11 @@ class Ledger:
 
     def _superseded(self, generation: int) -> SupersededError:
         return SupersededError(
-            "a newer generation of this job has begun on another store; this one can commit nothing more",
+            "this generation of the job has ended, by a start on another store or `holdfast job retry`; it can commit "
+            "nothing more",
             folder=str(self.folder),
             generation=generation,
-            hint="end this process; start workers with the store that the job is on now",
+            hint="end this process; start workers with the store that the job is on now, or with an empty one",
         )
 
     # --- commits ---------------------------------------------------------------------------------------------------
@@ -216,6 +218,20 @@ class Ledger:
             due = time.monotonic() - self._appended > self._interval
         if due or len(self._loose) >= MAX_LOOSE:
             self.flush()
+
+    def is_ahead_of(self, get_many: Callable[[Sequence[str]], list[bytes | None]]) -> bool:
+        """Say whether the folder keeps an end that the store lacks, which accepted it first: it has lost data since.
+
+        Args:
+            get_many: reads records of the generation in the store.
+        """
+        assert self._open is not None
+        chunks = newest_ends(self._open)
+        for first in range(0, len(chunks), READ_AT_ONCE):
+            records = get_many([f"chunk/{chunk}" for chunk in chunks[first : first + READ_AT_ONCE]])
+            if not all(record is not None and is_final(record) for record in records):
+                return True
+        return False
 
     def flush(self) -> None:
         """Append this worker's commits to its journal and remove their files."""

@@ -16,8 +16,9 @@ from typing import Any
 from holdfast.coordinate.health import HealthBoard, WorkerRecord
 from holdfast.coordinate.living import FIRST_JOINED, Living
 from holdfast.coordinate.roster import Roster, change_roster, read_roster
+from holdfast.coordinate.store import WENT_BACK
 from holdfast.coordinate.stores.contract import KeyValue
-from holdfast.errors import ConfigError, CoordinationError
+from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
 
 __all__ = ["Presence"]
 
@@ -41,6 +42,7 @@ class Presence:
         self._heartbeat = heartbeat
         self._records: dict[int, WorkerRecord] = {}
         self._written: dict[int, bytes] = {}
+        self._watching: set[int] = set()
         self._lock = threading.Lock()
         self._beating = threading.Lock()
 
@@ -119,13 +121,15 @@ class Presence:
                 record = replace(self._records[rank], sequence=self._records[rank].sequence + 1)
                 self._records[rank] = record
                 before, raw = self._written[rank], record.encode()
-            accepted = store.compare_set(f"worker/{rank}", before, raw) == raw
+            found = store.compare_set(f"worker/{rank}", before, raw)
             with self._lock:
                 if self._written[rank] != before:
                     return  # registered again by this very process in between
-                if accepted:
+                if found == raw:
                     self._written[rank] = raw
                     return
+        if found and WorkerRecord.decode(found).owner == record.owner:
+            raise CoordinatorLost(WENT_BACK, rank=rank)
         raise CoordinationError(
             "another process has registered this rank",
             rank=rank,
@@ -139,8 +143,11 @@ class Presence:
         for rank in mistaken:  # struck off while this process was paused
             roster = change_roster(store, lambda found, rank=rank: found.with_rank(rank, self._world_size))  # type: ignore[misc]
         watched = self._watched(roster.living)
+        # A rank that came back is another worker's, which may not have registered yet: its record is the one before's.
+        board.forget(set(watched) - self._watching)
+        self._watching = set(watched)
         board.look(watched, now)
-        silent = [rank for rank in watched if board.failed(rank, now)]
+        silent = [rank for rank in watched if board.silent(rank, now)]
         if silent:
             roster = change_roster(store, lambda found: found.without(silent))
         living = roster.living

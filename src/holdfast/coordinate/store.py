@@ -9,7 +9,7 @@ A durable store comes back with all it ever answered, so its client asks again f
 up. Repeating a compare-and-set is harmless, because what it writes is unique to the writer: finding it there means
 that it counted. A counter is never incremented twice: after a broken connection its current value is read instead,
 which may leave a gap in the numbers but never hands one out to two workers as a lease. A store that comes back without
-its data is recognised by a witness record, and is lost.
+its data is recognised by a witness record, and is lost; one with older data, by what the client's user remembers.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from holdfast.errors import ConfigError, CoordinatorLost
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["StoreClient", "as_store"]
+__all__ = ["WENT_BACK", "StoreClient", "as_store"]
 
 # Torch retries a connection that is not taken up for seconds: slow to connect to does not mean lost.
 CONNECT_TIMEOUT = 30.0
@@ -36,6 +36,8 @@ CONNECT_TIMEOUT = 30.0
 RETRY_SECONDS = 0.2
 # How many default seconds a durable store may be away: a restart of its host takes less.
 PATIENCE = 120.0
+
+WENT_BACK = "the store came back with older data: it has forgotten what it answered"
 
 _WITNESS = "witness"
 _OPERATIONS = ("get", "get_many", "set", "compare_set", "add", "delete", "clone", "close")
@@ -81,6 +83,8 @@ class StoreClient:
         self._witness: bytes | None = None
         self.operations = 0
         """How many operations this client has made."""
+        self.forgot: Callable[[Callable[[Sequence[str]], list[bytes | None]]], bool] | None = None
+        """Asked each time a durable store comes back, with a way to read keys: whether it lacks what it once had."""
 
     @property
     def durable(self) -> bool:
@@ -230,6 +234,11 @@ class StoreClient:
             self._witness = self._store.compare_set(self._prefix + _WITNESS, b"", uuid.uuid4().hex.encode())
         elif broken and self._store.get(self._prefix + _WITNESS) != self._witness:
             raise CoordinatorLost("the store came back without its data")
+        elif broken and self.forgot is not None and self.forgot(self._read_directly):
+            raise CoordinatorLost(WENT_BACK)
+
+    def _read_directly(self, keys: Sequence[str]) -> list[bytes | None]:
+        return self._store.get_many([self._prefix + key for key in keys])
 
 
 class _Answer:

@@ -39,6 +39,7 @@ class EtcdStore:
         try:
             from etcd3gw import exceptions
             from etcd3gw.client import Etcd3Client
+            from requests import RequestException
         except ImportError as error:
             raise MissingDependencyError("EtcdStore needs etcd3gw", hint="pip install 'holdfast[etcd]'") from error
         parts = urlsplit(url)
@@ -61,6 +62,8 @@ class EtcdStore:
             exceptions.ConnectionFailedError,
             exceptions.ConnectionTimeoutError,
             exceptions.InternalServerError,  # no leader, or the request was not agreed on in time
+            RequestException,  # the connection broke within the answer,
+            ValueError,  # or before its content: it is no JSON then
         )
 
     def _transact(self, transaction: dict[str, Any]) -> dict[str, Any]:
