@@ -35,12 +35,14 @@ _BY_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "file_missing",
             r"FileNotFoundError|No such file or directory|NotADirectoryError|IsADirectoryError|PermissionError"
-            r"|[Pp]ermission denied|unable to (?:open|lock|create) file|FileExistsError",
+            r"|[Pp]ermission denied|\.\w{2,5}['\"]? does(?: not|n't) exist"
+            r"|unable to (?:open|lock|create) file|FileExistsError",
         ),
         (
             "network_failed",
             r"ConnectionError|ConnectionRe\w+Error|HTTPError|URLError|gaierror|Max retries exceeded|CommError"
-            r"|Name or service not known|SSLError|ReadTimeout|OfflineModeIsEnabled|BrokenPipeError",
+            r"|Name or service not known|Network is unreachable"
+            r"|SSLError|ReadTimeout|OfflineModeIsEnabled|BrokenPipeError",
         ),
         (
             "arguments_wrong",
@@ -52,7 +54,9 @@ _BY_WORDS: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"shapes? (?:mismatch|cannot be|'?\[?.{0,40}is invalid)|size mismatch|must match the (?:size|existing)"
             r"|Sizes of tensors must match|[Ii]ncompatible shapes|could not (?:be )?broadcast|target size"
             r"|too many indices|[Dd]imension(?:s| out| mismatch|ality)|expected .{0,60} channels|mat1 and mat2"
-            r"|same (?:number of dimensions|shape|size)|inhomogeneous shape|batch_size .{0,40}to match",
+            r"|same (?:number of dimensions|shape|size)|inhomogeneous shape|batch_size .{0,40}to match"
+            r"|[Ss]hapes? .{0,80}(?:do(?:es)? not match|not aligned|incompatible)|incompatible with the layer"
+            r"|[Ee]xpected (?:shape|axis|(?:min_)?ndim)\b|Expected \d-?[dD]|broadcast shape",
         ),
     )
 )
