@@ -27,7 +27,13 @@ def launch(folder: Path, *, kills: int) -> None:
         capture_output=True,
         text=True,
         check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)},
+        # torchrun shares one store between all lives, in which a new one finds the dead one's addresses (torch 135712).
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join(sys.path),
+            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
+        },
     )
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
