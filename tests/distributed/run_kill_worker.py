@@ -1,7 +1,8 @@
 """One rank of runs that torchrun starts again whenever a rank is killed: run by test_run_kill_torchrun.
 
-``run_kill_worker.py FOLDER SEED KILLS``. Each of the first lives draws a rank and a moment, and trains one run after
-another until a process of its own kills that rank, whatever it is doing. The life after them ends the run under way.
+``run_kill_worker.py FOLDER SEED KILLS SECONDS``. Each of the first lives draws a rank and a moment within these seconds
+after its ranks have joined, and trains one run after another until a process of its own kills that rank, whatever it is
+doing. The life after them ends the run under way, and notes how long it took.
 """
 
 from __future__ import annotations
@@ -10,15 +11,13 @@ import os
 import random
 import subprocess
 import sys
+import time
 from datetime import timedelta
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from tests.faults.run_job import train
-
-# How long after its ranks have joined a life is killed at the latest.
-MAX_SECONDS = 2.0
 
 
 def unfinished_run(folder: Path) -> int:
@@ -32,20 +31,22 @@ def unfinished_run(folder: Path) -> int:
 
 def main() -> None:
     """Live once."""
-    folder, seed, kills = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])
+    folder, seed, kills, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
     life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     plan = random.Random(f"{seed}/{life}")
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
-    doomed, moment = plan.randrange(dist.get_world_size()), plan.uniform(0.0, MAX_SECONDS)
+    doomed, moment = plan.randrange(dist.get_world_size()), plan.uniform(0.0, seconds)
     if life < kills and rank == doomed:
         subprocess.Popen(["sh", "-c", f"sleep {moment}; kill -KILL {os.getpid()}"])
+    began = time.monotonic()
     while True:
         number = unfinished_run(folder)
         told = train(folder / f"run-{number}", folder / f"notes-{number}-{rank}")
         (folder / f"hash-{number}-{rank}").write_text(told)
         dist.barrier()
         if life >= kills:
+            (folder / f"seconds-{rank}").write_text(str(time.monotonic() - began))
             break
     dist.destroy_process_group()
 

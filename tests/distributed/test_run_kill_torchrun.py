@@ -18,12 +18,17 @@ pytestmark = pytest.mark.distributed
 WORKER = Path(__file__).with_name("run_kill_worker.py")
 
 
-def launch(folder: Path, *, kills: int) -> None:
-    """Train one run after another under torchrun, with this many kills."""
+def launch(folder: Path, *, kills: int, seconds: float) -> None:
+    """Train one run after another under torchrun, with this many kills, each within some seconds of a start."""
     folder.mkdir()
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
     done = subprocess.run(
-        [*command, f"--max-restarts={kills}", "--monitor-interval=0.1", str(WORKER), str(folder), "7", str(kills)],
+        [
+            *command,
+            f"--max-restarts={kills}",
+            "--monitor-interval=0.1",
+            *(str(WORKER), str(folder), "7", str(kills), str(seconds)),
+        ],
         capture_output=True,
         text=True,
         check=False,
@@ -41,8 +46,9 @@ def launch(folder: Path, *, kills: int) -> None:
 @pytest.mark.soak  # every restart imports torch again; tests/faults/test_run_kill.py kills ranks that are forked
 @pytest.mark.timeout(3600)
 def test_forty_restarts_by_torchrun_end_as_if_no_rank_had_been_killed(tmp_path: Path) -> None:
-    launch(tmp_path / "undisturbed", kills=0)
-    launch(tmp_path / "killed", kills=40)
+    launch(tmp_path / "undisturbed", kills=0, seconds=0.0)
+    whole = float((tmp_path / "undisturbed" / "seconds-0").read_text())
+    launch(tmp_path / "killed", kills=40, seconds=1.2 * whole)
     runs = len(list((tmp_path / "killed").glob("run-*")))
     lives = [len(RunLog(tmp_path / "killed" / f"run-{number}").attempts) for number in range(runs)]
     print(f"\n40 kills in {runs} runs, begun {lives} times")

@@ -137,7 +137,9 @@ def main() -> None:
             pids = live(folder, root.name, life, world)
             time.sleep(plan.uniform(0.0, 1.1 * whole))
             if not kill(pids, plan):
+                whole *= 0.9  # a busy machine takes longer at one time than at another: most lives are to be killed
                 break
+            whole *= 1.05
             killed += 1
             moment = moment_of(root)
             outcomes[moment] = outcomes.get(moment, 0) + 1
