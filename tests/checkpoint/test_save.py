@@ -29,7 +29,8 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, latest_verified, verify_checkpoint
 from holdfast.checkpoint.files import LocalFiles
-from holdfast.checkpoint.manifest import MANIFEST, read_manifest
+from holdfast.checkpoint.items import memory_reader
+from holdfast.checkpoint.manifest import MANIFEST, digest_whole, read_manifest
 from holdfast.cli.main import run
 from holdfast.errors import CheckpointError, CheckpointWriteError, ConfigError, UnusableCheckpointError
 
@@ -283,6 +284,43 @@ def test_what_the_format_cannot_tell_the_manifest_tells(
         assert verify_checkpoint(path).verdict == "damaged"
     except UnusableCheckpointError as error:
         assert "manifest" in error.message  # noqa: PT017 — either is right, and both name the manifest
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda record: [[*record[:1], [1], *record[2:]]],
+        lambda record: [["other", *record[1:]]],
+        lambda record: [[*record[:2], "other.distcp", *record[3:]]],
+        lambda record: [[*record[:4], record[4] + 1, *record[5:]]],
+        lambda record: [record, ["other", *record[1:]]],
+        lambda record: [record, record],
+        lambda record: [],
+    ],
+    ids=["part", "tensor", "file", "length", "one more", "one twice", "one less"],
+)
+def test_a_manifest_with_the_right_digest_must_list_what_the_metadata_lists(
+    tmp_path: Path, change: Callable[[list[Any]], list[Any]]
+) -> None:
+    checkpoint.save({"w": torch.ones(3), "step": 1}, tmp_path / "c", step=1)
+    manifest = read_manifest(tmp_path / "c", LocalFiles())
+    assert manifest is not None
+    first, *rest = manifest.records
+    changed = replace(manifest, records=[*change(first), *rest]).sealed()
+    (tmp_path / "c" / MANIFEST).write_bytes(changed.to_bytes())
+    with pytest.raises(UnusableCheckpointError, match="other items"):
+        verify_checkpoint(tmp_path / "c")
+
+
+def test_a_tensor_whose_ends_do_not_hold_its_checksums_is_digested_whole() -> None:
+    plain, many = io.BytesIO(), io.BytesIO()
+    torch.save(torch.zeros(20_000), plain)
+    torch.save([torch.zeros(1000) for _ in range(20)], many)
+    for stream, whole in ((plain, False), (many, True)):
+        data = memoryview(stream.getvalue())
+        assert digest_whole(memory_reader(data), len(data), tensor=True) == whole
+        longer = memoryview(bytes(data) + bytes(100))
+        assert digest_whole(memory_reader(longer), len(longer), tensor=True)
 
 
 @pytest.mark.parametrize("parallel", [True, False])

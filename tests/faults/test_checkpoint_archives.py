@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import io
 import os
 import pickle
@@ -19,7 +20,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.archive import DamagedArchiveError
-from holdfast.checkpoint.items import KnownItems, decode_item, memory_reader, open_item
+from holdfast.checkpoint.items import ItemLayout, KnownItems, decode_item, memory_reader, open_item
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
 TENSOR = archive(torch.arange(40.0))
@@ -56,6 +57,21 @@ def test_a_change_of_any_field_that_a_reader_uses_is_refused(data: bytes) -> Non
     used = {str(field) for field in survived if (field.structure, field.name) not in UNUSED}
     # With a different kind of extra field the padding is still padding.
     assert {name for name in used if not name.endswith("extra_kind")} == set()
+
+
+def test_an_archive_like_one_that_was_read_before_is_held_to_the_same() -> None:
+    def opened(data: memoryview, known: KnownItems) -> ItemLayout | None:
+        with contextlib.suppress(DamagedArchiveError):
+            return open_item(memory_reader(data), len(data), known, check=False)
+        return None
+
+    known = KnownItems()
+    for _ in range(2):
+        opened(memoryview(TENSOR), known)
+    assert known.templates[len(TENSOR)] is not None
+    for field in fields_of(TENSOR):
+        data = memoryview(changed(TENSOR, field, 1))
+        assert opened(data, KnownItems()) == opened(data, known), str(field)
 
 
 @pytest.mark.parametrize("data", [TENSOR, OBJECT], ids=["tensor", "object"])
