@@ -180,3 +180,26 @@ def test_files_looked_through_together_have_the_lines_they_have_alone(contents: 
             assert one.arrays["starts"].tolist() == other.arrays["starts"].tolist()
             assert one.arrays["stops"].tolist() == other.arrays["stops"].tolist()
             assert one.about == other.about
+
+
+@pytest.mark.parametrize("found_before", [False, True], ids=["no index", "an index"])
+@pytest.mark.parametrize("kind", WRITERS)
+def test_opening_a_folder_takes_four_system_calls_per_file(
+    kind: str, found_before: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts: list[int] = []
+    calls: list[str] = []
+    for name in ("open", "fstat", "pread", "read", "stat", "lstat", "close"):
+        call = getattr(os, name)
+        monkeypatch.setattr(os, name, lambda *a, _c=call, _n=name, **o: (calls.append(_n), _c(*a, **o))[1])
+    for count in (10, 30):
+        folder = tmp_path / str(count)
+        folder.mkdir()
+        for number in range(count):
+            WRITERS[kind](folder / f"{number:05d}", number)
+        if found_before:
+            len(_open(kind, folder))
+        calls.clear()
+        assert len(_open(kind, folder)) == 2 * count
+        counts.append(len(calls))
+    assert counts[1] - counts[0] == 4 * 20  # open, fstat, pread, close

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import SourceChangedError, SourceError
 from holdfast.sources.base import Indices
+from holdfast.sources.collection import collection_paused
 from holdfast.sources.compressed import COMPRESSED_SUFFIXES, compressed_error
 from holdfast.sources.fork_lock import ForkSafeLock
 from holdfast.sources.ragged import Ragged, gather_rows
@@ -115,7 +116,6 @@ class LocalFile(DataFile):
         self._stamp: Stamp | None = None
         self._probe: str | None = None
         self._values: NDArray[np.uint8] | None = None
-        self._lock = ForkSafeLock()
 
     @property
     def is_remote(self) -> bool:
@@ -127,7 +127,7 @@ class LocalFile(DataFile):
         return self._stamp or self.look_first()
 
     def look_first(self, *, keep: bool = False) -> Stamp:
-        """Fix what `stamp` and `probe` say, opening the file once; ``keep`` the content of a small one for `values`.
+        """Fix what `stamp` and `probe` say, opening the file once; ``keep`` a small one's content until `close`.
 
         Thousands of small files take as long to open as system calls do: bench/many_files.py.
         """
@@ -140,7 +140,7 @@ class LocalFile(DataFile):
                         content = os.pread(descriptor, found.size, 0)
                         self._probe = _digest(content)
                         if keep:
-                            self._hold(np.frombuffer(content, dtype=np.uint8))
+                            self._values = np.frombuffer(content, dtype=np.uint8)
                     elif found.size <= MAX_PROBED_AT_ONCE:
                         self._probe = _probe_of(descriptor, found.size)
                 finally:
@@ -171,7 +171,8 @@ class LocalFile(DataFile):
             found = known  # removed, but its map is whole
         values = self._values
         if values is None or found != known:
-            with self._lock:
+            # Most of thousands of files never need a lock, so it is made here; setdefault is atomic.
+            with self.__dict__.setdefault("_lock", ForkSafeLock()):
                 if found != known:
                     self._take_over(known, found)
                 if self._values is None:
@@ -186,11 +187,6 @@ class LocalFile(DataFile):
         """Return what `look_first` kept, which takes no look at the file; `values` where that was not kept."""
         values = self._values
         return values if values is not None and len(values) <= MAX_COPIED else self.values()
-
-    def _hold(self, values: NDArray[np.uint8]) -> None:
-        self._values = values
-        if self._recent is not None:
-            self._recent.use(self)
 
     def read(self, start: int, stop: int) -> bytes:
         """Return the bytes from ``start`` up to ``stop``."""
@@ -325,7 +321,8 @@ def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions
 
             found += find_remote_files(text, suffixes, remote)
         else:
-            found += [LocalFile(path) for path in _find_local(text, suffixes)]
+            with collection_paused():
+                found += [LocalFile(path) for path in _find_local(text, suffixes)]
     local = [file for file in found if isinstance(file, LocalFile)]
     if len(local) > MAX_MAPPED:
         recent = RecentFiles()

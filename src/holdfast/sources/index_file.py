@@ -21,6 +21,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
+from holdfast.sources.collection import collection_paused
 from holdfast.sources.files import DataFile, LocalFile, map_file
 from holdfast.sources.remote import look_at, side_by_side
 
@@ -99,22 +100,25 @@ def _shared_indexes(
     is_new = False
     # Where there is no index, the look that says in which state a file is reads what the index is made of as well.
     for start in range(0, len(files), FILES_AT_ONCE):
-        missing = []
-        for file in files[start : start + FILES_AT_ONCE]:
-            stamp = file.look_first(keep=not parts)
-            if stamp.size > MAX_SMALL_FILE:
-                continue
-            name = file.name[len(parent) :]
-            state = [*stamp, file.probe()]
-            part = parts.get(name)
-            if part is not None and part[0] == state:
-                now[name] = part
-            else:
-                missing.append((name, state, file))
-        if missing:
-            is_new = True
-            built = build([file for _, _, file in missing])
-            now |= {name: (state, index) for (name, state, _), index in zip(missing, built, strict=True)}
+        with collection_paused():
+            missing = []
+            for file in files[start : start + FILES_AT_ONCE]:
+                stamp = file.look_first(keep=not parts)
+                if stamp.size > MAX_SMALL_FILE:
+                    continue
+                name = file.name[len(parent) :]
+                state = [*stamp, file.probe()]
+                part = parts.get(name)
+                if part is not None and part[0] == state:
+                    now[name] = part
+                else:
+                    missing.append((name, state, file))
+            if missing:
+                is_new = True
+                built = build([file for _, _, file in missing])
+                for (name, state, file), index in zip(missing, built, strict=True):
+                    now[name] = state, index
+                    file.close()
     if is_new:
         # Another source may be made of other files of the folder: theirs are kept while the files are there.
         others = {name: part for name, part in parts.items() if name not in now and os.path.exists(parent + name)}
@@ -123,6 +127,7 @@ def _shared_indexes(
     return {parent + name: index for name, (_, index) in now.items()}
 
 
+@collection_paused()
 def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:
     """Return one index of many files: arrays of the same name end to end, as thousands of small ones take long."""
     joined: dict[str, list[NDArray[Any]]] = {}
@@ -134,6 +139,7 @@ def _joined(parts: Mapping[str, tuple[Any, Index]]) -> Index:
     return Index({name: np.concatenate(arrays) for name, arrays in joined.items()}, {"files": files})
 
 
+@collection_paused()
 def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
     """Return what a shared index says of each file: in which state it was, and where its samples lie."""
     at = dict.fromkeys(shared.arrays, 0)
@@ -141,7 +147,8 @@ def _parts(shared: Index, has_form: HasForm) -> dict[str, tuple[Any, Index]]:
     try:
         for file, state, about, lengths in shared.about["files"]:
             arrays = {name: shared.arrays[name][at[name] : at[name] + length] for name, length in lengths.items()}
-            at |= {name: at[name] + length for name, length in lengths.items()}
+            for name, length in lengths.items():
+                at[name] += length
             index = Index(arrays, dict(about))
             if has_form(index):
                 found[str(file)] = state, index

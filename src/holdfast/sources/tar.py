@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, SourceFormatError
 from holdfast.sources.base import Columns, Indices, check_indices
+from holdfast.sources.collection import collection_paused
 from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import DataFile, Paths, find_files
 from holdfast.sources.index_file import Index, cached_indexes
@@ -124,7 +125,8 @@ class TarSource(FileSource[_Opened]):
         unknown = [name for name in wanted if name not in found]
         if unknown:
             raise ConfigError("no sample has these extensions", columns=unknown, found=found)
-        shards = [self._shard(file, index, wanted) for file, index in zip(self._files, indexes, strict=True)]
+        with collection_paused():
+            shards = [self._shard(file, index, wanted) for file, index in zip(self._files, indexes, strict=True)]
         return _Opened(shards, bounds_of([len(shard) for shard in shards]))
 
     def _shard(self, file: DataFile, index: Index, wanted: Sequence[str]) -> _Shard:
@@ -153,11 +155,7 @@ class TarSource(FileSource[_Opened]):
 
 
 def _build_indexes(files: Sequence[DataFile]) -> list[Index]:
-    indexes = []
-    for file in files:
-        indexes.append(_build_index(file))
-        file.close()
-    return indexes
+    return [_build_index(file) for file in files]
 
 
 def _build_index(file: DataFile) -> Index:
