@@ -39,7 +39,9 @@ def alone(order: Order, epochs: int) -> dict[int, int]:
     """When each position comes in the order of the stream."""
     schedule = Schedule.start(order, world_size=1, global_batch_size=1, epochs=epochs)
     assert schedule.total_steps is not None
-    return {int(schedule.positions(step, 0)[0]): step for step in range(schedule.total_steps)}
+    positions = schedule.positions_in(0, schedule.total_steps, 0)[0]
+    assert len(positions) == schedule.total_steps
+    return {position: step for step, position in enumerate(positions.tolist())}
 
 
 def lived(data: st.DataObject, kind: str, most_ranks: int = 6) -> tuple[Delivered, int]:
@@ -61,7 +63,7 @@ def lived(data: st.DataObject, kind: str, most_ranks: int = 6) -> tuple[Delivere
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 @given(data=st.data())
-@settings(max_examples=30)
+@settings(max_examples=10)
 def test_every_rank_reads_in_the_streams_order_whatever_happens(kind: str, data: st.DataObject) -> None:
     job, epochs = lived(data, kind)
     turn = alone(job.order, epochs)
@@ -74,7 +76,7 @@ def test_every_rank_reads_in_the_streams_order_whatever_happens(kind: str, data:
 
 @pytest.mark.parametrize("kind", PARTITIONS)
 @given(data=st.data())
-@settings(max_examples=20)
+@settings(max_examples=6)
 def test_one_rank_reads_exactly_what_is_left_in_the_streams_order(kind: str, data: st.DataObject) -> None:
     job, epochs = lived(data, kind, most_ranks=1)
     turn = alone(job.order, epochs)

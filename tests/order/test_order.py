@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import PARTITIONS, partitions, seeds, shuffles, weights
 
@@ -42,6 +42,7 @@ def _mixtures(draw: st.DrawFn) -> Order:
     return Order(specs, weights=chosen, seed=draw(seeds()), name=draw(st.text(max_size=5)))
 
 
+@settings(max_examples=12)
 @given(_mixtures(), st.lists(st.integers(0, 10**12), min_size=1, max_size=30))
 def test_position_of_inverts_locate(order: Order, chosen: list[int]) -> None:
     found = order.locate(chosen)
@@ -50,6 +51,7 @@ def test_position_of_inverts_locate(order: Order, chosen: list[int]) -> None:
         assert order.position_of(name, int(epoch), int(index)) == position
 
 
+@settings(max_examples=12)
 @given(_mixtures(), st.lists(st.integers(0, 999), min_size=1, max_size=30))
 def test_any_access_equals_sequential_access(order: Order, chosen: list[int]) -> None:
     walked, found = order.locate(np.arange(1_000)), order.locate(chosen)
@@ -58,6 +60,7 @@ def test_any_access_equals_sequential_access(order: Order, chosen: list[int]) ->
     assert np.array_equal(found.index, walked.index[chosen])
 
 
+@settings(max_examples=12)
 @given(_mixtures())
 def test_an_order_is_the_same_after_json_and_pickling(order: Order) -> None:
     text = json.dumps(order.to_json())
@@ -68,6 +71,7 @@ def test_an_order_is_the_same_after_json_and_pickling(order: Order) -> None:
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
+@settings(max_examples=8)
 @given(data=st.data(), length=st.integers(2, 40))
 def test_with_every_partition_an_epoch_is_complete_and_inverted(kind: str, data: st.DataObject, length: int) -> None:
     order = Order([SourceSpec("a", length)], partition=data.draw(partitions(length, kind)))
@@ -79,6 +83,7 @@ def test_with_every_partition_an_epoch_is_complete_and_inverted(kind: str, data:
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
+@settings(max_examples=8)
 @given(data=st.data(), length=st.integers(2, 40))
 def test_json_needs_no_data_but_the_digest_of_the_labels(kind: str, data: st.DataObject, length: int) -> None:
     partition = data.draw(partitions(length, kind))
@@ -255,6 +260,7 @@ def test_an_order_that_version_1_saved_is_arranged_as_it_was_then() -> None:
 # Weights that change while the run goes on
 
 
+@settings(max_examples=12)
 @given(_mixtures(), st.integers(0, 10**12), st.data())
 def test_other_weights_from_a_position_on_change_nothing_before_it(
     order: Order, chosen_position: int, data: st.DataObject

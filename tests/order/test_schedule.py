@@ -46,6 +46,7 @@ def _run(data: st.DataObject, kind: str) -> tuple[Delivered, int]:
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
+@settings(max_examples=12)
 @given(data=st.data())
 def test_through_any_chain_of_resizes_every_sample_of_every_epoch_is_dealt_exactly_once(
     kind: str, data: st.DataObject
@@ -59,7 +60,7 @@ def test_through_any_chain_of_resizes_every_sample_of_every_epoch_is_dealt_exact
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
-@settings(max_examples=15)
+@settings(max_examples=6)
 @given(data=st.data())
 def test_who_read_a_position_and_when_is_found_by_arithmetic(kind: str, data: st.DataObject) -> None:
     job, epochs = _run(data, kind)
@@ -71,7 +72,7 @@ def test_who_read_a_position_and_when_is_found_by_arithmetic(kind: str, data: st
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_a_window_of_steps_holds_what_its_steps_hold(kind: str, data: st.DataObject) -> None:
     schedule = _run(data, kind)[0].schedule
@@ -89,7 +90,7 @@ def test_a_window_of_steps_holds_what_its_steps_hold(kind: str, data: st.DataObj
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_a_step_is_full_when_no_rank_has_run_out(kind: str, data: st.DataObject) -> None:
     schedule = _run(data, kind)[0].schedule
@@ -100,7 +101,7 @@ def test_a_step_is_full_when_no_rank_has_run_out(kind: str, data: st.DataObject)
 
 
 @pytest.mark.parametrize("kind", PARTITIONS)
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_the_past_stays_addressable_from_the_json_alone(kind: str, data: st.DataObject) -> None:
     job, _ = _run(data, kind)
@@ -115,7 +116,7 @@ def test_the_past_stays_addressable_from_the_json_alone(kind: str, data: st.Data
 
 
 @pytest.mark.parametrize("kind", [kind for kind in PARTITIONS if kind not in ("round_robin", "adaptive")])
-@settings(max_examples=12)
+@settings(max_examples=5)
 @given(data=st.data())
 def test_ranks_end_an_epoch_together(kind: str, data: st.DataObject) -> None:
     job, _ = _run(data, kind)
@@ -327,7 +328,7 @@ def test_where_epochs_end_on_all_ranks_together_other_weights_hold_from_the_next
     assert schedule.reweighted(step, {"a": 1, "b": 9}).reweightings[0][0] == start
 
 
-@settings(max_examples=20)
+@settings(max_examples=10)
 @given(st.integers(1, 20), st.sampled_from([RoundRobin(), Contiguous(), Adaptive(RoundRobin())]), st.booleans())
 def test_other_weights_hold_from_the_step_on_and_past_steps_stay(step: int, partition: Partition, skips: bool) -> None:
     schedule = Schedule.start(_mix(partition), world_size=2, global_batch_size=8, epochs=3)

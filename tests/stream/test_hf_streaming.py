@@ -62,14 +62,14 @@ def test_streams_of_every_kind_resume_exactly_wherever_they_stopped(tmp_path: Pa
     for kind, data in streams_of_every_kind(tmp_path).items():
         make = partial(HFStreamingDataset, data, name="web", seed=3, window=8)
         whole = ids(islice(make(), 260))
-        for before in (0, 1, 7, 8, 9, 23, 60, 88, 89, 90, 177):
+        for before in (0, 7, 8, 9, 89, 177):
             first, again = make(), make()
             assert ids(islice(first, before)) == whole[:before], kind
             again.load_state_dict(json.loads(json.dumps(first.state_dict())))
             assert ids(islice(again, 80)) == whole[before : before + 80], (kind, before)
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(window=st.integers(1, 40), before=st.integers(0, 300), shuffle=st.booleans(), seed=st.integers(0, 4))
 def test_any_window_resumes_exactly_from_any_sample(window: int, before: int, shuffle: bool, seed: int) -> None:
     options = {"window": window, "shuffle": shuffle, "seed": seed}
@@ -127,7 +127,7 @@ def run(
         return seen, json.loads(json.dumps(reader.state_dict()))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_however_often_the_processes_change_in_number_no_sample_is_lost_or_repeated(data: st.DataObject) -> None:
     seen: list[tuple[int, int]] = []

@@ -34,7 +34,7 @@ def names_at(dataset: OrderedDataset, count: int, start: int = 0) -> Counter[str
     return Counter(order.sources[number].name for number in located.source.tolist())
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=12, deadline=None)
 @given(
     weights=st.lists(st.integers(1, 100), min_size=2, max_size=6),
     blocks=st.integers(1, 30),

@@ -95,6 +95,20 @@ def test_a_failing_sample_is_left_out_counted_and_recorded_and_moves_nothing(wor
     assert sorted(loader.state_dict()["samples_failed"]) == [["a", index] for index in range(0, 24, 2)]
 
 
+def test_of_very_many_failing_samples_the_state_keeps_the_first_and_the_statistics_count_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("holdfast.stream.loader.MAX_FAILURES", 5)
+    dataset = StreamDataset(numbers(24), name="a", transform=is_odd)
+    loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=6, epochs=1, on_error="skip"))
+    list(loader)
+    assert loader.get_stats().samples_failed == 12
+    first = [index for step in range(4) for index in [ref.index for ref in loader.samples_in(step)] if index % 2 == 0][
+        :5
+    ]
+    assert loader.samples_failed == [("a", index) for index in first]
+
+
 def test_a_batch_of_which_nothing_is_left_raises() -> None:
     dataset = StreamDataset(numbers(8), name="a", transform=is_odd, shuffle="none")
     loader = StreamingShardLoader(dataset, StreamingConfig(batch_size=1, epochs=1, on_error="skip"))

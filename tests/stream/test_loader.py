@@ -28,6 +28,22 @@ def test_without_a_batch_size_single_samples_come_without_a_batch_dimension() ->
     assert loader.step == 10
 
 
+@pytest.mark.parametrize("transform", [None, dict], ids=["columns", "samples"])
+def test_a_single_sample_is_the_only_row_of_a_batch_of_one(transform: Any) -> None:
+    letters = Ragged.from_rows([list(b"x" * (number % 4)) for number in range(40)])
+    texts = Ragged(letters.values.astype(np.uint8), letters.offsets, "utf-8")
+    columns = {"n": np.arange(40), "label": np.arange(40), "grid": np.arange(160).reshape(40, 2, 2), "text": texts}
+    ragged = Ragged.from_rows([[number] * (number % 3) for number in range(40)])
+    dataset = StreamDataset(ArraySource({**columns, "ids": ragged}), name="a", transform=transform)
+    single, batches = (StreamingShardLoader(dataset, StreamingConfig(batch_size=size, epochs=1)) for size in (None, 1))
+    for loader in (single, batches):
+        loader.mask(samples={"a": [3, 5]})
+    for sample, batch in zip(single, batches, strict=True):
+        assert sample.keys() == batch.keys()
+        assert sample["text"] == batch["text"][0]
+        assert all(torch.equal(sample[name], batch[name][0]) for name in batch if name != "text")
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [

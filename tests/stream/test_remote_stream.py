@@ -70,7 +70,7 @@ def same(ours: Any, theirs: Any) -> bool:
     )
 
 
-@settings(max_examples=12, phases=[Phase.explicit, Phase.generate])
+@settings(max_examples=6, phases=[Phase.explicit, Phase.generate])
 @given(
     kind=st.sampled_from(["tokens", "table"]),
     shuffle=st.sampled_from(["full", "none", WindowShuffle(16, 4)]),

@@ -66,7 +66,7 @@ def test_a_run_begun_anew_in_an_old_folder_resumes_from_its_own_states(tmp_path:
 
 
 @given(st.lists(st.integers(0, 6), min_size=1, max_size=12), st.integers(1, 4))
-@settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=12, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_the_newest_file_is_always_the_one_saved_last(
     tmp_path_factory: pytest.TempPathFactory, steps: list[int], keep: int
 ) -> None:
@@ -111,7 +111,7 @@ def test_save_writes_at_once_and_needs_a_place(tmp_path: Path) -> None:
 
 
 @given(st.data())
-@settings(max_examples=30, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=15, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_a_torn_or_changed_file_is_refused_and_the_one_before_it_named(tmp_path: Path, data: st.DataObject) -> None:
     loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
     earlier = loader.save(tmp_path)
@@ -161,3 +161,32 @@ def test_a_file_left_half_written_by_a_crash_is_never_taken_for_a_state(tmp_path
     saved = save_state(tmp_path, loader.get_checkpoint())
     (tmp_path / ".state-000000000009.json.123.tmp").write_text(saved.read_text()[:100])
     assert load_state(tmp_path).step == 0
+
+
+def _steps_saved(folder: Path) -> list[int]:
+    return [load_state(path).step for path in state_files(folder)]
+
+
+def test_the_interval_counts_from_the_state_that_was_loaded(tmp_path: Path) -> None:
+    first = saving_loader(tmp_path / "first")
+    run(first, 5)
+    loader = saving_loader(tmp_path / "second")
+    loader.load_state_dict(first.state_dict())  # of step 5
+    run(loader, 6)
+    assert _steps_saved(tmp_path / "second") == [7, 9]
+
+
+def test_the_interval_counts_from_a_state_saved_by_hand(tmp_path: Path) -> None:
+    loader = saving_loader(tmp_path)
+    run(loader, 3)
+    loader.save(tmp_path / "by hand")
+    run(loader, 4)
+    assert _steps_saved(tmp_path) == [2, 5]
+
+
+def test_the_interval_counts_from_the_start_again_after_a_reset(tmp_path: Path) -> None:
+    loader = saving_loader(tmp_path / "states", keep_checkpoints=9)
+    run(loader, 5)
+    loader.reset()
+    run(loader, 3)
+    assert _steps_saved(tmp_path / "states") == [2, 4, 2]  # the last one saved stands last

@@ -28,7 +28,7 @@ from holdfast.stream import ForwardMixture, InterleavedDataset, StreamDataset, S
 # --- which sample comes when ---------------------------------------------------------------------------------------
 
 
-@settings(max_examples=12, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(
     weights=st.lists(st.integers(1, 50), min_size=3, max_size=3),
     streams=st.sets(st.sampled_from(["a", "b", "c"]), min_size=1),
@@ -81,7 +81,7 @@ def test_it_is_described_with_a_length_nobody_knows() -> None:
 # --- stopped and continued -----------------------------------------------------------------------------------------
 
 
-@settings(max_examples=20, deadline=None)
+@settings(max_examples=8, deadline=None)
 @given(before=st.integers(0, 700), window=st.integers(1, 30), shuffle=st.booleans())
 def test_it_resumes_exactly_from_any_sample(before: int, window: int, shuffle: bool) -> None:
     def make() -> ForwardMixture:

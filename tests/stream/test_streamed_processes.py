@@ -137,7 +137,7 @@ def as_process(process: Process, state: Mapping[str, Any] | None, count: int) ->
         return seen, json.loads(json.dumps(mixed.state_dict()))
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(st.data())
 def test_however_often_the_processes_change_in_number_no_position_and_no_sample_is_lost_or_repeated(
     data: st.DataObject,
@@ -160,7 +160,7 @@ def test_however_often_the_processes_change_in_number_no_position_and_no_sample_
     assert max(Counter(mark for mark in seen if mark[0] == "web").values(), default=1) == 1
 
 
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=6, deadline=None)
 @given(total=st.integers(1, SHARDS), before=st.lists(st.integers(0, 90), min_size=SHARDS, max_size=SHARDS))
 def test_every_process_resumes_exactly_from_its_own_state(total: int, before: list[int]) -> None:
     for number in range(total):

@@ -5,16 +5,15 @@ It works on *numbers*: the positions that remain after skips, counted without ga
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections.abc import Iterable, Iterator, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable, Sequence
 from functools import lru_cache, partial
-from itertools import chain, count
 from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.errors import EverythingSkippedError, OrderError
+from holdfast.errors import EverythingSkippedError
 from holdfast.order.assignment import Assignment
 from holdfast.order.keys import derive_key, scramble
 from holdfast.order.numbers import Int64, Position, Positions, one_position
@@ -27,7 +26,6 @@ from holdfast.order.walk import Assigned, Walk, nothing_assigned
 __all__ = ["Aligned"]
 
 MAX_KEPT = 8  # assignments kept at hand, at least
-MAX_COUNTED = 1 << 16  # epochs whose number of steps is kept
 
 
 class _Begin(NamedTuple):
@@ -49,7 +47,8 @@ class Aligned(Walk):
         self._epochs = epochs
         self._step = [segment.start_step for segment in segments]
         self._assignment = lru_cache(maxsize=max(MAX_KEPT, 2 * len(segments)))(self._assign)
-        self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda segment, epoch: self._assignment(segment, epoch).steps)
+        self._edges_of = lru_cache(maxsize=len(segments))(self._edges)
+        self._runs: list[dict[int, _Run]] = [{} for _ in segments]
         self._begin = [_Begin(0, chained=False, done=0)]
         for segment in range(1, len(segments)):
             epoch, first = self._epoch_of_step(segment - 1, self._step[segment])
@@ -70,7 +69,7 @@ class Aligned(Walk):
                 lengths.append(np.zeros(stop - first, dtype=np.int64))
                 break
             assignment = self._assignment(segment, epoch)
-            until = min(stop, start + self._steps_of(segment, epoch))
+            until = min(stop, start + assignment.steps)
             places = assignment.places(rank, first - start, until - start)
             parts.append(self._to_positions(segment, epoch, places))
             lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
@@ -186,41 +185,47 @@ class Aligned(Walk):
         skipped = self._kept[segment].skipped_between(int(bounds[0]), int(bounds[1]))
         return root.count_before(Positions(skipped[~root.is_skipped(skipped)])) - int(root.count_before(bounds)[0])
 
-    def _special_epochs(self, segment: int, after: int) -> Iterable[int]:
-        """Return the epochs whose number of steps may differ from the one before: a skip interval or a growth."""
-        if self._kept[segment].has_samples and len(self._order.sources) > 1:
-            # A pass of a mixture meets now more, now fewer of a source's skipped samples.
-            return count(after + 1) if self._epochs is None else range(after + 1, self._epochs + 1)
-        special = set(self._order.growth_epochs)
+    def _edges(self, segment: int) -> list[int]:
+        """Return the epochs whose number of steps may differ from the one before: at a skip interval or a growth."""
+        special = {self._begin[segment].epoch, *self._order.growth_epochs}
         for start, stop in self._kept[segment].intervals():
             # Between its first and its last epoch an interval leaves nothing: those are alike, however many.
             special.update(self._order.epoch_of(Position(end)) for end in (start, stop - 1))
-        return sorted(epoch for epoch in special if epoch > after)
+        return sorted({edge for epoch in special for edge in (epoch, epoch + 1)})
 
-    def _runs(self, segment: int) -> Iterator[_Run]:
-        """Yield runs of epochs with equally many steps, from the segment's first on; the last has no end."""
-        epoch, first = self._begin[segment].epoch, self._step[segment]
-        for special in chain([epoch], self._special_epochs(segment, epoch)):
-            for stop in (special, special + 1):
-                if stop > epoch:
-                    run = _Run(epoch, stop, first, self._steps_of(segment, epoch))
-                    yield run
-                    epoch, first = stop, run.first_step(stop)
-        yield _Run(epoch, None, first, self._steps_of(segment, epoch))
+    def _run_from(self, segment: int, epoch: int, first: int) -> _Run:
+        """Return the longest run of epochs known to have equally many steps, from an epoch that begins at a step."""
+        if self._kept[segment].has_samples and len(self._order.sources) > 1:
+            # A pass of a mixture meets now more, now fewer of a source's skipped samples.
+            stop = epoch + 1 if self._epochs is None or epoch <= self._epochs else None
+        else:
+            edges = self._edges_of(segment)
+            place = bisect_right(edges, epoch)
+            stop = edges[place] if place < len(edges) else None
+        return _Run(epoch, stop, first, self._assignment(segment, epoch).steps)
+
+    def _run_where(self, segment: int, reaches: Callable[[_Run], bool]) -> _Run:
+        """Return the segment's first run that reaches far enough. Runs are found one after another, each once."""
+        runs = self._runs[segment]
+        if not runs:
+            runs.setdefault(0, self._run_from(segment, self._begin[segment].epoch, self._step[segment]))
+        while not reaches(last := runs[(number := len(runs)) - 1]):
+            assert last.stop is not None
+            # setdefault is atomic: threads that come at the same time find the same run.
+            runs.setdefault(number, self._run_from(segment, last.stop, last.first_step(last.stop)))
+        return runs[bisect_left(range(len(runs)), True, key=lambda number: reaches(runs[number]))]
 
     def _epoch_of_step(self, segment: int, step: int) -> tuple[int, int]:
         """Return the epoch that holds the step, and the epoch's first step in this segment."""
-        for run in self._runs(segment):
-            if run.stop is None and not run.each:
-                raise EverythingSkippedError("the skips leave nothing from this epoch on", epoch=run.start)
-            if run.stop is None or step < run.first_step(run.stop):
-                epoch = run.start + (step - run.first) // run.each
-                return epoch, run.first_step(epoch)
-        raise OrderError("unreachable: an epoch is always found", step=step)
+        run = self._run_where(segment, lambda run: run.stop is None or step < run.first_step(run.stop))
+        if run.stop is None and not run.each:
+            raise EverythingSkippedError("the skips leave nothing from this epoch on", epoch=run.start)
+        epoch = run.start + (step - run.first) // run.each
+        return epoch, run.first_step(epoch)
 
     def _first_step(self, segment: int, epoch: int) -> int:
         """Return the first step of the epoch in this segment."""
-        run = next(run for run in self._runs(segment) if run.stop is None or epoch < run.stop)
+        run = self._run_where(segment, lambda run: run.stop is None or epoch < run.stop)
         return run.first_step(max(epoch, run.start))
 
 

@@ -32,13 +32,15 @@ class Continuous(Walk):
         self._end = None if epochs is None else order.epoch_start(epochs)
         self._step = [segment.start_step for segment in segments]
         self._position = [Position(0)]  # where each segment begins in the stream …
-        self._number = [0]  # … and among what remains under its own skips
-        for segment in range(len(segments)):
-            self._number[segment] = int(self._kept[segment].count_before(one_position(self._position[segment]))[0])
+        self._number: list[int] = []  # … and among what remains under its own skips
+        self._left: list[int | None] = []  # how much that is; None for no end
+        for segment, kept_here in enumerate(self._kept):
+            self._number.append(int(kept_here.count_before(one_position(self._position[segment]))[0]))
+            end = None if self._end is None else int(kept_here.count_before(one_position(self._end))[0])
+            self._left.append(None if end is None else end - self._number[segment])
             if segment + 1 < len(segments):
                 self._position.append(self._position_after(segment, self._step[segment + 1] - self._step[segment]))
-                self._number.append(0)
-        if self._end is not None and not self._remaining(0):
+        if self._left[0] == 0:
             raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
@@ -46,7 +48,7 @@ class Continuous(Walk):
         segment = bisect_right(self._step, first) - 1
         sizes = self._sizes[segment]
         begin = (first - self._step[segment]) * sizes.total
-        remaining = self._remaining(segment)
+        remaining = self._left[segment]
         count = (stop - first) * sizes.total
         if remaining is not None:
             count = max(0, min(count, remaining - begin))
@@ -61,13 +63,13 @@ class Continuous(Walk):
     def is_full(self, step: int) -> bool:
         """Say whether the step's whole global batch is there."""
         segment = bisect_right(self._step, step) - 1
-        remaining = self._remaining(segment)
+        remaining = self._left[segment]
         return remaining is None or (step + 1 - self._step[segment]) * self._sizes[segment].total <= remaining
 
     def step_size(self, step: int) -> int:
         """Return the global batch size, or what is left of the stream."""
         segment = bisect_right(self._step, step) - 1
-        total, remaining = self._sizes[segment].total, self._remaining(segment)
+        total, remaining = self._sizes[segment].total, self._left[segment]
         if remaining is None:
             return total
         return max(0, min(total, remaining - (step - self._step[segment]) * total))
@@ -92,7 +94,7 @@ class Continuous(Walk):
 
     def total_steps(self) -> int | None:
         """Return the steps until the end of the last segment."""
-        remaining = self._remaining(len(self._segments) - 1)
+        remaining = self._left[-1]
         if remaining is None:
             return None
         return self._step[-1] + -(-max(remaining, 0) // self._sizes[-1].total)
@@ -102,14 +104,9 @@ class Continuous(Walk):
         segment = bisect_right(self._step, step) - 1
         return self._position_after(segment, step - self._step[segment])
 
-    def _remaining(self, segment: int) -> int | None:
-        if self._end is None:
-            return None
-        return int(self._kept[segment].count_before(one_position(self._end))[0]) - self._number[segment]
-
     def _position_after(self, segment: int, steps: int) -> Position:
         count = steps * self._sizes[segment].total
-        remaining = self._remaining(segment)
+        remaining = self._left[segment]
         if remaining is not None and count > remaining:
             count = remaining
         if count <= 0:

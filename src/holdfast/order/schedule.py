@@ -78,6 +78,7 @@ class Schedule:
             if not 0 <= segment.skips <= len(self.skips):
                 raise OrderError("a segment refers to skips that are not there", skips=segment.skips)
         self._steps = steps
+        self._changes = sorted({*steps, *(mask.from_step for mask in self.masks)})
         walk = Continuous if order.partition.continuous else Aligned
         self._walk: Walk = walk(order, self.segments, self._kept_sets(), self.epochs)
 
@@ -141,8 +142,8 @@ class Schedule:
 
     def next_change(self, step: int) -> int | None:
         """Return the next step after this one at which a segment or a mask begins; None if there is none."""
-        later = [start for start in (*self._steps, *(mask.from_step for mask in self.masks)) if start > step]
-        return min(later, default=None)
+        index = bisect_right(self._changes, step)
+        return self._changes[index] if index < len(self._changes) else None
 
     def masked(self, step: int, positions: Positions, located: Located) -> NDArray[np.bool_] | None:
         """Say which of a step's samples are masked; None where no mask is in force."""

@@ -51,13 +51,13 @@ class Batch(NamedTuple):
         """How many samples there are, those that fill a batch included."""
         return self.stop - self.start
 
-    def make(self) -> dict[str, Any]:
-        """Return the dict of tensors; ``{}`` where there is no sample."""
+    def make(self, *, single: bool = False) -> dict[str, Any]:
+        """Return the dict of tensors, without a batch dimension if ``single``; ``{}`` where there is no sample."""
         if self.content is None:
             return {}
-        made = self.content.cut(self.start, self.stop)
+        made = self.content.row(self.start) if single else self.content.cut(self.start, self.stop)
         if self.metrics is not None:
-            made["metrics"] = self.metrics
+            made["metrics"] = self.metrics[0] if single else self.metrics
         return made
 
 
@@ -70,6 +70,13 @@ class ColumnSlices(NamedTuple):
         """Return some rows as views."""
         return slice_batch(self.columns, start, stop)
 
+    def row(self, at: int) -> dict[str, Any]:
+        """Return one row: half the time of a batch of one, and its first."""
+        return {
+            name: column[0][column[1][at] : column[1][at + 1]] if isinstance(column, tuple) else column[at]
+            for name, column in self.columns.items()
+        }
+
 
 class Made(NamedTuple):
     """A batch that is ready, because its samples were collated one by one."""
@@ -79,6 +86,10 @@ class Made(NamedTuple):
     def cut(self, start: int, stop: int) -> dict[str, Any]:
         """Return the batch."""
         return self.batch
+
+    def row(self, at: int) -> dict[str, Any]:
+        """Return the first of its samples."""
+        return {name: value[0] for name, value in self.batch.items()}
 
 
 class MemoryRows(NamedTuple):
@@ -104,6 +115,10 @@ class MemoryRows(NamedTuple):
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch
+
+    def row(self, at: int) -> dict[str, Any]:
+        """Return one of the rows."""
+        return {name: column[0] for name, column in self.cut(at, at + 1).items()}
 
 
 Content = ColumnSlices | Made | MemoryRows

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
 from holdfast.errors import ConfigError
-from holdfast.order import Adaptive, Partition, RoundRobin
+from holdfast.order import Partition, RoundRobin
 from holdfast.order.extent import LastBatch
 from holdfast.order.numbers import whole_number
 
@@ -100,7 +100,7 @@ class StreamingConfig:
             raise ConfigError("unknown on_error", on_error=self.on_error, known=list(get_args(OnError)))
         if self.checkpoint_interval is not None and self.checkpoint_path is None:
             raise ConfigError("checkpoint_interval needs a checkpoint_path to save to")
-        if self.dynamic_balancing and not isinstance(self.partition_strategy, Adaptive):
+        if self.dynamic_balancing and self.partition_strategy.rebalance_threshold is None:
             raise ConfigError(
                 "dynamic_balancing needs a partition whose shares can change",
                 partition_strategy=type(self.partition_strategy).__name__,

@@ -14,7 +14,6 @@ from typing import Any, final
 import torch
 
 from holdfast.errors import ConfigError, EmptyBatchError, StreamError
-from holdfast.order import Adaptive
 from holdfast.order.numbers import whole_number
 from holdfast.stream.batch import Failed
 from holdfast.stream.collate import map_tensors
@@ -117,7 +116,7 @@ class StreamingShardLoader(StreamCursor):
 
     def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
         config, tally = self.config, self._tally
-        drops = config.last_batch == "drop"
+        drops, single = config.last_batch == "drop", config.batch_size is None
         for batch in reading.batches:
             if self._coordinator is not None and self._adopts_shares(self._coordinator):
                 return
@@ -127,7 +126,7 @@ class StreamingShardLoader(StreamCursor):
                 continue
             if batch.content is None:
                 raise _all_left_out(batch.step, batch.failed)
-            made = tally.made(batch, reading) if reading.lazy else batch.make()
+            made = tally.made(batch, reading, single=single) if reading.lazy else batch.make(single=single)
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
             self.step += 1
@@ -138,7 +137,7 @@ class StreamingShardLoader(StreamCursor):
                 tally.stats.samples_failed += len(batch.failed)
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
             began = time.perf_counter()
-            yield made if config.batch_size is not None else _unbatched(made)
+            yield made
             seconds = time.perf_counter() - began
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
             if config.checkpoint_interval is not None and self.rank == 0:
@@ -156,8 +155,8 @@ class StreamingShardLoader(StreamCursor):
 
     def _adopts_shares(self, coordinator: Coordinator) -> bool:
         """Take over shares that all ranks agreed on for this very step; what was read ahead is then read again."""
-        partition = self.config.partition_strategy
-        if not self.config.dynamic_balancing or not isinstance(partition, Adaptive):
+        threshold = self.config.partition_strategy.rebalance_threshold
+        if not self.config.dynamic_balancing or threshold is None:
             return False
         segment = self.schedule.segment_at(self.step)
         shares = coordinator.shares_at(
@@ -165,7 +164,7 @@ class StreamingShardLoader(StreamCursor):
             rank=self.rank,
             global_batch_size=segment.global_batch_size,
             shares=segment.shares,
-            threshold=partition.rebalance_threshold,
+            threshold=threshold,
         )
         if shares is None or shares == segment.shares:
             return False
@@ -214,7 +213,7 @@ class StreamingShardLoader(StreamCursor):
             raise _all_left_out(step, batch.failed)
         # A step of an earlier segment may have been read in batches, whatever this loader does now.
         single = self.config.batch_size is None and self.schedule.batch_size(step, reader.rank) == 1
-        return _unbatched(batch.make()) if single else batch.make()
+        return batch.make(single=single)
 
 
 def _check_device(device: Any) -> None:
@@ -231,7 +230,3 @@ def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:
         samples=[(failure.source, failure.index) for failure in failed[:8]],
         hint="look at the failures' errors; on_error='raise' shows the first one whole",
     )
-
-
-def _unbatched(batch: dict[str, Any]) -> dict[str, Any]:
-    return {name: value[0] for name, value in batch.items()}

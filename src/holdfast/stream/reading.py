@@ -7,7 +7,6 @@ with ``read_batches``, in whatever thread or process it is called.
 from __future__ import annotations
 
 import traceback
-from collections.abc import Callable
 from dataclasses import dataclass, field
 from time import perf_counter
 from typing import NamedTuple
@@ -22,7 +21,7 @@ from holdfast.stream.config import LastBatch, OnError
 from holdfast.stream.named_source import Collate, HasSources
 from holdfast.stream.read_batches import read_batches
 
-__all__ = ["Read", "ReadFailure", "Reading", "StepRanges", "StepReader"]
+__all__ = ["ReadFailure", "Reading", "StepRanges", "StepReader"]
 
 
 class ReadFailure(NamedTuple):
@@ -52,9 +51,6 @@ class Reading:
         if error.__cause__ is not None:
             raise error
         raise error from _ReaderTraceback(text)  # causes do not survive the way between processes
-
-
-Read = Callable[[range], Reading]
 
 
 @dataclass(frozen=True, slots=True)

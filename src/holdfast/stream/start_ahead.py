@@ -9,7 +9,6 @@ import torch
 from holdfast.order.step_rows import LocatedAhead
 from holdfast.sources.fetch.look_ahead import LookAhead
 from holdfast.stream.config import StreamingConfig
-from holdfast.stream.provenance import samples_in
 from holdfast.stream.read_ahead import ReadAhead, ThreadReadAhead
 from holdfast.stream.read_batches import memory_columns
 from holdfast.stream.reading import StepRanges, StepReader
@@ -21,19 +20,25 @@ __all__ = ["start_reading_ahead"]
 # cost of calling NumPy (bench/order.py), many take memory.
 READ_SAMPLES = 2048
 LOCATE_SAMPLES = 8192
+# Epochs that end on all ranks together are assigned one by one; whoever closes waits for this many at most.
+MAX_EPOCHS = 16
 
 
 def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, stop: int | None) -> ReadAhead:
     """Begin to read a rank's steps from one on, up to ``stop`` (None: no end)."""
     dataset, schedule, rank = reader.dataset, reader.schedule, reader.rank
     batch = schedule.batch_size(step, rank)
-    ranges = StepRanges(step, stop, max(1, min(READ_SAMPLES, config.prefetch_buffer_size) // batch))
+    each, together = (samples // batch for samples in (min(READ_SAMPLES, config.prefetch_buffer_size), LOCATE_SAMPLES))
+    if not schedule.order.partition.continuous:
+        steps = -(-schedule.order.epoch_length(0) // schedule.segment_at(step).global_batch_size)
+        each, together = min(each, MAX_EPOCHS * steps), min(together, MAX_EPOCHS * steps)
+    ranges = StepRanges(step, stop, max(1, each))
     sources = [named.source for named in dataset.sources]
     if any(source.is_remote for source in sources):
         reader = replace(reader, look_ahead=LookAhead(sources, schedule, rank, start=step, stop=stop, each=ranges.each))
     # The first range is a single step, which is located alone: a run that starts does not wait for the others.
-    each = ranges.each * max(1, LOCATE_SAMPLES // (ranges.each * batch))
-    located = LocatedAhead(schedule, rank, reader.last_batch, first=step + 1, stop=stop, each=each)
+    stretch = ranges.each * max(1, together // ranges.each)
+    located = LocatedAhead(schedule, rank, reader.last_batch, first=step + 1, stop=stop, each=stretch)
     reader = replace(reader, located=located)
     pin = config.pin_memory and torch.cuda.is_available()
     samples = ranges.each * batch
@@ -42,9 +47,6 @@ def start_reading_ahead(reader: StepReader, config: StreamingConfig, step: int, 
         return ProcessReadAhead(
             reader,
             ranges,
-            samples_of=lambda steps: [
-                (ref.source, ref.index) for number in steps for ref in samples_in(schedule, number, rank)
-            ],
             workers=config.num_workers,
             ahead=max(ahead, 2 * config.num_workers),
             pin_memory=pin,

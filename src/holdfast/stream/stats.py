@@ -63,10 +63,10 @@ class Tally:
             self.stats.sources[name] = self.stats.sources.get(name, ReadCounts()).plus(counts)
         self.stats.workers_restarted += reading.restarted
 
-    def made(self, batch: Batch, reading: Reading) -> dict[str, Any]:
+    def made(self, batch: Batch, reading: Reading, *, single: bool) -> dict[str, Any]:
         """Return a batch of samples in memory as a dict of tensors, and count the time that copying them took."""
         began = time.perf_counter()
-        made = batch.make()
+        made = batch.make(single=single)
         seconds = time.perf_counter() - began
         reading.seconds += seconds
         self._busy += seconds

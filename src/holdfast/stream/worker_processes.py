@@ -23,8 +23,9 @@ from torch.utils.data._utils import signal_handling
 
 from holdfast.errors import ConfigError, WorkerDiedError
 from holdfast.stream.packing import Packed, pack, unpack
+from holdfast.stream.provenance import samples_in
 from holdfast.stream.read_ahead import ReadAhead
-from holdfast.stream.reading import Read, Reading, StepRanges
+from holdfast.stream.reading import Reading, StepRanges, StepReader
 
 __all__ = ["ProcessReadAhead"]
 
@@ -39,7 +40,7 @@ DYING_SECONDS = 2.0
 class _Readings(Dataset[Any]):
     """The ranges of steps as a map-style dataset."""
 
-    def __init__(self, read: Read, ranges: StepRanges) -> None:
+    def __init__(self, read: StepReader, ranges: StepRanges) -> None:
         self._read, self._ranges = read, ranges
 
     def __getitem__(self, number: int) -> Packed:
@@ -74,7 +75,6 @@ class ProcessReadAhead(ReadAhead):
     Args:
         read: reads some steps.
         ranges: the steps to read.
-        samples_of: names the samples of some steps, for errors.
         workers: how many processes.
         ahead: how many ranges are read ahead, over all workers.
         pin_memory: whether tensors are put into page-locked memory.
@@ -83,10 +83,9 @@ class ProcessReadAhead(ReadAhead):
 
     def __init__(
         self,
-        read: Read,
+        read: StepReader,
         ranges: StepRanges,
         *,
-        samples_of: Callable[[range], list[tuple[str, int]]],
         workers: int,
         ahead: int,
         pin_memory: bool,
@@ -94,7 +93,6 @@ class ProcessReadAhead(ReadAhead):
     ) -> None:
         self._read = read
         self._ranges = ranges
-        self._samples_of = samples_of
         self._workers = workers
         self._prefetch = max(1, -(-ahead // workers))
         self._pin = pin_memory
@@ -170,10 +168,12 @@ class ProcessReadAhead(ReadAhead):
         iterator, self._iterator = self._iterator, None
         _discard(iterator)
         if self._deaths >= MAX_DEATHS:
+            reader = self._read
+            samples = [ref for number in suspects for ref in samples_in(reader.schedule, number, reader.rank)]
             raise WorkerDiedError(
                 f"a worker process died {self._deaths} times in a row at the same place",
                 steps=[suspects.start, suspects.stop],
-                samples=self._samples_of(suspects)[:64],
+                samples=[(ref.source, ref.index) for ref in samples[:64]],
                 hint="read these samples in the main process (num_workers=0) to see what kills it",
             ) from error
         self._careful = True
@@ -198,7 +198,7 @@ class ProcessReadAhead(ReadAhead):
             iterator._shutdown_workers()
 
 
-def _check_picklable(read: Read, method: str) -> None:
+def _check_picklable(read: StepReader, method: str) -> None:
     """Raise ``ConfigError`` where the workers could not be sent what they are to read."""
     try:
         with open(os.devnull, "wb") as nowhere:

@@ -40,6 +40,11 @@ class Partition(ABC):
         """Each rank's share of a step to begin with; None for even."""
         return None
 
+    @property
+    def rebalance_threshold(self) -> float | None:
+        """By how much a rank's throughput may stray from its share before shares change; None where they never do."""
+        return None
+
     def with_values(self, values: NDArray[Any]) -> Partition:
         """Return this partition, as read from a saved state, with the labels or keys it goes by."""
         kind = self.to_json().get("kind", type(self).__name__)
