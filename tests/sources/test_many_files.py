@@ -11,6 +11,7 @@ import tarfile
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -182,6 +183,14 @@ def test_files_looked_through_together_have_the_lines_they_have_alone(contents: 
             assert one.about == other.about
 
 
+def _noted(calls: list[str], call: Callable[..., Any]) -> Callable[..., Any]:
+    def noted(*arguments: Any, **options: Any) -> Any:
+        calls.append(call.__name__)
+        return call(*arguments, **options)
+
+    return noted
+
+
 @pytest.mark.parametrize("found_before", [False, True], ids=["no index", "an index"])
 @pytest.mark.parametrize("kind", WRITERS)
 def test_opening_a_folder_takes_four_system_calls_per_file(
@@ -190,8 +199,7 @@ def test_opening_a_folder_takes_four_system_calls_per_file(
     counts: list[int] = []
     calls: list[str] = []
     for name in ("open", "fstat", "pread", "read", "stat", "lstat", "close"):
-        call = getattr(os, name)
-        monkeypatch.setattr(os, name, lambda *a, _c=call, _n=name, **o: (calls.append(_n), _c(*a, **o))[1])
+        monkeypatch.setattr(os, name, _noted(calls, getattr(os, name)))
     for count in (10, 30):
         folder = tmp_path / str(count)
         folder.mkdir()

@@ -55,10 +55,12 @@ class Batch(NamedTuple):
         """Return the dict of tensors, without a batch dimension if ``single``; ``{}`` where there is no sample."""
         if self.content is None:
             return {}
-        made = self.content.row(self.start) if single else self.content.cut(self.start, self.stop)
+        if single and self.metrics is None and isinstance(self.content, ColumnSlices):
+            return self.content.row(self.start)
+        made = self.content.cut(self.start, self.stop)
         if self.metrics is not None:
-            made["metrics"] = self.metrics[0] if single else self.metrics
-        return made
+            made["metrics"] = self.metrics
+        return {name: value[0] for name, value in made.items()} if single else made
 
 
 class ColumnSlices(NamedTuple):
@@ -87,10 +89,6 @@ class Made(NamedTuple):
         """Return the batch."""
         return self.batch
 
-    def row(self, at: int) -> dict[str, Any]:
-        """Return the first of its samples."""
-        return {name: value[0] for name, value in self.batch.items()}
-
 
 class MemoryRows(NamedTuple):
     """Rows of columns in memory, to be copied batch by batch.
@@ -115,10 +113,6 @@ class MemoryRows(NamedTuple):
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch
-
-    def row(self, at: int) -> dict[str, Any]:
-        """Return one of the rows."""
-        return {name: column[0] for name, column in self.cut(at, at + 1).items()}
 
 
 Content = ColumnSlices | Made | MemoryRows

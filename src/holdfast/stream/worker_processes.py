@@ -168,8 +168,7 @@ class ProcessReadAhead(ReadAhead):
         iterator, self._iterator = self._iterator, None
         _discard(iterator)
         if self._deaths >= MAX_DEATHS:
-            reader = self._read
-            samples = [ref for number in suspects for ref in samples_in(reader.schedule, number, reader.rank)]
+            samples = [ref for step in suspects for ref in samples_in(self._read.schedule, step, self._read.rank)]
             raise WorkerDiedError(
                 f"a worker process died {self._deaths} times in a row at the same place",
                 steps=[suspects.start, suspects.stop],
