@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -44,6 +45,51 @@ def test_save_state_and_load_state_carry_the_stream(tmp_path: Path) -> None:
         accelerate.skip_first_batches(resumed, 5)
 
 
+@pytest.mark.parametrize("automatic", [True, False])
+def test_a_checkpoint_that_was_never_finished_is_passed_over(automatic: bool, tmp_path: Path) -> None:
+    """Accelerate itself would take the torn one at every start, and refuse to save under its number."""
+    from holdfast.integrations.accelerate import newest_checkpoint, prepare
+
+    def begin() -> tuple[Any, Any]:
+        options = {"project_dir": str(tmp_path), "automatic_checkpoint_naming": automatic}
+        project = accelerate.utils.ProjectConfiguration(**options)
+        accelerator = accelerate.Accelerator(cpu=True, project_config=project)
+        return accelerator, prepare(accelerator, make_loader())
+
+    folder = tmp_path / "checkpoints"
+    accelerator, batches = begin()
+    iterator = iter(batches)
+    for number in range(3):
+        next(iterator)
+        accelerator.save_state(None if automatic else str(folder / f"checkpoint_{number}"))
+    (folder / "checkpoint_2" / "custom_checkpoint_0.pkl").unlink()
+    assert newest_checkpoint(folder) == str(folder / "checkpoint_1")
+    accelerator, batches = begin()
+    accelerator.load_state(None if automatic else newest_checkpoint(folder))
+    assert next(iter(batches))["index"].tolist() == make_loader().batch_at(2)["index"].tolist()
+    accelerator.save_state(None if automatic else str(folder / "checkpoint_2"))
+    newest = newest_checkpoint(folder)
+    assert newest == str(folder / ("checkpoint_3" if automatic else "checkpoint_2"))
+    assert carried_in(tmp_path) == [Carried("accelerate", newest, 3)]
+
+
+def test_a_checkpoint_that_is_saved_over_is_not_whole_until_that_is_done(tmp_path: Path) -> None:
+    from holdfast.integrations.accelerate import newest_checkpoint, prepare
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    batches = prepare(accelerator, make_loader())
+    accelerator.save_state(str(tmp_path / "last"))
+    assert newest_checkpoint(tmp_path) == str(tmp_path / "last")
+
+    def killed() -> dict[str, Any]:
+        raise KeyboardInterrupt
+
+    vars(batches)["state_dict"] = killed
+    with pytest.raises(KeyboardInterrupt):
+        accelerator.save_state(str(tmp_path / "last"))
+    assert newest_checkpoint(tmp_path) is None
+
+
 def test_a_loop_that_skips_batches_by_hand_gets_what_it_asks_for() -> None:
     from holdfast.integrations.accelerate import prepare
 
@@ -53,29 +99,35 @@ def test_a_loop_that_skips_batches_by_hand_gets_what_it_asks_for() -> None:
 
 
 def test_a_recorded_loop_that_is_not_closed_still_has_its_last_step(tmp_path: Path) -> None:
-    import subprocess
-    import sys
+    """In a fork, which runs what is to be run at exit: a program of its own would import everything again."""
+    import atexit
+    import os
 
+    import torch
+
+    from holdfast.integrations.loop import TrainingStream
     from holdfast.run import RunLog
 
-    program = f"""
-import numpy as np, torch
-import holdfast as hfast
-from holdfast.integrations.loop import TrainingStream
-source = hfast.ArraySource({{"x": np.ones((40, 1), dtype=np.float32)}})
-loader = hfast.StreamingShardLoader(hfast.StreamDataset(source, name="a"), hfast.StreamingConfig(batch_size=4))
-model = torch.nn.Linear(1, 1)
-optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-stream = TrainingStream(loader, folder={str(tmp_path / "run")!r}, model=model, optimizer=optimizer)
-for batch in stream:
-    loss = model(batch["x"]).mean()
-    loss.backward()
-    optimizer.step()
-    stream.step(loss)
-    if stream.step_number == 3:
-        break
-"""
-    subprocess.run([sys.executable, "-c", program], check=True, timeout=240)
+    child = os.fork()
+    if not child:
+        status = 1
+        try:
+            atexit._clear()
+            model = torch.nn.Linear(1, 1)
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            stream = TrainingStream(make_loader(), folder=tmp_path / "run", model=model, optimizer=optimizer)
+            for batch in stream:
+                loss = model(batch["index"].float()[:, None]).mean()
+                loss.backward()
+                optimizer.step()
+                stream.step(loss)
+                if stream.step_number == 3:
+                    break
+            atexit._run_exitfuncs()
+            status = 0
+        finally:
+            os._exit(status)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     log = RunLog(tmp_path / "run")
     assert [record["step"] for record in log.steps()] == [0, 1, 2]
     assert len(log.events("end")) == 1

@@ -82,6 +82,7 @@ def test_a_resumed_trainer_goes_on_with_the_very_next_batch(
 ) -> None:
     options: dict[str, Any] = {"gradient_accumulation_steps": accumulate, "config": config}
     whole = train(tmp_path, **options)
+    assert carried_in(tmp_path) == [Carried("transformers", str(tmp_path / "checkpoint-12"), len(whole))]
     for step in (3, 9):
         rest = train(tmp_path, resume=step, ignore_data_skip=ignore_data_skip, **options)
         assert rest == whole[-len(rest) :]
@@ -112,14 +113,49 @@ def test_a_finished_run_that_is_started_again_trains_no_further(
     assert newest_checkpoint(tmp_path) == ended
 
 
-def test_the_doctor_sees_that_a_checkpoint_holds_the_stream(tmp_path: Path) -> None:
-    train(tmp_path, max_steps=6, gradient_accumulation_steps=2)
-    assert carried_in(tmp_path) == [Carried("transformers", str(tmp_path / "checkpoint-6"), 12)]
-
-
 def test_epochs_without_max_steps_give_every_sample_once_per_epoch(tmp_path: Path) -> None:
     seen = train(tmp_path, max_steps=-1, num_train_epochs=2, config={"epochs": 1})
     assert sorted(index for batch in seen for index in batch) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("given", ["added", "passed"])
+def test_a_callback_with_a_loader_is_all_a_trainer_needs(given: str, tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import HoldfastCallback
+
+    def train_with_callback(folder: Path, **options: Any) -> list[list[int]]:
+        model, callback = Model(), HoldfastCallback(make_loader(per_epoch=True))
+        trainer = make_trainer(folder, model, gradient_accumulation_steps=3, **options)
+        if given == "added":
+            trainer.add_callback(callback)
+        else:
+            trainer = transformers.Trainer(model=model, args=trainer.args, callbacks=[callback])
+        trainer.train(resume_from_checkpoint=any(folder.glob("checkpoint-*")))
+        return model.seen
+
+    whole = train(tmp_path / "whole", config={"per_epoch": True}, gradient_accumulation_steps=3)
+    first = train_with_callback(tmp_path / "cut", max_steps=6)
+    assert first + train_with_callback(tmp_path / "cut") == whole
+
+
+def test_a_trainer_with_two_loaders_is_refused(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import HoldfastCallback, attach
+
+    trainer = make_trainer(tmp_path, Model())
+    trainer.add_callback(HoldfastCallback(make_loader()))
+    with pytest.raises(ConfigError, match="two holdfast loaders"):
+        attach(trainer, make_loader())
+
+
+def test_other_trainers_train_as_before(tmp_path: Path) -> None:
+    """Making a callback lets every trainer look for one."""
+    from holdfast.integrations.transformers import HoldfastCallback
+
+    HoldfastCallback(make_loader())
+    model = Model()
+    trainer = make_trainer(tmp_path, model, max_steps=2, save_strategy="no")
+    trainer.train_dataset = [{"index": number} for number in range(8)]
+    trainer.train()
+    assert len(model.seen) == 2
 
 
 def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:

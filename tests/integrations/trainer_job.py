@@ -125,7 +125,7 @@ def train_transformers(job: Job) -> None:
     """Train under the Hugging Face Trainer, saving every few steps."""
     import transformers
 
-    from holdfast.integrations.transformers import attach
+    from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
 
     class Trainer(transformers.Trainer):
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
@@ -146,10 +146,8 @@ def train_transformers(job: Job) -> None:
     usual = job.numbers() if job.options.data == "usual" else None
     trainer = Trainer(model=job.model, args=arguments, train_dataset=usual)
     if usual is None:
-        attach(trainer, job.loader(), folder=job.folder / "run")
-    whole = [path for path in (job.folder / "checkpoints").glob("*") if (path / "trainer_state.json").exists()]
-    newest = max(whole, key=lambda path: int(path.name.rpartition("-")[2]), default=None)
-    trainer.train(resume_from_checkpoint=str(newest) if newest else None)
+        trainer.add_callback(HoldfastCallback(job.loader(), folder=job.folder / "run"))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(job.folder / "checkpoints"))
 
 
 def train_lightning(job: Job) -> None:
@@ -202,7 +200,7 @@ def train_accelerate(job: Job) -> None:
     """Train in an Accelerate loop, saving every few steps."""
     from accelerate import Accelerator, DataLoaderConfiguration
 
-    from holdfast.integrations.accelerate import prepare
+    from holdfast.integrations.accelerate import newest_checkpoint, prepare
 
     torch.manual_seed(3)
     accelerator = Accelerator(cpu=True, dataloader_config=DataLoaderConfiguration(use_seedable_sampler=True))
@@ -218,15 +216,15 @@ def train_accelerate(job: Job) -> None:
     else:
         batches = prepare(accelerator, job.loader(), folder=job.folder / "run", model=job.model, optimizer=optimizer)
     checkpoints = job.folder / "checkpoints"
-    newest = max(
-        (path for path in checkpoints.glob("step-*") if (path / "whole").exists()),
-        key=lambda path: int(path.name[5:]),
-        default=None,
-    )
+    if usual:
+        whole = [path for path in checkpoints.glob("step-*") if (path / "whole").exists()]
+        newest = str(max(whole, key=lambda path: int(path.name[5:]))) if whole else None
+    else:
+        newest = newest_checkpoint(checkpoints)
     step = 0
     if newest:
-        accelerator.load_state(str(newest))
-        step = int(newest.name[5:])
+        accelerator.load_state(newest)
+        step = int(newest.rpartition("-")[2])
     while step < job.options.steps:
         rest = batches
         if usual:  # as the documentation of Accelerate says
@@ -244,8 +242,9 @@ def train_accelerate(job: Job) -> None:
                 batches.step(loss)
             if step % SAVE_EVERY == 0:
                 accelerator.save_state(str(checkpoints / f"step-{step}"))
-                accelerator.wait_for_everyone()
-                (checkpoints / f"step-{step}" / "whole").touch()
+                if usual:
+                    accelerator.wait_for_everyone()
+                    (checkpoints / f"step-{step}" / "whole").touch()
             if step == job.options.steps:
                 break
     if not usual:

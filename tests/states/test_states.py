@@ -80,6 +80,7 @@ def frozen(name: str) -> Any:
 def test_every_frozen_file_is_loaded_by_a_test() -> None:
     known = {f"stream-{name}" for name in STREAMS} | set(DATASETS)
     known |= {"state-000000000004", "leased-job", "metrics", "calibration", "live-debugger", "trainer"}
+    known |= {"finished-checkpoint"}
     assert {path.stem for path in FROZEN.glob("*.json")} == known
 
 

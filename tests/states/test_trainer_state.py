@@ -12,6 +12,7 @@ from tests.stream.jobs import numbers
 import holdfast as hfast
 from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import StateError
+from holdfast.integrations.finished import newest_finished
 from holdfast.integrations.loop import TrainingStream
 from holdfast.integrations.trainer_state import TRAINER_STATE
 from holdfast.run.monitor import Monitor
@@ -42,3 +43,13 @@ def test_a_frozen_trainer_state_continues_as_it_did() -> None:
 def test_a_state_without_a_stream_is_refused(state: dict[str, str]) -> None:
     with pytest.raises(StateError):
         make_stream().load_state_dict(state)
+
+
+def test_a_checkpoint_with_a_frozen_mark_is_whole_while_its_files_have_their_sizes(tmp_path: Path) -> None:
+    saved = tmp_path / "saved"
+    saved.mkdir()
+    (saved / "holdfast_finished.json").write_text(FROZEN.with_name("finished-checkpoint.json").read_text())
+    (saved / "custom_checkpoint_0.pkl").write_text("abc")
+    assert newest_finished(tmp_path) is None
+    (saved / "model.safetensors").write_text("abcde")
+    assert newest_finished(tmp_path) == str(saved)

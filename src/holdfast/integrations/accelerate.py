@@ -1,12 +1,15 @@
 """A stream in an Accelerate loop: ``batches = prepare(accelerator, loader)``.
 
 ``accelerator.save_state()`` then saves the stream state and ``accelerator.load_state()`` restores it, at any number of
-processes. ``accelerator.prepare`` itself leaves a holdfast loader alone, and must: its ranks share the data already.
+processes; ``newest_checkpoint(folder)`` passes over those that were never finished. ``accelerator.prepare`` itself
+leaves a holdfast loader alone, and must: its ranks share the data already.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 from accelerate import Accelerator
@@ -14,10 +17,12 @@ from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError
+from holdfast.integrations.finished import mark_finished, unmark
+from holdfast.integrations.finished import newest_finished as newest_checkpoint
 from holdfast.integrations.loop import TrainingStream
 from holdfast.stream import StreamingShardLoader
 
-__all__ = ["PreparedBatches", "prepare"]
+__all__ = ["PreparedBatches", "newest_checkpoint", "prepare"]
 
 
 class PreparedBatches(TrainingStream):
@@ -77,14 +82,27 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
     """
     batches = PreparedBatches(accelerator, loader, **options)
     accelerator.register_for_checkpointing(batches)
-    save = accelerator.save_state
+    save, load, project = accelerator.save_state, accelerator.load_state, accelerator.project_configuration
 
-    def save_state(*arguments: Any, **choices: Any) -> Any:
-        path = save(*arguments, **choices)
-        if batches.record is not None:
-            accelerator.wait_for_everyone()  # a checkpoint to go back to is one that all ranks have written
-            batches.saved(path)
+    def save_state(output_dir: str | None = None, *arguments: Any, **choices: Any) -> Any:
+        if output_dir is not None:  # it may be saved over
+            unmark(output_dir)
+            accelerator.wait_for_everyone()
+        path = save(output_dir, *arguments, **choices)
+        accelerator.wait_for_everyone()  # a checkpoint to go back to is one that all ranks have written
+        if accelerator.is_main_process or (project.save_on_each_node and accelerator.is_local_main_process):
+            mark_finished(path, batches=loader.get_checkpoint().step)
+        batches.saved(path)
         return path
 
-    vars(accelerator)["save_state"] = save_state
+    def load_state(input_dir: str | None = None, *arguments: Any, **choices: Any) -> Any:
+        if input_dir is None and project.automatic_checkpoint_naming:
+            folder = Path(str(accelerator.project_dir)) / "checkpoints"
+            input_dir = newest_checkpoint(folder)  # where there is none, Accelerate says so
+            # Its own count begins at 0 again, and a number that is taken, by a torn one too, stops the next save.
+            taken = (re.fullmatch(r"checkpoint_(\d+)", path.name) for path in folder.glob("checkpoint_*"))
+            project.iteration = max([project.iteration, *(int(each[1]) + 1 for each in taken if each)])
+        return load(input_dir, *arguments, **choices)
+
+    vars(accelerator).update(save_state=save_state, load_state=load_state)
     return batches

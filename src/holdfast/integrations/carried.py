@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from holdfast.integrations.finished import newest_finished
 from holdfast.integrations.trainer_checkpoints import newest_checkpoint
 
 __all__ = ["Carried", "carried_in"]
@@ -50,7 +51,8 @@ def _lightning(folder: Path) -> Iterator[Carried]:
 
 
 def _accelerate(folder: Path) -> Iterator[Carried]:
-    path = _newest({file.parent for file in folder.glob("**/custom_checkpoint_*.pkl")})
+    whole = newest_finished(folder) or newest_finished(folder / "checkpoints")
+    path = Path(whole) if whole else _newest({file.parent for file in folder.glob("**/custom_checkpoint_*.pkl")})
     if path is None:
         return
     parts = [_load(file) for file in sorted(path.glob("custom_checkpoint_*.pkl"))]

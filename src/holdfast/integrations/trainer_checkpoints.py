@@ -9,11 +9,12 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Mapping
 from pathlib import Path
 
 from holdfast.errors import StateError
 
-__all__ = ["check_whole", "file_sizes", "newest_checkpoint", "unfinished_checkpoints"]
+__all__ = ["changed_file", "check_whole", "file_sizes", "newest_checkpoint", "unfinished_checkpoints"]
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITTEN_LAST = "trainer_state.json"
@@ -38,6 +39,18 @@ def file_sizes(output_dir: str | Path) -> dict[str, int]:
     folder = Path(output_dir)
     files = (path for path in folder.rglob("*") if path.is_file() and path.name != _WRITTEN_LAST)
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
+
+
+def changed_file(folder: Path, sizes: Mapping[str, int]) -> str | None:
+    """Return which file of a checkpoint no longer has the size it was saved with, and how; None where all have it."""
+    for name, size in sizes.items():
+        try:
+            found = (folder / name).stat().st_size
+        except OSError:
+            return f"{name} is missing"
+        if found != size:
+            return f"{name} has {found} bytes, and had {size}"
+    return None
 
 
 def check_whole(path: str | Path) -> None:
@@ -71,14 +84,7 @@ def _fault(path: Path) -> str | None:
         state = None
     if not isinstance(state, dict):
         return f"{_WRITTEN_LAST}, which is written last, is missing or torn"
-    for name, size in _saved_sizes(state).items():
-        try:
-            found = (path / name).stat().st_size
-        except OSError:
-            return f"{name} is missing"
-        if found != size:
-            return f"{name} has {found} bytes, and had {size}"
-    return None
+    return changed_file(path, _saved_sizes(state))
 
 
 def _saved_sizes(state: dict[str, object]) -> dict[str, int]:

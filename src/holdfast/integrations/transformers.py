@@ -1,35 +1,34 @@
 """A stream inside the Hugging Face ``Trainer`` (and the trainers of TRL, which derive from it).
 
-``attach(trainer, loader)`` makes the loader the trainer's source of batches and puts the stream state into every
-checkpoint the trainer saves (in ``trainer_state.json``, written last, so a checkpoint has the state or is not whole).
-``trainer.train(resume_from_checkpoint=True)`` then continues with the very next batch, at any number of processes.
+``trainer.add_callback(HoldfastCallback(loader))``, or ``attach(trainer, loader)``, makes the loader the source of the
+trainer's batches and puts the stream state into every checkpoint it saves (in ``trainer_state.json``, written last, so
+a checkpoint has the state or is not whole). ``trainer.train(resume_from_checkpoint=True)`` then continues with the very
+next batch, at any number of processes.
 
-The trainer counts epochs by ``len(dataloader)`` and, on resume, throws away the batches of the epoch it has trained on.
-``TrainerBatches`` plays along: each of the trainer's epochs has the same number of batches, and what it throws away are
-placeholders, so that nothing is read twice and nothing is lost.
+A callback is never told which trainer it belongs to, and is asked for the first time when the trainer has its batches.
+So the first ``HoldfastCallback`` with a loader makes ``Trainer.train`` look for such a callback before it begins.
 """
 
 from __future__ import annotations
 
+import functools
 import json
 import logging
-from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import islice, repeat
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.utils.data import IterableDataset
 from transformers import Trainer, TrainerCallback, TrainerControl, TrainerState, TrainingArguments
 from transformers.trainer_callback import ExportableState
 
 from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.restart import Restart, train_again
+from holdfast.integrations.trainer_batches import TrainerBatches
 from holdfast.integrations.trainer_checkpoints import check_whole, file_sizes, newest_checkpoint, unfinished_checkpoints
-from holdfast.integrations.trainer_record import Recording, TrainerRecord, recording_of
-from holdfast.integrations.trainer_state import TRAINER_STATE, collect_state
+from holdfast.integrations.trainer_record import TrainerRecord, recording_of
+from holdfast.integrations.trainer_state import collect_state
 from holdfast.run.alerts import Alert
 from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
@@ -39,119 +38,43 @@ __all__ = ["HoldfastCallback", "HoldfastTrainerMixin", "TrainerBatches", "attach
 logger = logging.getLogger(__name__)
 
 
-class TrainerBatches:
-    """A loader as the trainer wants to see it: epochs of equal length, and batches it may throw away on resume.
+class HoldfastCallback(TrainerCallback, ExportableState):
+    """Makes a loader the trainer's source of batches, with exact resume from the trainer's own checkpoints.
 
     Args:
-        loader: where the batches come from.
-        metrics: a ``MetricsAggregator`` for what the batches hold under ``metrics``; it travels in the checkpoints.
-        recording: where the run is recorded, and what is done about findings; None records nothing.
-    """
+        loader: one rank's batches; rank and world size are the trainer's own when left to ``torch.distributed``.
+        folder: record the run there: every step, finding and checkpoint, for ``holdfast report`` and ``serve``.
+        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
+            on, and its state travels in the checkpoints.
+        on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
+        alerts: where alerts go.
+        rollback: how to roll back. The trainer trains again from the checkpoint before the onset.
 
-    # What ``accelerate.skip_first_batches`` copies into a ``DataLoader`` of its own: one that passes batches through.
-    batch_size = None
-    drop_last = False
-    batch_sampler = None
-    sampler = None
-    num_workers = 0
-    prefetch_factor = None
+    Raises:
+        ConfigError: findings are to be acted on, and nothing is recorded.
+    """
 
     def __init__(
-        self, loader: StreamingShardLoader, *, metrics: Any = None, recording: Recording | None = None
+        self,
+        loader: StreamingShardLoader | None = None,  # None where the trainer makes another from a checkpoint's state
+        *,
+        folder: str | Path | None = None,
+        metrics: Any = None,
+        on_finding: str | Mapping[str, str] = "log",
+        alerts: Sequence[Alert] = (),
+        rollback: RollbackOptions | None = None,
     ) -> None:
-        loader.require_acknowledgement()
-        self.loader = loader
-        self.metrics = metrics
-        self.recording = recording
-        self._figures: deque[Any] = deque()
-        self._length: int | None = None
-        self._thrown_away = 0
-        self.is_over = False
-        """Whether the trainer has made all its steps: it would make one more before it asks."""
-
-    def __len__(self) -> int:
-        """Return the number of batches the trainer counts as an epoch; a ``TypeError`` where there is no end."""
-        if self._length is None:  # asked before any state is loaded: a later epoch may be a batch shorter or longer
-            self._length = len(self.loader)
-        return self._length
-
-    def will_throw_away(self, batches: int) -> None:
-        """Begin the next iteration with placeholders, which the trainer throws away to get to where it was."""
-        self._thrown_away = batches
-
-    @property
-    def dataset(self) -> IterableDataset[Any]:
-        """What ``accelerate.skip_first_batches`` iterates in place of this object."""
-        return _WithPlaceholders(self)
-
-    def __iter__(self) -> Iterator[Any]:
-        """Yield the rest of one of the trainer's epochs."""
-        before, self._thrown_away = self._thrown_away, 0
-        if self.is_over:
-            return iter(())
-        try:
-            batches = len(self) - before
-        except TypeError:
-            return self._batches()
-        return islice(self._batches(), batches)
-
-    def with_placeholders(self) -> Iterator[Any]:
-        """Yield a placeholder for each batch the trainer is going to throw away, then the rest of the epoch."""
-        yield from repeat(None, self._thrown_away)
-        yield from self
-
-    def acknowledge(self) -> None:
-        """Count the oldest batch in the trainer's hands as trained on."""
-        self.loader.acknowledge()
-        if self._figures:
-            self.metrics.update(self._figures.popleft())
-
-    def take_back(self) -> None:
-        """Take back what an earlier ``train()`` had in its hands when it ended."""
-        self.loader.take_back()
-        self._figures.clear()
-
-    def load(self, state: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
-        """Continue from a trainer's checkpoint; returns what the monitors had seen."""
-        saved = TRAINER_STATE.from_json(state)
-        if saved.stream is None:
-            raise StateError("the trainer's checkpoint holds no stream state")
-        self.loader.load_state_dict(saved.stream)
-        self._figures.clear()
-        if self.metrics is not None and saved.metrics is not None:
-            self.metrics.load_state_dict(saved.metrics)
-        return saved.monitors
-
-    def _batches(self) -> Iterator[Any]:
-        while not self.loader.is_empty():
-            for batch in self.loader:
-                if self.metrics is not None:
-                    self._figures.append(batch.pop("metrics", []))
-                yield batch
-
-
-class _WithPlaceholders(IterableDataset[Any]):
-    def __init__(self, batches: TrainerBatches) -> None:
-        self.batches = batches
-
-    def __iter__(self) -> Iterator[Any]:
-        return self.batches.with_placeholders()
-
-
-class HoldfastCallback(TrainerCallback, ExportableState):
-    """Carries the stream state in the trainer's checkpoints and counts what the model was trained on.
-
-    Loader, metrics and recording are found in the trainer, which must get its batches from ``TrainerBatches``
-    (``attach`` sees to both).
-    """
-
-    def __init__(self) -> None:
         self.carried: dict[str, Any] | None = None
         self.files: dict[str, int] = {}
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
-        self._batches: TrainerBatches | None = None
+        self.batches: TrainerBatches | None = None
+        """Where the trainer's batches come from."""
         self._losses: list[Any] = []
+        recording = recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
+        if loader is not None:
+            self.batches = TrainerBatches(loader, metrics=metrics, recording=recording)
+            _look_for_callbacks()
 
     def state(self) -> dict[str, Any]:
         """Return what the trainer writes into ``trainer_state.json``."""
@@ -160,8 +83,8 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     def gather(self) -> None:
         """Collect what the next checkpoint holds; all ranks call it, before the trainer saves (``attach`` does)."""
         self.files = {}
-        if self._batches is not None:
-            self.carried = collect_state(loader=self._batches.loader, metrics=self._batches.metrics, record=self.record)
+        if self.batches is not None:
+            self.carried = collect_state(loader=self.batches.loader, metrics=self.batches.metrics, record=self.record)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -172,9 +95,9 @@ class HoldfastCallback(TrainerCallback, ExportableState):
             raise ConfigError(
                 "the trainer does not read its batches from a holdfast loader",
                 found=type(batches).__name__,
-                hint="call attach(trainer, loader)",
+                hint="add HoldfastCallback(loader) to the trainer before train(), or call attach(trainer, loader)",
             )
-        self._batches, self._losses = batches, []
+        self.batches, self._losses = batches, []
         batches.is_over = 0 < state.max_steps <= state.global_step
         if args.logging_nan_inf_filter:
             logger.info("logging_nan_inf_filter is turned off: the log shows the true loss, NaN included")
@@ -232,8 +155,8 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         """Count a batch whose gradients were accumulated."""
-        assert self._batches is not None
-        self._batches.acknowledge()
+        assert self.batches is not None
+        self.batches.acknowledge()
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Count a batch that ended in an optimizer step, record the step, and go back where that was agreed on.
@@ -241,8 +164,8 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         Raises:
             Restart: the run was rolled back; ``attach`` lets the trainer train again from where it went back to.
         """
-        assert self._batches is not None
-        self._batches.acknowledge()
+        assert self.batches is not None
+        self.batches.acknowledge()
         losses, self._losses = self._losses, []
         if self.record is None:
             return
@@ -260,9 +183,9 @@ class HoldfastCallback(TrainerCallback, ExportableState):
 
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         """Note the checkpoint in the run's log."""
-        if self.record is not None and self._batches is not None:
+        if self.record is not None and self.batches is not None:
             path = Path(str(args.output_dir)) / f"checkpoint-{state.global_step}"
-            self.record.checkpoint(path, metrics=self._batches.metrics)
+            self.record.checkpoint(path, metrics=self.batches.metrics)
 
     def on_train_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -290,62 +213,75 @@ def _plain(optimizer: Any) -> torch.optim.Optimizer:
     return optimizer
 
 
-def attach(
-    trainer: Trainer,
-    loader: StreamingShardLoader,
-    *,
-    folder: str | Path | None = None,
-    metrics: Any = None,
-    on_finding: str | Mapping[str, str] = "log",
-    alerts: Sequence[Alert] = (),
-    rollback: RollbackOptions | None = None,
-) -> None:
+def attach(trainer: Trainer, loader: StreamingShardLoader, **options: Any) -> None:
     """Make a loader the trainer's source of training batches, with exact resume from the trainer's own checkpoints.
 
     Args:
         trainer: any ``transformers.Trainer`` before ``train()``.
         loader: one rank's batches; rank and world size are the trainer's own when left to ``torch.distributed``.
-        folder: record the run there: every step, finding and checkpoint, for ``holdfast report`` and ``serve``.
-        metrics: a ``MetricsAggregator``; it is given what the batches hold under ``metrics`` once they were trained
-            on, and its state travels in the checkpoints.
-        on_finding: what to do about findings, as for ``Run``; anything but ``"log"`` needs ``folder``.
-        alerts: where alerts go.
-        rollback: how to roll back. The trainer trains again from the checkpoint before the onset.
+        **options: ``folder``, ``metrics``, ``on_finding``, ``alerts`` and ``rollback`` of ``HoldfastCallback``.
 
     Raises:
-        ConfigError: findings are to be acted on, and nothing is recorded.
+        ConfigError: findings are to be acted on, and nothing is recorded; or the trainer has a loader already.
     """
-    batches = TrainerBatches(
-        loader, metrics=metrics, recording=recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
-    )
+    trainer.add_callback(HoldfastCallback(loader, **options))
+    _connect(trainer)
+
+
+def _callbacks(trainer: Trainer) -> list[HoldfastCallback]:
+    # Looked up whenever they are needed: after a restored callback state the trainer has another instance.
+    return [each for each in trainer.callback_handler.callbacks if isinstance(each, HoldfastCallback)]
+
+
+def _look_for_callbacks() -> None:
+    """Make ``Trainer.train`` connect a ``HoldfastCallback`` that it has, and train again after a rollback."""
+    original: Any = Trainer.train
+    if hasattr(original, "looks_for_holdfast"):
+        return
+
+    @functools.wraps(original)
+    def train(self: Trainer, resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
+        if not _callbacks(self):
+            return original(self, resume_from_checkpoint, *arguments, **options)
+        _connect(self)
+        checkpoint = _to_resume(resume_from_checkpoint, str(self.args.output_dir))
+        return train_again(lambda path: original(self, path, *arguments, **options), checkpoint)
+
+    vars(train)["looks_for_holdfast"] = True
+    Trainer.train = train  # type: ignore[method-assign]
+
+
+def _connect(trainer: Trainer) -> None:
+    """Make the trainer read from its callback's loader, and save where that stands; doing so twice is harmless."""
+    callback, *others = _callbacks(trainer)
+    if others:
+        raise ConfigError("the trainer has two holdfast loaders", hint="add one HoldfastCallback, or attach one loader")
+    batches = callback.batches
+    if batches is None or "get_train_dataloader" in vars(trainer):
+        return
     vars(trainer)["get_train_dataloader"] = lambda: batches
     if trainer.args.ignore_data_skip:
         # It saves reading what was trained on, which costs nothing here, and loses the place in the epoch, which does:
         # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.
         logger.info("ignore_data_skip is turned off: resuming reads nothing twice")
         trainer.args.ignore_data_skip = False
-    trainer.add_callback(HoldfastCallback())
-    make_step, save, train = trainer.training_step, trainer._save_checkpoint, trainer.train
+    make_step, save = trainer.training_step, trainer._save_checkpoint
     save_generators, clip = trainer._save_rng_state, trainer.accelerator.clip_grad_norm_
-
-    def callbacks() -> Iterator[HoldfastCallback]:
-        # After a restored callback state the trainer has another instance of it.
-        return (each for each in trainer.callback_handler.callbacks if isinstance(each, HoldfastCallback))
 
     def training_step(*arguments: Any, **options: Any) -> Any:
         loss = make_step(*arguments, **options)
-        for each in callbacks():
+        for each in _callbacks(trainer):
             each.trained(loss)
         return loss
 
     def clip_grad_norm(*arguments: Any, **options: Any) -> Any:
         norm = clip(*arguments, **options)
-        for each in callbacks():
+        for each in _callbacks(trainer):
             each.clipped(norm)
         return norm
 
     def save_checkpoint(*arguments: Any, **options: Any) -> Any:
-        for each in callbacks():
+        for each in _callbacks(trainer):
             each.gather()
         return save(*arguments, **options)
 
@@ -353,18 +289,12 @@ def attach(
         saved = save_generators(*arguments, **options)
         if dist.is_available() and dist.is_initialized():
             dist.barrier()  # what comes next marks the checkpoint as whole, and other ranks may still be writing
-        for each in callbacks():
+        for each in _callbacks(trainer):
             each.files = file_sizes(*arguments, **options)
         return saved
 
-    def train_on(resume_from_checkpoint: str | bool | None = None, *arguments: Any, **options: Any) -> Any:
-        checkpoint = _to_resume(resume_from_checkpoint, str(trainer.args.output_dir))
-        return train_again(lambda path: train(path, *arguments, **options), checkpoint)
-
     vars(trainer.accelerator)["clip_grad_norm_"] = clip_grad_norm
-    vars(trainer).update(
-        training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state, train=train_on
-    )
+    vars(trainer).update(training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state)
 
 
 def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:
