@@ -31,16 +31,44 @@ def browser() -> Iterator[Any]:
         found.close()
 
 
-@pytest.fixture
-def tab(browser: Any) -> Iterator[Any]:
-    """A tab that fails the test if the page complains or asks another host for anything."""
+def open_tab(browser: Any) -> tuple[Any, list[str]]:
+    """Return a tab, and the list of what its page complains of or asks another host for."""
     page = browser.new_page(viewport={"width": 1200, "height": 900})
     complaints: list[str] = []
     page.on("console", lambda message: complaints.append(message.text))
     page.on("pageerror", lambda error: complaints.append(str(error)))
     page.on("request", lambda sent: None if _is_local(sent.url) else complaints.append(sent.url))
+    return page, complaints
+
+
+@pytest.fixture
+def tab(browser: Any) -> Iterator[Any]:
+    """A tab that fails the test if the page complains or asks another host for anything."""
+    page, complaints = open_tab(browser)
     yield page
     page.close()
+    assert complaints == []
+
+
+@pytest.fixture(scope="module")
+def opened(browser: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Any, list[str]]]:
+    """A tab with the mailed page of three charts, opened once: opening it is most of what a test costs."""
+    page, complaints = open_tab(browser)
+    page.goto(mailed(tmp_path_factory.mktemp("calm"), full_page(series=3)))
+    page.wait_for_selector(".chart:nth-child(3) .uplot canvas")
+    yield page, complaints
+    page.close()
+
+
+@pytest.fixture
+def calm(opened: tuple[Any, list[str]]) -> Iterator[Any]:
+    """The tab with the mailed page, nothing zoomed and no finding open."""
+    page, complaints = opened
+    page.keyboard.press("Escape")
+    page.keyboard.press("0")
+    page.evaluate("scrollTo(0, 0)")
+    page.mouse.move(0, 0)
+    yield page
     assert complaints == []
 
 
@@ -65,19 +93,17 @@ def is_drawn(tab: Any, selector: str, *, least: int = 4) -> bool:
     return colours >= least
 
 
-def test_the_mailed_page_draws_its_charts(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page(series=3)))
-    tab.wait_for_selector(".chart:nth-child(3) .uplot canvas")
-    assert tab.inner_text(".verdict .word") == "UNHEALTHY"
-    assert is_drawn(tab, ".uplot canvas")
-    assert is_drawn(tab, "canvas.heat")
+def test_the_mailed_page_draws_its_charts(calm: Any) -> None:
+    calm.wait_for_selector(".chart:nth-child(3) .uplot canvas")
+    assert calm.inner_text(".verdict .word") == "UNHEALTHY"
+    assert is_drawn(calm, ".uplot canvas")
+    assert is_drawn(calm, "canvas.heat")
 
 
-def test_a_flag_opens_its_suspects_proof_and_command(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page()))
-    tab.click(".flag.critical")
-    tab.wait_for_selector("#detail canvas")
-    text = tab.inner_text("#detail")
+def test_a_flag_opens_its_suspects_proof_and_command(calm: Any) -> None:
+    calm.click(".flag.critical")
+    calm.wait_for_selector("#detail canvas")
+    text = calm.inner_text("#detail")
     for expected in (
         "12,345",
         "Suspects",
@@ -86,62 +112,58 @@ def test_a_flag_opens_its_suspects_proof_and_command(tab: Any, tmp_path: Path) -
         "left its noise at step 997",
     ):
         assert expected in text
-    tab.keyboard.press("Escape")
-    assert tab.query_selector("#detail") is None
+    calm.keyboard.press("Escape")
+    assert calm.query_selector("#detail") is None
 
 
-def test_a_flag_on_the_axis_opens_the_finding_too(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page()))
-    tab.click(".timeline .pin.critical")
-    tab.wait_for_selector("#detail canvas")
-    assert tab.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
-    assert tab.locator(".timeline canvas").count() == 3, "checkpoints, events, and where the time went"
+def test_a_flag_on_the_axis_opens_the_finding_too(calm: Any) -> None:
+    calm.click(".timeline .pin.critical")
+    calm.wait_for_selector("#detail canvas")
+    assert calm.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
+    assert calm.locator(".timeline canvas").count() == 3, "checkpoints, events, and where the time went"
     for number in range(3):
-        assert is_drawn(tab, f".timeline canvas >> nth={number}", least=2)
+        assert is_drawn(calm, f".timeline canvas >> nth={number}", least=2)
 
 
-def test_what_shares_the_axis_is_zoomed_with_the_charts(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page()))
-    pin = tab.locator(".timeline .pin.critical")
-    plot = tab.locator(".uplot .u-over").first
+def test_what_shares_the_axis_is_zoomed_with_the_charts(calm: Any) -> None:
+    pin = calm.locator(".timeline .pin.critical")
+    plot = calm.locator(".uplot .u-over").first
 
     def share() -> float:
         box, whole = pin.bounding_box(), plot.bounding_box()
         return float((box["x"] + box["width"] / 2 - whole["x"]) / whole["width"])
 
-    tab.wait_for_selector(".uplot canvas")
+    calm.wait_for_selector(".uplot canvas")
     assert abs(share() - 997 / 1999) < 0.01
-    tab.keyboard.press("+")
-    tab.keyboard.press("ArrowRight")  # from 750 to 1,750
-    tab.wait_for_timeout(50)
+    calm.keyboard.press("+")
+    calm.keyboard.press("ArrowRight")  # from 750 to 1,750
+    calm.wait_for_timeout(50)
     assert abs(share() - 247 / 1000) < 0.01
 
 
-def test_keys_zoom_and_walk_through_the_findings(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page()))
-    tab.wait_for_selector(".uplot canvas")
-    before = tab.inner_text(".chart .u-legend")
-    tab.keyboard.press("+")
-    tab.keyboard.press("0")
-    tab.keyboard.press("n")
-    assert tab.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
-    tab.keyboard.press("n")
-    assert tab.get_attribute('[data-flag="1"]', "aria-expanded") == "true"
-    assert tab.inner_text(".chart .u-legend") == before
+def test_keys_zoom_and_walk_through_the_findings(calm: Any) -> None:
+    calm.wait_for_selector(".uplot canvas")
+    before = calm.inner_text(".chart .u-legend")
+    calm.keyboard.press("+")
+    calm.keyboard.press("0")
+    calm.keyboard.press("n")
+    assert calm.get_attribute('[data-flag="0"]', "aria-expanded") == "true"
+    calm.keyboard.press("n")
+    assert calm.get_attribute('[data-flag="1"]', "aria-expanded") == "true"
+    assert calm.inner_text(".chart .u-legend") == before
 
 
-def test_dragging_over_a_chart_zooms_all_of_them(tab: Any, tmp_path: Path) -> None:
-    tab.goto(mailed(tmp_path, full_page(series=2)))
-    tab.wait_for_selector(".uplot canvas")
-    box = tab.query_selector(".chart .u-over").bounding_box()
+def test_dragging_over_a_chart_zooms_all_of_them(calm: Any) -> None:
+    calm.wait_for_selector(".uplot canvas")
+    box = calm.query_selector(".chart .u-over").bounding_box()
     height = box["y"] + box["height"] / 2
-    tab.mouse.move(box["x"] + box["width"] * 0.4, height)
-    tab.mouse.down()
-    tab.mouse.move(box["x"] + box["width"] * 0.6, height, steps=5)
-    tab.mouse.up()
-    tab.wait_for_selector(".uplot canvas")
-    tab.locator(".chart .u-over").nth(1).hover(position={"x": 2, "y": 20})
-    shown = tab.locator(".chart .u-legend").nth(1).locator(".u-value").first.inner_text()
+    calm.mouse.move(box["x"] + box["width"] * 0.4, height)
+    calm.mouse.down()
+    calm.mouse.move(box["x"] + box["width"] * 0.6, height, steps=5)
+    calm.mouse.up()
+    calm.wait_for_selector(".uplot canvas")
+    calm.locator(".chart .u-over").nth(1).hover(position={"x": 2, "y": 20})
+    shown = calm.locator(".chart .u-legend").nth(1).locator(".u-value").first.inner_text()
     assert 790 <= int(shown.replace(",", "")) <= 830, "the drag began at two fifths of 2,000 steps"
 
 
@@ -180,11 +202,10 @@ def test_several_runs_in_one_file_begin_with_a_table_that_leads_to_each(tab: Any
     assert tab.locator("tbody tr").count() == 2
 
 
-def test_a_finding_is_marked_on_every_chart(tab: Any, tmp_path: Path) -> None:
+def test_a_finding_is_marked_on_every_chart(calm: Any) -> None:
     """The last chart is noise around zero: the colour of a critical finding is there only because of the mark."""
-    tab.goto(mailed(tmp_path, full_page(series=3)))
-    tab.wait_for_selector(".chart:nth-child(3) .uplot canvas")
-    marked = tab.evaluate(
+    calm.wait_for_selector(".chart:nth-child(3) .uplot canvas")
+    marked = calm.evaluate(
         """() => { const wanted = getComputedStyle(document.documentElement).getPropertyValue('--bad').trim();
         const [r, g, b] = [1, 3, 5].map((at) => parseInt(wanted.slice(at, at + 2), 16));
         return [...document.querySelectorAll('.uplot canvas')].map((canvas) => {
