@@ -11,13 +11,16 @@ from typing import Any
 
 import numpy as np
 import pytest
-import ray
 from tests.faults.coordinate_servers import Server, why_not
 
 from holdfast.errors import ConfigError, DeadLetterError
-from holdfast.integrations.ray import HoldfastDatasource, leased_map
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset
+
+ray = pytest.importorskip("ray", reason="Ray is not installed (pip install 'holdfast[ray]')")
+from ray.data.block import BlockAccessor  # noqa: E402 (both need Ray)
+
+from holdfast.integrations.ray import HoldfastDatasource, leased_map  # noqa: E402
 
 CHUNKS, SIZE = 24, 8
 
@@ -68,13 +71,24 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     server.kill()
 
 
-def test_a_datasource_gives_every_sample_once_in_the_datasets_order(cluster: Any) -> None:
-    data = dataset()
-    read = ray.data.read_datasource(HoldfastDatasource(data, batch_size=10), override_num_blocks=4)
-    rows = sorted(read.take_all(), key=lambda row: row["position"])
+def check_rows(rows: list[dict[str, Any]]) -> None:
+    rows = sorted(rows, key=lambda row: int(row["position"]))
     assert [row["position"] for row in rows] == list(range(CHUNKS * SIZE))
-    expected = data.order().locate(np.arange(CHUNKS * SIZE)).index.tolist()
+    expected = dataset().order().locate(np.arange(CHUNKS * SIZE)).index.tolist()
     assert [row["value"] for row in rows] == expected
+
+
+def test_a_datasource_gives_every_sample_once_in_the_datasets_order() -> None:
+    """By calling the tasks that Ray Data would send to its workers."""
+    tasks = HoldfastDatasource(dataset(), batch_size=10).get_read_tasks(4)
+    assert len(tasks) > 1
+    blocks = [block for task in tasks for block in task()]
+    check_rows([row for block in blocks for row in BlockAccessor.for_block(block).iter_rows(public_row_format=True)])
+
+
+@pytest.mark.soak  # Ray Data takes most of a minute to start its workers
+def test_ray_data_reads_every_sample_once(cluster: Any) -> None:
+    check_rows(ray.data.read_datasource(HoldfastDatasource(dataset(), batch_size=10), override_num_blocks=4).take_all())
 
 
 def test_a_killed_node_costs_a_leased_map_nothing_but_time(cluster: Any, server: Server, tmp_path: Path) -> None:
