@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from pathlib import Path
 from typing import Any
 
@@ -172,6 +173,113 @@ def test_several_streams_with_epochs_of_their_own_resume_exactly(mode: Any, tmp_
         assert resumed.seen == whole.seen[step:], step
 
 
+def test_a_run_that_accumulates_loses_no_batch_when_it_is_killed_again_before_its_next_step(tmp_path: Path) -> None:
+    """Lightning itself saves after the first batch of the resumed run, and not the gradient of that batch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    def fit(batches: int, checkpoint: str | None = None) -> list[list[int]]:
+        class Killed(Module):
+            def on_train_batch_start(self, batch: Any, number: int) -> None:
+                if len(self.seen) == batches:
+                    raise MemoryError  # nothing is saved on the way out
+
+        module = Killed()
+        saved = ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=2, save_last=True)
+        trainer = make_trainer(6, HoldfastCallback(), saved, accumulate_grad_batches=3, enable_checkpointing=True)
+        with contextlib.suppress(MemoryError):
+            trainer.fit(module, make_loader(), ckpt_path=checkpoint, weights_only=False)
+        return module.seen
+
+    whole = [make_loader().batch_at(step)["index"].tolist() for step in range(18)]
+    assert fit(8) == whole[:8]
+    assert fit(1, "last") == whole[6:7]
+    assert fit(99, "last") == whole[6:]
+
+
+@pytest.mark.parametrize("interval", [7, 0.5])
+def test_a_run_with_a_validation_interval_resumes_near_the_end_of_an_epoch(interval: Any, tmp_path: Path) -> None:
+    """Epochs are 10 batches. Lightning itself compares the interval with what is left of the epoch."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    class Placed(Validated):
+        def __init__(self) -> None:
+            super().__init__()
+            self.places: list[int] = []
+
+        def on_validation_epoch_end(self) -> None:
+            if not self.trainer.sanity_checking:
+                self.places.append(self.trainer.global_step)
+
+    def fit(module: Module, *callbacks: Any, checkpoint: Path | None = None) -> None:
+        trainer = make_trainer(
+            -1,
+            HoldfastCallback(),
+            *callbacks,
+            max_epochs=3,
+            enable_checkpointing=bool(callbacks),
+            val_check_interval=interval,
+        )
+        held_out = torch.utils.data.DataLoader(Ones())
+        trainer.fit(module, make_loader(per_epoch=True), held_out, ckpt_path=checkpoint, weights_only=False)
+
+    whole, resumed = Placed(), Placed()
+    fit(whole, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1))
+    fit(resumed, checkpoint=tmp_path / "step=8.ckpt")
+    assert resumed.seen == whole.seen[8:]
+    assert resumed.places == [place for place in whole.places if place > 8]
+
+
+@pytest.mark.parametrize("case", ["the shorter of two has ended", "the limit lies beyond the epoch"])
+def test_where_a_resume_is_not_exact_no_stream_loses_or_repeats_a_batch(case: str, tmp_path: Path) -> None:
+    """What docs/trainers.md says of ``max_size`` and of ``limit_train_batches``: every stream goes on in its order."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    sizes = {"a": 50, "b": 30} if case.startswith("the shorter") else {"a": 50}
+    limit = {} if len(sizes) == 2 else {"limit_train_batches": 20}
+
+    class Noting(Module):
+        def training_step(self, batch: Any, number: int) -> torch.Tensor:
+            parts = batch if isinstance(batch, dict) and "a" in batch else {"a": batch}
+            given = {name: part["index"] for name, part in parts.items() if part is not None}
+            self.steps.append({name: index.tolist() for name, index in given.items()})
+            return ((self.weight - torch.cat(list(given.values())).float()) ** 2).mean()
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.steps: list[dict[str, list[int]]] = []
+
+    def make_loaders() -> dict[str, hfast.StreamingShardLoader]:
+        config = hfast.StreamingConfig(batch_size=4, per_epoch=True)
+        sources = {name: hfast.ArraySource({"index": np.arange(size)}) for name, size in sizes.items()}
+        made = {name: hfast.StreamDataset(source, name=name, seed=2) for name, source in sources.items()}
+        return {name: hfast.StreamingShardLoader(dataset, config) for name, dataset in made.items()}
+
+    def fit(module: Module, *callbacks: Any, checkpoint: Path | None = None) -> None:
+        loaders = make_loaders()
+        data: Any = CombinedLoader(loaders, "max_size") if len(sizes) == 2 else loaders["a"]
+        trainer = make_trainer(
+            -1, HoldfastCallback(), *callbacks, max_epochs=3, enable_checkpointing=bool(callbacks), **limit
+        )
+        trainer.fit(module, data, ckpt_path=checkpoint, weights_only=False)
+
+    whole = Noting()
+    fit(whole, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1))
+    reference = make_loaders()
+    for step in (5, 9, 10, 13, 17, 24):
+        resumed = Noting()
+        fit(resumed, checkpoint=tmp_path / f"step={step}.ckpt")
+        for name, loader in reference.items():
+            batches = [given[name] for given in whole.steps[:step] + resumed.steps if name in given]
+            assert batches == [loader.batch_at(n)["index"].tolist() for n in range(len(batches))], (name, step)
+
+
 def test_a_second_fit_goes_on_with_the_batch_that_the_first_had_read_ahead() -> None:
     from holdfast.integrations.lightning import HoldfastCallback
 
@@ -315,10 +423,10 @@ def test_a_checkpoint_of_an_epochs_end_resumes_exactly(when: dict[str, Any], acc
             weights_only=False if checkpoint else None,
         )
         assert trainer.current_epoch == epochs
-        assert module.validations == (4 - 2 if checkpoint else epochs)
+        assert module.validations == (4 - 1 if checkpoint else epochs)
         return module.seen
 
     whole = fit(4)
-    half = fit(2, ModelCheckpoint(dirpath=tmp_path, **when))
+    first = fit(1, ModelCheckpoint(dirpath=tmp_path, **when))
     (saved,) = tmp_path.glob("*.ckpt")
-    assert half + fit(4, checkpoint=saved) == whole
+    assert first + fit(4, checkpoint=saved) == whole, "the next epoch is a batch shorter than the one after it"

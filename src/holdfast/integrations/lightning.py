@@ -7,6 +7,7 @@ callback acknowledges each batch when it was trained on, so that what Lightning 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from typing import Any
 import torch
 from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
+from lightning.pytorch.callbacks import ModelCheckpoint
 from lightning.pytorch.utilities import CombinedLoader
 
 from holdfast.errors import StateError
@@ -25,6 +27,8 @@ from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
 
 __all__ = ["HoldfastCallback", "fit"]
+
+logger = logging.getLogger(__name__)
 
 
 class HoldfastCallback(Callback):
@@ -55,6 +59,8 @@ class HoldfastCallback(Callback):
         self._steps = 0
         self._restored = TrainerState()
         self._epoch_length: int | float | None = None  # of the epoch to come, after a resume from the end of one
+        self._validate_every: int | None = None  # epochs, while Lightning is not to compare batches with them
+        self._accumulated = 0  # batches since the last optimizer step
         self.record: TrainerRecord | None = None
         """The run's record, while it trains."""
 
@@ -71,9 +77,19 @@ class HoldfastCallback(Callback):
                 loader.require_acknowledgement()
                 loader.take_back()  # an earlier fit() may have ended with a batch in hand
             _restore_at_epoch_end(trainer, found)
+            if trainer.fit_loop.restarting and isinstance(trainer.val_check_interval, int):
+                # It would refuse an interval that is longer than what is left of the epoch.
+                self._validate_every, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, None
             return found
 
         def save_checkpoint(filepath: Any, *arguments: Any, **options: Any) -> None:
+            if self._accumulated:
+                logger.warning(
+                    "%s is saved %d batches after the last optimizer step: Lightning does not keep their gradients, "
+                    "so a run resumed from it is without them; save after a step",
+                    filepath,
+                    self._accumulated,
+                )
             save(filepath, *arguments, **options)
             if self.record is not None:
                 self.record.checkpoint(filepath, metrics=self._metrics)
@@ -99,20 +115,23 @@ class HoldfastCallback(Callback):
                     global_step=trainer.global_step,
                     hint="resume from a checkpoint that was saved with this loader as train_dataloader",
                 )
+        if self._validate_every is not None:
+            trainer.check_val_every_n_epoch, self._validate_every = self._validate_every, None
+        _do_not_save_again(trainer)
         fit_loop = trainer.fit_loop
         progress = fit_loop.epoch_loop.batch_progress
-        self._epoch_length = None
+        self._epoch_length, self._accumulated = None, 0
         at_batch_end = fit_loop.epoch_loop.restarted_on_train_batch_end
         epochs = _epochs(trainer)
         if epochs is not None and progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
             self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.ready
-            _validate_at_end(trainer, progress.current.ready)
+            _place_validation(trainer, progress.current.ready)
         elif epochs is not None and fit_loop.restarted_mid_epoch and fit_loop._data_fetcher is not None:
             # To Lightning the epoch is what was done of it, at whatever number of processes, and what is left of it.
             whole = progress.current.completed + at_batch_end + epochs.batches_left_of_epoch
             fit_loop.max_batches = fit_loop._data_fetcher.length = whole
-            _validate_at_end(trainer, whole)
+            _place_validation(trainer, whole)
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:
             self._metrics.load_state_dict(restored.metrics)
@@ -140,7 +159,7 @@ class HoldfastCallback(Callback):
         length = _epoch_length(trainer)
         if length is not None:
             trainer.fit_loop.max_batches = length
-            _validate_at_end(trainer, length)
+            _place_validation(trainer, length)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let Lightning know how long the epoch is that it has begun after a resume."""
@@ -160,13 +179,16 @@ class HoldfastCallback(Callback):
                 loader.acknowledge()
         if self._metrics is not None and isinstance(batch, dict):
             self._metrics.update(batch.get("metrics", []))
+        has_stepped = trainer.global_step > self._steps
+        self._steps = trainer.global_step
+        if pl_module.automatic_optimization:
+            self._accumulated = 0 if has_stepped else self._accumulated + 1
         if self.record is None:
             return
         loss = outputs.get("loss") if isinstance(outputs, dict) else outputs
         if isinstance(loss, torch.Tensor):
             self._losses.append(loss.detach())
-        if trainer.global_step > self._steps:
-            self._steps = trainer.global_step
+        if has_stepped:
             losses, self._losses = self._losses, []
             # Lightning has divided each batch's loss by how many are accumulated, also where an epoch ends before that.
             divided_by = trainer.accumulate_grad_batches if pl_module.automatic_optimization else 1
@@ -252,7 +274,12 @@ def _epoch_length(trainer: Trainer) -> int | None:
     combined = trainer.fit_loop._combined_loader
     if combined is None or trainer.limit_train_batches != 1.0:
         return None
-    return sized_len(combined) if any(loader.config.per_epoch for loader in _streams(combined)) else None
+    if not any(loader.config.per_epoch for loader in _streams(combined)):
+        return None
+    for part in (combined, combined._iterator):
+        if part is not None:  # Lightning takes the length of its first epoch for a limit, and a later one may be longer
+            part.limits = None
+    return sized_len(combined)
 
 
 def _restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
@@ -268,10 +295,22 @@ def _restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
     fit_loop._combined_loader_states_to_load = []
 
 
-def _validate_at_end(trainer: Trainer, batches: int) -> None:
-    """Move the validation that comes at the end of every epoch to the end of one of this length."""
-    if trainer.val_check_interval == 1.0 and trainer.check_val_every_n_epoch is not None:
-        trainer.val_check_batch = batches
+def _place_validation(trainer: Trainer, batches: int) -> None:
+    """Move the validation that comes after a share of every epoch to that of an epoch of this length."""
+    share = trainer.val_check_interval
+    if isinstance(share, float) and trainer.check_val_every_n_epoch is not None:
+        trainer.val_check_batch = max(1, int(batches * share))
+
+
+def _do_not_save_again(trainer: Trainer) -> None:
+    """Let ``ModelCheckpoint`` remember that it saved at the step that is resumed from.
+
+    It forgets, and where batches are accumulated saves once more after the first of them, whose gradient is then lost.
+    """
+    for callback in trainer.checkpoint_callbacks:
+        every = callback._every_n_train_steps if isinstance(callback, ModelCheckpoint) else 0
+        if every and trainer.accumulate_grad_batches > 1 and trainer.global_step % every == 0:
+            callback._last_global_step_saved = trainer.global_step
 
 
 def _streams(loaders: Any) -> Iterator[StreamingShardLoader]:
