@@ -308,8 +308,9 @@ def _do_not_save_again(trainer: Trainer) -> None:
     It forgets, and where batches are accumulated saves once more after the first of them, whose gradient is then lost.
     """
     for callback in trainer.checkpoint_callbacks:
-        every = callback._every_n_train_steps if isinstance(callback, ModelCheckpoint) else 0
-        if every and trainer.accumulate_grad_batches > 1 and trainer.global_step % every == 0:
+        if not isinstance(callback, ModelCheckpoint) or not callback._every_n_train_steps:
+            continue
+        if trainer.accumulate_grad_batches > 1 and trainer.global_step % callback._every_n_train_steps == 0:
             callback._last_global_step_saved = trainer.global_step
 
 
