@@ -82,8 +82,11 @@ def test_a_datasource_gives_every_sample_once_in_the_datasets_order() -> None:
     """By calling the tasks that Ray Data would send to its workers."""
     tasks = HoldfastDatasource(dataset(), batch_size=10).get_read_tasks(4)
     assert len(tasks) > 1
-    blocks = [block for task in tasks for block in task()]
-    check_rows([row for block in blocks for row in BlockAccessor.for_block(block).iter_rows(public_row_format=True)])
+    rows: list[Any] = []
+    for task in tasks:
+        for block in task():
+            rows.extend(BlockAccessor.for_block(block).iter_rows(public_row_format=True))
+    check_rows(rows)
 
 
 @pytest.mark.soak  # Ray Data takes most of a minute to start its workers
