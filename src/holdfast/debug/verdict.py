@@ -68,6 +68,9 @@ class VerdictRule:
             what = "; the parameter hashes show nothing wrong" if "param_hash" in kinds else ""
             what = "; the collectives show nothing wrong" if "collective" in kinds else what
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
+        if all("unnamed" in signal.metadata for signal in like):
+            text = f"{len(like)} columns without names: which of them is to fall or to rise cannot be told"
+            return Reason(ReasonCode.NO_LOSS, text)
         losses = [signal for signal in like if signal.kind == "loss"] or like
         empty = [signal for signal in losses if "not_collected" in signal.metadata]
         rewarded = any(signal.kind == "reward" and "not_collected" not in signal.metadata for signal in like)
@@ -157,6 +160,7 @@ def _usable(signals: Sequence[Signal]) -> list[Signal]:
         for signal in signals
         if signal.kind in LOSS_LIKE
         and "not_collected" not in signal.metadata
+        and "unnamed" not in signal.metadata
         and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
     ]
 

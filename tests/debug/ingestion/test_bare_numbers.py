@@ -176,7 +176,8 @@ def test_of_columns_without_names_the_sum_of_the_others_is_the_loss(tmp_path: Pa
     (signals,) = runs_of(tmp_path, "loss.csv", text)
     assert losses(signals) == [LOSSES]
     (unsure,) = runs_of(tmp_path, "losses.csv", text.replace(",", ",1"))
-    assert losses(unsure) == []
+    assert len(losses(unsure)) == 3
+    assert all(signal.metadata["unnamed"] for signal in unsure)
 
 
 def test_a_logged_tuple_of_time_epoch_rate_and_loss_is_a_row(tmp_path: Path) -> None:
@@ -214,10 +215,33 @@ def test_a_total_whose_parts_have_parts_is_the_loss(tmp_path: Path) -> None:
     assert losses(signals)[0][0] == pytest.approx(LOSSES[0] * 4 / 3)
 
 
-def test_columns_of_which_none_is_the_sum_of_others_stay_unnamed(tmp_path: Path) -> None:
-    rows = [f"{n} {loss} {loss * 2} {n % 3} {n % 5} {n % 7} {loss + 1}\n" for n, loss in enumerate(LOSSES)]
-    (signals,) = runs_of(tmp_path, "training_loss.txt", "".join(rows))
-    assert losses(signals) == []
+def test_columns_of_which_none_is_the_sum_of_others_are_read_and_not_judged(tmp_path: Path) -> None:
+    rows = [f"{n} {loss} {loss * 2} {n % 3} {n % 5} {n % 7} {n * 100}\n" for n, loss in enumerate(LOSSES)]
+    (tmp_path / "training_loss.txt").write_text("".join(rows), encoding="utf-8")
+    (run,) = DEBUGGER.debug(tmp_path / "training_loss.txt").runs
+    assert losses(list(run.signals))[0] == LOSSES
+    assert (run.verdict, run.findings) == (Verdict.UNKNOWN, ())
+    assert run.reason is not None
+    assert run.reason.code is ReasonCode.NO_LOSS
+
+
+def test_rows_of_many_numbers_with_decimal_commas_are_one_series_that_is_not_judged(tmp_path: Path) -> None:
+    values = [round(-70.5 + n * 3.25, 2) for n in range(180)]
+    rows = [values[begin : begin + 60] for begin in (0, 60, 120)]
+    text = "".join(";".join(str(value).replace(".", ",") for value in row) + "\n" for row in rows)
+    (tmp_path / "rewards.csv").write_text(text, encoding="utf-8")
+    (run,) = DEBUGGER.debug(tmp_path / "rewards.csv").runs
+    assert [signal.values.tolist() for signal in run.signals] == [values]
+    assert run.signals[0].kind == "reward"
+    assert run.verdict is Verdict.UNKNOWN
+
+
+def test_a_named_file_of_a_few_rows_is_read_and_too_short(tmp_path: Path) -> None:
+    (tmp_path / "train_loss.txt").write_text("5.75\n2.5\n2.25\n2.125\n2.0\n", encoding="utf-8")
+    (run,) = DEBUGGER.debug(tmp_path / "train_loss.txt").runs
+    assert losses(list(run.signals)) == [[5.75, 2.5, 2.25, 2.125, 2.0]]
+    assert run.reason is not None
+    assert run.reason.code is ReasonCode.TOO_FEW_POINTS
 
 
 def test_series_that_only_say_on_what_they_were_measured_are_losses_where_one_falls(tmp_path: Path) -> None:

@@ -55,6 +55,10 @@ class DivergentTrainingDetector(BaseDetector):
     """One in this many evaluations must swing up."""
     swing_end: float = 1.15
     """A run that ends below this many times its best has settled."""
+    nearly_right: float = 0.95
+    """A held-out loss may swing where an accuracy ends above this share: the few samples that are wrong make it."""
+    accuracy_points: int = 3
+    """Fewer accuracies than this say nothing."""
     fallen: float = 0.3
     """A training loss that fell below this share of its start learns: a held-out loss that swings then overfits."""
     minimum_points: int = 12
@@ -124,7 +128,7 @@ class DivergentTrainingDetector(BaseDetector):
             found = [seen for seen in found if self._is_runaway(seen)]
         if not found and not self.reward.holds(signals):
             held_out = (self._of_held_out(signal, losses) for signal in evaluation_losses(signals))
-            found = [seen for seen in held_out if seen is not None][:1]
+            found = [seen for seen in held_out if seen is not None and not self._is_nearly_right(seen, signals)][:1]
         if not found and not losses and not evaluation_losses(signals):
             found = [seen for s in of_kind(signals, "metric") if (seen := self._of_metric(s)) is not None][:1]
         return DetectionResult(self.name, tuple(found))
@@ -168,6 +172,15 @@ class DivergentTrainingDetector(BaseDetector):
         if any(not shape.is_signed and shape.end < self.fallen * shape.start for shape in shapes):
             return None
         return self._unstable(signal)
+
+    def _is_nearly_right(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether a held-out loss merely swings, beside an accuracy (held out, where one is) near one."""
+        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.UNSTABLE:
+            return False
+        metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
+        held_out = [metric for metric in metrics if metric.metadata.get("split") == "eval"] or metrics
+        shares = [self.select.as_share(m.values) for m in held_out if len(m.values) >= self.accuracy_points]
+        return any(self.nearly_right < float(np.median(share[-(len(share) // 3) :])) <= 1.0 for share in shares)
 
     def _of_metric(self, signal: Signal) -> Detection | None:
         """Return a metric that gave most of what it had gained away and keeps it so, in the direction that is worse."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
@@ -58,7 +58,8 @@ class GradientExplosionDetector(BaseDetector):
     stands_still: float = 1.3
     """An accuracy that grew by less than this factor from its first rows to its last third stands still."""
     often_right: float = 0.5
-    """An accuracy above this share shows that a loss beyond any guess is a sum over a batch."""
+    """An accuracy or overlap above this share shows that a loss beyond any guess is a sum over a batch, and that one
+    that began wild and came down is told, not blamed."""
     accuracy_points: int = 6
     """Fewer accuracies do not show whether they stand."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -104,6 +105,11 @@ class GradientExplosionDetector(BaseDetector):
             often_right=self.often_right,
         )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
+        if self._often_right(signals):  # Wild at first and right in the end: a sum, or a start that was mended.
+            grown = [
+                replace(growth, severity=Severity.INFO) if growth and growth.shape is GrowthShape.EARLY else growth
+                for growth in grown
+            ]
         found = [
             self._told(growth)
             for growth in grown
@@ -143,6 +149,19 @@ class GradientExplosionDetector(BaseDetector):
             numbers=growth.numbers,
             facts=ExplosionFacts(growth.shape),
             layer=layer,
+        )
+
+    def _often_right(self, signals: Sequence[Signal]) -> bool:
+        """Return whether a share of right answers is above ``often_right`` in the last third of its points."""
+        shares = [
+            self.select.as_share(metric.values)
+            for metric in of_kind(signals, "metric")
+            if metric.metadata.get("higher_is_better") and len(metric.values) >= self.accuracy_points
+        ]
+        return any(
+            float(np.nanmin(share)) >= 0.0 and self.often_right < float(np.median(share[-(len(share) // 3) :])) <= 1.0
+            for share in shares
+            if np.isfinite(share).any()
         )
 
     def _first_pass(self, signals: Sequence[Signal]) -> Detection | None:

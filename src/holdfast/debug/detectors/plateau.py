@@ -6,10 +6,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
+import numpy as np
+
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.evidence import LIKELY, STRONG, detection
 from holdfast.debug.detectors.steps.stall import StallRule
-from holdfast.debug.types import DetectionContext, DetectionResult, Evidence, Facts, Failure, Severity, Signal
+from holdfast.debug.types import (
+    Detection,
+    DetectionContext,
+    DetectionResult,
+    Evidence,
+    Facts,
+    Failure,
+    Severity,
+    Signal,
+)
 
 __all__ = ["LossPlateauDetector", "PlateauFacts"]
 
@@ -46,7 +57,9 @@ class LossPlateauDetector(BaseDetector):
         """Report the first total loss that is stuck."""
         stall = self.stall.find(signals, minimum_span=self.live_span if context.live else None)
         if stall is None:
-            return DetectionResult(self.name)
+            # A live run may yet find its first reward.
+            reward = None if context.live else self.stall.flat_reward(signals)
+            return DetectionResult(self.name, () if reward is None else (self._unrewarded(reward),))
         where = f", where {stall.guess} stands" if stall.guess else ""
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} "
@@ -66,3 +79,22 @@ class LossPlateauDetector(BaseDetector):
             beside=(Evidence(doubt.signal.name, doubt.claim, doubt.numbers),) if doubt else (),
         )
         return DetectionResult(self.name, (found,))
+
+    def _unrewarded(self, signal: Signal) -> Detection:
+        values = signal.values[np.isfinite(signal.values)]
+        level, spread = float(values.mean()), float(values.std())
+        claim = (
+            f"stays at {level:.4g} on average (spread {spread:.3g}) in every tenth of {len(values)} points, "
+            f"steps {signal.steps[0]:g} to {signal.steps[-1]:g}: the agent never got better"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING,
+            confidence=LIKELY,
+            first=float(signal.steps[0]),
+            last=float(signal.steps[-1]),
+            numbers={"level": level, "spread": spread},
+            facts=PlateauFacts(level, 0.0, None),
+        )

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import ClassVar
 
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import Shape, ShapeRule
+from holdfast.debug.detectors.steps.baseline import TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.bursts import BurstRule
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.periodic import PeriodRule, Swing
@@ -76,6 +76,16 @@ class LossSpikeDetector(BaseDetector):
     """… stayed below this many times the level before, and left the run …"""
     brief_end: float = 1.1
     """… to end below this many times that level are told, not blamed: nothing of them is left."""
+    habit_jumps: int = 20
+    """So many jumps …"""
+    habit_tenths: int = 5
+    """… in so many tenths of the run are how its batches differ, and no event …"""
+    habit_end: float = 0.5
+    """… where it ends below this share of its start: they are told, not blamed."""
+    part_early: float = 0.05
+    """A jump of one of several parts of a loss within this share of the run …"""
+    part_end: float = 0.5
+    """… that ends below this share of the level before it is told, not blamed: parts find their balance at first."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -105,6 +115,8 @@ class LossSpikeDetector(BaseDetector):
             if shape is None or shape.is_signed:
                 continue
             seen = self._jump_or_swing(signal, shape, norms, rates)
+            if seen is not None and self._is_part_finding_balance(seen, signal, shape, signals):
+                seen = replace(seen, severity=Severity.INFO)
             if seen is not None and self._matters(seen, signal, signals):
                 found.append(seen)
         return DetectionResult(self.name, tuple(found))
@@ -132,7 +144,24 @@ class LossSpikeDetector(BaseDetector):
         worst = max(jumps, key=lambda jump: jump.height)
         left = self.mild_forgotten if worst.ratio < self.mild else self.forgotten
         brief = sum(jump.points for jump in jumps) <= self.brief * shape.count and worst.ratio < self.brief_ratio
-        return shape.end < max(left, self.brief_end if brief else 0.0) * worst.before
+        return shape.end < max(left, self.brief_end if brief else 0.0) * worst.before or self._is_habit(shape, jumps)
+
+    def _is_habit(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
+        """Return whether jumps are so many, all along a run that learns, that they are its noise."""
+        if len(jumps) < self.habit_jumps or shape.end >= self.habit_end * shape.start:
+            return False
+        places = np.searchsorted(shape.steps, [jump.certain_step for jump in jumps])
+        return len(np.unique(places * TENTH // shape.count)) >= self.habit_tenths
+
+    def _is_part_finding_balance(
+        self, seen: Detection, signal: Signal, shape: Shape, signals: Sequence[Signal]
+    ) -> bool:
+        """Return whether one of several parts of a loss jumped in the first moments, and ends far below that."""
+        first, span = float(shape.steps[0]), float(shape.steps[-1] - shape.steps[0])
+        late = seen.last_step is None or seen.last_step > first + self.part_early * span
+        if late or shape.end >= self.part_end * seen.evidence[0].numbers.get("before", 0.0):
+            return False
+        return self.select.is_part(signal, signals)
 
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
         """Return the bursts that are more than noise; the first moments of a run are all over the place."""

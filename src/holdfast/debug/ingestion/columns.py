@@ -138,7 +138,8 @@ def _begins(
     """Return the rows at which runs begin, by the group of rows that is longest."""
     rows = max((group[0] for group in groups), key=lambda own: len(steps) if own is None else len(own), default=None)
     count = len(steps)
-    main = main_column(columns)
+    rewards = [column for column in columns if (column.meaning or meaning_of(column.name)).kind == "reward"]
+    main = main_column(rewards or columns)  # An agent's losses stay where they are.
     level = None if main is None else dense(main, count, None)
     if rows is None:
         epochs = None if epochs is None else fill_gaps(epochs)

@@ -61,7 +61,7 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         (
             "exit_code",
             r"exits? with return code = -?[1-9]\d*|exited with (?:exit )?code -?[1-9]\d*"
-            r"|returned non-zero exit status -?[1-9]\d*"
+            r"|returned non-zero exit status -?[1-9]\d*|^make(?:\[\d+\])?: \*\*\* .*\bError [1-9]\d*"
             r"|[Ee]xit(?:ed)?(?: with)? (?:code|status)[ :=]+-?[1-9]\d*\b|exitcode\s*:\s*-?[1-9]\d*|ChildFailedError"
             r"|^\S+: error: (?:argument |unrecognized |the following arguments|ambiguous option|too few|invalid )",
         ),

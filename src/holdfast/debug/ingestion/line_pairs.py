@@ -55,6 +55,8 @@ _WINDOW = re.compile(
 )
 _QUOTED = re.compile(rf"([:=][ ]?)[\"']({NUMBER})[\"'](?=[,}}\s]|$)")  # Detectron prints its numbers as strings.
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
+# Names in a list before their numbers in another: ``[Avg. Loss, Loss]: [6.2, 6.3]``.
+_LISTS = re.compile(r"\[([A-Za-z][^\[\]]{0,200})\][ ]?[:=][ ]?\[([-+.\d][^\[\]]{0,400})\]")
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
     r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
@@ -114,9 +116,19 @@ def with_gaps(line: str) -> str:
         line = _WINDOW.sub("", line)
     if "->" in line:
         line = _ARROW.sub(r"\1", line)
+    if "]: [" in line or "]:[" in line or "]=[" in line:
+        line = _LISTS.sub(_side_by_side, line)
     if "{" in line:
         line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
+
+
+def _side_by_side(match: re.Match[str]) -> str:
+    """Return a list of names and one of as many numbers as pairs; both as they are where their lengths differ."""
+    names, numbers = (match[group].split(",") for group in (1, 2))
+    if len(names) != len(numbers):
+        return match.group()
+    return GAP.join(f"{name.strip()}: {number.strip()}" for name, number in zip(names, numbers, strict=True))
 
 
 def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:

@@ -26,6 +26,10 @@ class RestartRule:
     """Stretches whose lengths differ by less than this share may be passes over the same data."""
     minimum_rows_per_run: float = 2.0
     """Where the runs found are shorter than this on average, the counter does not count what it seems to."""
+    minimum_rounds: int = 8
+    """Stretches of one length from which they may be rounds of one run …"""
+    goes_on_share: float = 0.8
+    """… where this share of them begins nearer to the end of the one before than to the beginning of the first."""
     settings_again: int = 3
     """Settings that must be printed again before it counts as the start of another run."""
     clock_jump_seconds: float = 3600.0

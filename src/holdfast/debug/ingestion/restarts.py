@@ -61,7 +61,27 @@ def divide_runs(counters: Counters) -> list[int]:
             begins.append(row)
     if len(begins) > 1 and len(steps) / len(begins) < counters.rule.minimum_rows_per_run:
         return [0]
-    return begins
+    return [0] if _are_rounds(counters, begins) else begins
+
+
+def _are_rounds(counters: Counters, begins: list[int]) -> bool:
+    """Whether many stretches of one length are rounds of one run: each begins where the last ended, not at the start.
+
+    A program that calls ``learn(10_000)`` again and again counts each call from zero; runs of a sweep are as alike in
+    length, and begin alike.
+    """
+    rule, level = counters.rule, counters.level
+    lengths = np.diff(begins)
+    unlike = len(begins) < rule.minimum_rounds or np.any(lengths != lengths[0])
+    if level is None or unlike or len(level) - begins[-1] > lengths[0] or len(counters.marks):
+        return False
+    parts = [part[np.isfinite(part)] for part in np.split(level, begins[1:])]
+    parts = [part for part in parts if len(part)]
+    width = max(1, min(rule.level_rows, int(lengths[0]) // 3))
+    starts = np.array([np.median(part[:width]) for part in parts])
+    ends = np.array([np.median(part[-width:]) for part in parts])
+    goes_on = np.abs(starts[2:] - ends[1:-1]) < np.abs(starts[2:] - starts[0])
+    return len(goes_on) > 0 and float(goes_on.mean()) >= rule.goes_on_share
 
 
 def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: int, following: int) -> bool:

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.detectors.steps.baseline import TENTH
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import Signal
 
@@ -50,6 +51,16 @@ class RewardRule:
     """The rewards, spread over the run, that this is decided by."""
     lowest_share: float = 0.05
     """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
+    flat_points: int = 500
+    """Rewards from which one that never rises says that nothing was learnt: many agents need hundreds of episodes."""
+    flat_noises: float = 0.5
+    """How far the mean of any tenth may be from that of the first, in units of how far rewards of one tenth differ …"""
+    flat_step: float = 2.0
+    """… and how far the first may lie below the others, in units of how far these differ: more was learnt at first."""
+    flat_start_errors: float = 3.0
+    """How many standard errors the first hundredth may lie below the first tenth: more was learnt at once."""
+    ceiling_share: float = 0.05
+    """The share of the rewards that are the highest there is, from which there may be no more to learn."""
 
     def holds(self, signals: Sequence[Signal]) -> bool:
         """Return whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
@@ -79,6 +90,24 @@ class RewardRule:
         levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
         gain = float(np.median(late) - np.median(early))
         return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
+
+    def stands(self, signal: Signal) -> bool:
+        """Return whether a long and noisy reward is at its first level in every tenth, and not at a ceiling.
+
+        Means, not medians: a reward that comes in one episode of twenty has a median of zero whatever is learnt.
+        """
+        values = signal.values[np.isfinite(signal.values)]
+        if len(values) < self.flat_points or float(np.mean(values == values.max())) >= self.ceiling_share:
+            return False
+        tenths = np.array_split(values, TENTH)
+        levels = np.array([float(part.mean()) for part in tenths])
+        noise = float(np.median([part.std() for part in tenths]))
+        if float(np.abs(levels - levels[0]).max()) > self.flat_noises * noise:
+            return False
+        if float(np.median(levels[1:])) - levels[0] > self.flat_step * float(levels[1:].std()):
+            return False
+        start = tenths[0][: max(1, len(tenths[0]) // TENTH)]
+        return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
 
     def fall(self, signal: Signal) -> Fall | None:
         """Return a reward that rose, then lost all it had gained, and ends lower than it ever was.

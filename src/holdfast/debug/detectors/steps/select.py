@@ -38,7 +38,7 @@ _GAME_PART = (
     r"ppo|alpha|aux\w*|reg\w*|penalty|commit\w*|vq|bal\w*|load_balanc\w*|z|moe|router)"
 )
 _GAME = re.compile(
-    rf"(?:^|[^a-z]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)"
+    rf"(?:^|[^a-z\d]){_GAME_PART}[_ ./-]?loss|(?:^|[^a-z])loss[_ ./-]{_GAME_PART}(?:[^a-z]|$)"
     r"|^[dg]_(?:[ab]{1,2}|real|fake|gan|adv|total)$",
     re.IGNORECASE,
 )
@@ -61,8 +61,12 @@ def is_collected(signal: Signal) -> bool:
 
 
 def of_kind(signals: Iterable[Signal], *kinds: str) -> list[Signal]:
-    """Return the collected signals of the given kinds; ``other`` are those without one."""
-    return [signal for signal in signals if (signal.kind or "other") in kinds and is_collected(signal)]
+    """Return the collected signals of the given kinds; ``other`` are those without one, or of which it is a guess."""
+    return [
+        signal
+        for signal in signals
+        if ((signal.kind if "unnamed" not in signal.metadata else None) or "other") in kinds and is_collected(signal)
+    ]
 
 
 def serving(signals: Iterable[Signal]) -> list[Signal]:
@@ -135,6 +139,10 @@ class SelectRule(SharedRule):
             return 0.0
         values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
         return float(np.nansum(np.abs(values)))
+
+    def is_part(self, signal: Signal, signals: Sequence[Signal]) -> bool:
+        """Return whether a loss is one of several and not called the total of them."""
+        return len({loss.name for loss in main_losses(signals)}) > 1 and not _TOTAL.match(signal.name)
 
     def began(self, steps: NDArray[np.float64]) -> bool:
         """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""

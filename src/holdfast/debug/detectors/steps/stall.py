@@ -65,8 +65,8 @@ class StallRule:
     minimum_points: int = 8
     """Fewer points than this say nothing."""
     minimum_span: float = 100.0
-    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or is the
-    same to the last digit."""
+    """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or it or an
+    accuracy beside it is the same to the last digit."""
     frozen_share: float = 0.9
     """The share of its points at which such a loss is the same, to the last digit, as at the point before."""
     most_improvement: float = 0.025
@@ -150,10 +150,20 @@ class StallRule:
             stall = self._find(signal, shape, flat=flat, chance=chance, doubt=doubt, improved=improved)
             covered = float(shape.steps[-1] - shape.steps[0])
             frozen = float(np.mean(np.diff(shape.values) == 0.0)) >= self.frozen_share
+            frozen = frozen or any(self._frozen_metric(metric) for metric in of_kind(signals, "metric"))
             sure = stall is not None and (stall.guess is not None or frozen)
             if stall is not None and (covered >= span or (sure and span <= self.minimum_span)):
                 return stall
         return None
+
+    def flat_reward(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return a reward that never rose in a long run in which nothing else got better; None where there is none."""
+        rewards = of_kind(signals, "reward")
+        flat = [signal for signal in rewards if self.select.began(signal.steps) and self.reward.stands(signal)]
+        if not flat or self.reward.any_rises(signals):
+            return None
+        better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
+        return None if better else flat[0]
 
     def _frozen_metric(self, signal: Signal) -> Stall | None:
         """A share of right answers that is the same, to the last digit, at every evaluation of a log without a loss."""

@@ -27,6 +27,11 @@ __all__ = ["BareNumbersFormat"]
 
 MIN_ROWS = 6
 """Rows from which numbers without a name are a series."""
+MIN_ROWS_NAMED = 3
+"""The same where the file's name says what they are."""
+MIN_MATRIX_WIDTH = 50
+"""Numbers per row from which the rows of a file whose name says what they are, all of one length, are a series cut
+into rows, or runs side by side: read in the order of the file, and not judged."""
 MIN_ROW_SHARE = 0.95
 """The share of the lines that must be rows of numbers."""
 MIN_WIDTH_SHARE = 0.6
@@ -52,6 +57,7 @@ _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 _COUNTER = re.compile(
     r"^\s*(?:(?:epoch|ep|step|iter|iteration)[ _#=]?)?(\d{1,12})(?:\s*[:_]\s*|[\s,;]+)(?=[-+.\dnNiI])", re.I
 )
+_DECIMAL_COMMAS = re.compile(r"^[\s;]*(?:[-+]?\d+(?:,\d+)?(?:[eE][-+]?\d+)?\s*(?:;\s*|$))+$")
 _BRACKETS = str.maketrans("[](){}\"'", " " * 8)
 _APART = re.compile(r"[,;\s]+")
 _TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
@@ -78,7 +84,10 @@ class BareNumbersFormat(LogFormat):
         if len(rows) == 1:
             return 0.6 if _named(file) and len(rows[0]) >= MIN_ROWS else 0.0
         width, most = Counter(map(len, rows)).most_common(1)[0]
-        if len(rows) < MIN_ROWS or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
+        if _named(file) and width >= MIN_MATRIX_WIDTH and most >= len(rows) - 1:  # The sample may cut the last one.
+            return 0.6
+        least = MIN_ROWS_NAMED if _named(file) else MIN_ROWS
+        if len(rows) < least or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
             return 0.0
         names = lines[0].split(",")
         if width > 1 and len(names) == width and all(name.strip() and not _row(name) for name in names):
@@ -87,18 +96,22 @@ class BareNumbersFormat(LogFormat):
 
     def read(self, file: LogFile) -> RunLog:
         """Read every row."""
-        columns, count = _columns(file)
+        columns, count, matrix = _columns(file)
         paired = _counts_in_pairs(columns)
         counted = paired or (len(columns) > 1 and _counts(columns[0].values))
         values = columns[2:] if paired else columns[1:] if counted else columns
         sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
-        sure = sure or (_named(file) and _is_sum(values))
+        sure = (sure or (_named(file) and _is_sum(values))) and not matrix
         names = [""] * len(values)
         # A learning rate that never changes may stand before the loss.
         first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
         names[first] = _name_of(file, values[first]) if sure else ""
+        # Of more columns than can be told apart any may be what the file's name says.
+        guess = meaning_of(file.path.stem) if _named(file) and not sure else None
         named = [
             Column(name or f"column {number}", column.values, column.rows)
+            if name or guess is None
+            else Column(f"column {number}", column.values, column.rows, meaning=guess, metadata={"unnamed": True})
             for number, (name, column) in enumerate(zip(names, values, strict=True), start=1)
         ]
         counters = ("epoch", "batch") if paired else ("step",) if counted else ()
@@ -111,18 +124,24 @@ class BareNumbersFormat(LogFormat):
         return with_ending(log_of_readings(log, reading), file)
 
 
-def _columns(file: LogFile) -> tuple[list[Column], int]:
-    """Return the columns of the file and the number of its rows; a single row is one column."""
+def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
+    """Return the columns of the file, the number of its rows, and whether it is a matrix.
+
+    A single row is one column, and so are the rows of a matrix, one after the other.
+    """
     cells: list[array[float]] = []
     places: list[array[int]] = []
     count = 0
-    single: list[float] = []
+    single: array[float] = array("d")
+    width = 0
     for line in joined_rows(file.lines(longest=file.limits.structured_line_characters)):
         row = _row(line)
         if not row:
             continue
         if count == 0:
-            single = row
+            width = len(row)
+        if count == 0 or (width >= MIN_MATRIX_WIDTH and len(row) == width):
+            single.extend(row)
         for number, value in enumerate(row[:MAX_COLUMNS]):
             if number == len(cells):
                 cells.append(array("d"))
@@ -132,16 +151,23 @@ def _columns(file: LogFile) -> tuple[list[Column], int]:
         count += 1
         if count >= file.limits.rows:
             break
-    if count == 1:
-        return [Column("", np.array(single))], len(single)
-    return [
-        Column("", np.array(values), None if len(values) == count else np.array(rows))
-        for values, rows in zip(cells, places, strict=True)
-    ], count
+    matrix = count > 1 and width >= MIN_MATRIX_WIDTH and _named(file)
+    if count == 1 or matrix:
+        return [Column("", np.array(single))], len(single), matrix
+    return (
+        [
+            Column("", np.array(values), None if len(values) == count else np.array(rows))
+            for values, rows in zip(cells, places, strict=True)
+        ],
+        count,
+        False,
+    )
 
 
 def _row(line: str) -> list[float]:
     """Return the numbers of a line that holds nothing else."""
+    if ";" in line and "," in line and _DECIMAL_COMMAS.match(line):
+        line = line.replace(",", ".")
     line = _COUNTER.sub(r"\1 ", _TIME.sub(" ", _STAMP.sub("", _LOGGER.sub("", line, count=1))), count=1)
     cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []

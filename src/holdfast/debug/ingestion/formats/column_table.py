@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 
+from holdfast.debug.ingestion.line_pairs import TELLING
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.numbers import to_number
 from holdfast.debug.ingestion.rows import RowCollector
@@ -24,12 +25,18 @@ _CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[k
 _TIME = re.compile(r"^\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?$")
 _BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
 _MOST_COLUMNS = 64
+MIN_KNOWN = 2
+"""Names of known metrics in a header without a counter; its rows are counted …"""
+MIN_KNOWN_SHARE = 0.5
+"""… and the share of the names that they must be: a sentence may hold two."""
 
 
 class _Reader(LineReader):
     def __init__(self, rows: RowCollector) -> None:
         super().__init__(rows)
         self._names: list[str] = []
+        self._counted = True
+        self._rows_read = 0
         self._above: list[str] = []
         self._row: tuple[float | None, float | None, dict[str, float | None]] | None = None
 
@@ -47,12 +54,14 @@ class _Reader(LineReader):
             names = _header("|".join(both)) if len(self._above) == len(cells) else None
             self._above = cells
         if names is not None:
-            self._names, self._above = names, []
+            if self._rows_read > 1:  # Not a header that comes again before every row: another table.
+                self._rows_read = 0
+            self._names, self._above, self._counted = names, [], any(map(_is_counter, names))
         return False
 
     def _take(self, line: str) -> bool:
         cells = _cells(line, len(self._names))
-        if cells is None:
+        if cells is None or not (self._counted or len(cells) == len(line.strip().strip("|").replace("|", " ").split())):
             return False
         step = epoch = None
         fields: dict[str, float | None] = {}
@@ -67,6 +76,9 @@ class _Reader(LineReader):
                 epoch = number
             else:
                 fields[name] = number
+        if not self._counted:
+            step = float(self._rows_read)
+            self._rows_read += 1
         if step is None and epoch is None:
             return False
         place = epoch if step is None else step
@@ -84,7 +96,7 @@ class _Reader(LineReader):
 
 
 def _header(line: str) -> list[str] | None:
-    """The names on a line that consists of names, at least one of them of a known metric and one of a counter."""
+    """The names on a line that consists of names: of a counter and a known metric, or of several known metrics."""
     text = _UNIT.sub("", line.strip())
     if "|" in text:
         candidates = [[part.strip() for part in text.strip("|").split("|")]]
@@ -93,10 +105,16 @@ def _header(line: str) -> list[str] | None:
     for names in candidates:
         if not 2 <= len(names) <= _MOST_COLUMNS or not all(_NAME.match(name) for name in names):
             continue
-        counted = any(name == "#" or plain(name) in (*STEP_NAMES, *EPOCH_NAMES) for name in names)
-        if counted and any(meaning_of(name).kind for name in names):
+        known = sum(meaning_of(name).kind in TELLING for name in names)
+        if any(map(_is_counter, names)) and any(meaning_of(name).kind for name in names):
+            return names
+        if known >= MIN_KNOWN and known >= MIN_KNOWN_SHARE * len(names):
             return names
     return None
+
+
+def _is_counter(name: str) -> bool:
+    return name == "#" or plain(name) in (*STEP_NAMES, *EPOCH_NAMES)
 
 
 def _cells(line: str, count: int) -> list[str] | None:

@@ -18,6 +18,7 @@ from holdfast.debug.ingestion.structures import read_structure, structure_of
 __all__ = ["JsonDocumentFormat", "load_json"]
 
 _OPENING = re.compile(r"^\s*[\[{]\s*($|[\[{\"}\]\-\d])")
+_STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
 MAX_HEADER_LINES = 4
 """Lines that may stand before a document: a title, a comment."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
@@ -29,13 +30,46 @@ def load_json(file: LogFile) -> Any:
     Raises:
         UnreadableLogError: it is no JSON, or nested too deeply, or too large.
     """
+    return _load(file)[0]
+
+
+def _load(file: LogFile) -> tuple[Any, bool]:
+    """Return the document, and whether it is cut short: what is whole of it is read all the same."""
     try:
         text = file.read_text().lstrip("\0")
-        return json.loads(text[_opening_line(text) or 0 :])
+        text = text[_opening_line(text) or 0 :]
+        try:
+            return json.loads(text), False
+        except ValueError:
+            whole = _whole_part(text)
+            if whole is None:
+                raise
+            return json.loads(whole), True
     except RecursionError as error:
         raise file.unreadable("is JSON nested too deeply to be a log") from error
     except ValueError as error:
         raise file.unreadable(f"is not valid JSON: {error}") from error
+
+
+def _whole_part(text: str) -> str | None:
+    """Return a document that ends before it is closed, up to its last whole element; None for any other.
+
+    >>> _whole_part('{"loss": [0.5, 0.4, 0.')
+    '{"loss": [0.5, 0.4]}'
+    """
+    closing: list[str] = []
+    end, missing = 0, ""
+    for token in _STRUCTURE.finditer(text):
+        mark = token.group()
+        if mark in "[{":
+            closing.append("]" if mark == "[" else "}")
+        elif mark in "]}":
+            if not closing or closing.pop() != mark:
+                return None
+            end, missing = token.end(), "".join(reversed(closing))
+        elif mark == ",":
+            end, missing = token.start(), "".join(reversed(closing))
+    return text[:end] + missing if closing and end else None
 
 
 def _opening_line(text: str) -> int | None:
@@ -80,9 +114,11 @@ class JsonDocumentFormat(LogFormat):
 
     def read(self, file: LogFile) -> RunLog:
         """Read the document."""
-        data = _unwrapped(load_json(file))
+        data, cut = _load(file)
+        data = _unwrapped(data)
+        notes = ("the document is cut short; what is whole of it was read",) if cut else ()
         if isinstance(data, dict) and isinstance(data.get("log_history"), list):
-            return self._trainer_state(file, data)
+            return self._trainer_state(file, data, notes)
         stem = file.path.stem.split("tag-")[-1]
         reading = read_structure(data, file.limits, source_name=stem)
         if not reading.signals:
@@ -91,13 +127,14 @@ class JsonDocumentFormat(LogFormat):
         name = "megatron-golden" if kind == "golden" else self.name
         config = canonical_config(data) if isinstance(data, dict) else {}
         confidence = 0.95 if kind in ("golden", "records") else 0.85
-        return log_of_readings(RunLog(str(file.path), name, config=config, confidence=confidence), reading)
+        log = RunLog(str(file.path), name, config=config, confidence=confidence, notes=notes)
+        return log_of_readings(log, reading)
 
-    def _trainer_state(self, file: LogFile, data: dict[str, Any]) -> RunLog:
+    def _trainer_state(self, file: LogFile, data: dict[str, Any], notes: tuple[str, ...]) -> RunLog:
         # The last record sums the run up under names (train_loss, …) that look like points of series.
         records = [row for row in data["log_history"] if isinstance(row, dict) and "train_runtime" not in row]
         reading = read_structure(records, file.limits)
         if not reading.signals:
             raise file.unreadable("is a trainer state whose log history is empty", hint="log at least one step first")
         config = canonical_config({name: data[name] for name in _HF_SETTINGS if data.get(name) is not None})
-        return log_of_readings(RunLog(str(file.path), "hf-trainer-state", config=config), reading)
+        return log_of_readings(RunLog(str(file.path), "hf-trainer-state", config=config, notes=notes), reading)

@@ -1,0 +1,120 @@
+"""Rewards that never rise, and what is noise, a start or a handful of samples and no failure."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from tests.debug.detectors.series import falling_loss, found_by, signal
+
+from holdfast.debug.detectors import (
+    DivergentTrainingDetector,
+    GradientExplosionDetector,
+    LossPlateauDetector,
+    LossSpikeDetector,
+)
+from holdfast.debug.types import DetectionContext, Severity, Signal
+
+COUNT = 2000
+NOISE = np.random.default_rng(5).standard_normal(COUNT)
+
+
+def reward(values: np.ndarray) -> Signal:
+    return signal("episode_reward", values, kind="reward")
+
+
+def accuracy(name: str, values: np.ndarray) -> Signal:
+    return signal(name, values, kind="metric", metadata={"higher_is_better": True})
+
+
+FLAT = -180 + 100 * NOISE
+RISES_LATE = FLAT + np.where(np.arange(COUNT) > 1850, 150.0, 0.0)
+RISES_AT_FIRST = FLAT - 60 * (np.arange(COUNT) < 200)
+RISES_AT_ONCE = FLAT - 300 * (np.arange(COUNT) < 20)
+AT_A_CEILING = np.minimum(500.0, 495 + 8 * NOISE)
+SPARSE = (np.random.default_rng(9).random(COUNT) < 0.02).astype(float)
+SPARSE_THAT_RISES = (np.random.default_rng(9).random(COUNT) < np.linspace(0.0, 0.3, COUNT)).astype(float)
+
+
+@pytest.mark.parametrize("values", [FLAT, SPARSE])
+def test_a_long_reward_that_never_leaves_its_noise_is_a_plateau(values: np.ndarray) -> None:
+    (found,) = found_by(LossPlateauDetector(), reward(values))
+    assert (found.failure.name, found.severity) == ("plateau", Severity.WARNING)
+    assert found_by(LossPlateauDetector(), reward(values), context=DetectionContext(live=True)) == ()
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        RISES_LATE,
+        RISES_AT_FIRST,
+        RISES_AT_ONCE,
+        AT_A_CEILING,
+        SPARSE_THAT_RISES,
+        np.full(COUNT, 3.0),
+        FLAT[:400],
+        FLAT + np.linspace(0, 120, COUNT),
+    ],
+)
+def test_a_reward_that_rises_or_is_at_its_best_or_is_short_is_none(values: np.ndarray) -> None:
+    assert found_by(LossPlateauDetector(), reward(values)) == ()
+
+
+def test_a_flat_reward_beside_one_that_rises_or_a_metric_that_does_is_no_plateau() -> None:
+    shares = accuracy("success_rate", np.linspace(0.1, 0.9, 50))
+    margin = signal("reward_margin", np.linspace(0, 5, COUNT) + 0.1 * NOISE, kind="reward")
+    assert found_by(LossPlateauDetector(), reward(FLAT), shares) == ()
+    assert found_by(LossPlateauDetector(), reward(FLAT), margin) == ()
+
+
+def test_an_excerpt_cannot_say_that_nothing_was_ever_learnt() -> None:
+    late = signal("episode_reward", FLAT, kind="reward", steps=np.arange(COUNT) + 50_000.0)
+    assert found_by(LossPlateauDetector(), late) == ()
+
+
+@pytest.mark.parametrize(("last", "alarms"), [(0.297, 1), (0.42, 0)])
+def test_a_loss_that_hardly_falls_in_few_epochs_is_stuck_where_an_accuracy_is_frozen(last: float, alarms: int) -> None:
+    loss = signal("train_loss", np.linspace(8.637, 8.606, 10), kind="loss")
+    frozen = accuracy("val_acc", np.append(np.full(9, 0.297), last))
+    assert len(found_by(LossPlateauDetector(), loss, frozen)) == alarms
+
+
+def spiky(every: int, *, end: float) -> Signal:
+    values = falling_loss(6000, start=1.0, end=end, noise=0.0) * np.exp(
+        0.1 * np.random.default_rng(2).standard_normal(6000)
+    )
+    for first in range(40, 6000, every):
+        values[first : first + 4] *= 30.0
+    return signal("loss", values, kind="loss")
+
+
+@pytest.mark.parametrize(
+    ("every", "end", "severity"),
+    [(200, 0.2, Severity.INFO), (2000, 0.2, Severity.WARNING), (200, 0.9, Severity.WARNING)],
+)
+def test_dozens_of_jumps_all_along_a_run_that_learns_are_its_noise(every: int, end: float, severity: Severity) -> None:
+    (found,) = found_by(LossSpikeDetector(), spiky(every, end=end))
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(("name", "severity"), [("temporal_loss", Severity.INFO), ("total_loss", Severity.WARNING)])
+def test_an_early_jump_of_one_part_that_ends_far_below_is_told(name: str, severity: Severity) -> None:
+    values = falling_loss(3000, start=9.0, end=3.5, noise=0.1)
+    values[60:75] = 20.0
+    other = signal("2d_loss", falling_loss(3000, start=8.0, end=0.2, noise=0.01), kind="loss")
+    (found,) = found_by(LossSpikeDetector(), signal(name, values, kind="loss"), other)
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(("share", "severity"), [(0.95, Severity.INFO), (0.1, Severity.WARNING)])
+def test_a_wild_start_that_came_down_is_told_where_most_answers_are_right(share: float, severity: Severity) -> None:
+    values = np.append([46_800.0], falling_loss(200, start=130, end=50, noise=1.0))
+    right = accuracy("F1-macro", share * (1 - np.exp(-np.arange(60) / 10.0)))
+    found = found_by(GradientExplosionDetector(), signal("Train Loss", values, kind="loss"), right)
+    assert [one.severity for one in found if "began at" in one.evidence[0].claim] == [severity]
+
+
+@pytest.mark.parametrize(("share", "alarms"), [(0.98, 0), (0.7, 1)])
+def test_a_held_out_loss_may_swing_where_hardly_an_answer_is_wrong(share: float, alarms: int) -> None:
+    swings = signal("val_loss", [0.02, 0.5, 0.01, 0.03, 0.6, 0.02, 0.04, 0.7, 0.02, 0.6], kind="eval_loss")
+    found = found_by(DivergentTrainingDetector(), swings, accuracy("accuracy", np.full(10, share)))
+    assert len(found) == alarms

@@ -1,0 +1,82 @@
+"""Forms without a counter, documents cut short, rounds of one run, and a build tool's word for an exit code."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, RunReport, Verdict
+from holdfast.debug.ingestion.restarts import Counters, divide_runs
+from holdfast.errors import UnreadableLogError
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
+
+
+def runs_of(folder: Path, name: str, content: str) -> tuple[RunReport, ...]:
+    (folder / name).write_text(content, encoding="utf-8")
+    return tuple(DEBUGGER.debug(folder / name).runs)
+
+
+def values_of(run: RunReport, name: str) -> list[float]:
+    return [float(value) for value in {signal.name: signal for signal in run.signals}[name].values]
+
+
+@pytest.mark.parametrize("gap", ["\t", "   "])
+def test_a_table_without_a_counter_after_settings_is_read(tmp_path: Path, gap: str) -> None:
+    rows = "".join(f"{gap.join(('0.01', str(loss), str(loss + 0.5)))}{gap}\n" for loss in LOSSES)
+    header = gap.join(("Learning Rate", "Train Loss", "Valid Loss"))
+    text = f"==>Arguments:\nepochs:100\nlr:0.01\n==>Training log:\n{header}{gap}\n{rows}"
+    (run,) = runs_of(tmp_path, "log.txt", text)
+    assert values_of(run, "Train Loss") == LOSSES
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_second_table_without_a_counter_is_a_second_run(tmp_path: Path) -> None:
+    rows = "".join(f"  {loss}  {loss + 0.5}\n" for loss in LOSSES)
+    settings = "model =ResNet50\nlearning-rate =0.001\nbatch-size =32\nTraining Summary:\n"
+    one = f"{settings}train_loss  val_loss\n{rows}Remarks: none\n\n"
+    assert [values_of(run, "train_loss") for run in runs_of(tmp_path, "train.log", one + one)] == [LOSSES, LOSSES]
+
+
+def test_names_in_one_list_and_numbers_in_the_next_are_pairs(tmp_path: Path) -> None:
+    lines = [f"INFO - Epoch {n}    [Avg. Loss, Norm]: [{loss}, {n + 7.5}], 0\n" for n, loss in enumerate(LOSSES)]
+    (run,) = runs_of(tmp_path, "job.out", "".join(lines))
+    assert values_of(run, "Loss") == LOSSES
+
+
+@pytest.mark.parametrize("cut", [2, 5, 30])
+def test_of_a_document_that_is_cut_short_the_whole_part_is_read(tmp_path: Path, cut: int) -> None:
+    text = json.dumps({"loss": LOSSES, "val_loss": LOSSES}, indent=4)[:-cut]
+    (run,) = runs_of(tmp_path, "history.json", text)
+    assert values_of(run, "loss") == LOSSES
+    assert len(values_of(run, "val_loss")) >= len(LOSSES) - 3
+    assert any("cut short" in note for note in run.notes)
+
+
+@pytest.mark.parametrize("text", ['{"loss": [1, 2}, "a": [', "[1, 2]]"])
+def test_a_document_that_is_wrong_before_its_end_is_not_mended(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UnreadableLogError):
+        runs_of(tmp_path, "history.json", text)
+
+
+def rounds(count: int, rows: int, starts: np.ndarray) -> Counters:
+    steps = np.tile(np.arange(1.0, rows + 1), count)
+    level = np.concatenate([start + np.linspace(0, 10, rows) for start in starts])
+    return Counters(steps, level=level, whole_run=True)
+
+
+def test_many_stretches_of_one_length_that_go_on_from_each_other_are_rounds_of_one_run() -> None:
+    assert divide_runs(rounds(12, 40, 10.0 * np.arange(12))) == [0]
+    assert len(divide_runs(rounds(12, 40, np.zeros(12)))) == 12  # A sweep: each begins where the first began.
+    assert len(divide_runs(rounds(5, 40, 10.0 * np.arange(5)))) == 5
+
+
+def test_a_build_tool_that_ends_in_an_error_is_a_crash(tmp_path: Path) -> None:
+    (run,) = runs_of(
+        tmp_path, "out.log", "nvcc ./train.cu -o train\n./train\nnan loss caught\nmake: *** [run] Error 1\n"
+    )
+    assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
