@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import argparse
 import collections
+import importlib.util
 import json
 import os
 import subprocess
@@ -37,6 +38,13 @@ MultiProcessTestCase._spawn_processes = lambda self: self._start_processes(
 """
 
 
+def archive_of_debian() -> str:
+    """Return where this machine's apt takes Debian's packages from."""
+    listed = ["apt-get", "indextargets", "--format", "$(REPO_URI)", "Created-By: Packages"]
+    found = subprocess.run(listed, check=True, capture_output=True, text=True).stdout.split()
+    return next(uri for uri in found if uri.rstrip("/").endswith("/debian"))
+
+
 def download(folder: Path, suite: str) -> Path:
     """Unpack the checkpoint tests of Debian's source package, and return the source tree."""
     (folder / "sources").mkdir()
@@ -45,7 +53,7 @@ def download(folder: Path, suite: str) -> Path:
         textwrap.dedent(
             f"""\
             Types: deb-src
-            URIs: http://deb.debian.org/debian
+            URIs: {archive_of_debian()}
             Suites: {suite}
             Components: main
             Signed-By: /usr/share/keyrings/debian-archive-keyring.gpg
@@ -97,6 +105,8 @@ def main() -> int:
     parser.add_argument("--quick", action="store_true", help="the file system tests only")
     parser.add_argument("--json", action="store_true", help="print one JSON object last")
     options = parser.parse_args()
+    if importlib.util.find_spec("expecttest") is None:
+        parser.error("torch's tests need expecttest: pip install expecttest")
     only = options.only or (["test_file_system", "test_save_load_api"] if options.quick else [""])
     lost: list[str] = []
     totals: dict[str, collections.Counter[str]] = {"torch": collections.Counter(), "holdfast": collections.Counter()}
