@@ -40,7 +40,7 @@ test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
 	VIRTUAL_ENV=$(LOWEST) UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct -e '.[dev]'
-	$(LOWEST)/bin/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
 test-fast: setup

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 from collections import Counter
 from functools import partial
@@ -22,6 +23,7 @@ from torch.utils.data import DataLoader
 from holdfast.errors import (
     ConfigError,
     EmptyPartitionError,
+    MissingDependencyError,
     StateError,
     StateMismatchError,
     StateVersionError,
@@ -67,6 +69,16 @@ def test_streams_of_every_kind_resume_exactly_wherever_they_stopped(tmp_path: Pa
             assert ids(islice(first, before)) == whole[:before], kind
             again.load_state_dict(json.loads(json.dumps(first.state_dict())))
             assert ids(islice(again, 80)) == whole[before : before + 80], (kind, before)
+
+
+@pytest.mark.parametrize(("release", "exact"), [("4.6.1", True), ("4.7.0", False), ("4.8.4", False), ("4.8.5", True)])
+def test_releases_of_datasets_that_lose_rows_are_refused(
+    monkeypatch: pytest.MonkeyPatch, release: str, exact: bool
+) -> None:
+    monkeypatch.setattr(datasets, "__version__", release)
+    refusal = pytest.raises(MissingDependencyError, match=f"datasets {release} loses the rest of a shard")
+    with contextlib.nullcontext() if exact else refusal:
+        dataset()
 
 
 @settings(max_examples=6, deadline=None)

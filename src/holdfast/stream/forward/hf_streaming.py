@@ -7,12 +7,14 @@ one window is read again. Nothing of a shuffle buffer is kept, and nothing of on
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Literal, NamedTuple, final
 
 from holdfast.errors import (
     ConfigError,
     HoldfastError,
+    MissingDependencyError,
     StateError,
     StateMismatchError,
     TransformError,
@@ -29,6 +31,9 @@ from holdfast.stream.process import Process, check_enough, everything_left_out
 from holdfast.stream.samples import sample_rng
 
 __all__ = ["HFStreamingDataset"]
+
+# Releases of datasets whose mapped streams go on with the next shard wherever they are resumed.
+LOSE_ROWS = ("4.7.", "4.8.0", "4.8.1", "4.8.2", "4.8.3", "4.8.4")
 
 
 @final
@@ -230,12 +235,8 @@ class _PartRows(NamedTuple):
 
 def _rows(columns: Any, name: str) -> list[Sample]:
     if not isinstance(columns, Mapping):
-        raise ConfigError(
-            "the stream's format gives tables, not columns",
-            dataset=name,
-            format=type(columns).__name__,
-            hint="use with_format(None) or with_format('numpy')",
-        )
+        given, hint = type(columns).__name__, "use with_format(None) or with_format('numpy')"
+        raise ConfigError("the stream's format gives tables, not columns", dataset=name, format=given, hint=hint)
     length = len(next(iter(columns.values()))) if columns else 0
     return [{field: values[i] for field, values in columns.items()} for i in range(length)]
 
@@ -244,16 +245,15 @@ def _count_shards(dataset: Any, name: str) -> int:
     """Return the number of shards, or say why the stream cannot be resumed exactly."""
     missing = [needed for needed in ("shard", "iter", "state_dict", "load_state_dict") if not hasattr(dataset, needed)]
     if missing or hasattr(dataset, "data"):
-        raise ConfigError(
-            f"this needs a datasets.IterableDataset, not {type(dataset).__name__}",
-            dataset=name,
-            hint="random-access data is HFIterableDataset's",
-        )
+        wrong = f"this needs a datasets.IterableDataset, not {type(dataset).__name__}"
+        raise ConfigError(wrong, dataset=name, hint="random-access data is HFIterableDataset's")
+    release = str(getattr(sys.modules.get("datasets"), "__version__", ""))
+    if release.startswith(LOSE_ROWS):
+        lost = f"datasets {release} loses the rest of a shard when a mapped stream is resumed"
+        raise MissingDependencyError(lost, hint="pip install 'datasets>=4.8.5'")
     if getattr(dataset, "_distributed", None) is not None:
         raise ConfigError(
-            "the stream is split by node already, and its shards are split here",
-            dataset=name,
-            hint="give the whole stream, before split_dataset_by_node",
+            "the stream is split by node already, and its shards are split here", dataset=name, hint="give it unsplit"
         )
     if _is_buffer_shuffled(getattr(dataset, "_ex_iterable", None)):
         raise ConfigError(
