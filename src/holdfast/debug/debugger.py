@@ -191,6 +191,7 @@ class MLSystemsDebugger:
             world_size=world_size if isinstance(world_size, int) else None,
             live=live,
             last_step=max((float(signal.steps[-1]) for signal in log.signals if len(signal.steps)), default=None),
+            source=Path(log.path).stem,
         )
         results, failed = self._detect(log.signals, context)
         findings = self._engine.explain(results, log.signals, context)

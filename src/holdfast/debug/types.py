@@ -275,6 +275,8 @@ class DetectionContext:
     live: bool = False
     last_step: float | None = None
     """The last step that any series of the run reached, for detectors that are handed no series."""
+    source: str = ""
+    """The name of the file that the run was read from, without its ending; empty where there is none."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -118,3 +118,23 @@ def test_a_held_out_loss_may_swing_where_hardly_an_answer_is_wrong(share: float,
     swings = signal("val_loss", [0.02, 0.5, 0.01, 0.03, 0.6, 0.02, 0.04, 0.7, 0.02, 0.6], kind="eval_loss")
     found = found_by(DivergentTrainingDetector(), swings, accuracy("accuracy", np.full(10, share)))
     assert len(found) == alarms
+
+
+@pytest.mark.parametrize(
+    ("shares", "alarms"),
+    [
+        ([0, *[1] * 12, 0, 0, *[1] * 7, 0, 1, *[0] * 6], 1),
+        ([0, *[1] * 12, 0, 0, *[1] * 7, 0, 1, *[0] * 3], 0),  # A few zeros may be luck.
+        ([0, 1] * 12 + [0] * 6, 0),  # It was zero half of the time before.
+        ([0, *[1] * 12, 0, 0, *[1] * 7, 0, 1, *[0] * 6, 1], 0),
+    ],
+)
+def test_a_success_rate_that_flips_and_ends_at_zero_is_lost(shares: list[int], alarms: int) -> None:
+    found = found_by(DivergentTrainingDetector(), accuracy("test/success_rate", np.array(shares, dtype=float)))
+    assert len(found) == alarms
+
+
+@pytest.mark.parametrize("name", ["test_reward", "eval/episode_reward", "random_agent_reward"])
+def test_a_reward_of_an_evaluation_or_a_reference_is_flat_by_design(name: str) -> None:
+    assert found_by(LossPlateauDetector(), signal(name, FLAT, kind="reward")) == ()
+    assert found_by(LossPlateauDetector(), reward(FLAT), context=DetectionContext(source=name)) == ()

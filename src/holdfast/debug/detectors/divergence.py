@@ -95,6 +95,11 @@ class DivergentTrainingDetector(BaseDetector):
     """How many times its best the loss of an agent must end at where its reward stands still: it has no fixed scale."""
     metric_points: int = 12
     """Points of a metric for that."""
+    dead_points: int = 5
+    """A share of right answers or successes that is exactly 0 at so many last points …"""
+    dead_chance: float = 0.01
+    """… which chance does at most this often, at the rate of zeros before them, and above one half of its best at most
+    points before is lost, however it flips in between."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -192,7 +197,7 @@ class DivergentTrainingDetector(BaseDetector):
         turned = replace(signal, values=-signal.values) if direction else signal
         rise = self.rise.lasting(turned)
         if rise is None or self.rise.is_coming_back(rise) or not self.metric_lost <= rise.lost < np.inf:
-            return None
+            return self._dead(signal) if direction else None
         sign = -1.0 if direction else 1.0
         before, after = sign * rise.before, sign * rise.after
         claim = f"fell back from {before:.4g} to {after:.4g} from step {rise.first_step:g} on and stayed there"
@@ -200,6 +205,34 @@ class DivergentTrainingDetector(BaseDetector):
         told = replace(seen.evidence[0], claim=claim, numbers={"before": before, "after": after, "lost": rise.lost})
         return replace(
             seen, evidence=(told,), confidence=FAIR, facts=DivergenceFacts(DivergenceShape.METRIC, rise.lost)
+        )
+
+    def _dead(self, signal: Signal) -> Detection | None:
+        """Return a share that was high at most points and ends at exactly 0, for longer than chance explains."""
+        values = signal.values[np.isfinite(signal.values)]
+        steps = signal.steps[np.isfinite(signal.values)]
+        alive = np.flatnonzero(values)
+        if not len(alive) or float(values.min()) < 0.0 or len(values) - 1 - int(alive[-1]) < self.dead_points:
+            return None
+        first = int(alive[-1]) + 1
+        before, length = values[:first], len(values) - first
+        usual = float(np.median(before))
+        chance = len(values) * float(np.mean(before == 0.0)) ** length
+        if chance > self.dead_chance or usual <= float(before.max()) / 2:
+            return None
+        claim = (
+            f"is exactly 0 at its last {length} points, from step {steps[first]:g} on, where it usually was {usual:.3g}"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.CRITICAL,
+            confidence=FAIR,
+            first=float(steps[first]),
+            last=float(steps[-1]),
+            numbers={"before": usual, "after": 0.0, "points": float(length)},
+            facts=DivergenceFacts(DivergenceShape.METRIC, 1.0),
         )
 
     def _matters(self, seen: Detection, signals: Sequence[Signal]) -> bool:

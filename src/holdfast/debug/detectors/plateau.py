@@ -58,7 +58,7 @@ class LossPlateauDetector(BaseDetector):
         stall = self.stall.find(signals, minimum_span=self.live_span if context.live else None)
         if stall is None:
             # A live run may yet find its first reward.
-            reward = None if context.live else self.stall.flat_reward(signals)
+            reward = None if context.live else self.stall.flat_reward(signals, source=context.source)
             return DetectionResult(self.name, () if reward is None else (self._unrewarded(reward),))
         where = f", where {stall.guess} stands" if stall.guess else ""
         claim = (

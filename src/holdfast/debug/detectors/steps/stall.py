@@ -24,6 +24,12 @@ CONSTANT_ANSWERS = (0.25, 1.0)
 FIFTHS = 5
 # Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
 _OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
+# What was measured of a policy that does not learn: of a trained one, of one to compare with. Flat by design.
+_NOT_TRAINED = re.compile(
+    r"(?:^|[^a-z])(?:test(?:ing)?|eval(?:uation)?|valid(?:ation)?|val|random|baseline|human|expert|demo|teacher|ref)"
+    r"(?:[^a-z]|$)",
+    re.IGNORECASE,
+)
 
 
 def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> str | None:
@@ -156,11 +162,18 @@ class StallRule:
                 return stall
         return None
 
-    def flat_reward(self, signals: Sequence[Signal]) -> Signal | None:
-        """Return a reward that never rose in a long run in which nothing else got better; None where there is none."""
+    def flat_reward(self, signals: Sequence[Signal], *, source: str = "") -> Signal | None:
+        """Return a reward that never rose in a long run in which nothing else got better; None where there is none.
+
+        The rewards of an evaluation, by their name or that of the file they are from, have no reason to rise.
+        """
         rewards = of_kind(signals, "reward")
-        flat = [signal for signal in rewards if self.select.began(signal.steps) and self.reward.stands(signal)]
-        if not flat or self.reward.any_rises(signals):
+        flat = [
+            signal
+            for signal in rewards
+            if not _NOT_TRAINED.search(signal.name) and self.select.began(signal.steps) and self.reward.stands(signal)
+        ]
+        if not flat or _NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None
         better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
         return None if better else flat[0]
