@@ -138,3 +138,12 @@ def test_a_success_rate_that_flips_and_ends_at_zero_is_lost(shares: list[int], a
 def test_a_reward_of_an_evaluation_or_a_reference_is_flat_by_design(name: str) -> None:
     assert found_by(LossPlateauDetector(), signal(name, FLAT, kind="reward")) == ()
     assert found_by(LossPlateauDetector(), reward(FLAT), context=DetectionContext(source=name)) == ()
+
+
+@pytest.mark.parametrize(("begins", "alarms"), [(400, 0), (900, 1)])
+def test_a_jump_where_a_part_stops_being_zero_is_a_change_of_what_is_minimised(begins: int, alarms: int) -> None:
+    total = falling_loss(1000, start=20.0, end=4.0, noise=0.1)
+    total[400:430] += 8.0
+    part = np.where(np.arange(1000) < begins, 0.0, 4.0)
+    found = found_by(LossSpikeDetector(), signal("loss", total, kind="loss"), signal("mutual_loss", part, kind="loss"))
+    assert len(found) == alarms

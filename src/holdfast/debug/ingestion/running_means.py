@@ -75,4 +75,6 @@ def _means(epochs: list[Floats]) -> bool:
     changes = [np.abs(np.diff(epoch[np.isfinite(epoch)])) for epoch in epochs]
     first = np.concatenate([change[: max(2, len(change) // 6)] for change in changes])
     last = np.concatenate([change[-max(2, len(change) // 3) :] for change in changes])
+    if not len(first) or not len(last):
+        return False
     return float(np.median(first)) >= MIN_SETTLING * float(np.median(last)) > 0.0

@@ -116,13 +116,21 @@ class SelectRule(SharedRule):
         return [signal for signal in chosen if len(signal.values) * self.shorter_total >= longest]
 
     def objective_changes(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
-        """The steps at which a loss begins or ends in the middle of the run: there, what is minimised changes."""
+        """The steps at which a loss begins or ends in the middle of the run: there, what is minimised changes.
+
+        One that is exactly 0 at first begins where it no longer is: its weight was 0 until then.
+        """
         losses = [signal for signal in main_losses(signals, games=True) if len(signal.steps)]
         if len(losses) < 2:
             return np.zeros(0)
         first, last = min(float(loss.steps[0]) for loss in losses), max(float(loss.steps[-1]) for loss in losses)
         edge = self.edge * (last - first)
         inside = [float(loss.steps[0]) for loss in losses if loss.steps[0] > first + edge]
+        inside += [
+            float(loss.steps[int(np.argmax(loss.values != 0.0))])
+            for loss in losses
+            if loss.values[0] == 0.0 and np.any(loss.values != 0.0)
+        ]
         inside += [float(loss.steps[-1]) for loss in losses if loss.steps[-1] < last - edge]
         return np.unique(inside)
 
