@@ -26,6 +26,7 @@ from holdfast.order.walk import Assigned, Walk, nothing_assigned
 __all__ = ["Aligned"]
 
 MAX_KEPT = 8  # assignments kept at hand, at least
+MAX_COUNTED = 1 << 16  # epochs whose number of steps is kept
 
 
 class _Begin(NamedTuple):
@@ -47,6 +48,8 @@ class Aligned(Walk):
         self._epochs = epochs
         self._step = [segment.start_step for segment in segments]
         self._assignment = lru_cache(maxsize=max(MAX_KEPT, 2 * len(segments)))(self._assign)
+        # What an assignment over many ranks has to add up is asked for at every step.
+        self._steps_of = lru_cache(maxsize=MAX_COUNTED)(lambda segment, epoch: self._assignment(segment, epoch).steps)
         self._edges_of = lru_cache(maxsize=len(segments))(self._edges)
         self._runs: list[dict[int, _Run]] = [{} for _ in segments]
         self._begin = [_Begin(0, chained=False, done=0)]
@@ -69,7 +72,7 @@ class Aligned(Walk):
                 lengths.append(np.zeros(stop - first, dtype=np.int64))
                 break
             assignment = self._assignment(segment, epoch)
-            until = min(stop, start + assignment.steps)
+            until = min(stop, start + self._steps_of(segment, epoch))
             places = assignment.places(rank, first - start, until - start)
             parts.append(self._to_positions(segment, epoch, places))
             lengths.append(np.clip(len(places) - np.arange(until - first) * size, 0, size))
@@ -202,7 +205,7 @@ class Aligned(Walk):
             edges = self._edges_of(segment)
             place = bisect_right(edges, epoch)
             stop = edges[place] if place < len(edges) else None
-        return _Run(epoch, stop, first, self._assignment(segment, epoch).steps)
+        return _Run(epoch, stop, first, self._steps_of(segment, epoch))
 
     def _run_where(self, segment: int, reaches: Callable[[_Run], bool]) -> _Run:
         """Return the segment's first run that reaches far enough. Runs are found one after another, each once."""
