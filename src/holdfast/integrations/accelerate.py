@@ -17,8 +17,7 @@ from accelerate.utils import send_to_device
 from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError
-from holdfast.integrations.finished import mark_finished, unmark
-from holdfast.integrations.finished import newest_finished as newest_checkpoint
+from holdfast.integrations.finished import mark_finished, newest_finished, unmark
 from holdfast.integrations.loop import TrainingStream
 from holdfast.stream import StreamingShardLoader
 
@@ -106,3 +105,11 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
 
     vars(accelerator).update(save_state=save_state, load_state=load_state)
     return batches
+
+
+def newest_checkpoint(folder: str | Path) -> str | None:
+    """Return the checkpoint in a folder that is whole and has the most batches behind it; None where there is none.
+
+    Pass it on to Accelerate: ``accelerator.load_state(newest)``.
+    """
+    return newest_finished(folder)
