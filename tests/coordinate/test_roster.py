@@ -17,6 +17,7 @@ from holdfast.coordinate.health import HealthBoard
 from holdfast.coordinate.living import FIRST_JOINED, Living
 from holdfast.coordinate.presence import MAX_WATCHED, Presence
 from holdfast.coordinate.roster import Roster, read_roster
+from holdfast.errors import CoordinatorLost
 
 TTL, HEARTBEAT = 9.0, 3.0
 
@@ -111,6 +112,17 @@ def test_a_rank_that_was_joined_and_not_yet_registered_is_given_to_nobody_else(h
     assert joining == gone.rank  # whose last record still stands
     (witness if observer == "has seen the one before" else Peer(store, 1)).beat(now)
     assert joining in read_roster(store).living
+
+
+def test_a_worker_that_finds_its_own_older_record_says_that_the_store_went_back() -> None:
+    store = MemoryStore()
+    peer = Peer(store, 1)
+    older = store.get(f"worker/{peer.rank}")
+    peer.beat(0.0)
+    assert older is not None
+    store.set(f"worker/{peer.rank}", older)
+    with pytest.raises(CoordinatorLost, match="older data"):
+        peer.beat(HEARTBEAT)
 
 
 def test_the_rank_of_a_worker_that_left_is_given_to_the_next() -> None:

@@ -128,7 +128,7 @@ def read_generation(path: Path, ends: Ends, *, before: str) -> None:
 def newest_ends(path: Path) -> list[int]:
     """Return chunks that ended in a generation: for each worker, the last that it kept is among them.
 
-    Cheap at any size: of journals only the last line is read. None if the generation was sealed meanwhile.
+    Cheap at any size: only the last line of each journal is read. The list is empty if the generation has been sealed.
     """
     chunks: set[int] = set()
     with contextlib.suppress(FileNotFoundError):

@@ -62,8 +62,7 @@ class EtcdStore:
             exceptions.ConnectionFailedError,
             exceptions.ConnectionTimeoutError,
             exceptions.InternalServerError,  # no leader, or the request was not agreed on in time
-            RequestException,  # the connection broke within the answer,
-            ValueError,  # or before its content: it is no JSON then
+            RequestException,  # the connection broke within the answer, or before its content
         )
 
     def _transact(self, transaction: dict[str, Any]) -> dict[str, Any]:
