@@ -38,7 +38,7 @@ class Feed:
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
 
     def note_stream(self) -> None:
-        """Write the stream's state where its schedule has changed, so that the log says which samples a batch held."""
+        """Write the stream's state after its schedule has changed: the log then tells which samples each batch held."""
         attempt = self._attempt
         if attempt.ranks.is_first:
             state = self._loader.state_dict()

@@ -96,7 +96,7 @@ class DivergentTrainingDetector(BaseDetector):
     metric_points: int = 12
     """Points of a metric for that."""
     dead_points: int = 5
-    """A share of right answers or successes that is exactly 0 at so many last points …"""
+    """A share of correct answers or successes that is exactly 0 at this many final points …"""
     dead_chance: float = 0.01
     """… which chance does at most this often, at the rate of zeros before them, and above one half of its best at most
     points before is lost, however it flips in between."""

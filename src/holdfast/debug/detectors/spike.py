@@ -77,9 +77,9 @@ class LossSpikeDetector(BaseDetector):
     brief_end: float = 1.1
     """… to end below this many times that level are told, not blamed: nothing of them is left."""
     habit_jumps: int = 20
-    """So many jumps …"""
+    """At least this many jumps …"""
     habit_tenths: int = 5
-    """… in so many tenths of the run are how its batches differ, and no event …"""
+    """… spread over this many tenths of the run show how its batches differ, and are no event …"""
     habit_end: float = 0.5
     """… where it ends below this share of its start: they are told, not blamed."""
     part_early: float = 0.05
@@ -147,7 +147,7 @@ class LossSpikeDetector(BaseDetector):
         return shape.end < max(left, self.brief_end if brief else 0.0) * worst.before or self._is_habit(shape, jumps)
 
     def _is_habit(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
-        """Return whether jumps are so many, all along a run that learns, that they are its noise."""
+        """Return whether jumps are frequent throughout a run that learns: they are its noise then."""
         if len(jumps) < self.habit_jumps or shape.end >= self.habit_end * shape.start:
             return False
         places = np.searchsorted(shape.steps, [jump.certain_step for jump in jumps])
