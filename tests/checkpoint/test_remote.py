@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import http.server
+import pickle
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -13,10 +14,11 @@ from typing import Any
 import fsspec
 import pytest
 import torch
-from tests.checkpoint.support import State, assert_same, blank, random_bits
+from tests.checkpoint.support import State, assert_same, blank, random_bits, save
 
 from holdfast import checkpoint
 from holdfast.checkpoint import verify_checkpoint
+from holdfast.checkpoint.metadata_files import read_checkpoint_metadata
 from holdfast.checkpoint.remote import RemoteFiles
 from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError, UnusableCheckpointError
 
@@ -80,7 +82,7 @@ class Flaky(http.server.SimpleHTTPRequestHandler):
             return
         content = data.read_bytes()
         Flaky.count += 1
-        if Flaky.faults and Flaky.count % 3 == 0:
+        if self.faults and Flaky.count % 3 == 0:
             self.send_error(503)
             return
         first, last = 0, len(content) - 1
@@ -94,6 +96,12 @@ class Flaky(http.server.SimpleHTTPRequestHandler):
         self.send_header("Accept-Ranges", "bytes")
         self.end_headers()
         self.wfile.write(content[first : last + 1])
+
+
+class Ranges(Flaky):
+    """Serves ranges, without fail."""
+
+    faults = False
 
 
 @contextmanager
@@ -116,6 +124,19 @@ def test_a_web_server_that_fails_now_and_then_is_asked_again(folder: Path) -> No
         checkpoint.load(state, url, num_workers=2)
         assert_same(state, SAVED)
     assert Flaky.count > 6
+
+
+def test_a_file_outside_the_folder_cannot_be_reached_by_escapes_in_a_url(tmp_path: Path) -> None:
+    metadata = read_checkpoint_metadata(save({"w": torch.ones(3)}, tmp_path / "c"))
+    (place,) = metadata.storage_data.values()
+    (tmp_path / "c" / place.relative_path).rename(tmp_path / "outside")
+    for name, refused in (("%2e%2e/outside", True), ("#1 %2e.distcp", False)):
+        place.relative_path = name
+        (tmp_path / "c" / ".metadata").write_bytes(pickle.dumps(metadata))
+        if not refused:
+            (tmp_path / "outside").rename(tmp_path / "c" / name)
+        with served(tmp_path / "c", Ranges) as url:
+            assert verify_checkpoint(url).sound is not refused
 
 
 class Rangeless(http.server.SimpleHTTPRequestHandler):

@@ -79,6 +79,11 @@ def same_place(metadata: Metadata) -> None:
     places[MetadataIndex("other", torch.Size((0, 0)))] = copy.copy(places[MetadataIndex("weight", torch.Size((0, 0)))])
 
 
+def same_place_by_another_name(metadata: Metadata) -> None:
+    weight, other = (metadata.storage_data[MetadataIndex(name, torch.Size((0, 0)))] for name in ("weight", "other"))
+    weight.relative_path, weight.offset, weight.length = f"./{other.relative_path}", other.offset, other.length
+
+
 def no_place(metadata: Metadata) -> None:
     del metadata.storage_data[MetadataIndex("other", torch.Size((0, 0)))]
 
@@ -101,7 +106,8 @@ def gigantic(metadata: Metadata) -> None:
 
 
 CHANGES: list[Callable[[Metadata], None]] = [
-    fewer_rows, no_chunks, twice, other_dtype, other_shape, larger, two_halves, same_place, no_place,
+    fewer_rows, no_chunks, twice, other_dtype, other_shape, larger, two_halves, same_place,
+    same_place_by_another_name, no_place,
     place_of_nothing, object_for_tensor, negative, gigantic,
 ]  # fmt: skip
 
@@ -119,6 +125,17 @@ def test_metadata_that_does_not_fit_what_is_stored_is_refused(
         load(state, ParallelFileSystemReader(folder, parallel=parallel))
     with contextlib.suppress(UnusableCheckpointError):
         assert verify_checkpoint(folder).verdict == "damaged"
+
+
+def test_two_places_under_one_name_are_refused(folder: Path) -> None:
+    """A dict cannot hold both, but its pickle can: the last one would count, and nobody would miss the first."""
+    metadata = FileSystemReader(folder).read_metadata()
+    places = metadata.storage_data
+    places[MetadataIndex("wEIGHt", torch.Size((0, 0)))] = _StorageInfo("__0_0.distcp", 1 << 30, 1577)
+    data = pickle.dumps(metadata)
+    assert data.count(b"wEIGHt") == 1
+    with pytest.raises(UnusableCheckpointError, match="two places"):
+        load_metadata(data.replace(b"wEIGHt", b"weight"), file=".metadata")
 
 
 def test_metadata_of_a_subclass_with_plans_of_its_own_loads(folder: Path) -> None:

@@ -21,6 +21,7 @@ from tests.checkpoint.support import load, random_bits, save
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
 
+from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader, summarise_checkpoint, verify_checkpoint
 from holdfast.errors import CorruptRecordError, UnsafeCheckpointError, UnusableCheckpointError
 
@@ -218,7 +219,8 @@ def test_classes_the_user_allows_load_without_trust(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["../outside", "/etc/hostname", "a/../../outside", "", "nul\0l", "link", "link/", "./link", "dir/inside"]
+    "name",
+    ["../outside", "/etc/hostname", "a/../../outside", "", "nul\0l", "link", "link/", "./link", "dir/inside", "\ud800"],
 )
 def test_files_outside_the_folder_are_refused(folder: Path, name: str) -> None:
     metadata = metadata_of(folder)
@@ -234,6 +236,8 @@ def test_files_outside_the_folder_are_refused(folder: Path, name: str) -> None:
         load({"weight": torch.zeros(30), "step": None}, ParallelFileSystemReader(folder))
     with pytest.raises(UnsafeCheckpointError):
         verify_checkpoint(folder)
+    with pytest.raises(UnsafeCheckpointError):
+        summarise_checkpoint(folder)  # nor is anybody told how large a file outside is
 
 
 def test_a_link_out_of_the_folder_is_followed_when_trusted(folder: Path) -> None:
@@ -254,3 +258,15 @@ def test_a_named_pipe_does_not_hang_the_load(folder: Path) -> None:
     os.mkfifo(path)
     with pytest.raises(UnsafeCheckpointError, match="regular file"):
         load({"weight": torch.zeros(30), "step": None}, ParallelFileSystemReader(folder))
+
+
+def test_a_file_url_is_the_folder_with_all_that_is_refused_in_it(folder: Path) -> None:
+    state: dict[str, Any] = {"weight": torch.zeros(30), "step": None}
+    checkpoint.load(state, f"file://{folder}")
+    assert state["weight"].any()
+    path = folder / metadata_of(folder).storage_data[MetadataIndex("weight", [0])].relative_path
+    path.unlink()
+    os.mkfifo(path)
+    for url in (f"file://{folder}", f"local://{folder}"):
+        with pytest.raises(UnsafeCheckpointError, match="regular file"):
+            checkpoint.load(state, url)

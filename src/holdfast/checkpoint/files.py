@@ -17,7 +17,7 @@ from typing import Protocol
 
 from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
 
-__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path", "is_remote"]
+__all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path", "is_remote", "path_parts"]
 
 
 class FileLayer(Protocol):
@@ -70,6 +70,11 @@ class LocalFiles:
         return os.stat(path)
 
 
+def path_parts(relative: str) -> list[str]:
+    """Return the parts of a name in the metadata: ``./x`` and ``x`` are one file."""
+    return [part for part in relative.split("/") if part not in ("", ".")]
+
+
 def contained_path(folder: Path, relative: str, *, follow_links_out: bool = False) -> Path:
     """Return the place of a file the metadata names, refused when it is not inside the checkpoint's folder.
 
@@ -83,10 +88,10 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
         UnsafeCheckpointError: the name leads out of the folder.
     """
     # Plain strings: pathlib costs more than the system calls, and a tiny checkpoint is loaded in a millisecond.
-    parts = [part for part in relative.split("/") if part not in ("", ".")]
-    if relative.startswith("/") or ".." in parts or "\0" in relative or not parts:
+    parts = path_parts(relative)
+    if relative.startswith("/") or ".." in parts or not parts or not _is_file_name(relative):
         raise UnsafeCheckpointError(
-            "the checkpoint's metadata names a file outside its folder",
+            "the checkpoint's metadata names a file outside its folder, or one that no file system can hold",
             file=relative,
             folder=str(folder),
             hint="do not load this checkpoint unless you know who wrote it",
@@ -105,6 +110,14 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
             hint="copy the file into the folder, or pass trusted=True if you made the link",
         )
     return Path(real_place)
+
+
+def _is_file_name(name: str) -> bool:
+    """Return whether a file could have the name; a pickle holds any text, lone surrogates included."""
+    try:
+        return b"\0" not in os.fsencode(name)
+    except UnicodeEncodeError:
+        return False
 
 
 def _identity(status: os.stat_result) -> tuple[int, int, int, int]:

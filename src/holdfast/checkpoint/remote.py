@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, TypeVar
+from urllib.parse import quote
 
 from holdfast.checkpoint.files import FileLayer, LocalFiles, is_remote
 from holdfast.errors import CheckpointReadError, MissingDependencyError, UnusableCheckpointError
@@ -28,6 +29,7 @@ MAX_ATTEMPTS = 4
 FIRST_PAUSE_SECONDS = 0.1
 _ROOT = Path("/")
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.:-]+):/+")
+_LOCAL = re.compile(r"^(?:file|local):/*(/.*)", re.DOTALL)
 
 Value = TypeVar("Value")
 
@@ -40,6 +42,8 @@ def is_url(path: str | os.PathLike[str]) -> bool:
 def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tuple[Path, FileLayer]:
     """Return the folder of a checkpoint, and how its files are reached; a later ``chdir`` does not move it."""
     if is_url(path) and (layer is None or is_remote(layer)):
+        if layer is None and (local := _LOCAL.match(os.fspath(path))) is not None:
+            return Path(local[1]), LocalFiles()  # where links and pipes are told from files
         return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
     folder = Path(path)
     if layer is None and not folder.is_absolute():
@@ -70,12 +74,14 @@ class RemoteFiles:
         except ValueError as error:
             raise UnusableCheckpointError(f"fsspec cannot reach this URL: {error}", folder=url) from error
         self._root = str(root).rstrip("/")
+        self._is_web = self.url.startswith(("http://", "https://"))
         self._open: dict[int, str] = {}
         self._next = 0
         self._lock = threading.Lock()
 
     def _place(self, path: Path) -> str:
-        return self._root + str(path)
+        # A web client takes "%2e%2e" for "..", and "?" for the end of the path.
+        return self._root + (quote(str(path)) if self._is_web else str(path))
 
     def open(self, path: Path) -> int:
         """Note the file; nothing is transferred yet."""

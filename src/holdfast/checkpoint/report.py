@@ -42,7 +42,7 @@ class LoadReport:
         bytes_received: bytes that another rank of the node read, checked and passed on (``share_within``).
         verified: chunks whose bytes this rank read and all matched their checksum.
         unverified: chunks that could not be checked, each with the reason.
-        generic: names of tensors that went through ``torch.load`` because they are not plain tensors.
+        generic: names of tensors that are not plain (sparse or quantized ones, say), and were rebuilt whole.
         not_loaded: names of what the checkpoint holds and no rank asked for.
         workers: threads used; 0 means the calling thread did it.
         peak_buffer_bytes: the most memory that was out for buffers at once.
@@ -101,7 +101,7 @@ class ReportBuilder:
             self.unverified.append(Unverified(tensor, file, reason))
 
     def went_generic(self, tensor: str) -> None:
-        """Note a tensor that went through ``torch.load``."""
+        """Note a tensor that is not plain."""
         with self._lock:
             self.generic.append(tensor)
 

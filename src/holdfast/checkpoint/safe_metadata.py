@@ -25,6 +25,7 @@ from torch.distributed.checkpoint.metadata import (
     TensorStorageMetadata,
 )
 
+from holdfast.checkpoint.files import path_parts
 from holdfast.checkpoint.inert import DamagedPickleError, Inert, Name
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
@@ -333,7 +334,8 @@ def check_metadata(metadata: Any) -> None:
         parts[index.fqn].remove(part)
         if not _whole((info.offset, info.length)) or type(info.relative_path) is not str:
             raise ValueError(f"the metadata does not say where {index.fqn} is stored")
-        places.setdefault(info.relative_path, []).append((info.offset, info.length, index.fqn))
+        file = "/".join(path_parts(info.relative_path)) if "/" in info.relative_path else info.relative_path
+        places.setdefault(file, []).append((info.offset, info.length, index.fqn))
     for fqn, missing in parts.items():
         if missing:
             raise ValueError(

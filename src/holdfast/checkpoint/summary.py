@@ -8,7 +8,7 @@ from pathlib import Path
 
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
-from holdfast.checkpoint.files import FileLayer
+from holdfast.checkpoint.files import FileLayer, contained_path, is_remote
 from holdfast.checkpoint.metadata_files import read_all_metadata
 from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.safetensors import RawTensor
@@ -53,13 +53,14 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
 
     Raises:
         UnusableCheckpointError: this is not a checkpoint, or its metadata is damaged.
-        UnsafeCheckpointError: the metadata would run code.
+        UnsafeCheckpointError: the metadata would run code, or names files outside the folder.
     """
     folder, layer = locate(path)
     tensors: dict[str, TensorSummary] = {}
     objects: set[str] = set()
     names: set[str] = set()
     raw = False
+    follow = trusted or is_remote(layer)
     for metadata, _ in read_all_metadata(folder, layer=layer, trusted=trusted):
         places: dict[str, set[str]] = {}
         for index, info in metadata.storage_data.items():
@@ -84,7 +85,9 @@ def summarise_checkpoint(path: str | os.PathLike[str], *, trusted: bool = False)
         layout="safetensors" if raw else "torch",
         tensors=tuple(tensors[name] for name in sorted(tensors)),
         objects=tuple(sorted(objects)),
-        files=tuple((name, _size(layer, folder / name)) for name in sorted(names)),
+        files=tuple(
+            (name, _size(layer, contained_path(folder, name, follow_links_out=follow))) for name in sorted(names)
+        ),
     )
 
 
