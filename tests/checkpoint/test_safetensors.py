@@ -63,6 +63,25 @@ def test_shards_of_one_tensor_are_put_together(tmp_path: Path) -> None:
     assert_same(load({"w": torch.zeros(60, 70)}, ParallelFileSystemReader(tmp_path)), {"w": whole})
 
 
+@pytest.mark.parametrize(
+    ("shape", "start"),
+    [((4, 2), [8, 0]), ((4, 2), [2, 0]), ((4,), [4]), ((4, 2), [1 << 61, 0])],
+    ids=["gap", "overlap", "dimensions", "beyond"],
+)
+def test_shards_that_do_not_make_up_their_tensor_are_refused(
+    tmp_path: Path, shape: tuple[int, ...], start: list[int]
+) -> None:
+    """A gap is what a shard that was not copied leaves: nothing else says that it is missing."""
+    for number, (size, offsets) in enumerate((((4, 2), [0, 0]), (shape, start))):
+        sharding = json.dumps({"w": {"saved_offsets": offsets}})
+        path = tmp_path / f"shard-{number}-model.safetensors"
+        save_file({"w": torch.ones(size)}, path, metadata={"DCP_SHARDING_INFO": sharding})
+    with pytest.raises(UnusableCheckpointError):
+        verify_checkpoint(tmp_path)
+    with pytest.raises(UnusableCheckpointError):
+        load({"w": torch.zeros(12, 2)}, ParallelFileSystemReader(tmp_path))
+
+
 def test_rows_are_read_without_the_rest(folder: Path) -> None:
     reader = ParallelFileSystemReader(folder)
     target = torch.zeros(100, 300)

@@ -23,6 +23,7 @@ from torch.distributed.checkpoint.metadata import (
 )
 
 from holdfast.checkpoint.files import CheckpointFile, FileLayer, contained_path
+from holdfast.checkpoint.safe_metadata import check_metadata
 from holdfast.errors import CheckpointReadError, UnusableCheckpointError
 
 __all__ = ["RawTensor", "list_files", "read_metadata"]
@@ -89,7 +90,16 @@ def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:
         finally:
             file.close()
     _check_index(folder, layer, storage, trusted=trusted)
-    return Metadata(state_dict_metadata=dict(tensors), storage_data=storage)
+    metadata = Metadata(state_dict_metadata=dict(tensors), storage_data=storage)
+    try:
+        check_metadata(metadata)
+    except ValueError as error:
+        raise UnusableCheckpointError(
+            f"the safetensors files do not add up: {error}",
+            folder=str(folder),
+            hint="a file of the checkpoint is missing, or not of this checkpoint: copy the folder whole",
+        ) from error
+    return metadata
 
 
 def _check_index(folder: Path, layer: FileLayer, storage: dict[MetadataIndex, RawTensor], *, trusted: bool) -> None:
@@ -181,9 +191,11 @@ def _add(
     reach = [offset + size for offset, size in zip(offsets, raw.shape, strict=True)]
     chunk = ChunkStorageMetadata(offsets=torch.Size(offsets), sizes=torch.Size(raw.shape))
     index = MetadataIndex(key, offsets)
-    if index in storage or (known is not None and known.properties.dtype != raw.dtype):
+    if index in storage or (
+        known is not None and (known.properties.dtype, len(known.size)) != (raw.dtype, len(raw.shape))
+    ):
         raise UnusableCheckpointError(
-            "two safetensors files hold the same part of a tensor, or disagree on its type",
+            "two safetensors files hold the same part of a tensor, or disagree on its type or dimensions",
             tensor=key,
             file=file.relative,
             other=storage[index].relative_path if index in storage else None,
