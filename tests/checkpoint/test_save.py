@@ -376,6 +376,19 @@ def test_the_latest_verified_checkpoint_says_why_newer_ones_were_passed_over(tmp
     assert earlier.step == 1
 
 
+def test_the_latest_verified_checkpoint_is_found_while_a_saver_keeps_only_one(tmp_path: Path) -> None:
+    saved(tmp_path, 0)
+    saver = threading.Thread(target=saved, args=(tmp_path, *range(1, 12)), kwargs={"keep": 1})
+    saver.start()
+    steps = []
+    while saver.is_alive():
+        found = latest_verified(tmp_path)
+        assert found is not None
+        steps.append(found.step)
+    saver.join()
+    assert steps == sorted(steps)
+
+
 def test_no_checkpoint_at_all_is_none_and_none_that_is_sound_is_an_error(tmp_path: Path) -> None:
     assert latest_verified(tmp_path) is None
     assert latest_verified(tmp_path / "nothing") is None

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import sys
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -83,6 +84,10 @@ def latest_verified(
         if report.sound:
             return VerifiedCheckpoint(path, step, tuple(passed_over), report)
         passed_over.append((path, report.reason))
+    if not all(path.exists() for path, _ in passed_over):  # a saver has removed it, for a newer one
+        return latest_verified(
+            folder, not_after=not_after, require_manifest=require_manifest, trusted=trusted, num_workers=num_workers
+        )
     if passed_over:
         raise UnusableCheckpointError(
             "none of the checkpoints can be used: " + "; ".join(f"{path.name}: {why}" for path, why in passed_over),
@@ -94,14 +99,20 @@ def latest_verified(
 
 def _candidates(folder: Path) -> list[tuple[int, int, Path]]:
     """Return the checkpoints in a folder, whole or not, with their step and when they were written."""
-    try:
-        entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".") and not _leads_inside(entry)]
-    except FileNotFoundError:
-        return []
-    except OSError as error:
-        raise UnusableCheckpointError(f"the folder cannot be read: {error.strerror}", folder=str(folder)) from error
-    found = [entry for entry in entries if is_checkpoint(entry) or _is_begun(entry)]
-    return [(_step(entry), entry.stat().st_mtime_ns, entry) for entry in found]
+    while True:
+        try:
+            entries = [entry for entry in folder.iterdir() if not entry.name.startswith(".")]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise UnusableCheckpointError(f"the folder cannot be read: {error.strerror}", folder=str(folder)) from error
+        found = []
+        for entry in entries:
+            if not _leads_inside(entry) and (is_checkpoint(entry) or _is_begun(entry)):
+                with suppress(FileNotFoundError):
+                    found.append((_step(entry), entry.stat().st_mtime_ns, entry))
+        if all(map(os.path.lexists, entries)):  # else a saver has removed one since, and the newer one is not listed
+            return found
 
 
 def _leads_inside(entry: Path) -> bool:
