@@ -197,6 +197,18 @@ def test_inspect_shows_long_and_odd_names_whole(tmp_path: Path, capsys: pytest.C
     assert name in capsys.readouterr().out
 
 
+def test_names_that_a_terminal_would_obey_or_not_take_are_shown_escaped(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = save({"\x1b[31mred\n\ud800": torch.zeros(2)}, tmp_path / "c")
+    assert command("inspect", str(folder)) == 0
+    assert r"\x1b[31mred\n\ud800" in capsys.readouterr().out
+    (path,) = folder.glob("*.distcp")
+    path.unlink()
+    assert command("verify", str(folder)) == 1
+    assert r"\x1b[31mred\n\ud800" in capsys.readouterr().out
+
+
 def test_inspect_says_what_it_can_inspect(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "x").write_text("x")
     assert command("inspect", str(tmp_path / "x")) == 2

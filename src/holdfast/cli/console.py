@@ -7,9 +7,14 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["table_console"]
+__all__ = ["printable", "table_console"]
 
 _PIPE_WIDTH = 250
+
+
+def printable(text: str) -> str:
+    """Return text that comes from a file with everything escaped that a terminal would obey, or not take at all."""
+    return "".join(char if char.isprintable() else char.encode("unicode_escape").decode() for char in text)
 
 
 def table_console() -> Console:

@@ -16,7 +16,7 @@ from typing import Annotated, Any, NamedTuple
 
 import typer
 
-from holdfast.cli.console import table_console
+from holdfast.cli.console import printable, table_console
 from holdfast.errors import ConfigError, HoldfastError
 
 __all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
@@ -75,10 +75,11 @@ def _show_checkpoint(asked: Asked) -> None:
     table.add_column("files")
     for tensor in summary.tensors:
         shape = " × ".join(map(str, tensor.shape)) or "scalar"
-        files = tensor.files[0] if len(tensor.files) == 1 else f"{len(tensor.files)} files"
-        table.add_row(escape(tensor.name), tensor.dtype, shape, f"{tensor.bytes:,}", str(tensor.chunks), files)
+        files = escape(printable(tensor.files[0])) if len(tensor.files) == 1 else f"{len(tensor.files)} files"
+        name = escape(printable(tensor.name))
+        table.add_row(name, tensor.dtype, shape, f"{tensor.bytes:,}", str(tensor.chunks), files)
     for name in summary.objects:
-        table.add_row(escape(name), "object", "", "", "", "")
+        table.add_row(escape(printable(name)), "object", "", "", "", "")
     console.print(table)
     missing = [name for name, size in summary.files if size is None]
     on_disk = sum(size or 0 for _, size in summary.files)
@@ -87,9 +88,9 @@ def _show_checkpoint(asked: Asked) -> None:
         f"{len(summary.files)} files, {on_disk:,} bytes on disk"
     )
     if missing:
-        console.print(f"[bold red]missing files:[/] {escape(', '.join(missing))}")
+        console.print(f"[bold red]missing files:[/] {escape(printable(', '.join(missing)))}")
     for key, stream in streams.items():
-        console.print(escape(f"{key}: {_standing(stream)}"))
+        console.print(escape(printable(f"{key}: {_standing(stream)}")))
 
 
 def _streams_in(folder: Path) -> dict[str, dict[str, Any]]:

@@ -9,6 +9,8 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.console import printable
+
 __all__ = ["register"]
 
 EXIT_CODES = {"sound": 0, "damaged": 1, "incomplete": 3}
@@ -46,18 +48,17 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(dataclasses.asdict(report), indent=2))
             raise typer.Exit(EXIT_CODES[report.verdict])
         for entry in report.damaged:
-            typer.echo(
-                f"damaged  {entry.tensor}  {entry.file} at {entry.offset}, {entry.length} bytes: {entry.problem}"
-            )
+            place = f"{entry.file} at {entry.offset}, {entry.length} bytes"
+            typer.echo(printable(f"damaged  {entry.tensor}  {place}: {entry.problem}"))
         for unchecked in report.unverified[:_MOST_LINES]:
-            typer.echo(f"unverified  {unchecked.tensor}  {unchecked.file}: {unchecked.reason}")
+            typer.echo(printable(f"unverified  {unchecked.tensor}  {unchecked.file}: {unchecked.reason}"))
         if len(report.unverified) > _MOST_LINES:
             typer.echo(f"unverified  … and {len(report.unverified) - _MOST_LINES} more (--json lists them)")
         for refused in report.unsafe:
-            typer.echo(f"refused  {refused.tensor}  {refused.file}: uses {', '.join(refused.names)}")
+            typer.echo(printable(f"refused  {refused.tensor}  {refused.file}: uses {', '.join(refused.names)}"))
         if report.unsafe:
             names = sorted({name for refused in report.unsafe for name in refused.names})
-            typer.echo(f"to allow them: torch.serialization.add_safe_globals([{', '.join(names)}])")
+            typer.echo(printable(f"to allow them: torch.serialization.add_safe_globals([{', '.join(names)}])"))
         verdict = report.verdict if report.sound else report.verdict.upper()
         typer.echo(
             f"{verdict}: {report.items} items{' in a manifest' if report.manifest else ''}, "
