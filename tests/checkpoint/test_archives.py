@@ -107,17 +107,45 @@ def test_a_central_directory_with_many_records_is_read() -> None:
     assert [records[f"data/{number}"].size for number in range(500)] == list(range(500))
 
 
-def zip64_archive(payload: bytes) -> bytes:
-    """An archive that uses the zip64 fields throughout, as one beyond four gigabytes must."""
+def zip64_archive(payload: bytes, *, first: bytes = b"", flags: int = 0, local_sizes: tuple[int, ...] = ()) -> bytes:
+    """An archive that uses the zip64 fields throughout, as one beyond four gigabytes must.
+
+    Args:
+        payload: of its one record.
+        first: what stands in front of the zip64 field in the directory.
+        flags: of the record; with 8 its sizes and checksum are in a descriptor behind the payload.
+        local_sizes: what the zip64 field of the local header holds, when not the size twice.
+    """
     name = b"archive/data/0"
     large = 0xFFFFFFFF
-    local = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, 0, 0, 0, 0, 9, large, large, len(name), 24)
-    local += name + struct.pack("<HHQQ", 1, 16, len(payload), len(payload)) + struct.pack("<HH", 0x4246, 0)
-    local += payload
+    sizes = local_sizes or (len(payload), len(payload))
+    short = (0, 0, 0) if flags else (9, large, large)
+    extra = struct.pack(f"<HH{len(sizes)}Q", 1, 8 * len(sizes), *sizes) + struct.pack("<HH", 0x4246, 0)
+    local = struct.pack("<4sHHHHHIIIHH", b"PK\x03\x04", 45, flags, 0, 0, 0, *short, len(name), len(extra))
+    local += name + extra + payload
+    if flags:
+        local += struct.pack("<4sIQQ", b"PK\x07\x08", 9, len(payload), len(payload))
     entry = struct.pack(
-        "<4sHHHHHHIIIHHHHHII", b"PK\x01\x02", 45, 45, 0, 0, 0, 0, 9, large, large, len(name), 28, 0, 0, 0, 0, large
+        "<4sHHHHHHIIIHHHHHII",
+        b"PK\x01\x02",
+        45,
+        45,
+        flags,
+        0,
+        0,
+        0,
+        9,
+        large,
+        large,
+        len(name),
+        28 + len(first),
+        0,
+        0,
+        0,
+        0,
+        large,
     )
-    entry += name + struct.pack("<HHQQQ", 1, 24, len(payload), len(payload), 0)
+    entry += name + first + struct.pack("<HHQQQ", 1, 24, len(payload), len(payload), 0)
     end64 = struct.pack("<4sQHHIIQQQQ", b"PK\x06\x06", 44, 45, 45, 0, 0, 1, 1, len(entry), len(local))
     locator = struct.pack("<4sIQI", b"PK\x06\x07", 0, len(local) + len(entry), 1)
     end = struct.pack("<4sHHHHIIH", b"PK\x05\x06", 0, 0, 0xFFFF, 0xFFFF, large, large, 0)
@@ -129,6 +157,26 @@ def test_zip64_fields_are_followed() -> None:
     assert zipfile.ZipFile(io.BytesIO(data)).infolist()[0].file_size == 7
     record = read_archive(memory_reader(memoryview(data)), len(data))["data/0"]
     assert data[record.start : record.start + record.size] == b"payload"
+
+
+@pytest.mark.parametrize("sizes", [(7, 0, 0), (0, 0), (7, 7)])
+def test_a_local_header_may_leave_the_sizes_of_zip64_to_the_descriptor(sizes: tuple[int, ...]) -> None:
+    data = zip64_archive(b"payload", flags=8, local_sizes=sizes)
+    assert read_archive(memory_reader(memoryview(data)), len(data))["data/0"].size == 7
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        zip64_archive(b"payload", flags=8, local_sizes=(6, 6)),
+        zip64_archive(b"payload", first=struct.pack("<HHQQQ", 1, 24, 6, 6, 0)),
+        zip64_archive(b"payload", first=struct.pack("<HH", 1, 0)),
+    ],
+    ids=["another size in the local header", "a second field", "an empty field"],
+)
+def test_zip64_fields_that_disagree_or_stand_twice_are_refused(data: bytes) -> None:
+    with pytest.raises(DamagedArchiveError):
+        read_archive(memory_reader(memoryview(data)), len(data))
 
 
 @given(position=st.integers(0, 2000), value=st.integers(0, 255))

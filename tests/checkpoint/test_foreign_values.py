@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import save_file
-from tests.checkpoint.support import save
+from tests.checkpoint.support import random_bits, raw_bytes, save
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 
 from holdfast import checkpoint
@@ -43,6 +43,17 @@ def test_an_archive_that_torch_refuses_is_damaged(change: dict[str, bytes | None
         decode_item(data, check=True, tensor="w", file="f")
     with pytest.raises(DamagedArchiveError, match=r"version|byte order"):
         open_item(memory_reader(data), len(data), KnownItems(), check=True)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.int64, torch.uint8, torch.complex64])
+def test_a_tensor_saved_on_a_machine_of_the_other_byte_order_has_the_same_values(dtype: torch.dtype) -> None:
+    tensor = random_bits(5, 3, dtype=dtype)
+    width = dtype.itemsize // (2 if dtype.is_complex else 1)
+    swapped = np.frombuffer(raw_bytes(tensor), np.uint8).reshape(-1, width)[:, ::-1].tobytes()
+    data = archive(tensor, {"byteorder": b"big", "data/0": swapped})
+    assert open_item(memory_reader(data), len(data), KnownItems(), check=True) is None, "the bytes must be turned first"
+    ours, _ = decode_tensor(data, Expected((5, 3), dtype), check=True, tensor="w", file="f")
+    assert raw_bytes(ours) == raw_bytes(torch.load(io.BytesIO(data), weights_only=True)) == raw_bytes(tensor)
 
 
 def test_a_sparse_tensor_where_the_metadata_says_dense_is_damage() -> None:

@@ -65,11 +65,11 @@ def test_an_archive_like_one_that_was_read_before_is_held_to_the_same() -> None:
             return open_item(memory_reader(data), len(data), known, check=False)
         return None
 
-    known = KnownItems()
-    for _ in range(2):
-        opened(memoryview(TENSOR), known)
-    assert known.templates[len(TENSOR)] is not None
     for field in fields_of(TENSOR):
+        known = KnownItems()  # a new one for each: the last archive that was accepted takes the place of the first
+        for _ in range(2):
+            opened(memoryview(TENSOR), known)
+        assert known.templates[len(TENSOR)] is not None
         data = memoryview(changed(TENSOR, field, 1))
         assert opened(data, KnownItems()) == opened(data, known), str(field)
 
@@ -123,13 +123,9 @@ def test_a_tensor_whose_description_has_no_checksum_is_not_called_verified(tmp_p
 
 def test_sizes_and_checksums_that_the_local_header_holds_itself_must_agree_too() -> None:
     """Torch leaves them to a descriptor; other writers, such as Python's ``zipfile``, do not."""
-    buffer = io.BytesIO()
-    with zipfile.ZipFile(io.BytesIO(TENSOR)) as source, zipfile.ZipFile(buffer, "w") as target:
-        for entry in source.infolist():
-            target.writestr(entry.filename, source.read(entry))
-    data = buffer.getvalue()
+    data = plain_archive()
     assert torch.equal(accepted(data), torch.arange(40.0))
-    with zipfile.ZipFile(buffer) as plain:
+    with zipfile.ZipFile(io.BytesIO(data)) as plain:
         headers = [entry.header_offset for entry in plain.infolist()]
     for at in headers:
         for field in ("crc", "packed", "size"):
@@ -139,6 +135,43 @@ def test_sizes_and_checksums_that_the_local_header_holds_itself_must_agree_too()
                 wrong[place + byte] ^= 1
                 with pytest.raises(DamagedArchiveError):
                     accepted(bytes(wrong))
+
+
+def plain_archive(*more: tuple[str, bytes]) -> bytes:
+    """The archive of the tensor as ``zipfile`` writes it, with more records behind its own."""
+    buffer = io.BytesIO()
+    with zipfile.ZipFile(io.BytesIO(TENSOR)) as source, zipfile.ZipFile(buffer, "w") as target:
+        for entry in source.infolist():
+            target.writestr(entry.filename, source.read(entry))
+        for name, content in more:
+            target.writestr(name, content)
+    return buffer.getvalue()
+
+
+@pytest.mark.parametrize("name", ["archive/data.pkl", "archive/DATA.PKL", "archive/data.pkl?x", "other/data.pkl", "x"])
+@pytest.mark.filterwarnings("ignore:Duplicate name")
+def test_a_record_that_a_reader_could_take_for_another_is_refused(name: str) -> None:
+    """By its name alone, by its name in another case, or as a reader that ends names at a zero byte sees it."""
+    assert torch.equal(accepted(plain_archive(("archive/more", b"1"))), torch.arange(40.0))
+    data = plain_archive((name, b"another pickle")).replace(b"?x", b"\0x")
+    with pytest.raises(DamagedArchiveError, match="misnamed or named twice"):
+        accepted(data)
+
+
+def test_bytes_between_the_last_record_and_the_directory_are_refused() -> None:
+    data = plain_archive()
+    at = struct.unpack_from("<I", data, len(data) - 6)[0]
+    moved = bytearray(data[:at] + bytes(64) + data[at:])
+    struct.pack_into("<I", moved, len(moved) - 6, at + 64)
+    assert zipfile.ZipFile(io.BytesIO(moved)).testzip() is None, "another reader takes it"
+    with pytest.raises(DamagedArchiveError, match="where its directory starts"):
+        accepted(bytes(moved))
+
+
+def test_more_records_than_any_object_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.archive.MAX_RECORDS", 3)
+    with pytest.raises(DamagedArchiveError, match="does not fit"):
+        accepted(plain_archive())
 
 
 @pytest.mark.parametrize("bits", [1, 0xFFFFFFFF, 0x0102])

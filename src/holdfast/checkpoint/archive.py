@@ -231,16 +231,18 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
 
 def _zip64_body(extra: bytes, where: int) -> bytes:
     """Return the content of the zip64 field among the extra fields of a record; empty when there is none."""
-    found = b""
+    found: bytes | None = None
     position = 0
     while position < len(extra):
         kind, length = struct.unpack_from("<HH", extra, position) if position + 4 <= len(extra) else (0, len(extra))
         body = extra[position + 4 : position + 4 + length]
         position += 4 + length
-        if len(body) != length or (kind == _ZIP64_FIELD and found):
+        if len(body) != length or (kind == _ZIP64_FIELD and found is not None):
             raise DamagedArchiveError("an extra field of a record is cut short or given twice", where, len(extra))
         if kind == _ZIP64_FIELD:
             found = body
+    if found is None:
+        return b""
     if len(found) % 8:
         raise DamagedArchiveError("the zip64 field of a record is cut short", where, len(extra))
     return found
