@@ -75,6 +75,15 @@ def test_a_healthy_run_is_left_alone(told: Told) -> None:
     assert len({rank["hash"] for rank in told["healthy"]}) == 1
 
 
+def test_restarts_that_would_meet_the_addresses_of_the_dead_are_warned_of_once_and_noted(told: Told) -> None:
+    first, *others = told["healthy"]
+    (warning,) = first["warned"]
+    assert "TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1" in warning
+    assert events(first, "start")[0]["notes"] == [warning]
+    assert all(rank["warned"] == [] == events(rank, "start")[0]["notes"] for rank in others)
+    assert events(told["nan"][0], "start")[0]["notes"] == [], "torchrun was told to restart nothing"
+
+
 def test_a_nan_on_one_rank_rolls_all_ranks_back_and_the_steps_are_made_again_exactly(told: Told) -> None:
     decisions = [events(rank, "rollback") for rank in told["nan"]]
     assert all(len(made) == 1 and made[0]["to"] == FAULT for made in decisions)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -241,9 +242,11 @@ def _restore(attempt: Attempt, components: Components, down: float) -> None:
             f"the folder holds checkpoints, but {error.message}",
             hint="restore one from a backup, or pass fresh=True to begin again at step 0",
         ) from error
-    notes: tuple[str, ...] = ()
+    notes = attempt.ranks.doubts
+    for doubt in notes:
+        warnings.warn(doubt, RuntimeWarning, stacklevel=2)
     if found is not None:
-        notes = restore_checkpoint(attempt, components, found)
+        notes += restore_checkpoint(attempt, components, found)
         for cure in cures_for(attempt.history.events, found.step):
             cure.apply(components, attempt.discard)
     attempt.stopwatch.lap("restore")

@@ -77,6 +77,8 @@ class Measured(NamedTuple):
     unclipped: Norms | None = None
 
 
+_PLAIN = {torch.Tensor}
+
 NOTHING = Measured()
 """Of a step in which no optimizer made one."""
 
@@ -184,14 +186,11 @@ class Gauge:
         layers = self.wants_layers()
         if not self._grad_norm and not layers:
             return
-        grads: list[torch.Tensor] = []
-        owners: list[torch.Tensor] = []
-        for group in groups:
-            for parameter in group["params"]:
-                gradient = parameter.grad
-                if gradient is not None and not gradient.is_sparse:
-                    grads.append(gradient)
-                    owners.append(parameter)
+        owners = [parameter for group in groups for parameter in group["params"]]
+        grads = [parameter.grad for parameter in owners]
+        if any(gradient is None or gradient.is_sparse for gradient in grads):
+            owners = [owner for owner in owners if owner.grad is not None and not owner.grad.is_sparse]
+            grads = [owner.grad for owner in owners]
         if not grads:
             return
         names = [self._names.get(id(parameter), "?") for parameter in owners] if layers else []
@@ -202,11 +201,14 @@ class Gauge:
         self._idle = not self._stepped
         if self._idle:
             return NOTHING
-        taken = list(self._taken.values())
-        norms, weights = (_together([norm for each in taken for norm in each[place]]) for place in (0, 2))
-        made = Measured(
-            norms, weights, tuple(name for each in taken for name in each.layers), self._rate, self._unclipped
-        )
+        norms: list[Any] = []
+        weights: list[Any] = []
+        layers: list[str] = []
+        for taken in self._taken.values():
+            norms += taken.norms
+            weights += taken.weights
+            layers += taken.layers
+        made = Measured(_together(norms), _together(weights), tuple(layers), self._rate, self._unclipped)
         self._taken, self._unclipped = {}, None
         self._stepped = False
         self._rate = None
@@ -215,7 +217,7 @@ class Gauge:
 
 def _has_closure(arguments: Any, options: Any) -> bool:
     # Torch's own profiling wrapper passes the optimizer itself first.
-    return options.get("closure") is not None or any(callable(one) for one in arguments[-1:])
+    return options.get("closure") is not None or (bool(arguments) and callable(arguments[-1]))
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[Any]:
@@ -224,6 +226,8 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[Any]:
     All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
     mesh, queued behind the backward pass like its own collectives.
     """
+    if {*map(type, tensors)} == _PLAIN:  # as nearly every gradient: few questions, as each step asks them
+        return _read(torch._foreach_norm(tensors))
     norms: list[Any] = list(torch._foreach_norm([local_tensor(tensor) for tensor in tensors]))
     together: dict[Any, list[int]] = {}
     for place, tensor in enumerate(tensors):
@@ -238,8 +242,18 @@ def _norms(tensors: Sequence[torch.Tensor]) -> list[Any]:
         whole = DTensor.from_local(squares, mesh, adding, run_check=False).full_tensor().sqrt()
         for place, norm in zip(places, whole.unbind(), strict=True):
             norms[place] = norm
-    # Read while they are in the processor's cache: a step later each of them is a walk through memory.
-    return [norm.item() for norm in norms] if all(norm.is_cpu for norm in norms) else norms
+    return _read(norms)
+
+
+def _read(norms: Sequence[torch.Tensor]) -> list[Any]:
+    """Return norms as floats, if they are on the host.
+
+    They are read while they are in the processor's cache: a step later each of them is a walk through memory.
+    """
+    for norm in norms:
+        if not norm.is_cpu:
+            return list(norms)
+    return [norm.item() for norm in norms]
 
 
 def _together(norms: list[Any]) -> Norms | None:

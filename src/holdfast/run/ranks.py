@@ -6,6 +6,7 @@ collectives of the training step.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
@@ -22,6 +23,11 @@ T = TypeVar("T")
 
 # A paused run waits for a person; a rank that died is noticed by its connections, a stalled one by the watchdog.
 MAX_WAIT_DAYS = 30
+
+STALE_STORE = (
+    "torchrun keeps one store for all its restarts, in which ranks that are started again may find the addresses of "
+    "the dead (torch 135712) and fail or hang: start torchrun with TORCH_DISABLE_SHARE_RDZV_TCP_STORE=1"
+)
 
 
 class Exchange:
@@ -71,6 +77,13 @@ class Ranks:
     def is_first(self) -> bool:
         """Whether this is rank 0."""
         return self.rank == 0
+
+    @property
+    def doubts(self) -> tuple[str, ...]:
+        """What would keep the launcher from starting these ranks again, in words; known to rank 0."""
+        restarts = os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0"
+        is_shared = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+        return (STALE_STORE,) if self.world > 1 and self.is_first and restarts and is_shared else ()
 
     def first(self, action: Callable[[], T]) -> T:
         """Let rank 0 act; every rank gets its result, or its error."""
