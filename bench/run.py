@@ -23,6 +23,7 @@ from torch import nn
 
 from common import alternate, arguments, publish
 from holdfast.run import RollbackOptions, Run, RunLog, RunOptions
+from holdfast.run.gauge import Gauge
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
@@ -120,18 +121,30 @@ def step_ratio(rounds: int, clock: Callable[[], float]) -> float:
         batches = iter(run)
 
         def with_run() -> None:
-            for _ in range(10):
+            for _ in range(5):
                 next(batches)
                 run.step(loss=recorded_step())
 
         def without() -> None:
-            for _ in range(10):
+            for _ in range(5):
                 plain_step().item()
 
         with_run()
         taken = alternate({"with": with_run, "without": without}, rounds, clock=clock)
         run.close()
     return taken["with"] / taken["without"]
+
+
+def norm_microseconds(rounds: int, tensors: int, size: int) -> float:
+    """Return what measuring the norms of this many gradients of this many numbers takes."""
+    model = nn.ParameterList([nn.Parameter(torch.randn(size)) for _ in range(tensors)])
+    for parameter in model.parameters():
+        parameter.grad = torch.randn(size)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
+    gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=None)
+    taken = alternate({"norms": lambda: gauge.measure_unclipped(optimizer)}, 20 * rounds, clock=time.thread_time)
+    gauge.close()
+    return 1e6 * taken["norms"]
 
 
 def job(seed: int, poisoned: bool) -> tuple[Any, ...]:
@@ -284,8 +297,10 @@ def main() -> None:
         "host_microseconds_per_step": alone,
         "host_microseconds_per_step_watched": watched,
         "host_microseconds_per_step_with_looks": with_looks,
-        "cpu_ratio_of_a_20_ms_step": step_ratio(rounds, time.thread_time),
-        "wall_ratio_of_a_20_ms_step": step_ratio(rounds, time.perf_counter),
+        "cpu_ratio_of_a_20_ms_step": step_ratio(12 * rounds, time.thread_time),
+        "wall_ratio_of_a_20_ms_step": step_ratio(12 * rounds, time.perf_counter),
+        "norm_microseconds_per_tensor": norm_microseconds(rounds, 100, 4) / 100,
+        "norm_microseconds_per_megabyte": norm_microseconds(rounds, 16, 1 << 20) / 64,
     }
     with tempfile.TemporaryDirectory() as folder:
         figures |= compare(seeds, Path(folder))
