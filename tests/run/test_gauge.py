@@ -59,26 +59,25 @@ def test_gradients_measured_before_clipping_are_not_measured_again_nor_kept_wher
 
 
 def test_parameters_without_a_gradient_and_sparse_gradients_are_left_out_and_the_others_keep_their_layers() -> None:
-    model = torch.nn.ModuleDict(
-        {
-            "words": torch.nn.Embedding(5, 3, sparse=True),
-            "frozen": torch.nn.Linear(3, 3).requires_grad_(False),
-            "wide": torch.nn.Linear(3, 3, bias=False, dtype=torch.float64),
-            "last": torch.nn.Linear(3, 1, bias=False),
-        }
-    )
+    layers: dict[str, Any] = {
+        "words": torch.nn.Embedding(5, 3, sparse=True),
+        "frozen": torch.nn.Linear(3, 3).requires_grad_(False),
+        "wide": torch.nn.Linear(3, 3, bias=False, dtype=torch.float64),
+        "last": torch.nn.Linear(3, 1, bias=False),
+    }
+    model = torch.nn.ModuleDict(layers)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.0)
     gauge = Gauge(model, [optimizer], grad_norm=True, stats_every=1)
     gauge.wants_layers = lambda: True
-    hidden = model["wide"](model["frozen"](model["words"](torch.tensor([1, 2]))).double())
-    torch.autograd.backward(model["last"](hidden.float()).sum())
-    assert model["words"].weight.grad.is_sparse
+    hidden = layers["wide"](layers["frozen"](layers["words"](torch.tensor([1, 2]))).double())
+    torch.autograd.backward(layers["last"](hidden.float()).sum())
+    assert layers["words"].weight.grad.is_sparse
     optimizer.step()
     made = gauge.take()
     assert made.layers == ("wide", "last")
     assert made.norms is not None
     assert made.weights is not None
-    measured = {"wide": model["wide"].weight, "last": model["last"].weight}
+    measured = {"wide": layers["wide"].weight, "last": layers["last"].weight}
     assert by_layer(made.layers, on_host(made.norms)) == {name: w.grad.norm().item() for name, w in measured.items()}
     assert by_layer(made.layers, on_host(made.weights)) == {name: w.norm().item() for name, w in measured.items()}
     gauge.close()

@@ -220,7 +220,7 @@ def _has_closure(arguments: Any, options: Any) -> bool:
     return options.get("closure") is not None or (bool(arguments) and callable(arguments[-1]))
 
 
-def _norms(tensors: Sequence[torch.Tensor]) -> list[Any]:
+def _norms(tensors: list[torch.Tensor]) -> list[Any]:
     """Return the norm of every tensor, of the whole of it where each rank holds a shard; as floats, if on the host.
 
     All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
