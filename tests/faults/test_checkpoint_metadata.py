@@ -127,6 +127,56 @@ def test_metadata_that_does_not_fit_what_is_stored_is_refused(
         assert verify_checkpoint(folder).verdict == "damaged"
 
 
+def shared_byte(metadata: Metadata) -> None:
+    first = min(metadata.storage_data.values(), key=lambda info: info.offset)
+    first.length += 1
+
+
+def wrong_path(metadata: Metadata) -> None:
+    metadata.planner_data["weight"] = ("model", "weight")
+
+
+def many_dimensions(metadata: Metadata) -> None:
+    entry_of(metadata).size = torch.Size((10, 4, *[1] * 100))
+
+
+def place_that_is_true(metadata: Metadata) -> None:
+    metadata.storage_data[MetadataIndex("weight", torch.Size((0, 0)))].offset = True
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (shared_byte, "same place"),
+        (wrong_path, "leads elsewhere"),
+        (many_dimensions, "a size"),
+        (place_that_is_true, "where weight is stored"),
+    ],
+)
+def test_metadata_that_does_not_add_up_says_why(folder: Path, change: Callable[[Metadata], None], said: str) -> None:
+    metadata = FileSystemReader(folder).read_metadata()
+    change(metadata)
+    with pytest.raises(UnusableCheckpointError, match=said):
+        load_metadata(pickle.dumps(metadata), file=".metadata")
+
+
+def test_a_grid_with_one_cell_twice_and_another_missing_is_no_tiling() -> None:
+    cells = [(0, 0), (0, 0), (0, 1), (1, 1)]
+    with pytest.raises(ValueError, match="overlap"):
+        check_tiling((2, 2), [(cell, (1, 1)) for cell in cells])
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"\x80\x02K\x01q\x00K\x02q\x00\x86.", b"\x80\x02cargparse\nNamespace\n)\x81}b}b."],
+    ids=["a place of the memo twice", "a state twice"],
+)
+def test_a_pickle_that_no_pickler_writes_is_refused(data: bytes) -> None:
+    pickle.loads(data)  # noqa: S301 — shows that Python reads it
+    with pytest.raises(DamagedPickleError):
+        read_pickle(data)
+
+
 def test_two_places_under_one_name_are_refused(folder: Path) -> None:
     """A dict cannot hold both, but its pickle can: the last one would count, and nobody would miss the first."""
     metadata = FileSystemReader(folder).read_metadata()
