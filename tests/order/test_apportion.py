@@ -1,4 +1,4 @@
-"""Apportionment: at any prefix of whole blocks every source has its share, exactly; counts never shrink."""
+"""Apportionment: at any prefix of whole blocks every source has its part, exactly; counts never shrink."""
 
 from __future__ import annotations
 
@@ -19,29 +19,29 @@ Int64 = NDArray[np.int64]
 PREFIXES = np.concatenate([np.arange(600), [10**4, 10**4 + 1, 10**6, 10**9, 10**9 + 1]])
 
 
-def _deviation(shares: list[int], blocks: Int64, counts: Int64, block: int) -> Fraction:
-    """Return the largest distance of a count from its exact share, in exact arithmetic."""
+def _deviation(integers: list[int], blocks: Int64, counts: Int64, block: int) -> Fraction:
+    """Return the largest distance of a count from its exact weight, in exact arithmetic."""
     worst = Fraction(0)
     for row, number in zip(counts.tolist(), blocks.tolist(), strict=True):
         places = number * block
-        for count, share in zip(row, shares, strict=True):
-            worst = max(worst, abs(count - Fraction(places * share, WHOLE)))
+        for count, integer in zip(row, integers, strict=True):
+            worst = max(worst, abs(count - Fraction(places * integer, WHOLE)))
     return worst
 
 
-def _light_beyond_help(shares: list[int]) -> int:
-    return sum(share * MAX_BLOCK < 2 * WHOLE for share in shares)
+def _light_beyond_help(integers: list[int]) -> int:
+    return sum(integer * MAX_BLOCK < 2 * WHOLE for integer in integers)
 
 
 @given(weights())
 def test_weights_become_positive_integers_that_add_up(drawn: list[float]) -> None:
     positive = [weight for weight in drawn if weight > 0]
-    shares = integer_weights(positive)
-    assert sum(shares) == WHOLE
-    assert min(shares) >= 1
+    integers = integer_weights(positive)
+    assert sum(integers) == WHOLE
+    assert min(integers) >= 1
     total = sum(Fraction(weight) for weight in positive)
-    for share, weight in zip(shares, positive, strict=True):
-        assert abs(share - Fraction(weight) * WHOLE / total) <= len(positive)
+    for integer, weight in zip(integers, positive, strict=True):
+        assert abs(integer - Fraction(weight) * WHOLE / total) <= len(positive)
 
 
 def test_a_weight_too_small_to_count_still_counts() -> None:
@@ -56,22 +56,22 @@ def test_scaling_all_weights_changes_nothing(drawn: list[float]) -> None:
 
 @given(weights())
 def test_every_prefix_of_whole_blocks_is_within_one_of_the_weights(drawn: list[float]) -> None:
-    shares = integer_weights([weight for weight in drawn if weight > 0])
-    apportionment = Apportionment(shares)
+    integers = integer_weights([weight for weight in drawn if weight > 0])
+    apportionment = Apportionment(integers)
     counts = apportionment.counts(PREFIXES)
     assert np.array_equal(counts.sum(axis=1), PREFIXES * apportionment.block)
-    worst = _deviation(shares, PREFIXES, counts, apportionment.block)
+    worst = _deviation(integers, PREFIXES, counts, apportionment.block)
     assert worst <= apportionment.max_deviation
-    if _light_beyond_help(shares) <= 4:
+    if _light_beyond_help(integers) <= 4:
         assert apportionment.max_deviation == 1.0
 
 
 @given(st.lists(st.floats(-40, 0).map(lambda power: 2.0**power), min_size=1, max_size=40))
 def test_weights_over_twelve_orders_of_magnitude_stay_within_the_stated_bound(drawn: list[float]) -> None:
-    shares = integer_weights(drawn)
-    apportionment = Apportionment(shares)
+    integers = integer_weights(drawn)
+    apportionment = Apportionment(integers)
     prefixes = PREFIXES[::20]
-    assert _deviation(shares, prefixes, apportionment.counts(prefixes), apportionment.block) <= (
+    assert _deviation(integers, prefixes, apportionment.counts(prefixes), apportionment.block) <= (
         apportionment.max_deviation
     )
     assert apportionment.max_deviation < 2.5
@@ -102,17 +102,17 @@ def test_the_block_of_an_ordinal_is_the_one_that_contains_it(drawn: list[float],
 
 def test_a_thousand_sources_stay_within_one() -> None:
     generator = np.random.default_rng(5)
-    shares = integer_weights(generator.random(1_000).tolist())
-    apportionment = Apportionment(shares)
+    integers = integer_weights(generator.random(1_000).tolist())
+    apportionment = Apportionment(integers)
     prefixes = np.array([1, 2, 3, 10, 99, 1_000, 10**6])
     counts = apportionment.counts(prefixes)
-    assert _deviation(shares, prefixes, counts, apportionment.block) <= 1
+    assert _deviation(integers, prefixes, counts, apportionment.block) <= 1
 
 
 @pytest.mark.parametrize("tiny", [1e-9, 1e-6, 1e-3])
 def test_a_tiny_source_comes_when_it_is_due_and_not_before(tiny: float) -> None:
-    shares = integer_weights([1.0, tiny])
-    apportionment = Apportionment(shares)
+    integers = integer_weights([1.0, tiny])
+    apportionment = Apportionment(integers)
     due = -(-round(1 / tiny) // apportionment.block)
     counts = apportionment.counts(np.array([0, due // 4, 2 * due]))[:, 1].tolist()
     assert counts[0] == 0

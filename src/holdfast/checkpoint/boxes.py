@@ -17,10 +17,10 @@ from holdfast.checkpoint.items import ItemLayout
 from holdfast.checkpoint.plan import Chunk, Request
 from holdfast.checkpoint.slices import Leaf, cut_box
 
-__all__ = ["Part", "Parts", "Share", "parts_of_chunk"]
+__all__ = ["Overlap", "Part", "Parts", "parts_of_chunk"]
 
 
-class Share(NamedTuple):
+class Overlap(NamedTuple):
     """What one request takes out of a buffer."""
 
     request: Request
@@ -35,7 +35,7 @@ class Part(NamedTuple):
     offset: int
     length: int
     address: int | None
-    shares: tuple[Share, ...]
+    overlaps: tuple[Overlap, ...]
 
 
 class Parts(NamedTuple):
@@ -94,7 +94,7 @@ def _parts(request: Request, layout: ItemLayout, block_bytes: int, full: bool) -
             ahead = sum(start * stride for start, stride in zip(leaf.start, target.stride(), strict=True))
             parts.append(Part(leaf.offset, leaf.length, target.data_ptr() + ahead * target.itemsize, ()))
         else:
-            parts.append(Part(leaf.offset, leaf.length, None, (Share(request, leaf.start, leaf.lengths, 0),)))
+            parts.append(Part(leaf.offset, leaf.length, None, (Overlap(request, leaf.start, leaf.lengths, 0),)))
     return parts
 
 
@@ -115,13 +115,13 @@ def _shared_parts(requests: Sequence[Request], layout: ItemLayout, block_bytes: 
     )
     parts = []
     for leaf in leaves:
-        shares = tuple(share for request in requests if (share := _intersect(request, leaf, low, recipe.strides)))
-        if shares:
-            parts.append(Part(leaf.offset, leaf.length, None, shares))
+        found = tuple(overlap for request in requests if (overlap := _intersect(request, leaf, low, recipe.strides)))
+        if found:
+            parts.append(Part(leaf.offset, leaf.length, None, found))
     return parts
 
 
-def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequence[int]) -> Share | None:
+def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequence[int]) -> Overlap | None:
     start, lengths, offset = [], [], 0
     for dim, stride in enumerate(strides):
         leaf_start = low[dim] + leaf.start[dim]
@@ -133,7 +133,7 @@ def _intersect(request: Request, leaf: Leaf, low: Sequence[int], strides: Sequen
         start.append(begin - box_start)
         lengths.append(end - begin)
         offset += (begin - leaf_start) * stride
-    return Share(request, tuple(start), tuple(lengths), offset)
+    return Overlap(request, tuple(start), tuple(lengths), offset)
 
 
 def _ranges_overlap(parts: Sequence[Part]) -> bool:

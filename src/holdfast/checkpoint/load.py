@@ -3,7 +3,7 @@
 A chunk goes through three stages. *Start* (a worker): find the payload and cut the wanted boxes into byte ranges.
 *Read* (workers): fill destinations, or buffers, piece by piece, with the CRC of each piece taken while it is hot.
 *Commit* (the calling thread): only when the whole chunk is in and its checksum matches. Small chunks that lie next to
-each other skip the stages: one read brings a whole window of them.
+each other skip the stages: one read brings many of them.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from holdfast.checkpoint.items import (
 from holdfast.checkpoint.layouts import chunk_layout, raw_layout
 from holdfast.checkpoint.load_state import ChunkState, Copy, Finished
 from holdfast.checkpoint.naming import corrupt, naming
+from holdfast.checkpoint.neighbours import join_neighbours, may_join
 from holdfast.checkpoint.options import LoadOptions
 from holdfast.checkpoint.plan import Chunk
 from holdfast.checkpoint.report import ReportBuilder
 from holdfast.checkpoint.slices import is_dense
-from holdfast.checkpoint.windows import fits_window, pack_windows
 from holdfast.errors import CheckpointError
 
 __all__ = ["Load"]
@@ -115,14 +115,14 @@ class Load:
     def _jobs(self, chunks: Iterable[Chunk]) -> list[Callable[[], None]]:
         return [
             _job(self._start, group[0])
-            if len(group) == 1 and not fits_window(group[0], self._budget.limit)
-            else _job(self._read_window, group)
-            for group in pack_windows(chunks, self._budget.limit)
+            if len(group) == 1 and not may_join(group[0], self._budget.limit)
+            else _job(self._read_neighbours, group)
+            for group in join_neighbours(chunks, self._budget.limit)
         ]
 
     # Small neighbours, in one read.
 
-    def _read_window(self, chunks: list[Chunk]) -> None:
+    def _read_neighbours(self, chunks: list[Chunk]) -> None:
         start = chunks[0].offset
         end = max(chunk.offset + chunk.length for chunk in chunks)
         buffer = self._budget.take(end - start)
@@ -170,7 +170,7 @@ class Load:
                 ctypes.memmove(target.data_ptr(), address + layout.payload_offset, layout.payload_bytes)
             self._finish(chunk, reason)
             return
-        # Moved to memory of its own: in the window the payload may lie at an odd address.
+        # Moved to memory of its own: among its neighbours the payload may lie at an odd address.
         self._deliver(chunk, bytearray(item), layout)
 
     def _check_bound(self, chunk: Chunk, item: memoryview) -> None:
@@ -336,17 +336,17 @@ class Load:
         handed_over = False
         try:
             self._read_into(state, buffer.view, part.offset)
-            if not part.shares:
+            if not part.overlaps:
                 return  # read for the checksum only
             flat = buffer.tensor[: part.length].view(layout.recipe.dtype)
             copies = []
-            for share in part.shares:
-                source = flat.as_strided(share.lengths, layout.recipe.strides, share.offset)
-                if share.request.in_memory:
-                    assert share.request.target is not None
-                    copy_into(narrow(share.request.target, share.start, share.lengths), source)
+            for overlap in part.overlaps:
+                source = flat.as_strided(overlap.lengths, layout.recipe.strides, overlap.offset)
+                if overlap.request.in_memory:
+                    assert overlap.request.target is not None
+                    copy_into(narrow(overlap.request.target, overlap.start, overlap.lengths), source)
                 else:
-                    copies.append(Copy(state, share.request, share.start, source, None))
+                    copies.append(Copy(state, overlap.request, overlap.start, source, None))
             if copies:
                 # The calling thread takes events in order, so the last copy may give the buffer back.
                 copies[-1] = copies[-1]._replace(buffer=buffer)

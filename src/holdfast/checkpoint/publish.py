@@ -25,9 +25,10 @@ from pathlib import Path
 
 from holdfast.checkpoint.files import LocalFiles
 from holdfast.checkpoint.manifest import MANIFEST, Manifest, read_manifest
+from holdfast.durable import sync
 from holdfast.errors import CheckpointWriteError, HoldfastError
 
-__all__ = ["Staging", "check_replaceable", "prune", "sync_files", "sync_folder"]
+__all__ = ["Staging", "check_replaceable", "prune", "sync_files"]
 
 _OURS = re.compile(rf"\.metadata(\.tmp)?|__\d+\.metadata|__\d+_\d+\.distcp|{re.escape(MANIFEST)}")
 _HIDDEN = re.compile(r"\.(?P<name>.+)\.(?P<host>[^.]*)-[0-9a-f]{12}\.(?P<kind>saving|removing|replaced)")
@@ -91,7 +92,7 @@ class Staging:
         replaced: list[Path] = []
         while not self._take_place(replaced):
             check_replaceable(self.target)
-        sync_folder(self.target.parent)
+        sync(self.target.parent)
         for old in replaced:
             _remove(old, keep_in=self.target)
 
@@ -163,20 +164,7 @@ def _is_complete(folder: Path, manifest: Manifest) -> bool:
 def sync_files(paths: Sequence[Path]) -> None:
     """Make sure that files are on the disk; all at once, so that the file system need not commit once for each."""
     with ThreadPoolExecutor(max(1, min(len(paths), MAX_SYNC_THREADS))) as pool:
-        list(pool.map(_sync_file, paths))
-
-
-def _sync_file(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
-def sync_folder(folder: Path) -> None:
-    """Make sure that the names in a folder are on the disk."""
-    _sync_file(folder)
+        list(pool.map(sync, paths))
 
 
 def _hidden(target: Path, kind: str) -> Path:

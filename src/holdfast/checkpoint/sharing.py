@@ -246,13 +246,13 @@ def _in_order(chunk: Chunk) -> list[Request]:
 def _stretches(ranks: tuple[int, ...], keys: list[Key], sizes: dict[Key, int]) -> Iterator[_Stream]:
     """Cut chunks, in the order they lie in the files, into one stretch of about equal bytes per rank."""
     total = sum(sizes[key] for key in keys)
-    shares: dict[int, list[Key]] = {}
+    keys_of: dict[int, list[Key]] = {}
     done = 0
     for key in keys:
-        shares.setdefault(ranks[done * len(ranks) // total], []).append(key)
+        keys_of.setdefault(ranks[done * len(ranks) // total], []).append(key)
         done += sizes[key]
-    for owner, share in shares.items():
-        yield _Stream(owner, ranks, share)
+    for owner, own in keys_of.items():
+        yield _Stream(owner, ranks, own)
 
 
 def _views(chunk: Chunk) -> list[torch.Tensor]:

@@ -25,12 +25,13 @@ from holdfast.checkpoint.manifest import (
     digest_whole,
     item_digest,
 )
-from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files, sync_folder
+from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files
+from holdfast.durable import sync
 from holdfast.errors import CheckpointWriteError, ConfigError
 
 __all__ = ["VerifiedWriter"]
 
-_WINDOW_BYTES = 1 << 20
+_READ_BYTES = 1 << 20
 
 
 @dataclass(frozen=True)
@@ -163,7 +164,7 @@ class VerifiedWriter(FileSystemWriter):
         manifest = Manifest(step=self._step, run_id=self._run_id, metadata=digest_of(content), records=records).sealed()
         (folder / MANIFEST).write_bytes(manifest.to_bytes())
         sync_files([folder / MANIFEST, folder / ".metadata", *(self._written if self._alone else ())])
-        sync_folder(folder)
+        sync(folder)
         self._staging.publish()
         if self._keep is not None:
             self.removed = prune(self._staging.target, manifest, self._keep)
@@ -171,15 +172,15 @@ class VerifiedWriter(FileSystemWriter):
 
 def _digest(file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex]) -> Iterator[_Digested]:
     """Digest what was written to a file, as it lies there."""
-    window, window_at = memoryview(b""), 0
+    held, held_at = memoryview(b""), 0
     for result in sorted(written, key=lambda result: result.storage_data.offset):
         info = result.storage_data
         read: ReadPart
-        if info.length <= WHOLE_BYTES:  # from a window over its neighbours: one read brings a few hundred
-            if info.offset + info.length > window_at + len(window):
-                window_at = info.offset
-                window = memoryview(file.read(window_at, min(_WINDOW_BYTES, file.size - window_at)))
-            read = memory_reader(window[info.offset - window_at :][: info.length])
+        if info.length <= WHOLE_BYTES:  # together with its neighbours: one read brings a few hundred
+            if info.offset + info.length > held_at + len(held):
+                held_at = info.offset
+                held = memoryview(file.read(held_at, min(_READ_BYTES, file.size - held_at)))
+            read = memory_reader(held[info.offset - held_at :][: info.length])
         else:
             read = _reader(file, info.offset)
         whole = digest_whole(read, info.length, tensor=result.index in tensors)

@@ -17,7 +17,7 @@ MAX_CHUNKS = 1_000_000
 # Batches per chunk: a commit is then worth its cost, and little work is lost with a worker.
 MAX_BATCHES = 64
 # Chunks per worker at least, so that slow workers can leave some to fast ones.
-MIN_SHARE = 16
+MIN_CHUNKS_PER_WORKER = 16
 # Samples that are read to learn how large one is.
 PROBES = 8
 
@@ -34,9 +34,9 @@ def default_chunk_size(
         bytes_per_sample: see ``sample_bytes``.
         max_bytes: how large a chunk may become; one batch is always allowed.
     """
-    share = positions // (MIN_SHARE * workers) // batch_size
+    many = positions // (MIN_CHUNKS_PER_WORKER * workers) // batch_size
     few = -(-positions // MAX_CHUNKS // batch_size)
-    batches = max(1, min(MAX_BATCHES, share), few)
+    batches = max(1, min(MAX_BATCHES, many), few)
     fitting = int(max_bytes / max(1.0, bytes_per_sample)) // batch_size
     return batch_size * max(1, min(batches, fitting))
 

@@ -314,7 +314,7 @@ class TrainerRecord:
     def _act(self, agreed: Agreed) -> Path | None:
         if agreed.action is Action.LOG:
             return None
-        finding = self._reactions.act(self._agreement.share(self._reactions.take))
+        finding = self._reactions.act(self._agreement.gather(self._reactions.take))
         return None if finding is None else self._decide(finding)
 
     def _decide(self, finding: dict[str, Any]) -> Path:

@@ -238,20 +238,20 @@ class MetricsAggregator:
             return merge_tables([local], self._handlers)
         # Every metric has one rank that merges it: each rank then reads as many states as there are metrics, where
         # gathering everything everywhere would make each of a thousand ranks read a thousand times as many.
-        shares: list[Table] = [{} for _ in range(world_size)]
+        parts: list[Table] = [{} for _ in range(world_size)]
         for key, metric in local.items():
-            shares[zlib.crc32(repr(key).encode()) % world_size][key] = metric
-        pieces = [json.dumps(self._encode(share, "rank")).encode() for share in shares]
-        answer = self._merge_share(exchange_bytes(pieces, self._process_group))
+            parts[zlib.crc32(repr(key).encode()) % world_size][key] = metric
+        pieces = [json.dumps(self._encode(part, "rank")).encode() for part in parts]
+        answer = self._merge_own_part(exchange_bytes(pieces, self._process_group))
         merged: Table = {}
         for received in gather_bytes(json.dumps(answer).encode(), world_size, self._process_group):
-            part = json.loads(received)
-            if "error" in part:
-                raise MetricError(part["error"])
-            merged |= decode_table(METRICS_STATE.from_json(part), self._handlers)
+            answered = json.loads(received)
+            if "error" in answered:
+                raise MetricError(answered["error"])
+            merged |= decode_table(METRICS_STATE.from_json(answered), self._handlers)
         return dict(sorted(merged.items()))
 
-    def _merge_share(self, received: list[bytes]) -> dict[str, Any]:
+    def _merge_own_part(self, received: list[bytes]) -> dict[str, Any]:
         """Return the metrics this rank merges for all; an error is an answer too, so that every rank raises it."""
         try:
             tables: list[Table] = []

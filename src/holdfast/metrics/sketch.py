@@ -129,13 +129,13 @@ class QuantileSketch:
         total = int(ends[-1])
         rank = max(1, -(-percent * total // 100))
         bucket = int(np.searchsorted(ends, rank))
-        share = int(self.counts[bucket])
-        before = int(ends[bucket]) - share
+        inside = int(self.counts[bucket])
+        before = int(ends[bucket]) - inside
         start = int(self.keys[bucket])
         shift = int(self.grid.shifts_of(self.keys[bucket : bucket + 1] >> MANTISSA_BITS)[0])
         if shift == 0:
             return _float(start), 0.0
-        if refinement is not None and share > total * _REFINED_ABOVE:
+        if refinement is not None and inside > total * _REFINED_ABOVE:
             # Descend from the smallest node that holds the bucket; its count is that of its buckets, exactly.
             level = (MANTISSA_BITS - shift) // DIGIT_BITS
             below = MANTISSA_BITS - DIGIT_BITS * level
@@ -145,8 +145,8 @@ class QuantileSketch:
             key, off = refinement.descend(node, level, int(ends[end - 1]) - before, rank - before, total)
             return _float(key), off / total
         # Spread the bucket's values evenly over its floats, in integers so that every machine agrees.
-        key = start + ((2 * (rank - before) - 1) << shift) // (2 * share)
-        return _float(key), share / total
+        key = start + ((2 * (rank - before) - 1) << shift) // (2 * inside)
+        return _float(key), inside / total
 
     def serialize(self) -> dict[str, Any]:
         """Return a JSON-friendly form; equal sketches give equal text."""

@@ -1,10 +1,10 @@
-"""Exact shares of blocks: how many places of the first b blocks belong to each source.
+"""Exact counts in blocks: how many places of the first b blocks belong to each source.
 
 The model: with cumulative weights A(s), the places below ``round(P · A(s))`` of a prefix of P places go to sources
-0 … s. Every source then stands within one sample of its weight at every prefix of whole blocks, the shares add up
+0 … s. Every source then stands within one sample of its weight at every prefix of whole blocks, the counts add up
 exactly, and any prefix is computed on its own. Counts must also never shrink from one block to the next; a difference
 of two rounded lines can do so only for sources that get less than two places a block. Those light sources stand at the
-two ends, where a share is bounded by one rounded line alone, and up to two share an end by one more exact
+two ends, where a count is bounded by one rounded line alone, and up to two share an end by one more exact
 split. Blocks grow (up to ``MAX_BLOCK``) until no more than four sources are light; should there be more even then, each
 end is a balanced tree of such splits, and ``max_deviation`` says the bound that is proved for it.
 
@@ -79,24 +79,23 @@ class Apportionment:
     """The counts of every source in any prefix of whole blocks.
 
     Args:
-        shares: the integer weights (out of 2^62), all positive, in the caller's order of sources.
+        weights: integers out of 2^62, all positive, in the caller's order of sources.
         block: the number of places in a block; chosen from the weights when None.
     """
 
-    def __init__(self, shares: Sequence[int], *, block: int | None = None) -> None:
-        self.shares = tuple(shares)
-        self.block = block or self._choose_block(self.shares)
+    def __init__(self, weights: Sequence[int], *, block: int | None = None) -> None:
+        self.weights = tuple(weights)
+        self.block = block or self._choose_block(self.weights)
         light = sorted(
-            (i for i, w in enumerate(shares) if w * self.block < LIGHT * WHOLE), key=lambda i: (shares[i], i)
+            (i for i, w in enumerate(weights) if w * self.block < LIGHT * WHOLE), key=lambda i: (weights[i], i)
         )
-        heavy = [i for i in range(len(shares)) if i not in set(light)]
-        ends = [_Split(members, shares) if members else None for members in (light[::2], light[1::2])]
+        heavy = [i for i in range(len(weights)) if i not in set(light)]
+        ends = [_Split(members, weights) if members else None for members in (light[::2], light[1::2])]
         self._first, self._last = ends
         self._heavy = heavy
-        weights = [end.weight if end else 0 for end in ends]
-        lines = [weights[0]]
+        lines = [self._first.weight if self._first else 0]
         for i in heavy:
-            lines.append(lines[-1] + shares[i])
+            lines.append(lines[-1] + weights[i])
         self._lines = np.array(lines, dtype=np.uint64)
         columns = (self._first.members if self._first else []) + heavy + (self._last.members if self._last else [])
         self._column_of = np.argsort(np.array(columns))
@@ -107,9 +106,9 @@ class Apportionment:
         """How far, at most, a source's count may stand from its weight at any prefix of whole blocks."""
 
     @staticmethod
-    def _choose_block(shares: Sequence[int]) -> int:
+    def _choose_block(weights: Sequence[int]) -> int:
         block = MIN_BLOCK
-        while block < MAX_BLOCK and sum(w * block < LIGHT * WHOLE for w in shares) > 4:
+        while block < MAX_BLOCK and sum(w * block < LIGHT * WHOLE for w in weights) > 4:
             block *= 2
         return block
 
@@ -125,7 +124,7 @@ class Apportionment:
 
     def find_block(self, source: int, ordinals: Int64) -> Int64:
         """Return the block in which each of the source's samples (by ordinal) stands; -1 from 2^62 places on."""
-        per_block = self.shares[source] * self.block / WHOLE
+        per_block = self.weights[source] * self.block / WHOLE
         limit = WHOLE // self.block
         slack = 3 + np.abs(ordinals) * 2.0**-45  # deviation, and the rounding of float64 at large ordinals
         low: Int64 = np.clip(np.floor((ordinals - slack) / per_block) - 1, 0, limit).astype(np.int64)

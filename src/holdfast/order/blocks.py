@@ -1,4 +1,4 @@
-"""The arrangement of earlier releases, kept so that what they saved loads: exact shares of blocks, chance inside them.
+"""The arrangement of earlier releases, kept so that what they saved loads: exact counts in blocks, chance inside them.
 
 ``Apportionment`` says exactly how many places of a block each column has; a keyed hash says which places those are. A
 column is within one sample of its weight at the end of every block, and as uneven as chance in between, which is why
@@ -23,7 +23,7 @@ COUNTS_AT_ONCE = 32  # blocks whose counts are computed in one go: the arithmeti
 
 
 class BlockArrangement(TabledArrangement):
-    """Columns with exact shares of every block, arranged by chance inside it.
+    """Columns with an exact count in every block, arranged by chance inside it.
 
     Args:
         weights: positive integers out of 2^62, one per column.
@@ -32,12 +32,12 @@ class BlockArrangement(TabledArrangement):
 
     def __init__(self, weights: tuple[int, ...], key: bytes) -> None:
         self._key = key
-        self._shares = Apportionment(weights)
+        self._apportionment = Apportionment(weights)
         self._counts = lru_cache(maxsize=8)(self._compute_counts)
-        super().__init__(self._shares.block, self._shares.max_deviation)
+        super().__init__(self._apportionment.block, self._apportionment.max_deviation)
 
     def counts_before(self, number: int) -> Int64:
-        """Return the exact shares of all blocks before."""
+        """Return the exact counts in all blocks before."""
         chunk, row = divmod(number, COUNTS_AT_ONCE)
         counts: Int64 = self._counts(chunk)[row]
         return counts
@@ -52,9 +52,9 @@ class BlockArrangement(TabledArrangement):
         return column
 
     def find_block(self, column: int, counts: Int64) -> Int64:
-        """Return the block by bisection over the shares."""
-        return self._shares.find_block(column, counts)
+        """Return the block by bisection over the counts."""
+        return self._apportionment.find_block(column, counts)
 
     def _compute_counts(self, chunk: int) -> Int64:
         first = chunk * COUNTS_AT_ONCE
-        return self._shares.counts(np.arange(first, first + COUNTS_AT_ONCE + 1))
+        return self._apportionment.counts(np.arange(first, first + COUNTS_AT_ONCE + 1))

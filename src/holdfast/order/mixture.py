@@ -19,11 +19,11 @@ from numpy.typing import ArrayLike, NDArray
 from holdfast.errors import ConfigError
 from holdfast.order.arrangement import Arrangement
 from holdfast.order.blocks import BlockArrangement
+from holdfast.order.deadlines import DeadlineArrangement
 from holdfast.order.even import EvenArrangement
 from holdfast.order.keys import derive_key
 from holdfast.order.numbers import Int64, Ordinals, Position, Positions, whole_number
 from holdfast.order.weights import WHOLE, Weights, WeightSchedule, check_weight_schedule, integer_weights
-from holdfast.order.windows import WindowArrangement
 
 __all__ = ["ARRANGEMENTS", "ArrangementName", "Mixture"]
 
@@ -177,16 +177,16 @@ def _in_blocks(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> t
 def _evenly(weights: tuple[int, ...], key: bytes, owed: tuple[int, ...]) -> tuple[Arrangement, float]:
     """Return the arrangement for columns that are behind by so much, and how far they may then be at any place.
 
-    A tree of splits, which is fast, where it keeps one sample and there is nothing to make up for; else windows.
+    A tree of splits, which is fast, where it keeps one sample and there is nothing to make up for; else deadlines.
     """
     tree = EvenArrangement(weights, key)
     behind = max(map(abs, owed)) / WHOLE
     behind = behind if behind > NEGLIGIBLE else 0.0
-    if len(weights) == 1 or (not behind and tree.max_deviation <= 1) or not WindowArrangement.fits(weights):
+    if len(weights) == 1 or (not behind and tree.max_deviation <= 1) or not DeadlineArrangement.fits(weights):
         return tree, tree.max_deviation + behind
     paid = _payable(weights, owed)
     left = max(abs(due - part) for due, part in zip(owed, paid, strict=True)) / WHOLE
-    return WindowArrangement(weights, key, paid), 1 + left
+    return DeadlineArrangement(weights, key, paid), 1 + left
 
 
 def _payable(weights: tuple[int, ...], owed: Sequence[int]) -> list[int]:
@@ -196,6 +196,6 @@ def _payable(weights: tuple[int, ...], owed: Sequence[int]) -> list[int]:
     for sixteenths in range(16, 0, -1):
         paid = [(due - missing * weight // WHOLE) * sixteenths // 16 for due, weight in zip(owed, weights, strict=True)]
         paid[weights.index(max(weights))] -= sum(paid)
-        if WindowArrangement.can_pay(weights, paid):
+        if DeadlineArrangement.can_pay(weights, paid):
             return paid
     return [0] * len(weights)

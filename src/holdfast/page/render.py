@@ -50,7 +50,7 @@ def render_pages(pages: Sequence[Page], *, title: str) -> str:
 
     Args:
         pages: the runs; a single one is shown at once.
-        title: of the window, where there are several.
+        title: of the browser tab, where there are several.
     """
     if len(pages) == 1:
         return render_page(pages[0])
@@ -70,7 +70,7 @@ def render_shell(data: Mapping[str, Any], *, title: str) -> str:
 
     Args:
         data: what the script reads; NaN and infinities are not allowed in it.
-        title: of the window.
+        title: of the browser tab.
     """
     style = _static("uPlot.min.css") + _static("page.css")
     drawing = "".join(map(_static, SCRIPTS))

@@ -78,7 +78,7 @@ class Agreement:
         last, self._under_way = self._under_way, None
         return None if last is None else _agreed(last.rows())
 
-    def share(self, own: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
+    def gather(self, own: Callable[[], list[dict[str, Any]]]) -> list[dict[str, Any]]:
         """Return what every rank has to say, in the order of the ranks."""
         return [entry for entries in self._ranks.each(own) for entry in entries]
 

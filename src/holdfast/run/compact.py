@@ -12,6 +12,7 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from holdfast.durable import sync
 from holdfast.errors import HoldfastError
 from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.run_log import is_step, parsed, read_lines
@@ -64,23 +65,15 @@ def compact(file: LogFile) -> Path:
     if read_lines(made) != lines:
         made.path.unlink()
         raise OSError("the compacted log does not hold the lines it was made of")
-    _sync(made.path)
+    sync(made.path)
     os.replace(made.path, target)
-    _sync(target.parent)
+    sync(target.parent)
     file.path.unlink()
     return target
 
 
 def _is_number(value: Any) -> bool:
     return isinstance(value, (int, float)) and not isinstance(value, bool)
-
-
-def _sync(path: Path) -> None:
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 class Compaction:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import secrets
 import time
 from dataclasses import dataclass
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import nn
 
+from holdfast.durable import write_whole
 from holdfast.errors import RunFolderError, RunMismatchError, RunWriteError
 from holdfast.foreign import parse_json, read_plain
 from holdfast.run.layout import RunFolder
@@ -73,14 +73,9 @@ class Identity:
     def write(self, folder: RunFolder) -> None:
         """Write ``run.json``, whole or not at all."""
         value = {"holdfast": MARK, **IDENTITY.to_json(self)}
-        temporary = folder.identity.with_name(f".run.json.{os.getpid()}.tmp")
         try:
             folder.root.mkdir(parents=True, exist_ok=True)
-            with open(temporary, "w", encoding="utf-8") as file:
-                json.dump(value, file, indent=1)
-                file.flush()
-                os.fsync(file.fileno())
-            os.replace(temporary, folder.identity)
+            write_whole(folder.identity, json.dumps(value, indent=1))
         except OSError as error:
             raise RunWriteError(
                 f"the run's folder cannot be written to: {error.strerror}", folder=str(folder.root)

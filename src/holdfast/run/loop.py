@@ -292,7 +292,7 @@ class Loop:
             self._reactions.note(self._comparison.add_times(attempt.step - 1, agreed.seconds))
         if agreed.action > Action.LOG:
             self._watchdog.place = ("paused", attempt.step)
-            finding = self._reactions.act(self._agreement.share(self._reactions.take))
+            finding = self._reactions.act(self._agreement.gather(self._reactions.take))
             if finding is not None:
                 self._roll_back(finding)
                 return

@@ -85,15 +85,15 @@ class TokenFileSource(FileSource[_Opened]):
         bounds = self._opened.bounds
         rows = check_indices(indices, int(bounds[-1]), source="TokenFileSource")
         if self._all_remote:
-            windows = self._remote_windows(rows)
+            cuts = self._remote_cuts(rows)
         else:
             self._hurry(rows)
-            windows = cast("NDArray[Any]", read_by_part(rows, bounds, self._windows)["tokens"])
+            cuts = cast("NDArray[Any]", read_by_part(rows, bounds, self._cuts)["tokens"])
         if not self._targets:
-            return {"tokens": windows.astype(self._out, copy=False)}
+            return {"tokens": cuts.astype(self._out, copy=False)}
         return {
-            "tokens": np.array(windows[:, :-1], dtype=self._out, order="C"),
-            "targets": np.array(windows[:, 1:], dtype=self._out, order="C"),
+            "tokens": np.array(cuts[:, :-1], dtype=self._out, order="C"),
+            "targets": np.array(cuts[:, 1:], dtype=self._out, order="C"),
         }
 
     def _ranges(self, rows: Indices) -> Iterable[FileRanges]:
@@ -113,7 +113,7 @@ class TokenFileSource(FileSource[_Opened]):
         starts = rows * (self._length * self._stored.itemsize) + self._header
         return starts, starts + self._span * self._stored.itemsize
 
-    def _remote_windows(self, rows: Indices) -> NDArray[Any]:
+    def _remote_cuts(self, rows: Indices) -> NDArray[Any]:
         """Gather sequences of all files at once."""
         values = gather_files(*self._remote_ranges(rows)).values
         self.counters.add(remote=len(rows), bytes_read=len(values))
@@ -143,22 +143,22 @@ class TokenFileSource(FileSource[_Opened]):
             )
         return max(0, (size // self._stored.itemsize - self._span) // self._length + 1)
 
-    def _windows(self, number: int, rows: Indices) -> Columns:
+    def _cuts(self, number: int, rows: Indices) -> Columns:
         file = self._files[number]
         wide = self._span * self._stored.itemsize
         step = self._length * self._stored.itemsize
         if isinstance(file, LocalFile):
             bounds = self._opened.bounds
             count = int(bounds[number + 1] - bounds[number])
-            windows = _windows_over(file.values()[self._header :], count, self._span, step, self._stored)
-            tokens = gather(windows, rows) if count else np.empty((0, self._span), self._stored)
+            cuts = _cuts_over(file.values()[self._header :], count, self._span, step, self._stored)
+            tokens = gather(cuts, rows) if count else np.empty((0, self._span), self._stored)
         else:
             tokens = file.gather(*self._bytes_of(rows)).values.view(self._stored).reshape(len(rows), self._span)
         self._count(file, len(rows), len(rows) * wide)
         return {"tokens": tokens}
 
 
-def _windows_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
+def _cuts_over(values: NDArray[np.uint8], count: int, span: int, step: int, dtype: np.dtype[Any]) -> NDArray[Any]:
     """Return every sequence of a file as a row, overlapping where they do, without a copy."""
     return np.ndarray((count, span), dtype, buffer=values, strides=(step, dtype.itemsize))
 

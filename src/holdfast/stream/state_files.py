@@ -9,12 +9,12 @@ the newest file is always the one that was saved last, whatever the clocks say.
 from __future__ import annotations
 
 import json
-import os
 import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from holdfast.durable import write_whole
 from holdfast.errors import StateFileError
 from holdfast.stream.state import CheckpointState
 
@@ -35,13 +35,7 @@ def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> 
     newest = _newest(state.step, directory)
     branch = f".{newest[0]}" if newest[0] else ""
     target = directory / f"state-{state.step:012d}{branch}.json"
-    temporary = directory / f".{target.name}.{os.getpid()}.tmp"
-    with open(temporary, "w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(temporary, target)
-    _sync_folder(directory)
+    write_whole(target, text)
     for old in state_files(directory)[:-keep]:
         old.unlink(missing_ok=True)
     for left in directory.glob(".state-*.tmp"):
@@ -107,11 +101,3 @@ def _newest(step: int, directory: Path) -> Place:
 
 def _digest(body: str) -> str:
     return blake2b(body.encode(), digest_size=16).hexdigest()
-
-
-def _sync_folder(directory: Path) -> None:
-    descriptor = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -1,19 +1,19 @@
-"""The even arrangement where no tree of splits will do: every sample has a window of places, and stands inside it.
+"""The even arrangement where no tree of splits will do: every sample has a span of places, and stands inside it.
 
 The model: with weight w, the ideal count of a column after P places is P · w, and its k-th sample (from 0) may stand
 at any place from the one at which P · w passes k to the last at which P · w is below k + 1. A column whose samples all
-stand in their windows is within one sample of its weight after every place, and the weights of all columns add up to
+stand in their spans is within one sample of its weight after every place, and the weights of all columns add up to
 one, so there is room for everybody (it is the fairness of S. Baruah et al., Proportionate progress, 1996; for the least
 bound that any arrangement can keep see R. Tijdeman, The chairman assignment problem, 1980).
 
-Random access needs to know, at the start of a block, which of the windows open there are behind. Of those, as many are
-behind as their ideal counts say in sum; summed in the order in which the windows began, never more than that, rounded
+Random access needs to know, at the start of a block, which of the spans open there are behind. Of those, as many are
+behind as their ideal counts say in sum; summed in the order in which the spans began, never more than that, rounded
 up, so that they fit before; and in the order in which they end, never less, rounded down, so that what is left fits
 after. Both at once is always possible (two chains of sets make a totally unimodular system), and a greedy choice finds
-it. No window may span a block, so a source has to have a sample per block at least.
+it. No span may be longer than a block, so a source has to have a sample per block at least.
 
 Inside a block samples are placed by earliest deadline, which always succeeds, and then change places by keyed coins
-wherever both stay in their windows. All of it is exact integer arithmetic.
+wherever both stay in their spans. All of it is exact integer arithmetic.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from holdfast.order.numbers import Int64
 from holdfast.order.tables import TabledArrangement
 from holdfast.order.weights import WHOLE
 
-__all__ = ["WindowArrangement"]
+__all__ = ["DeadlineArrangement"]
 
 MIN_BLOCK = 1 << 10
 MAX_BLOCK = 1 << 18
@@ -39,8 +39,8 @@ BLOCKS_COUNTED = 1 << 10  # blocks whose counts are kept
 PASSES = 2  # over all distances at which samples may change places
 
 
-class WindowArrangement(TabledArrangement):
-    """Columns arranged so that every sample stands in its window.
+class DeadlineArrangement(TabledArrangement):
+    """Columns arranged so that every sample stands in its span.
 
     Args:
         weights: positive integers out of 2^62, one per column, of which ``fits`` says yes.
@@ -54,19 +54,19 @@ class WindowArrangement(TabledArrangement):
         self._owed = tuple(owed) if owed is not None else (0,) * len(weights)
         self._key = key
         self._counts = lru_cache(maxsize=BLOCKS_COUNTED)(self._choose_counts)
-        self._longest = _longest_window(weights)
+        self._longest = _longest_span(weights)
         super().__init__(max(MIN_BLOCK, 1 << self._longest.bit_length()), 1.0)
 
     @staticmethod
     def fits(weights: Sequence[int]) -> bool:
-        """Say whether no window is longer than the largest block."""
-        return _longest_window(weights) < MAX_BLOCK
+        """Say whether no span is longer than the largest block."""
+        return _longest_span(weights) < MAX_BLOCK
 
     @staticmethod
     def can_pay(weights: Sequence[int], owed: Sequence[int]) -> bool:
-        """Say whether columns that are behind by this much can all be served before their windows end.
+        """Say whether columns that are behind by this much can all be served before their spans end.
 
-        Going by the ends of their first windows: until each of those, and from there on, the columns met so far ask
+        Going by the ends of their first spans: until each of those, and from there on, the columns met so far ask
         for no more than there are places. (Enough, and for two columns always so.)
         """
         behind = rate = 0
@@ -77,7 +77,7 @@ class WindowArrangement(TabledArrangement):
         return all(abs(due) < WHOLE for due in owed)
 
     def counts_before(self, number: int) -> Int64:
-        """Return the counts that leave room for every window that is open at the start of the block."""
+        """Return the counts that leave room for every span that is open at the start of the block."""
         return self._counts(number)
 
     def columns_in(self, number: int) -> NDArray[np.uint16]:
@@ -101,7 +101,7 @@ class WindowArrangement(TabledArrangement):
         return column[job].astype(np.uint16)
 
     def _change_places(self, number: int, job: Int64, begin: Int64, end: Int64) -> None:
-        """Swap the jobs of two places by keyed coins, where both stay in their windows; near and far in turn."""
+        """Swap the jobs of two places by keyed coins, where both stay in their spans; near and far in turn."""
         places = np.arange(self.block)
         coins = scramble(places.astype(np.uint64), derive_key("coins", self._key, number))
         bit = np.uint64(1)
@@ -138,15 +138,15 @@ class WindowArrangement(TabledArrangement):
         if not place:
             return np.zeros(len(self._weights), dtype=np.int64)
         counts: list[int] = []
-        open_windows: list[tuple[int, int, int, int]] = []
+        open_spans: list[tuple[int, int, int, int]] = []
         for column, (weight, owed) in enumerate(zip(self._weights, self._owed, strict=True)):
             whole, part = divmod(owed + place * weight, WHOLE)
             counts.append(whole)
             if part:
-                open_windows.append((-(-part // weight), (part - WHOLE) // weight, column, part))
+                open_spans.append((-(-part // weight), (part - WHOLE) // weight, column, part))
         chosen: list[tuple[int, int]] = []  # the one that ends last comes first
         total = 0
-        for _, end, column, part in sorted(open_windows):
+        for _, end, column, part in sorted(open_spans):
             total += part
             if len(chosen) < -(-total // WHOLE):
                 heappush(chosen, (end, column))
@@ -157,7 +157,7 @@ class WindowArrangement(TabledArrangement):
         return np.array(counts, dtype=np.int64)
 
 
-def _longest_window(weights: Sequence[int]) -> int:
+def _longest_span(weights: Sequence[int]) -> int:
     return WHOLE // min(weights) + 2
 
 
@@ -174,7 +174,7 @@ def _divide(ahead: Int64, turns: Int64, weights: Int64) -> tuple[Int64, NDArray[
 
 
 def _earliest_deadline_first(begin: Int64, end: Int64) -> Int64:
-    """Return the job at each place: of those whose window has begun, the one whose window ends first."""
+    """Return the job at each place: of those whose span has begun, the one whose span ends first."""
     by_begin = np.argsort(begin, kind="stable")
     begins = [*begin[by_begin].tolist(), len(begin), len(begin)]
     keys = (end[by_begin] * len(begin) + by_begin).tolist()

@@ -1,4 +1,4 @@
-"""Windows: where a sample of a column may stand, which are behind at the start of a block, what can be made up for."""
+"""Spans: where a sample of a column may stand, which are behind at the start of a block, what can be made up for."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from holdfast.order.deadlines import MAX_BLOCK, DeadlineArrangement
 from holdfast.order.keys import derive_key
 from holdfast.order.weights import WHOLE, integer_weights
-from holdfast.order.windows import MAX_BLOCK, WindowArrangement
 
 KEY = derive_key("test")
 
 
-def _lags(arrangement: WindowArrangement, weights: tuple[int, ...], start: int, count: int) -> list[Fraction]:
+def _lags(arrangement: DeadlineArrangement, weights: tuple[int, ...], start: int, count: int) -> list[Fraction]:
     """Return the largest and the smallest that any column is behind its weight after any of these places, exactly."""
     column, _ = arrangement.locate(np.arange(start, start + count))
     extremes: list[Fraction] = []
@@ -31,7 +31,7 @@ def _lags(arrangement: WindowArrangement, weights: tuple[int, ...], start: int, 
 @given(st.lists(st.integers(1, 1_000), min_size=2, max_size=9), st.integers(0, 2**61))
 def test_every_column_is_less_than_one_sample_off_in_exact_fractions(drawn: list[int], start: int) -> None:
     weights = tuple(integer_weights(drawn))
-    arrangement = WindowArrangement(weights, KEY)
+    arrangement = DeadlineArrangement(weights, KEY)
     # Across the start of a block, which is where the choice of counts shows.
     start = max(0, start - start % arrangement.block - 100)
     low, high = _lags(arrangement, weights, start, 200)
@@ -42,7 +42,7 @@ def test_every_column_is_less_than_one_sample_off_in_exact_fractions(drawn: list
 @given(st.lists(st.floats(1e-3, 1), min_size=2, max_size=40), st.integers(0, 10**9))
 def test_counts_at_the_start_of_blocks_add_up_and_never_shrink(drawn: list[float], number: int) -> None:
     weights = tuple(integer_weights(drawn))
-    arrangement = WindowArrangement(weights, KEY)
+    arrangement = DeadlineArrangement(weights, KEY)
     before, after = arrangement.counts_before(number), arrangement.counts_before(number + 1)
     assert int(before.sum()) == number * arrangement.block
     assert (after >= before).all()
@@ -53,7 +53,7 @@ def test_counts_at_the_start_of_blocks_add_up_and_never_shrink(drawn: list[float
 @settings(max_examples=15)
 @given(st.lists(st.integers(1, 50), min_size=2, max_size=9), st.integers(0, 10**12))
 def test_the_way_back_finds_every_sample(drawn: list[int], start: int) -> None:
-    arrangement = WindowArrangement(tuple(integer_weights(drawn)), KEY)
+    arrangement = DeadlineArrangement(tuple(integer_weights(drawn)), KEY)
     column, ordinal = arrangement.locate(np.arange(start, start + 300))
     for number in range(len(drawn)):
         mine = column == number
@@ -61,13 +61,13 @@ def test_the_way_back_finds_every_sample(drawn: list[int], start: int) -> None:
 
 
 def test_a_sample_too_far_out_has_no_place() -> None:
-    arrangement = WindowArrangement(tuple(integer_weights([1, 1000])), KEY)
+    arrangement = DeadlineArrangement(tuple(integer_weights([1, 1000])), KEY)
     assert arrangement.place_of(0, np.array([2**60])).tolist() == [-1]
 
 
-def test_weights_with_a_window_longer_than_the_largest_block_do_not_fit() -> None:
-    assert WindowArrangement.fits(integer_weights([1, 1 / MAX_BLOCK * 2]))
-    assert not WindowArrangement.fits(integer_weights([1, 1 / MAX_BLOCK / 2]))
+def test_weights_with_a_span_longer_than_the_largest_block_do_not_fit() -> None:
+    assert DeadlineArrangement.fits(integer_weights([1, 1 / MAX_BLOCK * 2]))
+    assert not DeadlineArrangement.fits(integer_weights([1, 1 / MAX_BLOCK / 2]))
 
 
 @settings(max_examples=20)
@@ -75,8 +75,8 @@ def test_weights_with_a_window_longer_than_the_largest_block_do_not_fit() -> Non
 def test_two_columns_can_always_make_up_for_what_they_owe(share: float, behind: float, seed: int) -> None:
     weights = tuple(integer_weights([share, 1 - share]))
     owed = [int(behind * WHOLE), -int(behind * WHOLE)]
-    assert WindowArrangement.can_pay(weights, owed)
-    column, _ = WindowArrangement(weights, derive_key(seed), owed).locate(np.arange(300))
+    assert DeadlineArrangement.can_pay(weights, owed)
+    column, _ = DeadlineArrangement(weights, derive_key(seed), owed).locate(np.arange(300))
     lag = behind + np.arange(301) * (weights[0] / WHOLE) - [0, *np.cumsum(column == 0)]
     assert np.abs(lag).max() < 1 + 1e-9
 
@@ -84,15 +84,15 @@ def test_two_columns_can_always_make_up_for_what_they_owe(share: float, behind: 
 def test_two_of_four_columns_that_are_due_at_the_same_place_cannot() -> None:
     weights = integer_weights([45, 45, 5, 5])
     quarter = WHOLE // 4
-    assert not WindowArrangement.can_pay(weights, [3 * quarter, 3 * quarter, -3 * quarter, -3 * quarter])
-    assert WindowArrangement.can_pay(weights, [2 * quarter, 2 * quarter, -2 * quarter, -2 * quarter])
-    assert not WindowArrangement.can_pay(weights, [0, 0, WHOLE, -WHOLE])
+    assert not DeadlineArrangement.can_pay(weights, [3 * quarter, 3 * quarter, -3 * quarter, -3 * quarter])
+    assert DeadlineArrangement.can_pay(weights, [2 * quarter, 2 * quarter, -2 * quarter, -2 * quarter])
+    assert not DeadlineArrangement.can_pay(weights, [0, 0, WHOLE, -WHOLE])
 
 
 @pytest.mark.parametrize("ranks", [2, 3, 5])
 def test_ranks_that_take_places_in_turn_get_their_part_of_every_column(ranks: int) -> None:
     weights = tuple(integer_weights([7, 2, 1]))
-    column, _ = WindowArrangement(weights, KEY).locate(np.arange(40_000))
+    column, _ = DeadlineArrangement(weights, KEY).locate(np.arange(40_000))
     for rank in range(ranks):
         own = np.bincount(column[rank::ranks], minlength=3) / len(column[rank::ranks])
         assert np.abs(own - [0.7, 0.2, 0.1]).max() < 0.12
@@ -100,5 +100,5 @@ def test_ranks_that_take_places_in_turn_get_their_part_of_every_column(ranks: in
 
 def test_the_key_decides_what_is_left_to_chance() -> None:
     weights = tuple(integer_weights([(number + 1) ** 2 for number in range(20)]))
-    one, other = (WindowArrangement(weights, derive_key(seed)).locate(np.arange(4_000))[0] for seed in (1, 2))
+    one, other = (DeadlineArrangement(weights, derive_key(seed)).locate(np.arange(4_000))[0] for seed in (1, 2))
     assert np.count_nonzero(one != other) > 2_000

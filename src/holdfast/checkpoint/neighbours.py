@@ -1,7 +1,7 @@
 """Small neighbours, gathered so that one read brings many.
 
 A checkpoint of ten thousand norms and biases is ten thousand archives of two kilobytes, one after the other. Reading
-each alone costs four calls; reading them by the window costs one for a few thousand.
+each alone costs four calls; reading neighbours together costs one for a few thousand.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from collections.abc import Iterable, Iterator
 from holdfast.checkpoint.budget import BLOCK_BYTES
 from holdfast.checkpoint.plan import Chunk
 
-__all__ = ["fits_window", "pack_windows"]
+__all__ = ["join_neighbours", "may_join"]
 
 SMALL_ITEM_BYTES = 256 << 10
 """Items up to this size are read whole."""
@@ -19,7 +19,7 @@ TINY_ITEM_BYTES = 8 << 10
 """Items up to this size are read whole even if only a part is wanted; also the largest hole read over."""
 
 
-def fits_window(chunk: Chunk, memory_limit: int) -> bool:
+def may_join(chunk: Chunk, memory_limit: int) -> bool:
     """Return whether a chunk may be read together with its neighbours."""
     if chunk.transforms or chunk.length > min(SMALL_ITEM_BYTES, memory_limit):
         return False
@@ -29,24 +29,24 @@ def fits_window(chunk: Chunk, memory_limit: int) -> bool:
     return chunk.length <= TINY_ITEM_BYTES or chunk.needed_bytes * 10 >= (chunk.length - 2048) * 9
 
 
-def pack_windows(chunks: Iterable[Chunk], memory_limit: int) -> Iterator[list[Chunk]]:
-    """Group chunks, sorted by place, into windows; one that does not fit a window stands alone."""
-    window: list[Chunk] = []
+def join_neighbours(chunks: Iterable[Chunk], memory_limit: int) -> Iterator[list[Chunk]]:
+    """Group chunks, sorted by place, into those read together; one that may not join others stands alone."""
+    joined: list[Chunk] = []
     end = 0
     for chunk in chunks:
-        small = fits_window(chunk, memory_limit)
-        if window and (
+        small = may_join(chunk, memory_limit)
+        if joined and (
             not small
-            or chunk.file != window[0].file
-            or chunk.offset + chunk.length - window[0].offset > min(BLOCK_BYTES, memory_limit)
+            or chunk.file != joined[0].file
+            or chunk.offset + chunk.length - joined[0].offset > min(BLOCK_BYTES, memory_limit)
             or chunk.offset - end > TINY_ITEM_BYTES
         ):
-            yield window
-            window = []
+            yield joined
+            joined = []
         if small:
-            end = max(end, chunk.offset + chunk.length) if window else chunk.offset + chunk.length
-            window.append(chunk)
+            end = max(end, chunk.offset + chunk.length) if joined else chunk.offset + chunk.length
+            joined.append(chunk)
         else:
             yield [chunk]
-    if window:
-        yield window
+    if joined:
+        yield joined
