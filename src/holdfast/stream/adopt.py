@@ -37,11 +37,6 @@ def adopt(
         epochs: how many there are to be: a run may be given more than it began with.
         strict: False carries over sources that grew or were added.
     """
-    schedule, changes = _adopted(state, order, sources, strict)
-    return _ending(schedule, state, epochs), changes
-
-
-def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source], strict: bool) -> Adopted:
     try:
         # What an earlier adoption carried over (growth, added sources) is in the saved order, not in a fresh one.
         differences = [*_differences(state.order, order), *_data_differences(state, sources)]
@@ -55,8 +50,10 @@ def _adopted(state: CheckpointState, order: Order, sources: Mapping[str, Source]
             hint="restore the data and options it was made with"
             + (", or pass strict=False for sources that only grew or were added" if strict else ""),
         )
-    schedule = state.rebuild(like=order)
-    return _carried_over(state, order, schedule.planned_order) if differences else (schedule, ())
+    schedule, changes = state.rebuild(like=order), ()
+    if differences:
+        schedule, changes = _carried_over(state, order, schedule.planned_order)
+    return _ending(schedule, state, epochs), changes
 
 
 def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> Schedule:

@@ -126,19 +126,21 @@ def mask_labels(columns: Columns, masked: NDArray[np.bool_]) -> Columns:
     changed = dict(columns)
     for name in LABELS:
         column = columns.get(name)
-        if column is None or (isinstance(column, Ragged) and column.encoding is not None):
-            continue
-        values = column.values if isinstance(column, Ragged) else column
-        if values.dtype.kind not in "iu":
-            continue
-        # Where a mask is in force the dtype is the same in every batch, whether or not a sample of it is masked.
-        values = values.astype(np.int64) if values.dtype.kind == "u" else values.copy()
-        if isinstance(column, Ragged):
-            values[np.repeat(masked, np.diff(column.offsets))] = IGNORED
-            changed[name] = Ragged(values, column.offsets, column.encoding)
-        else:
-            values[masked] = IGNORED
-            changed[name] = values
+        if isinstance(column, Ragged) and column.encoding is None:
+            values = _ignored_where(column.values, np.repeat(masked, np.diff(column.offsets)))
+            changed[name] = Ragged(values, column.offsets)
+        elif isinstance(column, np.ndarray):
+            changed[name] = _ignored_where(column, masked)
+    return changed
+
+
+def _ignored_where(values: NDArray[Any], masked: Any) -> NDArray[Any]:
+    """Return whole numbers with some of them set to -100; other values as they are."""
+    if values.dtype.kind not in "iu":
+        return values
+    # Where a mask is in force the dtype is the same in every batch, whether or not a sample of it is masked.
+    changed = values.astype(np.int64 if values.dtype.kind == "u" else values.dtype)
+    changed[masked] = IGNORED
     return changed
 
 
@@ -157,7 +159,7 @@ def _ignored(value: Any) -> Any:
     array = np.asarray(value)
     if array.dtype.kind not in "iu":
         return value
-    ignored = np.full(array.shape, IGNORED, dtype=np.int64 if array.dtype.kind == "u" else array.dtype)
+    ignored = _ignored_where(array, ...)
     return ignored if isinstance(value, np.ndarray) else ignored.item()
 
 

@@ -17,7 +17,7 @@ from holdfast.order.numbers import whole_number
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig"]
+__all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig", "torch_rank"]
 
 OnError = Literal["raise", "skip"]
 _MAY_BE_NONE = ("batch_size", "epochs", "checkpoint_interval", "world_size")
@@ -132,12 +132,13 @@ class StreamingConfig:
         """Return the options with rank, world size and last_batch filled in from the running job."""
         rank, world = self.rank, self.world_size
         if rank is None or world is None:
-            rank, world = _torch_rank()
+            rank, world = torch_rank()
         last = self.last_batch or ("pad" if world > 1 else "short")
         return replace(self, rank=rank, world_size=world, last_batch=last)
 
 
-def _torch_rank() -> tuple[int, int]:
+def torch_rank() -> tuple[int, int]:
+    """Return this process's rank and the world size, (0, 1) where nothing is distributed."""
     # A process group can exist only where torch is loaded already.
     distributed = sys.modules.get("torch.distributed")
     if distributed is not None and distributed.is_available() and distributed.is_initialized():

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from abc import ABC, abstractmethod
+from collections import deque
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,6 @@ from holdfast.order.extent import count_batches, count_samples, epoch_bounds, re
 from holdfast.order.numbers import Index, whole_number
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
-from holdfast.stream.acknowledgement import Acknowledgement
 from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
 from holdfast.stream.config import StreamingConfig
@@ -54,7 +54,8 @@ class StreamCursor(ABC):
         """What the last ``load_state_dict(strict=False)`` carried over."""
         self._generation = 0  # grows with every jump
         self._failed: list[Failed] = []
-        self._acknowledgement: Acknowledgement | None = None  # None: a batch counts when it is handed over
+        self._in_hand: deque[int] | None = None  # where it stood after each batch that was not acknowledged yet
+        self._acknowledged = 0  # the step after the last batch that was; None above: counted when handed over
         self._fingerprints: dict[str, str] | None = None
         self._saved_at = 0
 
@@ -111,10 +112,9 @@ class StreamCursor(ABC):
     @property
     def batches_left_of_epoch(self) -> int:
         """How many batches this rank still gets of the epoch it stands in; what is in a trainer's hands is left too."""
-        step = self.step if self._acknowledgement is None else self._acknowledgement.step
-        stop = epoch_bounds(self.schedule, step)[1]
+        stop = epoch_bounds(self.schedule, self._counted)[1]
         assert self.config.last_batch is not None
-        return count_batches(self.schedule, step, stop, self.rank, self.config.last_batch)
+        return count_batches(self.schedule, self._counted, stop, self.rank, self.config.last_batch)
 
     @property
     def num_samples(self) -> int:
@@ -149,8 +149,8 @@ class StreamCursor(ABC):
 
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
-        if step is not None and self._acknowledgement is not None:
-            self._acknowledgement = Acknowledgement(step)  # what is in the training loop's hands belongs elsewhere
+        if step is not None and self._in_hand is not None:
+            self._in_hand, self._acknowledged = deque(), step  # what the training loop holds belongs elsewhere
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -188,7 +188,7 @@ class StreamCursor(ABC):
         """Return the stream state in its typed form."""
         if self._fingerprints is None:
             self._fingerprints = {named.name: named.source.fingerprint() for named in self.dataset.sources}
-        step = self.step if self._acknowledgement is None else self._acknowledgement.step
+        step = self._counted
         position = self.schedule.delivered_before(step)
         return CheckpointState(
             step=step,
@@ -217,7 +217,7 @@ class StreamCursor(ABC):
 
     def resume(self, path: str | Path | None = None, *, strict: bool = True) -> CheckpointState | None:
         """Continue from the newest state file of a folder (default: ``checkpoint_path``); None if there is none yet."""
-        folder = Path(path if path is not None else self._needed_checkpoint_path())
+        folder = self._state_folder(path)
         if not folder.exists() or (folder.is_dir() and not any(folder.glob("state-*.json"))):
             return None
         state = load_state(folder)
@@ -226,46 +226,49 @@ class StreamCursor(ABC):
 
     def save(self, path: str | Path | None = None) -> Path:
         """Save the stream state now, atomically, in a folder (default: ``checkpoint_path``)."""
-        folder = path if path is not None else self._needed_checkpoint_path()
-        saved = save_state(folder, self.get_checkpoint(), keep=self.config.keep_checkpoints)
+        saved = save_state(self._state_folder(path), self.get_checkpoint(), keep=self.config.keep_checkpoints)
         self._saved_at = self.step
         return saved
 
-    def _needed_checkpoint_path(self) -> str | Path:
-        if self.config.checkpoint_path is None:
+    def _state_folder(self, path: str | Path | None) -> Path:
+        folder = self.config.checkpoint_path if path is None else path
+        if folder is None:
             raise ConfigError("no folder for state files", hint="set checkpoint_path in the config, or pass path=")
-        return self.config.checkpoint_path
+        return Path(folder)
 
     def require_acknowledgement(self) -> None:
         """Count a batch in the state only when ``acknowledge`` says that it was trained on.
 
         For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
         """
-        if self._acknowledgement is None:
-            self._acknowledgement = Acknowledgement(self.step)
+        if self._in_hand is None:
+            self._in_hand, self._acknowledged = deque(), self.step
 
     def acknowledge(self, batches: int = 1) -> None:
-        """Say that the oldest batches handed over were trained on.
-
-        Args:
-            batches: how many.
-
-        Raises:
-            StreamError: fewer are outstanding, or acknowledgement was not required.
-        """
-        if self._acknowledgement is None:
+        """Say that the oldest batches handed over were trained on."""
+        if self._in_hand is None:
             raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        self._acknowledgement.acknowledge(batches)
+        if not 0 <= whole_number(batches, "batches") <= len(self._in_hand):
+            raise StreamError(
+                "more batches were acknowledged than were handed over", batches=batches, outstanding=len(self._in_hand)
+            )
+        for _ in range(batches):
+            self._acknowledged = self._in_hand.popleft()
 
     @property
     def unacknowledged(self) -> int:
         """How many batches were handed over and not acknowledged yet."""
-        return len(self._acknowledgement or ())
+        return len(self._in_hand or ())
 
     def take_back(self) -> None:
         """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
-        if self._acknowledgement:
-            self._jump(self.schedule, self._acknowledgement.step)
+        if self._in_hand:
+            self._jump(self.schedule, self._acknowledged)
+
+    @property
+    def _counted(self) -> int:
+        """The step that a state saved now stands at."""
+        return self.step if self._in_hand is None else self._acknowledged
 
     # --- looking back and forward ----------------------------------------------------------------------------------
 

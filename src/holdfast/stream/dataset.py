@@ -26,7 +26,14 @@ from holdfast.order.shuffle import WindowShuffle
 from holdfast.order.step_rows import Cut, Locates, locate_steps
 from holdfast.order.weights import WeightSchedule
 from holdfast.sources import Source
-from holdfast.stream.named_source import ColumnTransform, HasSources, NamedSource, Sample, Transform, named_copy
+from holdfast.stream.named_source import (
+    ColumnTransform,
+    HasSources,
+    NamedSource,
+    Sample,
+    Transform,
+    named_copy,
+)
 from holdfast.stream.process import Process, check_enough, check_ranks, everything_left_out, this_process
 from holdfast.stream.read_batches import read_batches
 from holdfast.versioned import Count, Format
@@ -334,14 +341,11 @@ def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterato
     each = 1 if any(source.transform or source.metric_transform for source in dataset.sources) else READ_AT_ONCE
     cut = Cut(order, positions, np.append(np.arange(0, count, each), count))
     located = locate_steps(cut, range(len(cut.offsets) - 1), 0, "short")
+    as_they_are: Any = list
     for start in range(0, len(located.steps), READ_AT_ONCE // each):
         steps = located.steps[start : start + READ_AT_ONCE // each]
-        for batch in read_batches(dataset, cut, steps, 0, collate=_unchanged, located=located):
+        for batch in read_batches(dataset, cut, steps, 0, collate=as_they_are, located=located):
             yield from (None,) if batch.content is None else cast("list[Sample]", batch.content.cut(0, batch.size))
-
-
-def _unchanged(samples: list[Sample]) -> Any:
-    return samples
 
 
 def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> StateMismatchError:

@@ -12,8 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from holdfast.errors import ConfigError, MissingDependencyError
+from holdfast.errors import ConfigError
 from holdfast.metrics import MetricTransform
+from holdfast.optional import require
 from holdfast.order import Shuffle
 from holdfast.order.order import StopPolicy
 from holdfast.sources import HFSource, JsonlSource, ParquetSource, Source
@@ -26,7 +27,7 @@ if TYPE_CHECKING:
 
     from holdfast.sources.files import Paths
 
-__all__ = ["FileOptions", "HFIterableDataset", "HFOptions", "load_hf_dataset"]
+__all__ = ["FileOptions", "HFIterableDataset", "HFOptions", "hf_datasets"]
 
 _JSON, _PARQUET = (".jsonl", ".ndjson", ".json"), (".parquet", ".pq")
 
@@ -125,7 +126,7 @@ class HFIterableDataset(OrderedDataset):
         if not path.is_dir():
             raise ConfigError("there is no such folder", folder=str(path))
         if (path / "state.json").is_file() and (path / "dataset_info.json").is_file():
-            return cls(_datasets().load_from_disk(str(path)), name=name, **options)
+            return cls(hf_datasets().load_from_disk(str(path)), name=name, **options)
         names = sorted(entry.name for entry in path.iterdir() if entry.is_file())
         kinds = {
             kind: [str(path / entry) for entry in names if entry.endswith(kind)]
@@ -176,12 +177,7 @@ class HFIterableDataset(OrderedDataset):
             load: its other arguments, e.g. ``{"name": "main", "split": "train"}``.
             **options: as for the class.
         """
-        return cls(load_hf_dataset(path, load or {}), name=name, **options)
-
-
-def load_hf_dataset(path: str, load: Mapping[str, Any]) -> Any:
-    """Call ``datasets.load_dataset``."""
-    return _datasets().load_dataset(path, **load)
+        return cls(hf_datasets().load_dataset(path, **(load or {})), name=name, **options)
 
 
 def _hf_source(dataset: Any, name: str) -> Source:
@@ -194,9 +190,6 @@ def _hf_source(dataset: Any, name: str) -> Source:
     return HFSource(dataset)
 
 
-def _datasets() -> Any:
-    try:
-        import datasets
-    except ImportError as error:
-        raise MissingDependencyError("this needs the package 'datasets'", hint="pip install 'holdfast[hf]'") from error
-    return datasets
+def hf_datasets() -> Any:
+    """Return the package ``datasets``."""
+    return require("datasets", needed_by="reading Hugging Face datasets", extra="hf")

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-import torch.distributed
 from torch.utils.data import get_worker_info
 
 from holdfast.errors import ConfigError, EmptyPartitionError, StateError, StateMismatchError
+from holdfast.stream.config import torch_rank
 from holdfast.versioned import Count
 
 __all__ = ["Process", "check_enough", "check_ranks", "check_same", "complete", "everything_left_out", "this_process"]
@@ -31,9 +31,7 @@ def this_process(ranks: tuple[int, int] | None = None) -> Process:
     Args:
         ranks: (rank, world size) of those that read, where they are not all of ``torch.distributed``.
     """
-    number, total = ranks or (0, 1)
-    if ranks is None and torch.distributed.is_available() and torch.distributed.is_initialized():
-        number, total = torch.distributed.get_rank(), torch.distributed.get_world_size()
+    number, total = ranks or torch_rank()
     worker = get_worker_info()
     if worker is not None:
         number, total = number * worker.num_workers + worker.id, total * worker.num_workers

@@ -6,9 +6,9 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from holdfast.errors import HoldfastError, SourceError, TransformError
+from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.numbers import Index, Indices, Position, Positions
+from holdfast.order.numbers import Index, Position, Positions
 from holdfast.sources import Columns, Source
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -40,8 +40,7 @@ def read_samples(
     for number in np.unique(located.source).tolist():
         source = sources[number]
         rows = np.flatnonzero(located.source == number)
-        part = Located(located.source[rows], located.epoch[rows], Indices(located.index[rows]))
-        own = Positions(positions[rows])
+        part, own = located.part(rows), Positions(positions[rows])
         stored = _rows(source, part, own, on_error, failed)
         transform = source.transform
         columns = (rows.tolist(), stored, part.epoch.tolist(), part.index.tolist(), own.tolist())
@@ -78,28 +77,20 @@ def _read(source: Source, located: Located) -> Columns:
 
 
 def _columns(source: NamedSource, located: Located, positions: Positions) -> Columns:
+    columns: Columns | None = None
     try:
         columns = _read(source.source, located)
         return columns if source.column_transform is None else source.column_transform(columns)
-    except Exception as error:
-        raise _blame(source, located, positions, error) from error
-
-
-def _blame(source: NamedSource, located: Located, positions: Positions, error: Exception) -> HoldfastError:
-    """Find the one sample that fails, so that the error can name it."""
-    for number, (index, position) in enumerate(zip(located.index.tolist(), positions.tolist(), strict=True)):
-        try:
-            columns = _read(source.source, located.part(slice(number, number + 1)))
-        except Exception as cause:
-            return SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position)
-        try:
-            if source.column_transform is not None:
-                source.column_transform(columns)
-        except Exception as cause:
-            return _failure(cause, source, index, position)
-    return SourceError(
-        f"reading {len(positions)} samples together failed, though each can be read alone: {error}", source=source.name
-    )
+    except Exception as cause:
+        if len(positions) == 1:
+            index, position = Index(int(located.index[0])), Position(int(positions[0]))
+            if columns is not None:
+                raise _failure(cause, source, index, position) from cause
+            raise SourceError(f"reading failed: {cause}", source=source.name, index=index, position=position) from cause
+        for row in _one_by_one(positions):  # the one that fails is named
+            _columns(source, located.part(row), Positions(positions[row]))
+        told = f"reading {len(positions)} samples together failed, though each can be read alone: {cause}"
+        raise SourceError(told, source=source.name) from cause
 
 
 def _failure(cause: Exception, source: NamedSource, index: Index, position: Position) -> TransformError:
@@ -117,5 +108,11 @@ def _rows(
         if len(positions) == 1:
             failed.append(Failed(source.name, Index(int(located.index[0])), Position(int(positions[0])), str(error)))
             return [None]
-    one_by_one = (slice(i, i + 1) for i in range(len(positions)))
-    return [_rows(source, located.part(row), Positions(positions[row]), on_error, failed)[0] for row in one_by_one]
+    return [
+        _rows(source, located.part(row), Positions(positions[row]), on_error, failed)[0]
+        for row in _one_by_one(positions)
+    ]
+
+
+def _one_by_one(positions: Positions) -> list[slice]:
+    return [slice(row, row + 1) for row in range(len(positions))]

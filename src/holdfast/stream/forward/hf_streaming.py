@@ -25,7 +25,7 @@ from holdfast.sources.filtered import Filter
 from holdfast.stream.dataset import DatasetInfo, Sample
 from holdfast.stream.forward.base import ForwardDataset
 from holdfast.stream.forward.shard_queue import SHARD_QUEUE, ShardPart, ShardQueue, StreamIdentity
-from holdfast.stream.hf import load_hf_dataset
+from holdfast.stream.hf import hf_datasets
 from holdfast.stream.named_source import Stages, Transform, named_copy, wants_rng
 from holdfast.stream.process import Process, check_enough, everything_left_out
 from holdfast.stream.samples import sample_rng
@@ -108,7 +108,7 @@ class HFStreamingDataset(ForwardDataset):
             load: its other arguments, e.g. ``{"name": "main", "split": "train"}``.
             **options: as for the class.
         """
-        return cls(load_hf_dataset(path, {**(load or {}), "streaming": True}), name=name, **options)
+        return cls(hf_datasets().load_dataset(path, **{**(load or {}), "streaming": True}), name=name, **options)
 
     @property
     def num_shards(self) -> int:

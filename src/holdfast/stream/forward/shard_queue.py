@@ -33,21 +33,15 @@ class StreamIdentity:
 
     def shard_order(self, epoch: int) -> list[int]:
         """Return the shards in the order they are assigned in an epoch."""
-        if not self.shuffled:
-            return list(range(self.shards))
-        order: list[int] = (
-            Permutation(self.shards, derive_key("shards", self.seed, self.name, epoch))
-            .forward(np.arange(self.shards))
-            .tolist()
-        )
-        return order
+        return self._shuffled(self.shards, derive_key("shards", self.seed, self.name, epoch))
 
     def window_order(self, epoch: int, shard: int, window: int, length: int) -> list[int]:
         """Return the order in which the samples of a window are delivered."""
-        if not self.shuffled:
-            return list(range(length))
-        key = derive_key("window", self.seed, self.name, epoch, shard, window)
-        order: list[int] = Permutation(length, key).forward(np.arange(length)).tolist()
+        return self._shuffled(length, derive_key("window", self.seed, self.name, epoch, shard, window))
+
+    def _shuffled(self, length: int, key: bytes) -> list[int]:
+        numbers = np.arange(length)
+        order: list[int] = (Permutation(length, key).forward(numbers) if self.shuffled else numbers).tolist()
         return order
 
 
