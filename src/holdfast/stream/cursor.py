@@ -54,8 +54,8 @@ class StreamCursor(ABC):
         """What the last ``load_state_dict(strict=False)`` carried over."""
         self._generation = 0  # grows with every jump
         self._failed: list[Failed] = []
-        self._in_hand: deque[int] | None = None  # where it stood after each batch that was not acknowledged yet
-        self._acknowledged = 0  # the step after the last batch that was; None above: counted when handed over
+        self._outstanding: deque[int] | None = None  # where it stood after each batch not acknowledged yet
+        self._acknowledged = 0  # the step after the last one that was; where None is above, every batch counts at once
         self._fingerprints: dict[str, str] | None = None
         self._saved_at = 0
 
@@ -149,8 +149,8 @@ class StreamCursor(ABC):
 
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
         """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
-        if step is not None and self._in_hand is not None:
-            self._in_hand, self._acknowledged = deque(), step  # what the training loop holds belongs elsewhere
+        if step is not None and self._outstanding is not None:
+            self._outstanding, self._acknowledged = deque(), step  # what the training loop holds belongs elsewhere
         step = self.step if step is None else step
         segment = schedule.segment_at(step)
         if (segment.world_size, segment.global_batch_size) != (self.world_size, self._global_batch_size):
@@ -241,34 +241,33 @@ class StreamCursor(ABC):
 
         For training loops that read ahead: what they hold in hand when they save is not lost, but comes again.
         """
-        if self._in_hand is None:
-            self._in_hand, self._acknowledged = deque(), self.step
+        if self._outstanding is None:
+            self._outstanding, self._acknowledged = deque(), self.step
 
     def acknowledge(self, batches: int = 1) -> None:
         """Say that the oldest batches handed over were trained on."""
-        if self._in_hand is None:
+        if self._outstanding is None:
             raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
-        if not 0 <= whole_number(batches, "batches") <= len(self._in_hand):
-            raise StreamError(
-                "more batches were acknowledged than were handed over", batches=batches, outstanding=len(self._in_hand)
-            )
+        if not 0 <= whole_number(batches, "batches") <= len(self._outstanding):
+            told = "more batches were acknowledged than were handed over"
+            raise StreamError(told, batches=batches, outstanding=self.unacknowledged)
         for _ in range(batches):
-            self._acknowledged = self._in_hand.popleft()
+            self._acknowledged = self._outstanding.popleft()
 
     @property
     def unacknowledged(self) -> int:
         """How many batches were handed over and not acknowledged yet."""
-        return len(self._in_hand or ())
+        return len(self._outstanding or ())
 
     def take_back(self) -> None:
         """Go back to the first batch that was not acknowledged: it and those after it were not trained on."""
-        if self._in_hand:
+        if self._outstanding:
             self._jump(self.schedule, self._acknowledged)
 
     @property
     def _counted(self) -> int:
         """The step that a state saved now stands at."""
-        return self.step if self._in_hand is None else self._acknowledged
+        return self.step if self._outstanding is None else self._acknowledged
 
     # --- looking back and forward ----------------------------------------------------------------------------------
 

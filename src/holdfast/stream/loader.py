@@ -130,8 +130,8 @@ class StreamingShardLoader(StreamCursor):
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
             self.step += 1
-            if self._in_hand is not None:
-                self._in_hand.append(self.step)
+            if self._outstanding is not None:
+                self._outstanding.append(self.step)
             tally.count_delivered(samples, reading)
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
                 tally.stats.samples_failed += len(batch.failed)

@@ -19,7 +19,7 @@ __all__ = ["CheckpointState"]
 
 _DAMAGED = "it was changed after it was saved; take an earlier one"
 # Batches that a training loop may hold without having acknowledged them: so far ahead of the step may a change lie.
-MAX_IN_HAND = 1 << 20
+MAX_OUTSTANDING = 1 << 20
 
 
 _AtLeastOne = Annotated[int, Between(1, 1 << 32)]
@@ -89,7 +89,7 @@ class CheckpointState:
     def schedule_over(self, order: Order) -> Schedule:
         """Return the schedule over an order."""
         last = max([segment[0] for segment in self.segments] + [mask[0] for mask in self.masks], default=0)
-        if last > self.step + MAX_IN_HAND:
+        if last > self.step + MAX_OUTSTANDING:
             raise StateError("the stream state tells of a change long after its step", step=self.step, change=last)
         names = ("segments", "skips", "epochs", "masks", "reweightings")
         return Schedule.from_json(order, {name: getattr(self, name) for name in names})

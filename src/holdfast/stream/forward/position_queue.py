@@ -68,8 +68,8 @@ class PositionQueue:
             return self
         if self.left:
             (first, step, length), *others = self.left
-            rest = (Stride(first + count * step, step, length - count),) if length > count else ()
-            return replace(self, left=(*rest, *others))
+            unread = (Stride(first + count * step, step, length - count),) if length > count else ()
+            return replace(self, left=(*unread, *others))
         assert self.process is not None
         return replace(self, position=self.position + count * self.process.total)
 
@@ -83,8 +83,8 @@ class PositionQueue:
         left: list[Stride] = []
         for queue, (number, total) in zip(queues, processes, strict=True):
             left += queue.assigned_to(Process(number, total), dataset=dataset).left
-            behind, rest = divmod(latest - queue.position, total)
-            if rest:
+            behind, uneven = divmod(latest - queue.position, total)
+            if uneven:
                 raise StateError(
                     "the states are not of processes that began together",
                     dataset=dataset,
