@@ -50,9 +50,10 @@ def adopt(
             hint="restore the data and options it was made with"
             + (", or pass strict=False for sources that only grew or were added" if strict else ""),
         )
-    schedule, changes = state.rebuild(like=order), ()
+    adopted: Adopted = state.rebuild(like=order), ()
     if differences:
-        schedule, changes = _carried_over(state, order, schedule.planned_order)
+        adopted = _carried_over(state, order, adopted[0].planned_order)
+    schedule, changes = adopted
     return _ending(schedule, state, epochs), changes
 
 
