@@ -211,6 +211,12 @@ def test_skips_survive_json_and_add_up(data: st.DataObject) -> None:
     assert both.plus(first) == both
 
 
+@pytest.mark.parametrize("indices", ["", {}, None, 3])
+def test_indices_that_are_no_list_are_refused_where_a_state_is_read(indices: object) -> None:
+    with pytest.raises(OrderError, match="list"):
+        Skips.from_json({"intervals": [], "samples": {"a": indices}})
+
+
 def test_intervals_that_overlap_or_touch_are_joined() -> None:
     assert Skips.of([(5, 9), (1, 3), (3, 6), (20, 20)]).intervals == ((1, 9),)
     assert not Skips.of([(20, 20)], {"a": []})

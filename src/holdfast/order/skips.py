@@ -83,6 +83,9 @@ class Skips:
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Skips:
         """Read what ``to_json`` wrote."""
+        for name, indices in value["samples"].items():
+            if not isinstance(indices, (list, tuple)):
+                raise OrderError("skips and masks name samples in a list", source=name, found=f"{indices!r}"[:80])
         for number in chain(*value["intervals"], *value["samples"].values()):
             if type(number) is not int or not 0 <= number <= FARTHEST:
                 raise OrderError("skips and masks name whole numbers, zero or more", found=number)
