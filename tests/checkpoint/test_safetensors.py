@@ -65,8 +65,8 @@ def test_shards_of_one_tensor_are_put_together(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("shape", "start"),
-    [((4, 2), [8, 0]), ((4, 2), [2, 0]), ((4,), [4]), ((4, 2), [1 << 61, 0])],
-    ids=["gap", "overlap", "dimensions", "beyond"],
+    [((4, 2), [8, 0]), ((4, 2), [2, 0]), ((4,), [4]), ((4, 2), [4]), ((4, 2), [1 << 61, 0])],
+    ids=["gap", "overlap", "dimensions", "offsets", "beyond"],
 )
 def test_shards_that_do_not_make_up_their_tensor_are_refused(
     tmp_path: Path, shape: tuple[int, ...], start: list[int]

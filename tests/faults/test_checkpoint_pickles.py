@@ -220,7 +220,19 @@ def test_classes_the_user_allows_load_without_trust(folder: Path) -> None:
 
 @pytest.mark.parametrize(
     "name",
-    ["../outside", "/etc/hostname", "a/../../outside", "", "nul\0l", "link", "link/", "./link", "dir/inside", "\ud800"],
+    [
+        "../outside",
+        "/etc/hostname",
+        "a/../../outside",
+        "",
+        "nul\0l",
+        "link",
+        "link/",
+        "./link",
+        "dir/inside",
+        "near",
+        "\ud800",
+    ],
 )
 def test_files_outside_the_folder_are_refused(folder: Path, name: str) -> None:
     metadata = metadata_of(folder)
@@ -230,6 +242,10 @@ def test_files_outside_the_folder_are_refused(folder: Path, name: str) -> None:
     (folder / "link").symlink_to(outside)
     (folder / "dir").symlink_to(folder.parent, target_is_directory=True)
     (folder.parent / "inside").write_bytes(outside.read_bytes())
+    neighbour = folder.with_name(f"{folder.name}-2")  # its path begins as the folder's does
+    neighbour.mkdir()
+    (neighbour / "near").write_bytes(outside.read_bytes())
+    (folder / "near").symlink_to(neighbour / "near")
     info.relative_path = name
     (folder / ".metadata").write_bytes(pickle.dumps(metadata))
     with pytest.raises(UnsafeCheckpointError):
