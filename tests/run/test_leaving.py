@@ -224,6 +224,28 @@ def test_a_loop_that_was_left_can_be_entered_again(tmp_path: Path, after_step: b
     assert job.hash == expected
 
 
+def test_a_loop_left_before_the_batch_was_trained_on_gets_it_again_from_a_loader_that_cannot_go_back(
+    tmp_path: Path,
+) -> None:
+    job, trained_on = make_job(), []
+    options = RunOptions(save_every=2, handle_signals=False)
+    run = Run(tmp_path / "run", model=job.model, loader=Counted(), steps=5, options=options)
+    left = {1, 3}
+    while run.step_number < 5:
+        taken: list[int] = []
+        for batch in run:
+            if run.step_number in left and len(taken) == 1:
+                left.remove(run.step_number)
+                break
+            taken.append(batch["number"])
+            if len(taken) == 2:
+                trained_on.append(taken)
+                run.step(loss=job.step(batch))
+                taken = []
+    assert trained_on == [[0, 1], [2, 3], [4, 5], [6, 7], [8, 9]]
+    assert batches_of(tmp_path / "run") == [[2 * n, 2 * n + 2] for n in range(5)]
+
+
 def test_steps_are_counted_when_the_program_says_so(tmp_path: Path) -> None:
     job = make_job()
     counts = []

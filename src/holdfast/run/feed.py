@@ -25,6 +25,7 @@ class Feed:
         first_batch: the first batch of the step under way.
         handed_out: when the last batch was handed to the program.
         noted_schedule: the schedule the log knows; a jump of the loader makes another.
+        held: the batches of the step under way, of a loader that cannot hand them out again.
     """
 
     def __init__(self, attempt: Attempt, components: Components) -> None:
@@ -34,6 +35,7 @@ class Feed:
         self.first_batch = attempt.batch
         self.handed_out = 0.0
         self.noted_schedule: Any = None
+        self.held: list[Any] = []
         self._loader_step: int = getattr(self._loader, "step", 0)  # where the loader stood after the last step
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
 
@@ -54,6 +56,7 @@ class Feed:
         """Take the batches since the last step for those of this one."""
         self._batches_of.append((step, self.first_batch))
         self.first_batch = self._attempt.batch
+        self.held.clear()
         if self.has_order:
             self._loader_step = self._loader.step
 
@@ -68,6 +71,12 @@ class Feed:
         self._attempt.batch = self.first_batch
         return True
 
+    def hand_out_again(self) -> list[Any]:
+        """Return the batches no step was made of, to be handed out once more to a loop that is entered again."""
+        held, self.held = self.held, []
+        self._attempt.batch -= len(held)
+        return held
+
     def suspects(self, onset: int) -> tuple[int, int]:
         """Return the first batch of this step, or of the first remembered after it, and one past the last taken."""
         taken = self._attempt.batch
@@ -76,5 +85,6 @@ class Feed:
     def jump(self) -> None:
         """Continue from where a rollback put the loader."""
         self._batches_of.clear()
+        self.held.clear()
         self.first_batch = self._attempt.batch
         self._loader_step = getattr(self._loader, "step", 0)

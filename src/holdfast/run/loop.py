@@ -6,6 +6,7 @@ import contextlib
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
+from itertools import chain
 from typing import Any
 
 from holdfast.errors import RollbackError, RunError
@@ -119,9 +120,10 @@ class Loop:
         attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         has_order = feed.has_order
-        self._come_back()
+        held = self._come_back()
         while not self._is_over():
-            batches = begin_pass(loader, begun=attempt.passing)
+            batches = chain(held, begin_pass(loader, begun=attempt.passing))
+            held = []
             attempt.passing = True
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
@@ -139,6 +141,8 @@ class Loop:
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
                     feed.leave_out()
                     continue
+                if not has_order:
+                    feed.held.append(batch)
                 feed.handed_out = now.mark
                 watchdog.place = ("step", attempt.step)
                 yield batch
@@ -166,16 +170,22 @@ class Loop:
     def _is_over(self) -> bool:
         return self.ended is not None
 
-    def _come_back(self) -> None:
-        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back."""
+    def _come_back(self) -> list[Any]:
+        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back.
+
+        Returns:
+            the batches to be handed out before those of the loader, which cannot go back to them itself.
+        """
+        held: list[Any] = []
         if self._in_loop:
             self.attempt.stopwatch.lap("step")
             if self._pending is not None:
                 self._settle()
-            else:
-                self._take_back()
+            elif not self._take_back() and not self._gauge.stepped:
+                held = self._feed.hand_out_again()
             self.attempt.passing = False
         self._in_loop = True
+        return held
 
     def _take_back(self) -> bool:
         """Go back to the first batch no step was made of; returns whether everything stands where the last step ended.
