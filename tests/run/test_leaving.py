@@ -246,6 +246,33 @@ def test_a_loop_left_before_the_batch_was_trained_on_gets_it_again_from_a_loader
     assert batches_of(tmp_path / "run") == [[2 * n, 2 * n + 2] for n in range(5)]
 
 
+class Passes(Counted):
+    """A loader that begins a pass whenever it is iterated, as torch's do."""
+
+    def __iter__(self) -> Any:
+        self.next = 0
+        yield from super().__iter__()
+
+
+@pytest.mark.parametrize("after_step", [True, False])
+def test_a_pass_that_was_left_is_continued_and_not_begun_again(tmp_path: Path, after_step: bool) -> None:
+    job, trained_on = make_job(), []
+    options = RunOptions(save_every=2, handle_signals=False)
+    with Run(tmp_path / "run", model=job.model, loader=Passes(4), steps=8, options=options) as run:
+        left = {2, 5}
+        while run.step_number < 8:
+            for batch in run:
+                if not after_step and run.step_number in left:
+                    left.remove(run.step_number)
+                    break
+                trained_on.append(batch["number"])
+                run.step(loss=job.step(batch))
+                if after_step and run.step_number in left:
+                    left.remove(run.step_number)
+                    break
+    assert trained_on == [0, 1, 2, 3, 0, 1, 2, 3]
+
+
 def test_steps_are_counted_when_the_program_says_so(tmp_path: Path) -> None:
     job = make_job()
     counts = []

@@ -75,6 +75,7 @@ class Loop:
         self._writer = StepWriter(attempt, monitor)
         self._pending: StepRecord | None = None
         self._feed = Feed(attempt, components)
+        self._pass: Iterator[Any] | None = None  # under way; one that cannot go back is continued, not begun again
         self._in_loop = False  # batches are being handed out, or the program has left the loop in between
         self._closed = False
         self._reading = ReadingNotes(attempt, components.loader)
@@ -122,7 +123,9 @@ class Loop:
         has_order = feed.has_order
         held = self._come_back()
         while not self._is_over():
-            batches = chain(held, begin_pass(loader, begun=attempt.passing))
+            if has_order or self._pass is None:
+                self._pass = begin_pass(loader, begun=attempt.passing)
+            batches = chain(held, self._pass)
             held = []
             attempt.passing = True
             self._jumped = False
@@ -133,6 +136,7 @@ class Loop:
                 except StopIteration:
                     lap("data")
                     attempt.passing = False
+                    self._pass = None
                     break
                 lap("data")
                 if has_order and loader.schedule is not feed.noted_schedule:
@@ -343,6 +347,7 @@ class Loop:
         self._reactions.take()
         self._gauge.take()
         self._feed.jump()
+        self._pass = None
         self._jumped = True
 
     def _compare_hashes(self, step: int, hashes: list[int]) -> None:
@@ -383,6 +388,7 @@ class Loop:
         if self._closed:
             return
         self._closed = True
+        self._pass = None
         self._in_loop = False
         self._watchdog.stop()
         self._gauge.close()
