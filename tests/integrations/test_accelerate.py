@@ -16,9 +16,9 @@ accelerate = pytest.importorskip("accelerate")
 pytestmark = pytest.mark.filterwarnings("ignore")  # the library's own deprecations are not ours to fail on
 
 
-def make_loader() -> hfast.StreamingShardLoader:
+def make_loader(**options: Any) -> hfast.StreamingShardLoader:
     dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(40)}), name="a", seed=2)
-    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=4))
+    return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=4, **options))
 
 
 def test_the_loader_goes_through_prepare_unchanged() -> None:
@@ -88,6 +88,39 @@ def test_a_checkpoint_that_is_saved_over_is_not_whole_until_that_is_done(tmp_pat
     with pytest.raises(KeyboardInterrupt):
         accelerator.save_state(str(tmp_path / "last"))
     assert newest_checkpoint(tmp_path) is None
+
+
+@pytest.mark.parametrize("options", [{"per_epoch": True}, {"epochs": 1}, {}], ids=["epochs", "finite", "endless"])
+def test_accumulate_makes_a_step_at_the_end_of_an_epoch_as_with_a_loader_of_torchs(
+    options: dict[str, Any], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Otherwise the last batches of an epoch would count for the next one, and those of the last for none."""
+    import torch
+
+    from holdfast.integrations.accelerate import prepare
+
+    def steps_of(make: Any) -> list[bool]:
+        accelerator = accelerate.Accelerator(cpu=True, gradient_accumulation_steps=3)
+        model = accelerator.prepare(torch.nn.Linear(1, 1))
+        made, batches = [], make(accelerator)
+        for _ in range(2 if options == {"per_epoch": True} else 1):
+            for batch in batches:
+                with accelerator.accumulate(model):
+                    made.append(accelerator.sync_gradients)
+                    assert len(accelerator.gather_for_metrics(batch["index"])) == 4
+                if len(made) == 20:
+                    break
+        accelerator.save_state(str(tmp_path / "saved"))
+        return made
+
+    made = steps_of(lambda accelerator: prepare(accelerator, make_loader(**options)))
+    if not options:
+        assert made == [number % 3 == 2 for number in range(20)]
+        assert "between two optimizer steps" in caplog.text
+        return
+    assert "between two optimizer steps" not in caplog.text
+    samples = [{"index": number} for number in range(40)]
+    assert made == steps_of(lambda accelerator: accelerator.prepare(torch.utils.data.DataLoader(samples, batch_size=4)))
 
 
 def test_a_loop_that_skips_batches_by_hand_gets_what_it_asks_for() -> None:

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import holdfast as hfast
-from holdfast.errors import StateError
+from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.carried import Carried, carried_in
 
 lightning = pytest.importorskip("lightning.pytorch")
@@ -171,6 +171,91 @@ def test_several_streams_with_epochs_of_their_own_resume_exactly(mode: Any, tmp_
         resumed = Both()
         fit(resumed, checkpoint=tmp_path / f"step={step}.ckpt")
         assert resumed.seen == whole.seen[step:], step
+
+
+class Several(Module):
+    """Notes the batches of several streams by name."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.steps: list[dict[str, list[int]]] = []
+
+    def training_step(self, batch: Any, number: int) -> torch.Tensor:
+        given = {name: part["index"] for name, part in batch.items() if part is not None}
+        self.steps.append({name: index.tolist() for name, index in given.items()})
+        return ((self.weight - torch.cat(list(given.values())).float()) ** 2).mean()
+
+
+def make_streams(names: str, **options: Any) -> dict[str, hfast.StreamingShardLoader]:
+    """Return streams of 50 and 30 samples: epochs of 13 or 12, and of 8 or 7 batches of 4."""
+    sources = {name: hfast.ArraySource({"index": np.arange({"a": 50, "b": 30}[name])}) for name in names}
+    made = {name: hfast.StreamDataset(source, name=name, seed=2) for name, source in sources.items()}
+    config = hfast.StreamingConfig(**{"batch_size": 4, "per_epoch": True, **options})
+    return {name: hfast.StreamingShardLoader(dataset, config) for name, dataset in made.items()}
+
+
+@pytest.mark.parametrize("mode", ["max_size_cycle", "min_size"])
+def test_several_streams_resume_within_an_epoch_at_another_number_of_processes(mode: Any, tmp_path: Path) -> None:
+    """A loader that was resized counts the batches of its epoch from there on."""
+    from lightning.pytorch.callbacks import ModelCheckpoint
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    def fit(module: Module, *callbacks: Any, checkpoint: Path | None = None, **options: Any) -> Any:
+        trainer = make_trainer(-1, HoldfastCallback(), *callbacks, max_epochs=4, enable_checkpointing=bool(callbacks))
+        loaders = CombinedLoader(make_streams("ab", **options), mode)
+        trainer.fit(module, loaders, ckpt_path=checkpoint, weights_only=False)
+        return trainer
+
+    whole = Several()
+    ended = fit(whole, ModelCheckpoint(tmp_path, filename="{step}", save_top_k=-1, every_n_train_steps=1))
+    for step in (3, 6, 10, 13, 15):
+        resumed = Several()
+        trainer = fit(resumed, checkpoint=tmp_path / f"step={step}.ckpt", rank=0, world_size=2, batch_size=2)
+        assert (trainer.global_step, trainer.current_epoch) == (ended.global_step, ended.current_epoch), step
+        for half, both in zip(resumed.steps, whole.steps[step:], strict=True):
+            assert all(set(half[name]) < set(both[name]) for name in "ab"), step
+
+
+@pytest.mark.parametrize("names", ["ab", "ba"])
+def test_where_the_shortest_of_several_streams_ends_the_epoch_no_batch_of_the_others_is_lost(names: str) -> None:
+    """What is left of a longer stream's epoch may be shorter than an epoch of the shortest."""
+    from lightning.pytorch.utilities import CombinedLoader
+
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    module = Several()
+    trainer = make_trainer(-1, HoldfastCallback(), max_epochs=5, accumulate_grad_batches=2)
+    trainer.fit(module, CombinedLoader(make_streams(names), "min_size"))
+    for name, loader in make_streams(names).items():
+        batches = [given[name] for given in module.steps]
+        assert batches == [loader.batch_at(step)["index"].tolist() for step in range(len(batches))], name
+    assert len(module.steps) == 8 + 5 + 2 + 8 + 2
+    assert trainer.global_step == 4 + 3 + 1 + 4 + 1, "an epoch ends with a step"
+
+
+@pytest.mark.parametrize("options", [{"per_epoch": True}, {}], ids=["epochs", "endless"])
+def test_a_loader_that_is_made_anew_for_every_epoch_goes_on_with_the_stream(options: dict[str, Any]) -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    class Making(Module):
+        def train_dataloader(self) -> Any:
+            return make_loader(**options)
+
+    module = Making()
+    limit = {} if options else {"limit_train_batches": 6}
+    trainer = make_trainer(-1, HoldfastCallback(), max_epochs=3, reload_dataloaders_every_n_epochs=1, **limit)
+    trainer.fit(module)
+    assert len(module.seen) == (30 if options else 18)
+    assert module.seen == [make_loader().batch_at(step)["index"].tolist() for step in range(len(module.seen))]
+
+
+def test_options_that_a_stream_cannot_honour_are_refused() -> None:
+    from holdfast.integrations.lightning import HoldfastCallback
+
+    with pytest.raises(ConfigError, match="overfit_batches"):
+        make_trainer(-1, HoldfastCallback(), max_epochs=2, overfit_batches=2).fit(Module(), make_loader())
 
 
 def test_a_run_that_accumulates_loses_no_batch_when_it_is_killed_again_before_its_next_step(tmp_path: Path) -> None:

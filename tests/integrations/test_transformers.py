@@ -146,6 +146,30 @@ def test_a_trainer_with_two_loaders_is_refused(tmp_path: Path) -> None:
         attach(trainer, make_loader())
 
 
+@pytest.mark.parametrize(
+    "option",
+    [{"auto_find_batch_size": True}, {"train_sampling_strategy": "group_by_length"}],
+    ids=lambda found: next(iter(found)),
+)
+def test_options_that_a_stream_cannot_honour_are_refused(option: dict[str, Any], tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=f"{next(iter(option))} has no effect"):
+        train(tmp_path, **option)
+
+
+def test_a_trainer_whose_callback_was_replaced_reads_from_the_new_loader(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import HoldfastCallback
+
+    model, second = Model(), make_loader()
+    trainer = make_trainer(tmp_path, model, max_steps=2, save_strategy="no")
+    trainer.add_callback(HoldfastCallback(make_loader()))
+    trainer.train()
+    trainer.remove_callback(HoldfastCallback)
+    trainer.add_callback(HoldfastCallback(second))
+    trainer.train()
+    assert second.step == 2
+    assert model.seen[2:] == model.seen[:2], "the beginning of another stream"
+
+
 def test_other_trainers_train_as_before(tmp_path: Path) -> None:
     """Making a callback lets every trainer look for one."""
     from holdfast.integrations.transformers import HoldfastCallback
@@ -290,7 +314,7 @@ def test_trls_trainer_resumes_exactly_too(tmp_path: Path) -> None:
         dataset = hfast.StreamDataset(hfast.ArraySource(columns), name="a", seed=2)
         return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(batch_size=BATCH))
 
-    def train_trl(steps: int, resume: str | None = None) -> list[list[list[int]]]:
+    def train_trl(steps: int, resume: str | None = None, **options: Any) -> list[list[list[int]]]:
         seen = []
 
         class Noting(trl.SFTTrainer):  # type: ignore[misc, name-defined]
@@ -299,7 +323,13 @@ def test_trls_trainer_resumes_exactly_too(tmp_path: Path) -> None:
                 return super().compute_loss(model, inputs, *args, **kwargs)
 
         arguments = trl.SFTConfig(
-            output_dir=str(tmp_path), max_steps=steps, save_steps=3, report_to=[], use_cpu=True, disable_tqdm=True
+            output_dir=str(tmp_path),
+            max_steps=steps,
+            save_steps=3,
+            report_to=[],
+            use_cpu=True,
+            disable_tqdm=True,
+            **options,
         )
         trainer = Noting(
             model=transformers.GPT2LMHeadModel(config),
@@ -314,6 +344,8 @@ def test_trls_trainer_resumes_exactly_too(tmp_path: Path) -> None:
     whole = train_trl(7)
     assert len(whole) == 7
     assert train_trl(7, str(tmp_path / "checkpoint-3")) == whole[3:]
+    with pytest.raises(ConfigError, match="packing has no effect"):
+        train_trl(7, packing=True, max_length=8)
 
 
 def make_trl_dataset() -> Any:

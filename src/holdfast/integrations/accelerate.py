@@ -7,6 +7,7 @@ leaves a holdfast loader alone, and must: its ranks share the data already.
 
 from __future__ import annotations
 
+import logging
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -19,9 +20,12 @@ from torch.utils.data import IterableDataset
 from holdfast.errors import ConfigError
 from holdfast.integrations.finished import mark_finished, newest_finished, unmark
 from holdfast.integrations.loop import TrainingStream
+from holdfast.order.extent import count_batches, epoch_bounds
 from holdfast.stream import StreamingShardLoader
 
 __all__ = ["PreparedBatches", "newest_checkpoint", "prepare"]
+
+logger = logging.getLogger(__name__)
 
 
 class PreparedBatches(TrainingStream):
@@ -37,13 +41,31 @@ class PreparedBatches(TrainingStream):
 
     def __init__(self, accelerator: Accelerator, loader: StreamingShardLoader, **options: Any) -> None:
         super().__init__(loader, restore=lambda path: accelerator.load_state(str(path)), **options)
-        self._device = accelerator.device
+        self._accelerator = accelerator
         self._was_restored = False
+        self.remainder = 0
+        """How many samples of the last batch are padding, for ``gather_for_metrics``: there are none."""
 
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from where the stream stands."""
-        for batch in super().__iter__():
-            yield send_to_device(batch, self._device)
+        gradients = self._accelerator.gradient_state
+        gradients._add_dataloader(self)
+        try:
+            for batch in super().__iter__():
+                yield send_to_device(batch, self._accelerator.device)
+        finally:
+            gradients._remove_dataloader(self)
+
+    @property
+    def end_of_dataloader(self) -> bool:
+        """Whether the batch in hand is the last of an epoch, after which ``accumulate`` makes a step in any case."""
+        loader, schedule = self.loader, self.loader.schedule
+        stop = schedule.total_steps
+        if loader.config.per_epoch and loader.step:
+            stop = epoch_bounds(schedule, loader.step - 1)[1]
+        if stop is None or loader.config.last_batch is None:
+            return False
+        return count_batches(schedule, loader.step, stop, loader.rank, loader.config.last_batch) == 0
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue where the state stands, for ``accelerator.load_state``."""
@@ -84,6 +106,11 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
     save, load, project = accelerator.save_state, accelerator.load_state, accelerator.project_configuration
 
     def save_state(output_dir: str | None = None, *arguments: Any, **choices: Any) -> Any:
+        if not accelerator.sync_gradients:
+            logger.warning(
+                "saved between two optimizer steps: Accelerate does not keep accumulated gradients, so a run resumed "
+                "from here is without them; save when accelerator.sync_gradients is True"
+            )
         if output_dir is not None:  # it may be saved over
             unmark(output_dir)
             accelerator.wait_for_everyone()

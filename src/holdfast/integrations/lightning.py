@@ -8,17 +8,23 @@ callback acknowledges each batch when it was trained on, so that what Lightning 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
-from lightning.fabric.utilities.data import sized_len
 from lightning.pytorch import Callback, LightningModule, Trainer
 from lightning.pytorch.callbacks import ModelCheckpoint
-from lightning.pytorch.utilities import CombinedLoader
 
-from holdfast.errors import StateError
+from holdfast.errors import ConfigError, StateError
+from holdfast.integrations.lightning_epochs import (
+    go_on,
+    length_of_epoch,
+    length_of_resumed_epoch,
+    place_validation,
+    restore_at_epoch_end,
+    streams_of,
+)
 from holdfast.integrations.restart import Restart, train_again
 from holdfast.integrations.trainer_record import TrainerRecord, recording_of
 from holdfast.integrations.trainer_state import TRAINER_STATE, TrainerState, collect_state
@@ -70,13 +76,23 @@ class HoldfastCallback(Callback):
             return
         source = trainer.fit_loop._data_source
         request, save = source.dataloader, trainer.save_checkpoint
+        streams: list[StreamingShardLoader] = []
 
         def dataloader() -> Any:
             found = request()
-            for loader in _streams(found):
+            for loader in streams_of(found):
+                if trainer.overfit_batches:
+                    raise ConfigError(
+                        "overfit_batches has no effect on a stream: every epoch would read the next batches",
+                        overfit_batches=trainer.overfit_batches,
+                        hint="train on a source of that many samples, with per_epoch=True",
+                    )
                 loader.require_acknowledgement()
                 loader.take_back()  # an earlier fit() may have ended with a batch in hand
-            _restore_at_epoch_end(trainer, found)
+            for earlier, later in zip(streams, streams_of(found), strict=False):
+                go_on(earlier, later)  # Lightning has been told to make its loaders anew every few epochs
+            streams[:] = streams_of(found)
+            restore_at_epoch_end(trainer, found)
             if trainer.fit_loop.restarting and isinstance(trainer.val_check_interval, int):
                 # It would refuse an interval that is longer than what is left of the epoch.
                 self._validate_every, trainer.check_val_every_n_epoch = trainer.check_val_every_n_epoch, None
@@ -107,7 +123,7 @@ class HoldfastCallback(Callback):
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Refuse to continue a run whose checkpoint does not say where its stream stood; begin the record."""
-        loaders = list(_streams(trainer.train_dataloader))
+        loaders = list(streams_of(trainer.train_dataloader))
         for loader in loaders:
             if trainer.global_step and not loader.get_checkpoint().step:
                 raise StateError(
@@ -122,16 +138,15 @@ class HoldfastCallback(Callback):
         progress = fit_loop.epoch_loop.batch_progress
         self._epoch_length, self._accumulated = None, 0
         at_batch_end = fit_loop.epoch_loop.restarted_on_train_batch_end
-        epochs = _epochs(trainer)
-        if epochs is not None and progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
+        length = length_of_resumed_epoch(trainer, progress.current.completed + at_batch_end)
+        if length is not None and progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
-            self._epoch_length, fit_loop.max_batches = fit_loop.max_batches, progress.current.ready
-            _place_validation(trainer, progress.current.ready)
-        elif epochs is not None and fit_loop.restarted_mid_epoch and fit_loop._data_fetcher is not None:
-            # To Lightning the epoch is what was done of it, at whatever number of processes, and what is left of it.
-            whole = progress.current.completed + at_batch_end + epochs.batches_left_of_epoch
-            fit_loop.max_batches = fit_loop._data_fetcher.length = whole
-            _place_validation(trainer, whole)
+            self._epoch_length, fit_loop.max_batches = length_of_epoch(trainer), progress.current.ready
+            fit_loop._data_fetcher.length = self._epoch_length
+            place_validation(trainer, progress.current.ready)
+        elif length is not None and fit_loop.restarted_mid_epoch:
+            fit_loop.max_batches = fit_loop._data_fetcher.length = length
+            place_validation(trainer, length)
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:
             self._metrics.load_state_dict(restored.metrics)
@@ -156,10 +171,10 @@ class HoldfastCallback(Callback):
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell Lightning how long this epoch is; it asks once, and epochs of a stream may differ by a batch."""
-        length = _epoch_length(trainer)
+        length = length_of_epoch(trainer)
         if length is not None:
             trainer.fit_loop.max_batches = length
-            _place_validation(trainer, length)
+            place_validation(trainer, length)
 
     def on_train_batch_start(self, trainer: Trainer, pl_module: LightningModule, batch: Any, batch_idx: int) -> None:
         """Let Lightning know how long the epoch is that it has begun after a resume."""
@@ -174,7 +189,7 @@ class HoldfastCallback(Callback):
         Raises:
             Restart: the run was rolled back; ``fit`` of this module enters the trainer again.
         """
-        for loader in _streams(trainer.train_dataloader):
+        for loader in streams_of(trainer.train_dataloader):
             if loader.unacknowledged:  # a combined loader goes on without those of its parts that have ended
                 loader.acknowledge()
         if self._metrics is not None and isinstance(batch, dict):
@@ -217,7 +232,7 @@ class HoldfastCallback(Callback):
     def on_train_epoch_end(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Count batches that the module chose not to train on: they are not offered again."""
         if trainer.num_training_batches != float("inf"):  # with a length nothing is read ahead
-            for loader in _streams(trainer.train_dataloader):
+            for loader in streams_of(trainer.train_dataloader):
                 if loader.unacknowledged:
                     loader.acknowledge(loader.unacknowledged)
 
@@ -261,47 +276,6 @@ def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: An
     train_again(train, ckpt_path)
 
 
-def _epochs(trainer: Trainer) -> StreamingShardLoader | None:
-    """Return the loader whose epochs are the trainer's; None where they end by something else."""
-    loaders = CombinedLoader([] if trainer.train_dataloader is None else trainer.train_dataloader).flattened
-    if len(loaders) != 1 or not isinstance(loaders[0], StreamingShardLoader) or trainer.limit_train_batches != 1.0:
-        return None
-    return loaders[0] if loaders[0].config.per_epoch else None
-
-
-def _epoch_length(trainer: Trainer) -> int | None:
-    """Return how many batches the epoch that begins has, by one stream or by several; None where no stream says."""
-    combined = trainer.fit_loop._combined_loader
-    if combined is None or trainer.limit_train_batches != 1.0:
-        return None
-    if not any(loader.config.per_epoch for loader in _streams(combined)):
-        return None
-    for part in (combined, combined._iterator):
-        if part is not None:  # Lightning takes the length of its first epoch for a limit, and a later one may be longer
-            part.limits = None
-    return sized_len(combined)
-
-
-def _restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
-    """Restore the streams from a checkpoint of an epoch's end, where Lightning lets every loader begin again."""
-    fit_loop = trainer.fit_loop
-    states = fit_loop._combined_loader_states_to_load
-    if fit_loop.restarting or not states:
-        return
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader(loaders)
-    for loader, state in zip(combined.flattened, states, strict=False):
-        if isinstance(loader, StreamingShardLoader) and state:
-            loader.load_state_dict(state)
-    fit_loop._combined_loader_states_to_load = []
-
-
-def _place_validation(trainer: Trainer, batches: int) -> None:
-    """Move the validation that comes after a share of every epoch to that of an epoch of this length."""
-    share = trainer.val_check_interval
-    if isinstance(share, float) and trainer.check_val_every_n_epoch is not None:
-        trainer.val_check_batch = max(1, int(batches * share))
-
-
 def _do_not_save_again(trainer: Trainer) -> None:
     """Let ``ModelCheckpoint`` remember that it saved at the step that is resumed from.
 
@@ -312,11 +286,3 @@ def _do_not_save_again(trainer: Trainer) -> None:
             continue
         if trainer.accumulate_grad_batches > 1 and trainer.global_step % callback._every_n_train_steps == 0:
             callback._last_global_step_saved = trainer.global_step
-
-
-def _streams(loaders: Any) -> Iterator[StreamingShardLoader]:
-    """Yield the holdfast loaders among whatever a ``train_dataloader`` may return."""
-    combined = loaders if isinstance(loaders, CombinedLoader) else CombinedLoader([] if loaders is None else loaders)
-    for loader in combined.flattened:
-        if isinstance(loader, StreamingShardLoader):
-            yield loader

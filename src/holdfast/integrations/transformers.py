@@ -257,9 +257,13 @@ def _connect(trainer: Trainer) -> None:
     if others:
         raise ConfigError("the trainer has two holdfast loaders", hint="add one HoldfastCallback, or attach one loader")
     batches = callback.batches
-    if batches is None or "get_train_dataloader" in vars(trainer):
+    if batches is None:  # made from a checkpoint's state, in place of one that had them
         return
+    _refuse_what_a_stream_cannot_do(trainer.args)
+    is_connected = "get_train_dataloader" in vars(trainer)
     vars(trainer)["get_train_dataloader"] = lambda: batches
+    if is_connected:
+        return
     if trainer.args.ignore_data_skip:
         # It saves reading what was trained on, which costs nothing here, and loses the place in the epoch, which does:
         # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.
@@ -295,6 +299,21 @@ def _connect(trainer: Trainer) -> None:
 
     vars(trainer.accelerator)["clip_grad_norm_"] = clip_grad_norm
     vars(trainer).update(training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state)
+
+
+def _refuse_what_a_stream_cannot_do(args: TrainingArguments) -> None:
+    """Refuse options that choose or pack the samples of ``train_dataset``, which is not read."""
+    sampling = "group_by_length" if getattr(args, "group_by_length", False) else None
+    sampling = getattr(args, "train_sampling_strategy", sampling)
+    asked = {
+        "auto_find_batch_size": (args.auto_find_batch_size, "set the loader's batch_size"),
+        "train_sampling_strategy": (sampling in ("group_by_length", "batch_rebalance"), "order the source by length"),
+        "packing": (getattr(args, "packing", False), "pack with holdfast.sources.PackedSource"),
+        "padding_free": (getattr(args, "padding_free", False), "let the loader's collate do so"),
+    }
+    for name, (is_on, hint) in asked.items():
+        if is_on:
+            raise ConfigError(f"{name} has no effect on batches from a holdfast loader", hint=f"turn it off: {hint}")
 
 
 def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:

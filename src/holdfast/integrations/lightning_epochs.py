@@ -1,0 +1,114 @@
+"""How long Lightning's epochs are where streams say so, and how Lightning is told.
+
+Lightning asks its loaders once how long they are, and takes that for the length of every epoch. The epochs of a stream
+differ by a batch where the samples are not a multiple of the batch size, those of several streams end at different
+times, and after a resume at another number of processes a loader counts what it delivers now. So the length is told:
+at the beginning of every epoch, and within the epoch that is resumed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+from lightning.fabric.utilities.data import sized_len
+from lightning.pytorch import Trainer
+from lightning.pytorch.utilities import CombinedLoader
+
+from holdfast.stream import StreamingShardLoader
+
+__all__ = [
+    "go_on",
+    "length_of_epoch",
+    "length_of_resumed_epoch",
+    "place_validation",
+    "restore_at_epoch_end",
+    "streams_of",
+]
+
+
+def streams_of(loaders: Any) -> Iterator[StreamingShardLoader]:
+    """Yield the holdfast loaders among whatever a ``train_dataloader`` may return."""
+    for loader in _combined(loaders).flattened:
+        if isinstance(loader, StreamingShardLoader):
+            yield loader
+
+
+def length_of_epoch(trainer: Trainer) -> int | None:
+    """Return how many batches the epoch that begins has, by one stream or by several; None where no stream says."""
+    combined = trainer.fit_loop._combined_loader
+    if combined is None or not _streams_end_epochs(trainer):
+        return None
+    limits = [_left(loader) for loader in combined.flattened]
+    for part in (combined, combined._iterator):
+        if part is not None:
+            part.limits = limits
+    return sized_len(combined)
+
+
+def length_of_resumed_epoch(trainer: Trainer, done: int) -> int | None:
+    """Return how many batches the epoch that is resumed has: what was done of it, at whatever size, and what is left.
+
+    Args:
+        trainer: whose loaders have been restored.
+        done: how many batches of the epoch the model has seen.
+    """
+    combined = trainer.fit_loop._combined_loader
+    if combined is None or not _streams_end_epochs(trainer):
+        return None
+    going_on = [loader for loader in combined.flattened if not _has_ended_within(loader, done)]
+    left = [_left(loader) for loader in going_on] or [0.0]
+    rest = min(left) if combined._mode == "min_size" else max(left)
+    return done + int(rest) if math.isfinite(rest) else None
+
+
+def restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
+    """Restore the streams from a checkpoint of an epoch's end, where Lightning lets every loader begin again."""
+    fit_loop = trainer.fit_loop
+    states = fit_loop._combined_loader_states_to_load
+    if fit_loop.restarting or not states:
+        return
+    for loader, state in zip(_combined(loaders).flattened, states, strict=False):
+        if isinstance(loader, StreamingShardLoader) and state:
+            loader.load_state_dict(state)
+    fit_loop._combined_loader_states_to_load = []
+
+
+def go_on(earlier: StreamingShardLoader, later: StreamingShardLoader) -> None:
+    """Let a loader that was made anew continue an earlier one of the same stream; it would begin again otherwise."""
+    state = earlier.state_dict()
+    if later is not earlier and later.state_dict()["fingerprint"] == state["fingerprint"]:
+        later.load_state_dict(state)
+
+
+def place_validation(trainer: Trainer, batches: int) -> None:
+    """Move the validation that comes after a share of every epoch to that of an epoch of this length."""
+    share = trainer.val_check_interval
+    if isinstance(share, float) and trainer.check_val_every_n_epoch is not None:
+        trainer.val_check_batch = max(1, int(batches * share))
+
+
+def _combined(loaders: Any) -> CombinedLoader:
+    return loaders if isinstance(loaders, CombinedLoader) else CombinedLoader([] if loaders is None else loaders)
+
+
+def _streams_end_epochs(trainer: Trainer) -> bool:
+    is_whole = trainer.limit_train_batches == 1.0
+    return is_whole and any(loader.config.per_epoch for loader in streams_of(trainer.train_dataloader))
+
+
+def _left(loader: Any) -> float:
+    """Return how many batches a loader has until its epoch ends."""
+    if isinstance(loader, StreamingShardLoader) and loader.config.per_epoch:
+        return loader.batches_left_of_epoch
+    return math.inf
+
+
+def _has_ended_within(loader: Any, batches: int) -> bool:
+    """Return whether an epoch of the loader has ended within its last batches: it was cycled, and says nothing more."""
+    if not isinstance(loader, StreamingShardLoader) or not loader.config.per_epoch:
+        return False
+    schedule, step = loader.schedule, loader.get_checkpoint().step
+    now, then = (schedule.order.epoch_of(schedule.delivered_before(place)) for place in (step, max(0, step - batches)))
+    return bool(now > then)
