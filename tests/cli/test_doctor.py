@@ -23,7 +23,7 @@ def test_it_names_what_is_installed_and_measures_the_disk(tmp_path: Path) -> Non
     assert done.exit_code == (1 if found["advice"] else 0)
     assert found["packages"]["torch"] == version("torch")
     assert found["disk"]["write_bytes_per_second"] > 0
-    assert "attach(trainer, loader)" in found["trainers"]["transformers"]["resumes_exactly_with"]
+    assert "HoldfastCallback(loader)" in found["trainers"]["transformers"]["resumes_exactly_with"]
     assert list(tmp_path.iterdir()) == []
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import socket
 import threading
 import urllib.error
 import urllib.request
@@ -16,7 +17,7 @@ from tests.page.pages import full_page
 
 from holdfast.errors import ConfigError
 from holdfast.page.model import Page
-from holdfast.page.server import PageServer
+from holdfast.page.server import MAX_CONNECTIONS, PageServer
 
 
 class Stub:
@@ -113,7 +114,7 @@ def test_what_does_not_exist_is_not_found(path: str) -> None:
         assert get(address(server) + path)[0] == 404
 
 
-@pytest.mark.parametrize("query", ["columns=x", "first=abc", "last=1e"])
+@pytest.mark.parametrize("query", ["columns=x", "first=abc", "last=1e", "first=nan", "last=inf", "first=-1e308"])
 def test_a_malformed_request_is_refused(query: str) -> None:
     with serving(Stub("exp7", full_page())) as server:
         assert get(f"{address(server)}/data?run=exp7&{query}")[0] == 400
@@ -125,9 +126,36 @@ def test_another_site_cannot_read_a_run_through_the_browser() -> None:
         assert get(address(server), Host=f"localhost:{server.server_address[1]}")[0] == 200
 
 
+@pytest.mark.parametrize("asked", ["GET / HTTP/1.1\r\nHost: [", "GET http://[/ HTTP/1.1\r\nHost: localhost"])
+def test_an_address_that_is_none_is_refused(asked: str, capfd: pytest.CaptureFixture[str]) -> None:
+    feed = Stub("exp7", full_page())
+    with serving(feed) as server, socket.create_connection(("127.0.0.1", server.server_address[1])) as caller:
+        caller.sendall(f"{asked}\r\n\r\n".encode())
+        assert caller.recv(100).startswith(b"HTTP/1.1 400")
+    assert "Traceback" not in capfd.readouterr().err
+
+
+def test_whoever_connects_too_often_is_hung_up_on_and_others_are_answered_afterwards() -> None:
+    with serving(Stub("exp7", full_page())) as server:
+        place = ("127.0.0.1", server.server_address[1])
+        idle = [socket.create_connection(place) for _ in range(MAX_CONNECTIONS)]
+        with socket.create_connection(place) as last:
+            assert last.recv(1) == b"", "closed by the server"
+        assert sum(thread.name.startswith("Thread-") for thread in threading.enumerate()) <= MAX_CONNECTIONS + 1
+        for caller in idle:
+            caller.sendall(b"GET /runs HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            while caller.recv(1 << 16):
+                pass
+            caller.close()
+        with socket.create_connection(place) as again:
+            again.sendall(b"GET /runs HTTP/1.0\r\nHost: localhost\r\n\r\n")
+            assert again.recv(100).startswith(b"HTTP/1.1 200")
+
+
 def test_a_token_is_demanded_where_others_can_connect() -> None:
     with serving(Stub("exp7", full_page()), host="0.0.0.0") as server:
         assert server.token
+        assert server.url.startswith(f"http://{socket.gethostname()}:"), "0.0.0.0 is no address to open elsewhere"
         assert get(address(server))[0] == 403
         assert get(f"{address(server)}/?token=wrong")[0] == 403
         assert get(f"{address(server)}/?token={server.token}")[0] == 200
@@ -145,7 +173,6 @@ def test_a_port_in_use_is_an_error_that_says_so() -> None:
 
 
 def test_a_browser_that_leaves_is_no_error(capfd: pytest.CaptureFixture[str]) -> None:
-    import socket
     import struct
 
     with serving(Stub("exp7", full_page(steps=50_000, series=20))) as server:

@@ -12,10 +12,10 @@ __all__ = ["register"]
 PACKAGES = ("torch", "numpy", "pyarrow", "fsspec", "zlib-ng", "datasets", "s3fs", "redis")
 # Trainer -> how its runs resume exactly. A test runs each with the version that constraints.txt pins.
 TRAINERS = {
-    "transformers": "holdfast.integrations.transformers.attach(trainer, loader)",
+    "transformers": "trainer.add_callback(holdfast.integrations.transformers.HoldfastCallback(loader))",
     "lightning": "Trainer(callbacks=[holdfast.integrations.lightning.HoldfastCallback()])",
     "accelerate": "holdfast.integrations.accelerate.prepare(accelerator, loader)",
-    "trl": "holdfast.integrations.transformers.attach(trainer, loader)",
+    "trl": "trainer.add_callback(holdfast.integrations.transformers.HoldfastCallback(loader))",
     "ray": "holdfast.integrations.ray_train.prepare(loader)",
 }
 PROBE_BYTES = 64 << 20
@@ -187,4 +187,6 @@ def _print(found: dict[str, Any]) -> None:
     for text in found["advice"]:
         typer.echo(f"! {text}")
     if not found["advice"]:
-        typer.echo("nothing needs attention")
+        is_tried = any("tried" in trainer for trainer in found["trainers"].values())
+        untried = "" if is_tried else "; --try stops and resumes a tiny run under each trainer, to be sure"
+        typer.echo(f"nothing needs attention{untried}")

@@ -13,12 +13,13 @@ import json
 import secrets
 import sys
 import threading
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from http import HTTPStatus
 from http.cookies import SimpleCookie
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from ipaddress import ip_address
+from socket import gethostname
 from typing import Any, Protocol
 from urllib.parse import parse_qs, quote, urlsplit
 
@@ -30,6 +31,12 @@ __all__ = ["Feed", "PageServer"]
 
 COOKIE = "holdfast_token"
 DEFAULT_COLUMNS = 1000
+MAX_STEP = 2.0**53
+"""Beyond it steps cannot be told apart."""
+MAX_CONNECTIONS = 100
+"""Each has a thread of its own; a browser keeps up to six."""
+MAX_IDLE_SECONDS = 30.0
+"""A page asks twice a second; who says nothing for longer is not waited for."""
 
 
 class Feed(Protocol):
@@ -57,6 +64,7 @@ class PageServer(ThreadingHTTPServer):
     """
 
     daemon_threads = True
+    request_queue_size = MAX_CONNECTIONS
 
     def __init__(
         self, feeds: Sequence[Feed], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
@@ -67,6 +75,9 @@ class PageServer(ThreadingHTTPServer):
             raise ConfigError("the token is empty", hint="leave it out, and one is made up where it is needed")
         self.feeds = {feed.name: feed for feed in feeds}
         self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
+        self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
+        self._answering = threading.Condition()
+        self._answers = 0
         self.local = _is_loopback(host)
         self.token = token if token is not None or self.local else secrets.token_urlsafe(24)
         try:
@@ -100,6 +111,38 @@ class PageServer(ThreadingHTTPServer):
         except (HoldfastError, OSError) as error:
             return {"name": feed.name, "href": _href(feed.name), "verdict": "unreadable", "lead": str(error)}
 
+    def process_request(self, request: Any, client_address: Any) -> None:
+        """Answer in a thread of its own, and hang up where there are too many already."""
+        if self._room.acquire(blocking=False):
+            super().process_request(request, client_address)
+        else:
+            self.shutdown_request(request)
+
+    def process_request_thread(self, request: Any, client_address: Any) -> None:
+        """Answer, and make room for another."""
+        try:
+            super().process_request_thread(request, client_address)
+        finally:
+            self._room.release()
+
+    @contextmanager
+    def answering(self) -> Iterator[None]:
+        """Count an answer that is being made."""
+        with self._answering:
+            self._answers += 1
+        try:
+            yield
+        finally:
+            with self._answering:
+                self._answers -= 1
+                self._answering.notify_all()
+
+    def server_close(self) -> None:
+        """Stop listening, and wait for answers that are being made: a process that ends in one of them aborts."""
+        super().server_close()
+        with self._answering:
+            self._answering.wait_for(lambda: not self._answers, timeout=MAX_IDLE_SECONDS)
+
     def handle_error(self, request: Any, client_address: Any) -> None:
         """Say nothing of a browser that has closed its connection; of any other error, what the library says."""
         if not isinstance(sys.exc_info()[1], (ConnectionError, TimeoutError)):
@@ -109,6 +152,8 @@ class PageServer(ThreadingHTTPServer):
     def url(self) -> str:
         """Where to look, token included."""
         host, port = str(self.server_address[0]), self.server_address[1]
+        if ip_address(host).is_unspecified:  # every address of this machine; a browser elsewhere needs its name
+            host = gethostname()
         shown = f"[{host}]" if ":" in host else host
         return f"http://{shown}:{port}/" + (f"?token={quote(self.token)}" if self.token else "")
 
@@ -123,6 +168,7 @@ def _is_loopback(host: str) -> bool:
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
+    timeout = MAX_IDLE_SECONDS
     server_version = "holdfast"
     sys_version = ""
 
@@ -130,9 +176,19 @@ class _Handler(BaseHTTPRequestHandler):
         """Say nothing: a page that polls would fill the terminal."""
 
     def do_GET(self) -> None:
-        address = urlsplit(self.path)
+        with self.server.answering():
+            self._answer()
+
+    def _answer(self) -> None:
+        try:
+            address, named = urlsplit(self.path), urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
+        except ValueError:
+            return self._send(HTTPStatus.BAD_REQUEST, "text/plain", b"this is not an address")
         query = {name: values[-1] for name, values in parse_qs(address.query).items()}
-        if not self._is_allowed(query):
+        if self.server.local and not _is_loopback(named):
+            said = b"this server answers requests for localhost only: use the address serve printed, or serve --host"
+            return self._send(HTTPStatus.FORBIDDEN, "text/plain", said)
+        if not self._has_token(query):
             return self._send(HTTPStatus.FORBIDDEN, "text/plain", b"a token is needed: use the address serve printed")
         if address.path == "/data":
             return self._send_data(query)
@@ -142,10 +198,7 @@ class _Handler(BaseHTTPRequestHandler):
             return self._send_page(query)
         return self._send(HTTPStatus.NOT_FOUND, "text/plain", b"there is no such page")
 
-    def _is_allowed(self, query: Mapping[str, str]) -> bool:
-        named = urlsplit(f"//{self.headers.get('Host', '')}").hostname or ""
-        if self.server.local and not _is_loopback(named):
-            return False
+    def _has_token(self, query: Mapping[str, str]) -> bool:
         if self.server.token is None:
             return True
         cookies = SimpleCookie(self.headers.get("Cookie", ""))
@@ -219,7 +272,10 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _number(text: str | None) -> float | None:
-    return float(text) if text else None
+    number = float(text) if text else None
+    if number is not None and not abs(number) <= MAX_STEP:
+        raise ValueError(f"not a step: {number}")
+    return number
 
 
 def _href(name: str) -> str:

@@ -36,7 +36,7 @@ function draw(place, chart, plugins, height, synced) {
     width: Math.max(place.clientWidth, 200), height, plugins,
     cursor: synced ? { sync: { key: "steps" }, drag: { x: true, y: false, setScale: false } } : {},
     scales: { x: { time: false }, y: logarithmic && positive ? { distr: 3 } : {} },
-    axes: [{ ...axis, values: (_, all) => stepTicks(all), ...(lines.every((line) => line.whole) ? { incrs: WHOLE } : {}) },
+    axes: [{ ...axis, size: 36, values: (_, all) => stepTicks(all), ...(lines.every((line) => line.whole) ? { incrs: WHOLE } : {}) },
       { ...axis, size: 62, values: (_, all) => ticks(all), ...(logarithmic && positive ? { splits: decades, filter: (_, all) => all } : {}) }],
     series: [{ label: "step", value: (_, v) => v === null || v === undefined ? "–" : step(v) }, ...lines.map((line, number) => ({
       label: line.name, stroke: line.faded ? colour("--soft") : colours()[number % ON_LIGHT.length], width: 1.4,
@@ -79,8 +79,8 @@ function charts(page) {
   if (!page.charts.length && lanes) grid.append(lanes);
   page.charts.forEach((chart, number) => {
     const place = make("div");
-    const scale = make("button", { "aria-label": `Logarithmic scale for ${chart.title}`, onclick: () => {
-      state.logarithmic.set(chart.title, !isLogarithmic(chart)); redraw(); } }, isLogarithmic(chart) ? "linear" : "log");
+    const scale = make("button", { "aria-label": `Logarithmic scale for ${chart.title}`, "aria-pressed": String(isLogarithmic(chart)),
+      onclick: () => { state.logarithmic.set(chart.title, !isLogarithmic(chart)); redraw(); } }, "log scale");
     grid.append(make("div", { class: number === 0 ? "chart wide" : "chart" },
       make("h3", {}, chart.title, scale), place, number ? null : lanes));
     requestAnimationFrame(() => {

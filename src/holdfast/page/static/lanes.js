@@ -86,10 +86,15 @@ function timeline(page) {
   if (page.goodput.length) box.append(stripLane(page));
   const known = [...new Set(saved.map((event) => event[3]))].filter((word) => CHECKPOINTS[word]);
   const kinds = [...new Set(others.map((event) => event[1]))].slice(0, 12);
-  if (known.length || kinds.length) box.append(make("div", { class: "key soft" }, ...known.map((word) => {
+  const spent = page.goodput.map(([name, seconds], place) => [name, seconds, place]).filter(([, seconds]) => seconds);
+  if (known.length || kinds.length || spent.length) box.append(make("div", { class: "key soft" }, ...known.map((word) => {
     const sign = make("span", {}, CHECKPOINTS[word][0]); sign.style.color = colour(CHECKPOINTS[word][1]);
     return make("span", {}, sign, ` checkpoint ${word}`);
-  }), ...kinds.map((kind) => make("span", {}, `${EVENT_MARKS[kind] || "•"} ${kind}`))));
+  }), ...kinds.map((kind) => make("span", {}, `${EVENT_MARKS[kind] || "•"} ${kind}`)),
+  ...spent.map(([name, , place]) => {
+    const square = make("b"); square.style.background = colours()[place % ON_LIGHT.length];
+    return make("span", {}, square, name);
+  })));
   return box.childElementCount ? box : null;
 }
 // What tells the rows of a map apart: their names without the parts at both ends that all of them share.

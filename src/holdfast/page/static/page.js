@@ -141,6 +141,10 @@ document.addEventListener("keydown", (press) => {
 let resizing = null;
 addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => data.pages && redraw(), 150); });
 
+// The token has become a cookie: it need not stay where it is seen, kept and copied.
+if (new URLSearchParams(location.search).has("token")) {
+  const bare = new URL(location.href); bare.searchParams.delete("token"); history.replaceState(null, "", bare);
+}
 theme(initialTheme());
 if (data.runs) { list(); if (data.list) setTimeout(() => poll(refreshList, POLL_LIST), POLL_LIST); }
 else if (data.choice) choose();
