@@ -13,7 +13,7 @@ import os
 import sys
 import tempfile
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
 from itertools import product
@@ -113,12 +113,36 @@ def count(row: Row, folder: Path) -> dict[str, int]:
     }
 
 
+def cell(found: Sequence[dict[str, int] | None]) -> str:
+    """Say in a few words what became of some jobs; None is one that did not resume."""
+    if not found:
+        return "–"
+    counted = [each for each in found if each is not None]
+    worst = max(counted, key=lambda each: each["lost"] + each["repeated"], default=None)
+    said = f"lost {worst['lost']}, repeated {worst['repeated']}" if worst else "does not resume"
+    return f"{said} ({len(counted)} of {len(found)})"
+
+
+def table(results: Mapping[Row, dict[str, int] | None]) -> Iterator[str]:
+    """Yield one line per trainer and way to read: the worst job under each fault, and how many of the jobs ended."""
+    ways = dict.fromkeys((row.trainer, row.data, row.samples) for row in results)
+    yield f"{'':<28} {'reads from':<32} {'samples':>7}  " + "".join(f"{fault:<34}" for fault in FAULTS)
+    for trainer, data, samples in ways:
+        faults = [
+            [found for row, found in results.items() if (row.trainer, row.data, row.samples, row.fault) == each]
+            for each in ((trainer, data, samples, fault) for fault in FAULTS)
+        ]
+        reads = "holdfast" if data == "holdfast" else USUAL[trainer]
+        yield f"{NAMES[trainer]:<28} {reads:<32} {samples:>7}  " + "".join(f"{cell(found):<34}" for found in faults)
+
+
 def main() -> None:
-    """Print the table, and the figures of every row."""
+    """Print every row, and one table of all."""
     options = arguments(__doc__ or "", parts=tuple(NAMES))
     figures: dict[str, float] = {}
     about: dict[str, str] = {}
     failed: list[str] = []
+    results: dict[Row, dict[str, int] | None] = {}
     for trainer in options.parts:
         if trainer != "dcp" and find_spec(trainer) is None:
             about[NAMES[trainer]] = "not installed"
@@ -133,8 +157,9 @@ def main() -> None:
             else:
                 live_all(plan, timeout=TIMEOUT)
             for row, folder in rows.items():
+                results[row] = None
                 try:
-                    found = count(row, folder)
+                    found = results[row] = count(row, folder)
                 except AssertionError as error:  # it did not come back, or not to the end
                     about[row.name] = f"does not resume: {str(error).strip().splitlines()[-1]}"
                     failed += [row.name] if row.data == "holdfast" else []
@@ -147,6 +172,7 @@ def main() -> None:
         publish(figures, about, as_json=True)
     else:
         print("\n".join(f"{name}: {text}" for name, text in about.items()))
+        print("\n", *table(results), sep="\n")
     if failed:
         sys.exit(f"lost, repeated or not resumed with holdfast: {failed}")
 
