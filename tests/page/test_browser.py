@@ -230,6 +230,21 @@ def test_hostile_text_is_shown_and_does_not_run(text: str, tab: Any, tmp_path: P
     assert tab.query_selector("img, svg, #detail script, .verdict script") is None
 
 
+@pytest.mark.parametrize("width", [1200, 390])
+def test_text_that_turns_its_surroundings_or_never_breaks_leaves_them_as_they_are(
+    width: int, tab: Any, tmp_path: Path
+) -> None:
+    tab.set_viewport_size({"width": width, "height": 800})
+    tab.goto(mailed(tmp_path, full_page(text="\u202eevil\x00" + "x" * 600)))
+    tab.click(".flag.critical")
+    tab.wait_for_selector("#detail canvas")
+    text = tab.inner_text("body")
+    assert "\\u202eevil\\u0000" in text
+    assert "\u202e" not in text
+    assert "\x00" not in text
+    assert tab.evaluate("document.documentElement.scrollWidth") <= width
+
+
 def test_dark_and_phone_width(tab: Any, tmp_path: Path) -> None:
     tab.set_viewport_size({"width": 390, "height": 800})
     tab.goto(mailed(tmp_path, full_page(series=2)))

@@ -64,7 +64,7 @@ class HoldfastCallback(Callback):
         self._losses: list[torch.Tensor] = []
         self._steps = 0
         self._restored = TrainerState()
-        self._epoch_length: int | float | None = None  # of the epoch to come, after a resume from the end of one
+        self._epoch_length: int | None = None  # of the epoch to come, after a resume from the end of one
         self._validate_every: int | None = None  # epochs, while Lightning is not to compare batches with them
         self._accumulated = 0  # batches since the last optimizer step
         self.record: TrainerRecord | None = None
@@ -139,13 +139,16 @@ class HoldfastCallback(Callback):
         self._epoch_length, self._accumulated = None, 0
         at_batch_end = fit_loop.epoch_loop.restarted_on_train_batch_end
         length = length_of_resumed_epoch(trainer, progress.current.completed + at_batch_end)
-        if length is not None and progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
+        fetcher = fit_loop._data_fetcher
+        if length is None or fetcher is None:
+            pass  # no stream says how long an epoch is
+        elif progress.is_last_batch and (at_batch_end or fit_loop.restarted_mid_epoch):
             # The checkpoint was saved at the end of an epoch. Lightning compares how long it was with the next one.
             self._epoch_length, fit_loop.max_batches = length_of_epoch(trainer), progress.current.ready
-            fit_loop._data_fetcher.length = self._epoch_length
+            fetcher.length = self._epoch_length
             place_validation(trainer, progress.current.ready)
-        elif length is not None and fit_loop.restarted_mid_epoch:
-            fit_loop.max_batches = fit_loop._data_fetcher.length = length
+        elif fit_loop.restarted_mid_epoch:
+            fit_loop.max_batches = fetcher.length = length
             place_validation(trainer, length)
         restored, self._restored = self._restored, TrainerState()
         if self._metrics is not None and restored.metrics is not None:

@@ -40,7 +40,7 @@ def length_of_epoch(trainer: Trainer) -> int | None:
     combined = trainer.fit_loop._combined_loader
     if combined is None or not _streams_end_epochs(trainer):
         return None
-    limits = [_left(loader) for loader in combined.flattened]
+    limits: list[int | float] = [_left(loader) for loader in combined.flattened]
     for part in (combined, combined._iterator):
         if part is not None:
             part.limits = limits
@@ -58,7 +58,7 @@ def length_of_resumed_epoch(trainer: Trainer, done: int) -> int | None:
     if combined is None or not _streams_end_epochs(trainer):
         return None
     going_on = [loader for loader in combined.flattened if not _has_ended_within(loader, done)]
-    left = [_left(loader) for loader in going_on] or [0.0]
+    left = [_left(loader) for loader in going_on] or [0]
     rest = min(left) if combined._mode == "min_size" else max(left)
     return done + int(rest) if math.isfinite(rest) else None
 
@@ -98,7 +98,7 @@ def _streams_end_epochs(trainer: Trainer) -> bool:
     return is_whole and any(loader.config.per_epoch for loader in streams_of(trainer.train_dataloader))
 
 
-def _left(loader: Any) -> float:
+def _left(loader: Any) -> int | float:
     """Return how many batches a loader has until its epoch ends."""
     if isinstance(loader, StreamingShardLoader) and loader.config.per_epoch:
         return loader.batches_left_of_epoch

@@ -17,6 +17,9 @@ const WHOLE = Array.from({ length: 36 }, (_, place) => [1, 2, 5][place % 3] * 10
 const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest on, a linear scale hides most of a line
 const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, held: false, version: null };
 
+// Marks that turn the text around them, and control characters, are shown as what they are.
+const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
+const plain = (text) => String(text).replace(UNSEEN, (sign) => `\\u${sign.charCodeAt(0).toString(16).padStart(4, "0")}`);
 function make(tag, options, ...children) {
   const node = document.createElement(tag);
   for (const [name, value] of Object.entries(options || {})) {
@@ -25,7 +28,7 @@ function make(tag, options, ...children) {
     else node.setAttribute(name, value);
   }
   for (const child of children) if (child !== null && child !== undefined && child !== "")
-    node.append(child instanceof Node ? child : document.createTextNode(String(child)));
+    node.append(child instanceof Node ? child : document.createTextNode(plain(child)));
   return node;
 }
 const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
@@ -34,8 +37,10 @@ const shown = (value) => value === null || value === undefined ? "–" : !Number
   : Number(value.toPrecision(6)).toLocaleString("en");
 // The shortest way to write the ticks of an axis that tells them apart.
 function ticks(values) {
+  const within = (low, high) => values.every((v) => !v || Math.abs(v) >= low && Math.abs(v) < high);
+  const [low, high] = within(1e-3, 1e5) ? [1e-3, 1e5] : [1e-2, 1e3];  // one way to write large ones on an axis
   const ways = [2, 3, 4, 6, 9].flatMap((digits) => [
-    (v) => Math.abs(v) >= 1e-3 && Math.abs(v) < 1e5 || v === 0 ? v.toLocaleString("en", { maximumSignificantDigits: digits })
+    (v) => Math.abs(v) >= low && Math.abs(v) < high || v === 0 ? v.toLocaleString("en", { maximumSignificantDigits: digits })
       : v.toExponential(Math.max(0, digits - 2)).replace("e+", "e")]);
   const written = ways.map((way) => values.map((v) => v === null ? "" : way(v)));
   const distinct = new Set(values.filter((v) => v !== null)).size;

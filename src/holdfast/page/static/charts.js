@@ -39,7 +39,7 @@ function draw(place, chart, plugins, height, synced) {
     axes: [{ ...axis, size: 36, values: (_, all) => stepTicks(all), ...(lines.every((line) => line.whole) ? { incrs: WHOLE } : {}) },
       { ...axis, size: 62, values: (_, all) => ticks(all), ...(logarithmic && positive ? { splits: decades, filter: (_, all) => all } : {}) }],
     series: [{ label: "step", value: (_, v) => v === null || v === undefined ? "–" : step(v) }, ...lines.map((line, number) => ({
-      label: line.name, stroke: line.faded ? colour("--soft") : colours()[number % ON_LIGHT.length], width: 1.4,
+      label: plain(line.name), stroke: line.faded ? colour("--soft") : colours()[number % ON_LIGHT.length], width: 1.4,
       spanGaps: true, dash: line.other || line.faded ? [6, 4] : undefined, value: (_, v) => shown(v), points: { show: !line.faded && line.x.length < 60 } }))],
     hooks: synced ? { setSelect: [(self) => {
       const { left, width } = self.select;  // the other charts follow the same drag and are told at the end

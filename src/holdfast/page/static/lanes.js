@@ -54,7 +54,7 @@ function flagLane(page) {
     rail.append(pin);
     state.lanes.push(() => {
       const [low, high] = shownRange(), share = (flag.onset - low) / Math.max(high - low, 1e-9);
-      pin.hidden = share < 0 || share > 1; pin.style.left = `${100 * share}%`;
+      pin.hidden = share < 0 || share > 1; pin.style.left = `clamp(11px, ${100 * share}%, calc(100% - 11px))`;
     });
   });
   return make("div", { class: "lane" }, make("span", { class: "label" }, "findings"), rail);
