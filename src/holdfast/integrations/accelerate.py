@@ -54,7 +54,8 @@ class PreparedBatches(TrainingStream):
             for batch in super().__iter__():
                 yield send_to_device(batch, self._accelerator.device)
         finally:
-            gradients._remove_dataloader(self)
+            if gradients.initialized:  # the accelerator may be gone before an iteration that was left
+                gradients._remove_dataloader(self)
 
     @property
     def end_of_dataloader(self) -> bool:
