@@ -119,7 +119,7 @@ def test_accumulate_makes_a_step_at_the_end_of_an_epoch_as_with_a_loader_of_torc
         assert "between two optimizer steps" in caplog.text
         return
     assert "between two optimizer steps" not in caplog.text
-    samples = [{"index": number} for number in range(40)]
+    samples: Any = [{"index": number} for number in range(40)]
     assert made == steps_of(lambda accelerator: accelerator.prepare(torch.utils.data.DataLoader(samples, batch_size=4)))
 
 

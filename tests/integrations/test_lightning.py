@@ -244,7 +244,7 @@ def test_a_loader_that_is_made_anew_for_every_epoch_goes_on_with_the_stream(opti
             return make_loader(**options)
 
     module = Making()
-    limit = {} if options else {"limit_train_batches": 6}
+    limit: dict[str, Any] = {} if options else {"limit_train_batches": 6}
     trainer = make_trainer(-1, HoldfastCallback(), max_epochs=3, reload_dataloaders_every_n_epochs=1, **limit)
     trainer.fit(module)
     assert len(module.seen) == (30 if options else 18)

@@ -80,11 +80,12 @@ class HoldfastCallback(Callback):
 
         def dataloader() -> Any:
             found = request()
+            overfit_batches = getattr(trainer, "overfit_batches", 0)
             for loader in streams_of(found):
-                if trainer.overfit_batches:
+                if overfit_batches:
                     raise ConfigError(
                         "overfit_batches has no effect on a stream: every epoch would read the next batches",
-                        overfit_batches=trainer.overfit_batches,
+                        overfit_batches=overfit_batches,
                         hint="train on a source of that many samples, with per_epoch=True",
                     )
                 loader.require_acknowledgement()
