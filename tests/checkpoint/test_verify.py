@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 from collections.abc import Callable
 from pathlib import Path
 
@@ -11,6 +12,7 @@ import pytest
 import torch
 from tests.checkpoint.support import blank, nothing_left_behind, random_bits, save
 from torch.distributed.checkpoint._extension import ZStandard
+from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.checkpoint import verify_checkpoint
 from holdfast.checkpoint.items import KnownItems, memory_reader, open_item
@@ -106,6 +108,17 @@ def test_compressed_items_are_checked_behind_their_compression(tmp_path: Path) -
     folder = save(SAVED, tmp_path / "c", _extensions=[ZStandard()])
     report = verify_checkpoint(folder)
     assert (report.sound, report.verified) == (True, 4)
+
+
+def test_a_compressed_tensor_that_the_metadata_describes_otherwise_is_damaged(tmp_path: Path) -> None:
+    folder = save({"w": random_bits(6, 4)}, tmp_path / "c", _extensions=[ZStandard()])
+    metadata = read_checkpoint_metadata(folder)
+    entry = metadata.state_dict_metadata["w"]
+    assert isinstance(entry, TensorStorageMetadata)
+    entry.size = entry.chunks[0].sizes = torch.Size((4, 6))
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    (damage,) = verify_checkpoint(folder).damaged
+    assert "where the metadata says" in damage.problem
 
 
 def test_metadata_of_several_ranks_is_verified_together(tmp_path: Path) -> None:
