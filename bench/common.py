@@ -6,8 +6,12 @@ import argparse
 import json
 import platform
 import statistics
+import sys
 import time
+import types
 from collections.abc import Callable, Mapping, Sequence
+from importlib.machinery import ModuleSpec
+from importlib.util import find_spec
 from typing import Any
 
 
@@ -58,3 +62,24 @@ def publish(figures: Mapping[str, float], about: Mapping[str, Any], *, as_json: 
         print(f"{name:<{width}}  {value:>16,.4g}" if abs(value) < 1000 else f"{name:<{width}}  {value:>16,.0f}")
     for name, text in about.items():
         print(f"{name}: {text}")
+
+
+def let_mosaic_import() -> None:
+    """Import MosaicML streaming with empty modules in torchvision's place where that is missing.
+
+    It imports torchvision for datasets of images that no bench reads; everything measured is its own code.
+    """
+    if find_spec("streaming") is None or find_spec("torchvision") is not None:
+        return
+    names = ("", ".datasets", ".transforms", ".transforms.functional")
+    made = {f"torchvision{name}": types.ModuleType(f"torchvision{name}") for name in names}
+    for name, module in made.items():
+        module.__spec__ = ModuleSpec(name, None)
+    vars(made["torchvision.datasets"])["VisionDataset"] = object
+    vars(made["torchvision.transforms.functional"])["to_tensor"] = None
+    sys.modules.update(made)
+    try:
+        import streaming  # noqa: F401
+    finally:
+        for name in made:
+            del sys.modules[name]

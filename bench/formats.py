@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from common import alternate, arguments, publish
+from common import alternate, arguments, let_mosaic_import, publish
 from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.sources import Source
 
@@ -62,6 +62,7 @@ def samples(count: int) -> list[np.ndarray[Any, Any]]:
 
 
 def mds(folder: Path, count: int) -> Case:
+    let_mosaic_import()
     from streaming import MDSWriter, StreamingDataset
 
     from holdfast.sources import MDSSource

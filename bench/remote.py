@@ -4,7 +4,8 @@ A web server on loopback, in a process of its own, with latency, failures and a 
 fetches whole files with 8 threads into memory and looks at nothing; ``plain_kept`` also writes them to disk, as
 holdfast does with the blocks it fetches. holdfast reads every sample through a stream: in order, by windows, in a full
 shuffle; ``uncached`` is in order without the cache on disk. The sides take turns, and every round begins with empty
-caches. Peers read the same tokens in order, in their own format.
+caches. Peers read the same tokens in order, in their own format. ``shards`` opens 10,000 Parquet files behind URLs at
+50 ms per request: seconds to the first batch, with nothing known of them and with what the first opening has kept.
 """
 
 from __future__ import annotations
@@ -27,10 +28,10 @@ from typing import Any
 
 import numpy as np
 
-from common import arguments, publish
+from common import arguments, let_mosaic_import, publish
 from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.order import WindowShuffle
-from holdfast.sources import RemoteOptions, TokenFileSource
+from holdfast.sources import ParquetSource, RemoteOptions, TokenFileSource
 from holdfast.sources.fetch import process
 from remote_server import Remote, serve
 
@@ -48,6 +49,7 @@ CONDITIONS: dict[str, dict[str, float]] = {
     "50ms_100MBs": {"latency": 0.05, "bandwidth": 1e8},
 }
 QUICK = ("0ms", "50ms")
+SHARDS, QUICK_SHARDS = 10_000, 500
 
 
 def plain(get: Callable[[str], bytes], names: list[str], folder: Path | None) -> int:
@@ -160,6 +162,36 @@ def measure(
     return {name: statistics.median(values) for name, values in found.items()}
 
 
+def open_shards(folder: Path, remote: Remote, count: int) -> dict[str, float]:
+    """Seconds from URLs to the first batch of many small files, the first time and once more, and requests sent."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    made = folder / "shards"
+    made.mkdir()
+    parquet.write_table(pa.table({"n": [1, 2]}), made / "first.parquet")
+    for number in range(count):  # one file under many names: no two URLs are the same to who reads them
+        os.link(made / "first.parquet", made / f"{number:05}.parquet")
+    urls = [f"{remote.url}/shards/{number:05}.parquet" for number in range(count)]
+    figures = {}
+    with empty_folder() as cache:
+        for turn in ("first", "again"):
+            process._fetchers.clear()
+            remote.set(latency=0.05)
+            began = time.perf_counter()
+            dataset = StreamDataset(
+                ParquetSource(urls, remote=RemoteOptions(cache_dir=cache)), name="shards", shuffle="none"
+            )
+            loader = StreamingShardLoader(dataset, StreamingConfig(rank=0, world_size=1, batch_size=BATCH))
+            batches = iter(loader)
+            next(batches)
+            figures[f"{turn}_seconds"] = time.perf_counter() - began
+            loader.close()
+            figures[f"{turn}_requests"] = float(remote.counts()[0])
+    shutil.rmtree(made)
+    return figures
+
+
 def write_tokens(folder: Path, files: int, size: int) -> list[str]:
     generator = np.random.default_rng(0)
     names = [f"{number:03}.bin" for number in range(files)]
@@ -247,6 +279,7 @@ def torchdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -
 
 def mosaic_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> Side:
     """MosaicML streaming over MDS shards as large as the files, in order, with its own fetching ahead."""
+    let_mosaic_import()
     from streaming import MDSWriter, StreamingDataset
     from streaming.base.util import clean_stale_shared_memory
 
@@ -302,7 +335,7 @@ def litdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> 
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0], parts=("web", "s3"))
+    options = arguments(__doc__.splitlines()[0], parts=("web", "s3", "shards"))
     files, size, rounds = (8, 4 * 2**20, 1) if options.quick else (16, 8 * 2**20, 5)
     figures: dict[str, float] = {}
     about: dict[str, Any] = {
@@ -328,6 +361,11 @@ def main() -> None:
                     with_peer = sides if web is None or "errors" in conditions else {**sides, "webdataset": web}
                     found = measure(with_peer, rounds, remote, conditions)
                     figures |= {f"{label}_{name}": value for name, value in rows(found, needed).items()}
+        if "shards" in options.parts:
+            count = QUICK_SHARDS if options.quick else SHARDS
+            about["shards"] = count
+            with serve(folder) as remote:
+                figures |= {f"shards_{name}": value for name, value in open_shards(folder, remote, count).items()}
         if "s3" in options.parts:
             from moto.server import ThreadedMotoServer
 
