@@ -106,7 +106,7 @@ def test_memory_stays_within_its_limit(server: FaultyServer, options: RemoteOpti
     file = blob(server, narrow)
     for start in [*range(0, 40_000, 1500), *range(0, 40_000, 900)]:
         assert file.read(start, min(start + 700, 40_000)) == BLOB[start : start + 700]
-        assert fetcher_of(narrow)._held_bytes <= 3 * BLOCK
+        assert fetcher_of(narrow)._memory.held_bytes <= 3 * BLOCK
     assert covered(server) == [1] * 40  # the disk had the rest
 
 
@@ -115,13 +115,13 @@ def test_a_read_of_more_blocks_than_may_be_held_takes_them_in_portions(
 ) -> None:
     narrow = replace(options, memory_limit=8 * BLOCK, hedge=False)
     fetcher, held = fetcher_of(narrow), [0]
-    room = fetcher._make_room
+    room = fetcher._memory.make_room
 
     def make_room() -> None:
         room()
-        held.append(fetcher._held_bytes)
+        held.append(fetcher._memory.held_bytes)
 
-    monkeypatch.setattr(fetcher, "_make_room", make_room)
+    monkeypatch.setattr(fetcher._memory, "make_room", make_room)
     starts = np.random.default_rng(1).permutation(400) * 100
     found = blob(server, narrow).gather(starts, starts + 100)
     assert found.to_bytes() == [BLOB[start : start + 100] for start in starts.tolist()]

@@ -9,10 +9,9 @@ each reader.
 
 from __future__ import annotations
 
-import heapq
 import random
 import threading
-from collections import OrderedDict, deque
+from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
 from itertools import count
@@ -21,10 +20,13 @@ from time import monotonic, perf_counter
 from typing import TypeVar
 
 from holdfast.errors import HoldfastError, RemoteReadError
-from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Key, Place, Spot
+from holdfast.sources.fetch.block_queue import URGENT, BlockQueue
+from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Place, Spot
 from holdfast.sources.fetch.claims import Claims
+from holdfast.sources.fetch.memory import BlockMemory
 from holdfast.sources.fetch.pace import Pace
 from holdfast.sources.fetch.request import Request
+from holdfast.sources.fetch.timers import Timers
 from holdfast.sources.fetch.transport import Data
 from holdfast.sources.retry import is_final, read_failure
 
@@ -32,9 +34,6 @@ __all__ = ["Fetcher"]
 
 Value = TypeVar("Value")
 
-# A request for neighbours is at most this long: long enough for its transfer to outlast any usual latency.
-MAX_REQUEST_BYTES = 8 * 2**20
-URGENT = -1.0
 # How long a thread without work stays, and how often a block that another process fetches is looked for.
 IDLE_SECONDS, LOOK_SECONDS = 5.0, 0.01
 # How often requests under way are looked at.
@@ -60,20 +59,13 @@ class Fetcher:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._arrived = threading.Condition(self._lock)
-        self._clock = threading.Condition(self._lock)
-        self._blocks: dict[Key, Block] = {}
-        self._read: OrderedDict[Key, Block] = OrderedDict()  # in memory and read, the one read longest ago first
-        self._unread: OrderedDict[Key, Block] = OrderedDict()  # in memory, and named by a reader that is still to come
-        self._held_bytes = 0
-        self._queue: list[tuple[float, int, Key]] = []
-        self._queued_bytes = 0
+        self._timers = Timers(self._lock)
+        self._memory = BlockMemory(memory_limit)
+        self._queue = BlockQueue(self._memory)
         self._second: deque[Request] = deque()
         self._active: set[Request] = set()
-        self._timers: list[tuple[float, int, Callable[[], None]]] = []
-        self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
         self._numbers = count()
         self._threads = self._idle = self._running = self._hedged = 0
-        self._keeps_time = False
 
     # --- what readers call ---------------------------------------------------------------------------------------
 
@@ -88,10 +80,10 @@ class Fetcher:
             rank = URGENT if owner is None else float(next(self._numbers))
             ahead = 0
             for file, number in spots:
-                block = self._blocks.get((file.key, number))
+                block = self._memory.blocks.get((file.key, number))
                 if block is not None:
                     if owner is None:
-                        self._hurry(block)
+                        self._queue.hurry(block)
                     continue
                 if owner is None and ahead + file.size_of(number) > self.memory_limit // 2:
                     break  # it would be dropped again before it is read
@@ -100,29 +92,24 @@ class Fetcher:
                 self._enqueue(block)
             if owner is None:
                 return False
-            self._ahead[owner] = self._ahead.get(owner, 0) + ahead
-            return self._ahead[owner] < self.memory_limit
+            self._memory.name(owner, ahead)
+            return self._memory.has_room(owner)
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
         with self._lock:
-            return self._ahead.get(owner, 0) < self.memory_limit
+            return self._memory.has_room(owner)
 
     def release(self, owner: int) -> None:
         """Forget a reader: what it named and nobody waits for is not fetched."""
         with self._lock:
-            if self._ahead.pop(owner, None) is None:
-                return
-            for key, block in list(self._unread.items()):
-                if block.owner == owner:
-                    self._read[key] = self._unread.pop(key)
-                    block.owner = None
+            self._memory.forget(owner)
 
     def ask(self, call: Callable[[Request], Value], seconds: float) -> Value:
         """Call for something that is not a block, and give it up when its time is over, however it trickles in."""
         request = Request([])
         with self._lock:
-            self._after(seconds, request.cancel)
+            self._timers.after(seconds, request.cancel)
         try:
             return call(request)
         except Exception as error:
@@ -135,7 +122,7 @@ class Fetcher:
     def wait_until_idle(self) -> None:
         """Wait until nothing is to be fetched, or being written to the cache; what waits for a retry does not count."""
         with self._lock:
-            while self._running or self._queued_bytes:
+            while self._running or self._queue.bytes:
                 self._arrived.wait()
 
     def get(self, spots: Sequence[Spot]) -> tuple[list[Data], Cost]:
@@ -150,13 +137,13 @@ class Fetcher:
         absent: list[int] = []
         with self._lock:
             for at, (file, number) in enumerate(spots):
-                block = self._blocks.get((file.key, number))
+                block = self._memory.blocks.get((file.key, number))
                 if block is None:
                     absent.append(at)
                 elif block.place is Place.READY:
-                    found[at] = self._take(block, cost)
+                    found[at] = self._memory.take(block, cost)
                 else:
-                    self._hurry(block)
+                    self._queue.hurry(block)
                     block.waiters += 1
                     waited.append((at, block))
         # Looked for here, as handing them to another thread would take longer.
@@ -164,15 +151,15 @@ class Fetcher:
         with self._lock:
             for at, data in cached:
                 file, number = spots[at]
-                block = self._blocks.get((file.key, number))
+                block = self._memory.blocks.get((file.key, number))
                 if block is None:
                     block = Block(file, number, URGENT, None)
                     if data is None:
                         self._enqueue(block)
                     else:
                         block.place = Place.WAITING  # it never was in the queue, whose bytes are counted
-                        self._blocks[block.key] = block
-                self._hurry(block)
+                        self._memory.blocks[block.key] = block
+                self._queue.hurry(block)
                 block.waiters += 1
                 if data is not None and block.place is not Place.READY:
                     block.cost.cache_hits += 1
@@ -181,26 +168,6 @@ class Fetcher:
         if waited:
             self._wait(waited, found, cost)
         return [found[at] for at in range(len(spots))], cost
-
-    def _hurry(self, block: Block) -> None:
-        """Have a block fetched first, as somebody waits for it."""
-        if block.place is Place.QUEUED and block.rank > URGENT:
-            heapq.heappush(self._queue, (URGENT, next(self._numbers), block.key))
-        block.rank = URGENT
-
-    def _take(self, block: Block, cost: Cost) -> Data:
-        """Count a block in memory as read."""
-        assert block.data is not None
-        if block.cost:
-            cost.add(block.cost)
-            block.cost = Cost()
-        key = block.key
-        if block.owner is None:
-            self._read.move_to_end(key)
-        else:
-            self._read[key] = self._unread.pop(key)
-            self._disown(block)
-        return block.data
 
     def _wait(self, waited: list[tuple[int, Block]], found: dict[int, Data], cost: Cost) -> None:
         began = perf_counter()
@@ -213,7 +180,7 @@ class Fetcher:
                     for at, block in left:
                         if block.place is Place.READY:
                             block.waiters -= 1
-                            found[at] = self._take(block, cost)
+                            found[at] = self._memory.take(block, cost)
                         elif block.place is Place.FAILED:
                             failed = block
                             still.append((at, block))
@@ -225,7 +192,7 @@ class Fetcher:
             finally:
                 for _, block in left:
                     block.waiters -= 1
-            self._make_room()
+            self._memory.make_room()
         cost.seconds += perf_counter() - began
         if failed is not None:
             raise _error(failed)
@@ -233,10 +200,7 @@ class Fetcher:
     # --- bookkeeping, under the lock -----------------------------------------------------------------------------
 
     def _enqueue(self, block: Block) -> None:
-        self._blocks[block.key] = block
-        block.place = Place.QUEUED
-        self._queued_bytes += block.size
-        heapq.heappush(self._queue, (block.rank, next(self._numbers), block.key))
+        self._queue.push(block)
         self._call_for_work()
 
     def _call_for_work(self) -> None:
@@ -248,67 +212,16 @@ class Fetcher:
 
     def _most_running(self) -> int:
         """Return how many requests may run: as many as pay off, or all that may where somebody waits."""
-        urgent = bool(self._queue) and self._queue[0][0] == URGENT
-        return self._max_connections if urgent else self._pace.connections
+        return self._max_connections if self._queue.is_urgent else self._pace.connections
 
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
 
     def _hold(self, block: Block, data: Data) -> None:
         """Put a block that has come into memory, and tell those who wait."""
-        if block.place is Place.QUEUED:
-            self._queued_bytes -= block.size
-        block.place, block.data = Place.READY, data
-        (self._read if block.owner is None else self._unread)[block.key] = block
-        self._held_bytes += block.size
-        self._make_room()
+        self._queue.leave(block)
+        self._memory.hold(block, data)
         self._arrived.notify_all()
-
-    def _make_room(self) -> None:
-        """Drop from memory what was read longest ago; then what is to be read, where the disk has it."""
-        for held in (self._read, self._unread):
-            over = self._held_bytes - self.memory_limit
-            victims = []
-            for block in held.values():
-                if over <= 0:
-                    break
-                if not block.waiters and (held is self._read or block.file.options.cache_limit):
-                    victims.append(block)
-                    over -= block.size
-            for block in victims:
-                del held[block.key], self._blocks[block.key]
-                self._held_bytes -= block.size
-                self._disown(block)
-
-    def _disown(self, block: Block) -> None:
-        if block.owner is not None and block.owner in self._ahead:
-            self._ahead[block.owner] -= block.size
-        block.owner = None
-
-    def _drop(self, block: Block) -> None:
-        if self._blocks.get(block.key) is block:
-            del self._blocks[block.key]
-        self._disown(block)
-
-    def _after(self, seconds: float, action: Callable[[], None]) -> None:
-        """Have an action run, under the lock, after some time."""
-        timer = (monotonic() + seconds, next(self._numbers), action)
-        heapq.heappush(self._timers, timer)
-        if not self._keeps_time:
-            self._keeps_time = True
-            threading.Thread(target=self._keep_time, name="holdfast-fetch-clock", daemon=True).start()
-        elif self._timers[0] is timer:
-            self._clock.notify()
-
-    def _keep_time(self) -> None:
-        with self._lock:
-            while self._timers:
-                due = self._timers[0][0] - monotonic()
-                if due > 0:
-                    self._clock.wait(due)
-                else:
-                    heapq.heappop(self._timers)[2]()
-            self._keeps_time = False
 
     # --- the threads ---------------------------------------------------------------------------------------------
 
@@ -333,7 +246,9 @@ class Fetcher:
                 if self._second:  # bounded where they are made
                     self._running += 1
                     return self._second.popleft()
-                if self._running - self._hedged < self._most_running() and (blocks := self._next_blocks()):
+                if self._running - self._hedged < self._most_running() and (
+                    blocks := self._queue.take(self._pace.connections - self._running)
+                ):
                     self._running += 1
                     if self._queue:
                         self._call_for_work()
@@ -344,41 +259,6 @@ class Fetcher:
                 if not called and not self._second and not self._queue:
                     self._threads -= 1
                     return None
-
-    def _next_blocks(self) -> list[Block]:
-        """Take the most urgent block from the queue, and the neighbours that are as urgent."""
-        while self._queue:
-            rank, _, key = heapq.heappop(self._queue)
-            block = self._blocks.get(key)
-            if block is None or block.place is not Place.QUEUED or block.rank != rank:
-                continue  # it came, or was queued again
-            if block.owner is not None and block.owner not in self._ahead and not block.waiters:
-                self._queued_bytes -= block.size
-                self._drop(block)
-                continue
-            taken = [block]
-            # A long queue is cut into long requests, a short one is spread over all connections.
-            free = max(1, self._pace.connections - self._running)
-            most = min(MAX_REQUEST_BYTES, self._queued_bytes // free)
-            size = block.size
-            for step in (1, -1):
-                number = block.number + step
-                while size < most and (near := self._neighbour(block, number)) is not None:
-                    taken.append(near)
-                    size += near.size
-                    number += step
-            taken.sort(key=lambda one: one.number)
-            for one in taken:
-                one.place = Place.RUNNING
-                self._queued_bytes -= one.size
-            return taken
-        return []
-
-    def _neighbour(self, block: Block, number: int) -> Block | None:
-        near = self._blocks.get((block.file.key, number))
-        if near is None or near.place is not Place.QUEUED or near.attempts or block.attempts:
-            return None
-        return near if (near.rank == URGENT) >= (block.rank == URGENT) else None
 
     def _get_blocks(self, blocks: list[Block]) -> None:
         """Get blocks from this machine's cache, or fetch those that no other process is fetching."""
@@ -415,7 +295,7 @@ class Fetcher:
                 block.running += 1
             self._active.add(request)
             if len(self._active) == 1:
-                self._after(SWEEP_SECONDS, self._sweep)
+                self._timers.after(SWEEP_SECONDS, self._sweep)
         try:
             sizes = [block.size for block in request.blocks]
             pieces = file.transport.read(file.url, request.start, sizes, file.stamp, request)
@@ -428,7 +308,7 @@ class Fetcher:
                 self._active.discard(request)
         now = monotonic()
         with self._lock:
-            self._pace.answered(sum(sizes), now - request.began, now, busy=self._queued_bytes > 0)
+            self._pace.answered(sum(sizes), now - request.began, now, busy=self._queue.bytes > 0)
             new = []
             for block, piece in zip(request.blocks, pieces, strict=True):
                 block.running -= 1
@@ -457,13 +337,13 @@ class Fetcher:
                 block.error = error
                 if final or block.attempts >= options.attempts:
                     block.place = Place.FAILED
-                    self._drop(block)
+                    self._memory.drop(block)
                 else:
                     block.place = Place.WAITING
                     block.cost.retries += 1
                     # Jitter keeps many ranks that failed together from coming back together.
                     pause = min(options.longest_pause, options.first_pause * 2 ** (block.attempts - 1))
-                    self._after(pause * random.uniform(0.5, 1.0), partial(self._requeue, block))
+                    self._timers.after(pause * random.uniform(0.5, 1.0), partial(self._requeue, block))
             self._arrived.notify_all()
         self._unclaim(request.blocks)
 
@@ -475,7 +355,7 @@ class Fetcher:
     def _wait_for_others(self, block: Block) -> None:
         """Look again later for a block that another process fetches; it is fetched here should that one be gone."""
         block.place = Place.WAITING
-        self._after(LOOK_SECONDS, lambda: self._requeue(block))
+        self._timers.after(LOOK_SECONDS, lambda: self._requeue(block))
 
     def _sweep(self) -> None:
         """Give up requests that take too long, and give those that are late a twin; the first to answer is used."""
@@ -496,7 +376,7 @@ class Fetcher:
                 self._second.append(Request(request.blocks, first=request))
                 self._call_for_work()
         if self._active:
-            self._after(SWEEP_SECONDS, self._sweep)
+            self._timers.after(SWEEP_SECONDS, self._sweep)
 
     def _claim(self, file: BlockFile, number: int) -> bool:
         return self._claims is None or self._claims.take(file.key, number)

@@ -1,0 +1,96 @@
+"""The blocks to fetch, the most urgent first, cut into requests of neighbours.
+
+Nothing here is thread-safe: the fetcher calls it under its own lock.
+"""
+
+from __future__ import annotations
+
+import heapq
+from itertools import count
+
+from holdfast.sources.fetch.blocks import Block, Key, Place
+from holdfast.sources.fetch.memory import BlockMemory
+
+__all__ = ["URGENT", "BlockQueue"]
+
+# A request for neighbours is at most this long: long enough for its transfer to outlast any usual latency.
+MAX_REQUEST_BYTES = 8 * 2**20
+URGENT = -1.0
+
+
+class BlockQueue:
+    """Blocks that nobody has asked a server for yet.
+
+    Args:
+        memory: knows all blocks.
+    """
+
+    def __init__(self, memory: BlockMemory) -> None:
+        self._memory = memory
+        self._heap: list[tuple[float, int, Key]] = []
+        self._numbers = count()
+        self.bytes = 0
+        """The bytes of all blocks in it."""
+
+    def __bool__(self) -> bool:
+        return bool(self._heap)
+
+    @property
+    def is_urgent(self) -> bool:
+        """Whether somebody waits for the first block."""
+        return bool(self._heap) and self._heap[0][0] == URGENT
+
+    def push(self, block: Block) -> None:
+        """Add a block."""
+        self._memory.blocks[block.key] = block
+        block.place = Place.QUEUED
+        self.bytes += block.size
+        heapq.heappush(self._heap, (block.rank, next(self._numbers), block.key))
+
+    def hurry(self, block: Block) -> None:
+        """Have a block fetched first, as somebody waits for it."""
+        if block.place is Place.QUEUED and block.rank > URGENT:
+            heapq.heappush(self._heap, (URGENT, next(self._numbers), block.key))
+        block.rank = URGENT
+
+    def leave(self, block: Block) -> None:
+        """Take out a block that came by another way."""
+        if block.place is Place.QUEUED:
+            self.bytes -= block.size
+
+    def take(self, connections: int) -> list[Block]:
+        """Take the most urgent block, and the neighbours that are as urgent.
+
+        Args:
+            connections: how many are free. A long queue is cut into long requests, a short one is spread over all.
+        """
+        while self._heap:
+            rank, _, key = heapq.heappop(self._heap)
+            block = self._memory.blocks.get(key)
+            if block is None or block.place is not Place.QUEUED or block.rank != rank:
+                continue  # it came, or was queued again
+            if self._memory.is_abandoned(block):
+                self.bytes -= block.size
+                self._memory.drop(block)
+                continue
+            taken = [block]
+            most = min(MAX_REQUEST_BYTES, self.bytes // max(1, connections))
+            size = block.size
+            for step in (1, -1):
+                number = block.number + step
+                while size < most and (near := self._neighbour(block, number)) is not None:
+                    taken.append(near)
+                    size += near.size
+                    number += step
+            taken.sort(key=lambda one: one.number)
+            for one in taken:
+                one.place = Place.RUNNING
+                self.bytes -= one.size
+            return taken
+        return []
+
+    def _neighbour(self, block: Block, number: int) -> Block | None:
+        near = self._memory.blocks.get((block.file.key, number))
+        if near is None or near.place is not Place.QUEUED or near.attempts or block.attempts:
+            return None
+        return near if (near.rank == URGENT) >= (block.rank == URGENT) else None

@@ -1,0 +1,98 @@
+"""Blocks in memory: those read, those that readers named and are still to read, and how far each reader is ahead.
+
+Nothing here is thread-safe: the fetcher calls it under its own lock.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+
+from holdfast.sources.fetch.blocks import Block, Cost, Key, Place
+from holdfast.sources.fetch.transport import Data
+
+__all__ = ["BlockMemory"]
+
+
+class BlockMemory:
+    """The blocks that a fetcher knows, and the bytes of those that have come.
+
+    Args:
+        limit: most bytes of blocks held, and most named ahead by one reader.
+    """
+
+    def __init__(self, limit: int) -> None:
+        self.limit = limit
+        self.blocks: dict[Key, Block] = {}
+        """All blocks that are wanted, under way or held."""
+        self.held_bytes = 0
+        self._read: OrderedDict[Key, Block] = OrderedDict()  # the one read longest ago first
+        self._unread: OrderedDict[Key, Block] = OrderedDict()  # named by a reader that is still to come
+        self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
+
+    def name(self, owner: int, size: int) -> None:
+        """Count bytes that a reader has named."""
+        self._ahead[owner] = self._ahead.get(owner, 0) + size
+
+    def has_room(self, owner: int) -> bool:
+        """Say whether a reader should name more."""
+        return self._ahead.get(owner, 0) < self.limit
+
+    def is_abandoned(self, block: Block) -> bool:
+        """Say whether the reader that named a block is gone, and nobody waits for it."""
+        return block.owner is not None and block.owner not in self._ahead and not block.waiters
+
+    def forget(self, owner: int) -> None:
+        """Forget a reader: what it named and is here counts as read."""
+        if self._ahead.pop(owner, None) is None:
+            return
+        for key, block in list(self._unread.items()):
+            if block.owner == owner:
+                self._read[key] = self._unread.pop(key)
+                block.owner = None
+
+    def hold(self, block: Block, data: Data) -> None:
+        """Keep a block that has come, and make room for it."""
+        block.place, block.data = Place.READY, data
+        (self._read if block.owner is None else self._unread)[block.key] = block
+        self.held_bytes += block.size
+        self.make_room()
+
+    def take(self, block: Block, cost: Cost) -> Data:
+        """Count a block that is held as read, and return its bytes; what it took is added to ``cost`` once."""
+        assert block.data is not None
+        if block.cost:
+            cost.add(block.cost)
+            block.cost = Cost()
+        if block.owner is None:
+            self._read.move_to_end(block.key)
+        else:
+            self._read[block.key] = self._unread.pop(block.key)
+            self._disown(block)
+        return block.data
+
+    def make_room(self) -> None:
+        """Drop what was read longest ago; then what is to be read, where the disk has it."""
+        for held in (self._read, self._unread):
+            over = self.held_bytes - self.limit
+            victims = []
+            for block in held.values():
+                if over <= 0:
+                    break
+                if not block.waiters and (held is self._read or block.file.options.cache_limit):
+                    victims.append(block)
+                    over -= block.size
+            for block in victims:
+                del held[block.key], self.blocks[block.key]
+                self.held_bytes -= block.size
+                self._disown(block)
+
+    def drop(self, block: Block) -> None:
+        """Forget a block that is not held."""
+        if self.blocks.get(block.key) is block:
+            del self.blocks[block.key]
+        self._disown(block)
+
+    def _disown(self, block: Block) -> None:
+        if block.owner is not None and block.owner in self._ahead:
+            self._ahead[block.owner] -= block.size
+        block.owner = None
