@@ -48,6 +48,8 @@ FORMATS: dict[str, tuple[Callable[[Path], Path], Callable[[Path], Source]]] = {
     "litdata batch": (_copied("litdata_batch"), LitDataSource),
     "litdata sample": (_copied("litdata_sample"), LitDataSource),
     "litdata chunk": (_copied("litdata_chunk"), LitDataSource),
+    "litdata rows": (_copied("litdata_rows"), LitDataSource),
+    "litdata rows zstd": (_copied("litdata_rows_zstd"), LitDataSource),
     "litdata tokens": (_copied("litdata_tokens"), lambda path: LitDataSource(path, block_size=50)),
     "megatron": (_megatron, MegatronSource),
     "tfrecord": (_tfrecord, TFRecordSource),

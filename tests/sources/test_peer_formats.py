@@ -98,6 +98,20 @@ def test_litdata_chunks_give_what_litdata_wrote(name: str) -> None:
     assert nested_of(found) == written("nested")
 
 
+@pytest.mark.parametrize("name", ["rows", "rows_zstd"])
+def test_litdata_rows_in_an_arrow_table_give_what_litdata_wrote(name: str) -> None:
+    source = LitDataSource(HERE / f"litdata_{name}")
+    check_source(source)
+    assert source.shards() == [10, 10, 4]
+    found = source.read(ALL)
+    assert plain(found, "n").tolist() == written("n")
+    assert ragged(found, "text").to_strings() == written("text")
+    assert ragged(found, "data").to_bytes() == written("data")
+    assert plain(found, "flag").tolist() == written("flag")
+    assert plain(found, "score").tolist() == written("score")
+    assert nested_of(found) == written("nested")
+
+
 def nested_of(found: Any) -> list[Any]:
     """Put nested values together again, however deep LitData took them apart."""
     if "nested" in found:

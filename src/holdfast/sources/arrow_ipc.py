@@ -23,7 +23,7 @@ from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.remote import RemoteOptions
 
-__all__ = ["ArrowSource", "read_batches"]
+__all__ = ["ArrowSource", "parse_batches", "read_batches"]
 
 SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
 _FILE_MAGIC, _FILE_STREAM_STARTS = b"ARROW1", 8
@@ -121,9 +121,14 @@ def read_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]
         file: an IPC file or stream.
         max_decoded: how much it may take.
     """
+    whole = file.values() if isinstance(file, LocalFile) else np.frombuffer(file.read(0, file.size), dtype=np.uint8)
+    return parse_batches(whole, file.name, max_decoded)
+
+
+def parse_batches(whole: NDArray[np.uint8], name: str, max_decoded: int) -> tuple[Any, list[Any], int]:
+    """Return the schema of an IPC file or stream in memory, its record batches, and how much decoding them took."""
     import pyarrow as pa
 
-    whole = file.values() if isinstance(file, LocalFile) else np.frombuffer(file.read(0, file.size), dtype=np.uint8)
     buffer = pa.py_buffer(whole)
     try:
         is_file = whole[: len(_FILE_MAGIC)].tobytes() == _FILE_MAGIC
@@ -134,7 +139,7 @@ def read_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]
         if decoded > max_decoded:
             raise SourceFormatError(
                 "compressed record batches decode to more than max_decoded_bytes",
-                file=file.name,
+                file=name,
                 bytes=decoded,
                 at_most=max_decoded,
                 hint="write the file without compression: it is then read in place",
@@ -142,11 +147,11 @@ def read_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]
         reader = pa.ipc.open_stream(pa.BufferReader(stream))
         schema, batches = reader.schema, list(reader)
         if is_file and pa.ipc.open_file(pa.BufferReader(buffer)).num_record_batches != len(batches):
-            raise SourceFormatError("the file's footer lists other record batches than it holds", file=file.name)
+            raise SourceFormatError("the file's footer lists other record batches than it holds", file=name)
         for batch in batches:
             batch.validate()
     except SourceError:
         raise
     except (pa.ArrowException, OSError, ValueError, MemoryError, KeyError, IndexError, RecursionError) as error:
-        raise SourceFormatError(f"not a readable Arrow file: {error}", file=file.name) from error
+        raise SourceFormatError(f"not a readable Arrow file: {error}", file=name) from error
     return schema, batches, decoded

@@ -1,7 +1,8 @@
 """LitData folders as they are: chunks of samples listed by an ``index.json``, raw or compressed with zstd.
 
-A chunk is opened when first read. Compressed ones are unpacked in memory, within ``cache_bytes``: whole, in stretches
-of samples or sample by sample, as they were written. Leaves that hold pickles run code when loaded and are refused.
+A chunk is opened when first read. Rows that LitData keeps as an Arrow table are read by Arrow. Compressed chunks are
+unpacked in memory, within ``cache_bytes``: whole, in stretches of samples or sample by sample, as they were written.
+Leaves that hold pickles run code when loaded and are refused.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from holdfast.sources.file_source import FileRanges, FileSource
 from holdfast.sources.files import PathLike
 from holdfast.sources.item_shards import ItemPart, read_fields
 from holdfast.sources.litdata_chunks import Frames, LitDataChunk, read_chunk
+from holdfast.sources.litdata_rows import ArrowRows
 from holdfast.sources.litdata_values import column_names, decoder_of, flat_dtype_of, unsafe
 from holdfast.sources.parts import bounds_of, read_by_part
 from holdfast.sources.ragged import gather_rows
@@ -35,7 +37,7 @@ __all__ = ["LitDataSource"]
 @dataclass(frozen=True, slots=True)
 class _Opened:
     bounds: NDArray[np.int64]
-    chunks: DecodedCache[ItemPart | Frames]
+    chunks: DecodedCache[ItemPart | Frames | ArrowRows]
     decoders: list[tuple[str, int, Decoder]]
 
 
@@ -113,6 +115,8 @@ class LitDataSource(FileSource[_Opened]):
         held = opened.chunks.get(number, partial(read_chunk, self._chunks[number]))
         if isinstance(held, Frames):
             return read_by_part(rows, held.bounds, partial(self._read_frame, opened, number, held))
+        if isinstance(held, ArrowRows):
+            return {name: held.read(name, self._formats[leaf], rows) for name, leaf, _ in opened.decoders}
         if self._tokens:
             return self._read_blocks(held, number, rows)
         if self._chunks[number].level == "sample":
@@ -147,7 +151,7 @@ class LitDataSource(FileSource[_Opened]):
         bounds = bounds_of(counts)
         if not bounds[-1]:
             raise SourceFormatError("no chunk is long enough for one sample", file=self._folder.index_name)
-        chunks: DecodedCache[ItemPart | Frames] = DecodedCache(self._cache_bytes, lambda held: held.nbytes)
+        chunks: DecodedCache[ItemPart | Frames | ArrowRows] = DecodedCache(self._cache_bytes, lambda held: held.nbytes)
         opened = _Opened(bounds, chunks, [])
         if not self._tokens:
             for name, leaf in self._wanted:

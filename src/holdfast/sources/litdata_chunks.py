@@ -15,6 +15,7 @@ from holdfast.errors import SourceFormatError
 from holdfast.sources.files import DataFile, LocalFile
 from holdfast.sources.inflate import MAX_INFLATED, inflate
 from holdfast.sources.item_shards import ItemPart, check_offsets, part_in_file, part_in_memory
+from holdfast.sources.litdata_rows import ArrowRows, read_rows
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.shard_folder import ShardFolder, check_fields
 
@@ -86,8 +87,8 @@ class Frames:
         )
 
 
-def read_chunk(chunk: LitDataChunk) -> ItemPart | Frames:
-    """Return the items of a chunk, or where its compressed stretches lie."""
+def read_chunk(chunk: LitDataChunk) -> ItemPart | Frames | ArrowRows:
+    """Return the items of a chunk, where its compressed stretches lie, or its rows."""
     file = chunk.file
     if chunk.level == "batch":
         return _read_frames(chunk)
@@ -98,11 +99,7 @@ def read_chunk(chunk: LitDataChunk) -> ItemPart | Frames:
     if chunk.level == "sample":
         return ItemPart(part.name, part.offsets, file=file, unpack=partial(inflate, codec=chunk.codec, name=file.name))
     if len(part) and part.offsets[0] == part.offsets[-1]:
-        raise SourceFormatError(
-            "the chunk keeps its rows as an Arrow table behind empty items",
-            file=file.name,
-            hint="read the data the chunks were made from, or write them again with arrays or text as leaves",
-        )
+        return read_rows(file, int(part.offsets[-1]), chunk.samples) or part
     return part
 
 

@@ -74,6 +74,12 @@ def litdata_sample(number: int) -> dict[str, Any]:
     return made | {"matrix": torch.from_numpy(made["matrix"]), "array": made["matrix"].astype(np.float64)}
 
 
+def litdata_row(number: int) -> dict[str, Any]:
+    """Return what LitData keeps as a row of an Arrow table: no arrays."""
+    made = sample(number)
+    return {name: made[name] for name in ("n", "text", "data", "score", "flag", "nested")}
+
+
 def litdata_tokens(number: int) -> Any:
     import torch
 
@@ -94,6 +100,8 @@ def write_litdata() -> None:
             packed["compression_batch_size"] = 4
         folder = str(HERE / f"litdata_{level or 'raw'}")
         optimize(litdata_sample, list(range(COUNT)), folder, chunk_size=10, **packed, **few)
+    for name, packed in (("rows", {}), ("rows_zstd", {"compression": "zstd"})):
+        optimize(litdata_row, list(range(COUNT)), str(HERE / f"litdata_{name}"), chunk_size=10, **packed, **few)
     folder = str(HERE / "litdata_tokens")
     optimize(litdata_tokens, list(range(COUNT)), folder, chunk_size=400, item_loader=TokensLoader(), **few)
     optimize(litdata_pickle, list(range(3)), str(HERE / "litdata_pickle"), chunk_size=10, **few)
