@@ -1,8 +1,13 @@
-"""Packed documents in a stream: which documents a step read, when a document is read, and no token lost by a resize."""
+"""Packed documents in a stream: what a step read, when a document is read, no token lost by resizes and kills."""
 
 from __future__ import annotations
 
+import json
+import multiprocessing
+import os
+import signal
 from collections import Counter
+from multiprocessing.connection import Connection
 from typing import Any
 
 import numpy as np
@@ -117,3 +122,85 @@ def test_no_token_is_lost_or_repeated_by_resizes() -> None:
 @pytest.mark.soak
 def test_no_token_is_lost_or_repeated_by_a_thousand_resizes() -> None:
     check_resizes(60)  # about seventeen stops and resizes each
+
+
+def train(state: dict[str, Any] | None, world_size: int, rank: int, batch_size: int, out: Connection) -> None:
+    """Tell what each step received, and the state after it, until killed."""
+    stream = loader(packed(), world_size=world_size, rank=rank, batch_size=batch_size)
+    if state is not None:
+        stream.load_state_dict(state)
+    for batch in stream:
+        out.send_bytes(json.dumps([tokens_of(batch), stream.state_dict()]).encode())
+    out.send_bytes(b"")
+
+
+def told(pipe: Connection) -> list[tuple[list[int], dict[str, Any]]]:
+    """Return the steps that a rank has told of as a whole; the last message of a killed process may be torn."""
+    steps = []
+    try:
+        while message := pipe.recv_bytes():
+            steps.append(json.loads(message))
+    except (EOFError, OSError):
+        pass
+    return steps
+
+
+def killed_run(generator: np.random.Generator) -> tuple[Counter[int], int]:
+    """Kill all ranks of a job again and again, each time resuming after the last step that all of them had told of.
+
+    Returns:
+        How often each token was received by steps that counted, and how often the job was killed.
+    """
+    context = multiprocessing.get_context("fork")
+    counted: Counter[int] = Counter()
+    state: dict[str, Any] | None = None
+    kills = 0
+    while True:
+        world_size, batch_size = int(generator.integers(1, 4)), int(generator.integers(1, 6))
+        pipes = [context.Pipe(duplex=False) for _ in range(world_size)]
+        ranks = []
+        for rank, (_, out) in enumerate(pipes):
+            ranks.append(context.Process(target=train, args=(state, world_size, rank, batch_size, out)))
+            ranks[-1].start()
+        for _, out in pipes:
+            out.close()
+        first, ended, seen = pipes[0][0], False, []
+        for _ in range(int(generator.integers(1, 12))):
+            if not (message := first.recv_bytes()):
+                ended = True
+                break
+            seen.append(json.loads(message))
+        if not ended:
+            for rank in ranks:
+                assert rank.pid is not None
+                os.kill(rank.pid, signal.SIGKILL)
+            kills += 1
+        steps = [told(pipe) for pipe, _ in pipes[1:]]
+        steps.insert(0, seen if ended else seen + told(first))
+        for rank in ranks:
+            rank.join()
+        common = min(map(len, steps))
+        for one in steps:
+            for tokens, _ in one[:common]:
+                counted.update(tokens)
+        if ended:
+            assert all(len(one) == common for one in steps)
+            return counted, kills
+        state = steps[0][common - 1][1] if common else state
+
+
+def check_kills(times: int) -> None:
+    generator, kills = np.random.default_rng(12), 0
+    while kills < times:
+        counted, more = killed_run(generator)
+        assert counted == EXPECTED, f"lost or repeated tokens after {kills} to {kills + more} kills"
+        kills += more
+
+
+def test_no_token_is_lost_or_repeated_by_kills() -> None:
+    check_kills(4)
+
+
+@pytest.mark.soak
+def test_no_token_is_lost_or_repeated_by_a_thousand_kills() -> None:
+    check_kills(1_000)
