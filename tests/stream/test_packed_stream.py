@@ -171,14 +171,14 @@ def killed_run(generator: np.random.Generator) -> tuple[Counter[int], int]:
                 break
             seen.append(json.loads(message))
         if not ended:
-            for rank in ranks:
-                assert rank.pid is not None
-                os.kill(rank.pid, signal.SIGKILL)
+            for process in ranks:
+                assert process.pid is not None
+                os.kill(process.pid, signal.SIGKILL)
             kills += 1
         steps = [told(pipe) for pipe, _ in pipes[1:]]
         steps.insert(0, seen if ended else seen + told(first))
-        for rank in ranks:
-            rank.join()
+        for process in ranks:
+            process.join()
         common = min(map(len, steps))
         for one in steps:
             for tokens, _ in one[:common]:
