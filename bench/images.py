@@ -44,7 +44,7 @@ def pixels_of(jpeg: Any) -> np.ndarray[Any, Any]:
     from PIL import Image
 
     with Image.open(io.BytesIO(bytes(jpeg))) as image:
-        return np.asarray(image.convert("RGB").resize((SIDE, SIDE)))
+        return np.array(image.convert("RGB").resize((SIDE, SIDE)))  # writable, as torch wants it
 
 
 def decoded(sample: dict[str, Any]) -> dict[str, Any]:
