@@ -87,3 +87,12 @@ def test_the_pre_commit_hook_is_a_command_that_fails_on_a_failed_run(diverged: P
     command = [*hook["entry"].split(), str(diverged)]
     done = subprocess.run(command, env=_holdfast_on_the_path(), capture_output=True, text=True, check=False)
     assert done.returncode == 1, done.stderr
+
+
+def test_the_sdist_carries_every_folder_so_that_the_tests_run_from_it() -> None:
+    if not (ROOT / ".git").exists():
+        pytest.skip("not a git checkout: nothing says which folders belong to the project")
+    done = subprocess.run(["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True)
+    folders = {name.split("/")[0] for name in done.stdout.splitlines() if "/" in name}
+    lines = (ROOT / "MANIFEST.in").read_text(encoding="utf-8").splitlines()
+    assert folders - {"src"} == {line.split()[1] for line in lines if line.startswith("graft ")}
