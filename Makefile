@@ -9,7 +9,7 @@ LOWEST := .venv-lowest
 # Tests and examples start hundreds of processes: each would compile the package again where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE :=
 
-.PHONY: setup services demo test test-fast test-lowest check bench soak docs format clean screenshots
+.PHONY: setup services demo test test-fast test-lowest check bench soak mutants docs format clean screenshots
 .DELETE_ON_ERROR:
 
 setup: $(STAMP)
@@ -62,6 +62,11 @@ bench: $(BENCH_STAMP)
 
 soak: setup
 	$(BIN)/python -m pytest -m soak --timeout 3600
+
+# Small changes to the code, drawn at random: how many do the tests notice?
+mutants: setup
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	$(BIN)/python scripts/mutants.py order coordinate checkpoint
 
 docs: setup
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict --quiet --site-dir site
