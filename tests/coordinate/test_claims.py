@@ -67,7 +67,7 @@ def test_a_worker_whose_clock_stood_still_meanwhile_is_refused_by_the_store_itse
     standby.look(0.0)
     taken = standby.take_over(TTL)
     assert taken is not None
-    with pytest.raises(StaleLeaseError, match="another worker has taken the chunk over"):
+    with pytest.raises(StaleLeaseError, match="another worker has taken over the chunk"):
         owner.table.commit(0, 1, 0.0, "late")
     assert standby.table.commit(0, taken.token, TTL, "in time").payload == "in time"
     assert decode(0, store.values["chunk/0"]) == Done(0, "life1", 2, "in time")

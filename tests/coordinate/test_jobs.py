@@ -206,7 +206,7 @@ def test_a_zombie_whose_output_was_swept_away_hears_that_its_lease_is_stale(tmp_
         chunk.open("w").write("what nobody needs")
         with worker(hash_store()) as successor:
             lease(successor, folder=tmp_path / "job", sink=sink).process(lambda chunk: "")
-            with pytest.raises(StaleLeaseError, match="swept away"):
+            with pytest.raises(StaleLeaseError, match="was removed"):
                 chunk.commit()
         assert reader.chunks_lost == 1
         iterator.close()  # type: ignore[attr-defined]
@@ -478,7 +478,7 @@ def test_a_payload_that_cannot_be_kept_is_its_chunks_failure_and_kills_no_worker
     reader = lease(coordinator, on_error="skip")
     assert reader.process(lambda chunk: payload if chunk.chunk == 3 else "") == CHUNKS - 1
     (letter,) = reader.dead_letters()
-    assert (letter.chunk, letter.attempts, "a payload is a text" in letter.error) == (3, 1, True)
+    assert (letter.chunk, letter.attempts, "a payload must be text" in letter.error) == (3, 1, True)
 
 
 def test_work_whose_first_payload_cannot_be_kept_ends_the_worker_before_all_is_done_in_vain(
@@ -490,7 +490,7 @@ def test_work_whose_first_payload_cannot_be_kept_ends_the_worker_before_all_is_d
         called.append(chunk.chunk)
         return 5
 
-    with pytest.raises(ConfigError, match="a payload is a text"):
+    with pytest.raises(ConfigError, match="a payload must be text"):
         lease(coordinator).process(work)
     assert called == [0]
     assert lease(coordinator).process(lambda chunk: "5") == CHUNKS  # mended: nothing was given up

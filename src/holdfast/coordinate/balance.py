@@ -1,9 +1,9 @@
 """Shares in proportion to speed, and one decision for all ranks.
 
-The model: at every ``interval`` steps there is one decision, a record in the store that is created once. Rank 0 creates
-it ahead of time, when it finds that a rank's throughput has strayed from its share; every rank asks for it just before
-it delivers that step, and a rank that finds nothing creates "no change". Whoever comes first decides, all others read
-the same record, nobody waits, and so every rank adopts the same shares at the same step.
+The model: every ``interval`` steps there is one decision, a record in the store that is created once. Rank 0 creates it
+ahead of time if a rank's throughput no longer matches its share. Every rank asks for it just before it delivers that
+step, and a rank that finds none creates "no change". The first to create the record decides and all others read it.
+Nobody waits, and every rank adopts the same shares at the same step.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ __all__ = ["agreed_shares", "balanced_shares", "propose_shares", "stray"]
 
 
 def balanced_shares(throughputs: Sequence[float], global_batch_size: int) -> tuple[float, ...]:
-    """Return the shares at which every rank is done with its part of a step at the same time.
+    """Return the shares at which all ranks finish their part of a step at the same time.
 
-    The shares are whole numbers of samples over the global batch size, at least one sample a rank: of the parts that
-    remain, each goes to the rank that would finish it first, which makes the slowest rank's time the least possible.
+    Each share is a whole number of samples, at least one, divided by the global batch size. Samples left over after
+    rounding down go, one by one, to the rank that would finish first, which minimises the slowest rank's time.
     """
     speed = np.asarray(throughputs, dtype=np.float64)
     sizes = np.maximum(1, np.floor(global_batch_size * speed / speed.sum())).astype(np.int64)
@@ -35,7 +35,7 @@ def balanced_shares(throughputs: Sequence[float], global_batch_size: int) -> tup
             _, rank = soonest[0]
             sizes[rank] += 1
             heapq.heapreplace(soonest, ((sizes[rank] + 1) / speed[rank], rank))
-    else:  # many ranks too slow for even one sample got one all the same: those that finish last give it back
+    else:  # ranks too slow for even one sample got one anyway: those that finish last give samples back
         latest = [(-size / fast, rank) for rank, (size, fast) in enumerate(zip(sizes, speed, strict=True)) if size > 1]
         heapq.heapify(latest)
         for _ in range(-left):
@@ -47,7 +47,7 @@ def balanced_shares(throughputs: Sequence[float], global_batch_size: int) -> tup
 
 
 def stray(throughputs: Sequence[float], shares: Sequence[float]) -> float:
-    """Return how far the slowest rank's time for its share lies above that of shares in proportion to speed.
+    """Return how much longer the slowest rank takes than it would with shares in proportion to speed, as a fraction.
 
     0.2 means that a step takes 20% longer than it would with the best shares.
     """
@@ -60,12 +60,12 @@ def _key(step: int, world_size: int) -> str:
 
 
 def propose_shares(store: KeyValue, step: int, shares: Sequence[float]) -> bool:
-    """Put shares forward for a step; say whether they are the decision."""
+    """Propose shares for a step; return whether they are the decision."""
     wanted = json.dumps(list(shares), separators=(",", ":")).encode()
     return store.compare_set(_key(step, len(shares)), b"", wanted) == wanted
 
 
 def agreed_shares(store: KeyValue, step: int, world_size: int) -> tuple[float, ...] | None:
-    """Return the decision for the step, None for no change; from this call on it stands."""
+    """Return the decision for the step, None for no change; this call makes it final."""
     decision = json.loads(store.compare_set(_key(step, world_size), b"", b"null"))
     return None if decision is None else tuple(decision)

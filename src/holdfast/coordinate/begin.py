@@ -1,9 +1,10 @@
-"""How workers begin a job together, or join one: exactly one of them decides what it is, the others read it.
+"""How workers begin a job together, or join one: exactly one worker defines it and the others read the definition.
 
-The model: the job is one record in the store. The first worker puts a placeholder there, by compare-and-set; it then
-finds out what has ended before (from the job's folder, or from a saved state), and puts the job in its place. Others
-wait meanwhile; if that worker shows no sign of life for a TTL, it has died, and another begins. Should it wake up and
-begin a generation of the folder after all, nobody works in that one: the next worker to come begins another.
+The model: the job is one record in the store. The first worker puts a placeholder there by compare-and-set, finds out
+which chunks have already ended (from the job's folder, or from a saved state) and replaces the placeholder with the
+job. Others wait. If that worker shows no sign of life for a TTL, it is taken for dead and another worker begins the
+job. If it wakes up after all and begins a generation of the folder, nobody works in that generation: the next worker to
+arrive begins another.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ class Begun:
     """A job under way.
 
     Attributes:
-        job: what it is.
+        job: its definition.
         generation: how many times it has begun, on any store.
         finished: the chunks that had ended before this generation, as runs.
-        pages: how many records of the store hold their results; 0 where a folder does.
+        pages: how many records of the store hold their results; 0 if a folder holds them.
         dead: how many of the chunks that had ended before this generation were given up.
     """
 
@@ -46,23 +47,23 @@ class Begun:
 
     @property
     def prefix(self) -> str:
-        """Where the generation's records stand, below the job's."""
+        """The prefix of the generation's records, below the job's prefix."""
         return str(self.generation)
 
 
 class Beginner:
-    """One worker's way into a job.
+    """How one worker begins or joins a job.
 
     Args:
         store: the job's place in the store.
-        name: of the job.
+        name: the job's name.
         order: the fingerprint of the dataset's order.
-        positions: what is read.
-        chunk_size: positions per chunk, or None for whatever the job has.
+        positions: the positions to read.
+        chunk_size: positions per chunk, or None for the job's own.
         data: the digest of the fingerprints of the dataset's sources.
-        default_size: computes a chunk size where the job is new and none was given.
+        default_size: computes the chunk size of a new job if none was given.
         ledger: the job's folder.
-        state: from ``state_dict()`` of an earlier generation.
+        state: the result of ``state_dict()`` in an earlier generation.
         turns: whose turn it is to begin the job.
     """
 
@@ -89,7 +90,7 @@ class Beginner:
         self._turns = turns
 
     def begin(self) -> Begun:
-        """Return the job, begun by this worker or by another."""
+        """Begin the job, or wait until another worker has; return it."""
         if self._state is not None:
             self._check(self._state.definition, "the state")
         found = self._store.get("job") or b""
@@ -110,15 +111,15 @@ class Beginner:
                 found = self._begin(attempt, mine)
 
     def _begin(self, attempt: str, mine: bytes) -> bytes:
-        """Put the job in place of this worker's placeholder; return what stands there then."""
+        """Replace this worker's placeholder with the job; return the record that is there afterwards."""
         try:
             self._store.set(f"attempt/{attempt}", self._turns.name.encode())
             decided, ended = self._decide(attempt)
             wanted = json.dumps(JOB.to_json(decided)).encode()
-            self._store.set(f"{decided.generation}/before", str(ended).encode())  # for those who look on
+            self._store.set(f"{decided.generation}/before", str(ended).encode())  # for observers
             return self._store.compare_set("job", mine, wanted)
         except BaseException:
-            with suppress(CoordinationError):  # this process may live on, and others must not wait for it
+            with suppress(CoordinationError):  # this process may stay alive, and others must not wait for it
                 self._store.compare_set("job", mine, json.dumps({"starting": NOBODY}).encode())
             raise
 
@@ -126,7 +127,7 @@ class Beginner:
         return check_same(stored, **self._same, where=where)
 
     def _join(self, record: JobRecord) -> Begun | None:
-        """Return the job that stands in the store; None if nobody can work in the folder's last generation."""
+        """Return the job found in the store; None if nobody can work in the folder's last generation."""
         job = self._check(record.definition, "the other workers")
         if self._ledger is None:
             if record.mark:
@@ -147,21 +148,21 @@ class Beginner:
         finished = self._ledger.enter(record.generation, record.mark)
         place = f"{record.generation}/"
         if self._ledger.is_ahead_of(lambda keys: self._store.get_many([place + key for key in keys])):
-            return None  # the store went back in time, so the folder knows better
+            return None  # the store lost recent writes, so the folder is right
         return Begun(job, record.generation, finished, dead=record.dead)
 
     def _decide(self, attempt: str) -> tuple[JobRecord, int]:
-        """Return the next generation (after the folder's, after the state's, or the first); and how many had ended."""
+        """Return the next generation (after the folder's, the state's, or the first) and how many chunks had ended."""
         if self._ledger is not None:
             stored = self._ledger.definition() or self._ledger.define(self._fresh())
             job = self._check(stored, f"the folder {self._ledger.folder}")
             if job.name != self._name:
                 raise CoordinationError(
-                    "the folder is that of a job of another name",
+                    "the folder belongs to a job with another name",
                     folder=str(self._ledger.folder),
                     here=self._name,
                     there=job.name,
-                    hint="pass the name that the job was begun with, or another folder",
+                    hint="pass the name that the job was begun with, or use another folder",
                 )
             begun = self._ledger.begin(attempt)
             return job.record(generation=begun.number, mark=begun.mark, dead=begun.dead), _count(begun.finished)

@@ -25,10 +25,10 @@ class ChunkContent:
     """Reads positions of a dataset's order.
 
     Args:
-        dataset: what is read.
+        dataset: the dataset to read.
         order: its order.
         batch_size: samples per batch.
-        collate: makes a batch of a list of samples; None stacks.
+        collate: turns a list of samples into a batch; None stacks them.
     """
 
     def __init__(self, dataset: OrderedDataset, order: Order, *, batch_size: int, collate: Collate | None) -> None:
@@ -44,5 +44,5 @@ class ChunkContent:
         return read_batches(self._dataset, cut, range(len(offsets) - 1), 0, collate=self._collate)
 
     def sample(self, position: int) -> Mapping[str, Any]:
-        """Return one sample, as a batch."""
+        """Return one sample as a batch."""
         return self.read(np.array([position], dtype=np.int64))[0].make()

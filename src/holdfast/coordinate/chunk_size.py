@@ -1,4 +1,4 @@
-"""How many positions a chunk has where the user does not say: bounded by bytes, by time at the end, and in number."""
+"""The default chunk size: bounded by the bytes of a chunk, the work left at the end and the number of chunks."""
 
 from __future__ import annotations
 
@@ -10,15 +10,15 @@ import numpy as np
 
 __all__ = ["MAX_CHUNKS", "MAX_CHUNK_BYTES", "default_chunk_size", "sample_bytes"]
 
-# A worker holds up to four chunks at a time: the one in hand, the next, and two it stands by for.
+# A worker holds up to four chunks at a time: the current one, the next one, and two as a standby.
 MAX_CHUNK_BYTES = 32 << 20
-# Records that a store keeps for a job; each takes some 200 bytes.
+# Records that a store keeps for a job; each takes about 200 bytes.
 MAX_CHUNKS = 1_000_000
-# Batches per chunk: a commit is then worth its cost, and little work is lost with a worker.
+# Batches per chunk: enough to make a commit worth its cost, few enough that little work is lost with a worker.
 MAX_BATCHES = 64
-# Chunks per worker at least, so that slow workers can leave some to fast ones.
+# Minimum number of chunks per worker, so that slow workers can leave some to fast ones.
 MIN_CHUNKS_PER_WORKER = 16
-# Samples that are read to learn how large one is.
+# Samples that are read to estimate the size of one.
 PROBES = 8
 
 
@@ -28,11 +28,11 @@ def default_chunk_size(
     """Return a chunk size, a multiple of the batch size.
 
     Args:
-        positions: how many the job has.
+        positions: number of positions in the job.
         batch_size: samples per batch.
-        workers: how many are expected.
+        workers: number of workers expected.
         bytes_per_sample: see ``sample_bytes``.
-        max_bytes: how large a chunk may become; one batch is always allowed.
+        max_bytes: maximum size of a chunk; one batch is always allowed.
     """
     many = positions // (MIN_CHUNKS_PER_WORKER * workers) // batch_size
     few = -(-positions // MAX_CHUNKS // batch_size)
@@ -50,7 +50,7 @@ def sample_bytes(read: Callable[[int], Mapping[str, Any]], positions: range) -> 
 def _size(read: Callable[[int], Mapping[str, Any]], position: int) -> float:
     try:
         return float(_bytes(read(position)))
-    except Exception:  # a sample that cannot be read is its chunk's problem, when its turn comes
+    except Exception:  # a sample that cannot be read fails later, with its chunk
         return 0.0
 
 

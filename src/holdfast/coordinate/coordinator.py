@@ -1,8 +1,8 @@
 """``StreamCoordinator``: health, takeover and rebalancing over any store, with no server of its own.
 
-The coordinator remembers nothing that matters: who is alive and who works on what live in the store, where a stream
-stands lives in the checkpoint. One background thread sends the heartbeats, on a connection of its own, renews leases
-and looks after other workers; it ends with ``close()`` or when the store is lost.
+The coordinator itself holds no state that matters: who is alive and who works on what is in the store, and the position
+of a stream is in the checkpoint. One background thread, with its own connection, sends heartbeats, renews leases and
+watches other workers. It ends with ``close()`` or when the store is lost.
 """
 
 from __future__ import annotations
@@ -39,24 +39,25 @@ __all__ = ["StreamCoordinator"]
 
 _log = logging.getLogger(__name__)
 
-MAX_SECONDS = 86_400.0  # of a TTL: the operating system cannot wait without end
+MAX_SECONDS = 86_400.0  # maximum TTL: the operating system limits how long a wait may be
 
 
 class StreamCoordinator:
-    """Workers of one job, seen from one process.
+    """The workers of one job, as one process sees them.
 
     Args:
-        store: a ``RedisStore`` or ``EtcdStore``, which outlive the death of their server; your own (see
-            ``check_store``); or any ``torch.distributed`` store with compare_set. A TCPStore lives in one process's
-            memory: when that process dies, all that is left of a job is what it saved to its ``folder``.
-        world_size: how many workers are expected; more may join a leased job.
+        store: a ``RedisStore`` or ``EtcdStore``, whose data survives a crash of the server; your own (see
+            ``check_store``); or any ``torch.distributed`` store with ``compare_set``. A TCPStore lives in one process's
+            memory: when that process dies, only what the job saved to its ``folder`` remains.
+        world_size: number of workers expected; more may join a leased job.
         heartbeat: seconds between signs of life.
-        ttl: seconds of silence after which a worker has failed and its leases may be taken over.
-        replication: how many standby workers watch each leased chunk, read its samples ahead while they have nothing
-            else to do, and take it over first.
+        ttl: seconds of silence after which a worker counts as failed and its leases may be taken over.
+        replication: how many standby workers watch each leased chunk. They read its samples ahead while they are idle,
+            and are the first to take it over.
         balance_interval: steps between decisions about shares.
         prefix: keeps several jobs in one store apart.
-        patience: seconds for which a durable store may be away before it counts as lost; workers wait, and go on.
+        patience: seconds for which a durable store may be unreachable before it counts as lost; workers wait, then
+            continue.
     """
 
     def __init__(
@@ -79,7 +80,7 @@ class StreamCoordinator:
                 balance_interval=balance_interval,
             )
         if not all(isinstance(seconds, (int, float)) and seconds < MAX_SECONDS for seconds in (heartbeat, ttl)):
-            raise ConfigError("heartbeat and ttl are seconds, a day at most", heartbeat=heartbeat, ttl=ttl)
+            raise ConfigError("heartbeat and ttl must be seconds, less than a day", heartbeat=heartbeat, ttl=ttl)
         if not 0 < heartbeat <= ttl / 2:
             raise ConfigError(
                 "a worker must be able to miss a heartbeat: heartbeat must be at most half the ttl",
@@ -87,7 +88,7 @@ class StreamCoordinator:
                 ttl=ttl,
             )
         self.home = Home()
-        """The process it was made in."""
+        """The process that created the coordinator."""
         self.world_size = world_size
         self.heartbeat = heartbeat
         self.ttl = ttl
@@ -100,7 +101,7 @@ class StreamCoordinator:
         self._presence = Presence(world_size, ttl=ttl, heartbeat=heartbeat)
         self._speed: dict[int, Throughput] = {}
         self._readers: weakref.WeakSet[LeasedReader] = weakref.WeakSet()
-        self._living = Living(world_size)  # until the first look around, all that are expected
+        self._living = Living(world_size)  # all expected workers, until the first look around
         self._batch_size: int | None = None
         self._threshold = Adaptive().rebalance_threshold
         self._shares: tuple[float, ...] | None = None
@@ -112,18 +113,18 @@ class StreamCoordinator:
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def join(self) -> int:
-        """Return a rank for a worker that joins a leased job late: 100,000 or above, and no living worker's."""
+        """Return a rank for a worker that joins a leased job late: 100,000 or above, not used by any living worker."""
         self._check()
         return self._presence.join(self._client)
 
     def register_worker(self, rank: int, indices: Sequence[int] = ()) -> None:
-        """Register a worker of this process and begin to send its heartbeats.
+        """Register a worker of this process and start sending its heartbeats.
 
-        A restarted worker registers its rank again; the process that had it before is told so at its next heartbeat.
+        A restarted worker registers its rank again; the process that had the rank before fails at its next heartbeat.
 
         Args:
-            rank: which worker.
-            indices: the samples assigned to it, if it knows (only their number is published).
+            rank: the worker's rank.
+            indices: the samples assigned to it, if known (only their number is published).
         """
         if rank < 0:
             raise ConfigError("a rank cannot be negative", rank=rank)
@@ -133,12 +134,12 @@ class StreamCoordinator:
         self._start()
 
     def update_worker_health(self, rank: int, samples: int, throughput: float) -> None:
-        """Say how many samples a worker of this process has processed, and how fast; sent with the next heartbeat."""
+        """Report how many samples a worker of this process has processed and how fast; sent with the next heartbeat."""
         self._check()
         self._presence.change(rank, samples=int(samples), throughput=float(throughput))
 
     def get_worker_health(self, rank: int) -> WorkerHealth:
-        """Return what this process thinks of a worker, from its own clock and the worker's newest record."""
+        """Return a worker's health, judged by this process's clock and the worker's newest record."""
         self._check()
         now = time.monotonic()
         with self._lock:
@@ -150,7 +151,7 @@ class StreamCoordinator:
         return health
 
     def workers(self) -> list[WorkerHealth]:
-        """Return what this process thinks of every worker, but for those that left in good order."""
+        """Return the health of every worker, as this process sees it, except those that left in good order."""
         self._check()
         roster = read_roster(self._client)
         ranks = list(roster.living.ever())
@@ -158,7 +159,7 @@ class StreamCoordinator:
         with self._lock:
             self._board.look(ranks, now)
             found = [self._board.health(rank, now) for rank in ranks]
-        gone = set(roster.gone)  # others have watched for longer than this process
+        gone = set(roster.gone)  # others have watched longer than this process
         found = [
             replace(health, status=WorkerStatus.FAILED)
             if health.rank in gone and health.status is not WorkerStatus.UNKNOWN
@@ -172,8 +173,8 @@ class StreamCoordinator:
         """Measure a worker's own speed: put it around the work on a batch, without waiting for other ranks.
 
         Args:
-            samples: how many samples the work is about.
-            rank: whose work; by default that of the one worker registered here.
+            samples: number of samples in the batch.
+            rank: the worker's rank; by default the one worker registered here.
         """
         chosen = self._presence.only_rank() if rank is None else rank
         self._presence.record(chosen)
@@ -186,13 +187,13 @@ class StreamCoordinator:
     # --- checkpoints -----------------------------------------------------------------------------------------------
 
     def register_checkpoint(self, rank: int, checkpoint: CheckpointState | Mapping[str, Any]) -> None:
-        """Publish a worker's stream state, for others to see. The truth is what is saved with the model."""
+        """Publish a worker's stream state for others to see. The state saved with the model is the one that counts."""
         self._check()
         value = dict(checkpoint) if isinstance(checkpoint, Mapping) else checkpoint.to_json()
         self._client.set(f"checkpoint/{rank}", json.dumps(value, separators=(",", ":")).encode())
 
     def get_checkpoint(self, rank: int) -> dict[str, Any] | None:
-        """Return the stream state a worker published last; None if there is none."""
+        """Return the stream state that a worker published last; None if there is none."""
         self._check()
         found = self._client.get(f"checkpoint/{rank}")
         state: dict[str, Any] | None = None if found is None else json.loads(found)
@@ -201,10 +202,10 @@ class StreamCoordinator:
     # --- shares of a step (synchronous reading) --------------------------------------------------------------------
 
     def rebalance_if_needed(self, step: int | None = None) -> bool:
-        """Say whether the workers' speeds have strayed from their shares; with ``step``, put better ones forward.
+        """Return whether the workers' speeds no longer match their shares; with ``step``, propose better shares.
 
         Args:
-            step: a decision step to come (a multiple of ``balance_interval``); None only asks.
+            step: a future decision step (a multiple of ``balance_interval``); None proposes nothing.
         """
         self._check()
         ranks = range(self.world_size)
@@ -218,7 +219,7 @@ class StreamCoordinator:
         if self._batch_size is not None:
             better = balanced_shares(speeds, self._batch_size)
             if stray(speeds, shares) - stray(speeds, better) <= self._threshold / 2:
-                return False  # whole samples cannot be shared out any better
+                return False  # whole samples cannot be distributed any better
             if step is not None:
                 return propose_shares(self._client, step, better)
         return True
@@ -226,7 +227,7 @@ class StreamCoordinator:
     def shares_at(
         self, step: int, *, rank: int, global_batch_size: int, shares: Sequence[float] | None, threshold: float
     ) -> tuple[float, ...] | None:
-        """Return the shares every rank adopts at this step, None for no change; called by the loader at each step."""
+        """Return the shares all ranks adopt at this step, None for no change; called by the loader at each step."""
         if step == 0:
             return None
         with self._lock:
@@ -241,13 +242,13 @@ class StreamCoordinator:
         return None
 
     def delivered(self, rank: int, *, step: int, samples: int, seconds: float, share: float) -> None:
-        """Count a batch that the loader handed out and took ``seconds`` to be worked on; called by the loader.
+        """Count a batch that the loader delivered and that took ``seconds`` to process; called by the loader.
 
         Raises ``CoordinatorLost`` if the store is gone.
         """
         self._check()
         record, speed = self._presence.record(rank), self._speed[rank]
-        if speed.measured:  # the training loop measures its own work, which says more than the time between batches
+        if speed.measured:  # the training loop measures its own work, which is better than the time between batches
             self._presence.change(rank, step=step, share=share)
             return
         speed.add_wall(samples, seconds)
@@ -276,11 +277,11 @@ class StreamCoordinator:
 
     @property
     def living(self) -> Living:
-        """Who is alive, as far as this process can tell; renewed at every heartbeat."""
+        """The workers that are alive, as far as this process can tell; updated at every heartbeat."""
         return self._living
 
     def report(self, rank: int, *, samples: int, throughput: float, leases: int, idle: bool) -> None:
-        """Note what a leased reader is doing, for the next heartbeat; called by the reader."""
+        """Record what a leased reader is doing, for the next heartbeat; called by the reader."""
         state = "idle" if idle else "working"
         self._presence.change(rank, samples=samples, throughput=throughput, leases=leases, state=state)
 
@@ -288,12 +289,12 @@ class StreamCoordinator:
 
     @property
     def operations(self) -> int:
-        """How many store operations this process has made for coordination."""
+        """Number of store operations this process has made for coordination."""
         clients = [self._client, self._beating, *(client for reader in self._readers for client in reader.clients)]
         return sum(client.operations for client in clients if client is not None)
 
     def close(self) -> None:
-        """Leave in good order: leases are given back, the worker is marked as gone, the threads end.
+        """Leave in good order: give leases back, mark the worker as gone and end the threads.
 
         A forked child leaves all that to its parent.
         """
@@ -322,14 +323,14 @@ class StreamCoordinator:
         if self._failure is not None:
             raise self._failure
         if self._stop.is_set():
-            raise CoordinationError("the coordinator is closed")
+            raise CoordinationError("the coordinator is closed", hint="make a new StreamCoordinator")
 
     def check(self) -> None:
         """Raise ``CoordinatorLost`` if the store is gone (or another error that ended the heartbeats)."""
         self._check()
 
     def wait(self, seconds: float) -> None:
-        """Do nothing for a while, but no longer than until the store is lost or the coordinator closed; then raise."""
+        """Wait for some seconds; raise as soon as the store is lost or the coordinator is closed."""
         self._stop.wait(seconds)
         self._check()
 
@@ -350,8 +351,8 @@ class StreamCoordinator:
                 late = time.monotonic() - due
                 if late > self.ttl - self.heartbeat:
                     _log.warning(
-                        "the heartbeat came %.1f s late, and leases last %.1f s: work that holds the interpreter's "
-                        "lock, or a paused process, has cost this worker its leases; raise ttl",
+                        "the heartbeat came %.1f s late, and leases last %.1f s: code that held the interpreter lock, "
+                        "or a pause of the process, has cost this worker its leases; raise ttl",
                         late,
                         self.ttl,
                     )
@@ -364,7 +365,7 @@ class StreamCoordinator:
         except CoordinationError as error:
             self._failure = error
         except Exception as error:  # a bug in here must not look like a healthy worker
-            self._failure = CoordinatorLost(f"the heartbeat failed: {error!r}")
+            self._failure = CoordinatorLost(f"the heartbeat thread failed: {error!r}")
             self._failure.__cause__ = error
         finally:
             self._stop.set()

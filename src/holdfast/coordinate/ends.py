@@ -1,7 +1,7 @@
-"""The ends of chunks as they are read back from a job's folder, with a digest of them all.
+"""The ends of chunks, read back from a job's folder, with one digest of them all.
 
-The digest is a sum of one number per record, so it does not depend on the order of reading, and a record that stands in
-two places counts once.
+The digest is the sum of one number per record, so it does not depend on the order of reading. A record found in two
+places counts once.
 """
 
 from __future__ import annotations
@@ -18,13 +18,13 @@ _BYTES = 16
 
 
 class Ends:
-    """What has ended, by chunk."""
+    """The chunks that have ended, by number."""
 
     def __init__(self) -> None:
         self.entries: dict[int, Done | Dead] = {}
         """The end of each chunk."""
         self._sum = 0
-        self._dead: dict[int, int] = {}  # what each chunk that was given up adds to the sum
+        self._dead: dict[int, int] = {}  # what each chunk that was given up contributes to the sum
 
     def add(self, entry: Done | Dead, line: str) -> None:
         """Add a chunk's end, read from a line."""
@@ -43,12 +43,12 @@ class Ends:
             self._dead[entry.chunk] = number
 
     def forget_dead(self, chunks: Iterable[int]) -> None:
-        """Forget chunks that were given up and are to be tried again."""
+        """Forget chunks that were given up and are to be retried."""
         for chunk in chunks:
             if isinstance(self.entries.get(chunk), Dead):
                 del self.entries[chunk]
                 self._sum -= self._dead.pop(chunk)
 
     def digest(self) -> str:
-        """Return the digest of all records there are."""
+        """Return the digest of all records."""
         return f"{len(self.entries)}:{self._sum % (1 << 8 * _BYTES):0{2 * _BYTES}x}"

@@ -1,7 +1,7 @@
-"""Every chunk that has ended, read from the store: a record is read again only until it is final.
+"""Every chunk that has ended, read from the store: a record that is final is never read again.
 
-On a connection and under a lock of its own, so that asking for a million results holds up no lease; and kept as the
-text it is, so that the cost of asking again is that of what has ended since.
+It has its own connection and lock, so that asking for a million results does not delay the renewal of leases. Records
+are kept as text, so asking again costs only as much as what has ended since.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ class Finals:
 
     Args:
         store: where the records live.
-        chunks: how many there are.
+        chunks: number of chunks in the job.
         finished: chunks that had ended before this generation began, as runs.
     """
 
@@ -36,7 +36,7 @@ class Finals:
         self._lock = threading.Lock()
 
     def read(self) -> tuple[list[str], list[Run]]:
-        """Return the ends of this generation on pages, and all chunks that have ended, also before it, as runs."""
+        """Return the ends of this generation as pages, and all chunks that have ended, including before it, as runs."""
         with self._lock:
             drawn = min(read_counter(self._store, "tickets"), self._done.chunks)
             fresh = [chunk for chunk in range(self._drawn, drawn) if not self._done.was_before(chunk)]

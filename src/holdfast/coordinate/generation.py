@@ -1,7 +1,7 @@
 """One generation of a job: what it begins with, and how its folder is read back.
 
-What a crash leaves is told from damage: each journal has its check, a commit's own file is never cut short, and each
-generation knows how many records all before it hold, and their digest.
+What a crash leaves behind can be told from damage: each journal has its check, a commit's own file is never cut short,
+and each generation knows the number and digest of all records before it.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ __all__ = ["BASE", "Base", "Generation", "commit_name", "newest_ends", "read_bas
 
 _log = logging.getLogger(__name__)
 
-# More bytes than a line of a journal has: a payload of 100,000 characters, of which each may take twelve.
+# Upper bound on the bytes in a line of a journal: a payload of 100,000 characters, up to twelve bytes each.
 MAX_LINE = 2 << 20
-_COMMIT = re.compile(r"chunk-\d+-\d+-([0-9a-f]{16})\.json")  # those of earlier releases have no digest
+_COMMIT = re.compile(r"chunk-\d+-\d+-([0-9a-f]{16})\.json")  # files of earlier releases have no digest
 _BEGINS_WITH_CHUNK = re.compile(r"\[(\d+),")
 
 
@@ -38,9 +38,9 @@ class Generation(NamedTuple):
     """A generation that has just begun.
 
     Attributes:
-        number: from 1.
-        mark: unique to it.
-        finished: the chunks that had ended before, as runs.
+        number: its number, from 1.
+        mark: its unique mark.
+        finished: the chunks that had ended before it, as runs.
         dead: how many of them were given up.
     """
 
@@ -56,10 +56,10 @@ class Base:
 
     Attributes:
         generation: its number.
-        mark: unique to it; the store knows it, too.
-        finished: the chunks that had ended before, as runs.
-        records: the digest of all records of the generations before it; empty in those of earlier releases.
-        check: the digest of all this; empty in those of earlier releases.
+        mark: its unique mark, also kept in the store.
+        finished: the chunks that had ended before it, as runs.
+        records: the digest of all records of earlier generations; empty in files of earlier releases.
+        check: the digest of the other fields; empty in files of earlier releases.
     """
 
     generation: Count
@@ -69,7 +69,7 @@ class Base:
     check: str = ""
 
     def checked(self) -> Base:
-        """Return it with the digest of itself."""
+        """Return a copy that carries its own digest."""
         content = json.dumps([self.generation, self.mark, self.finished, self.records])
         return replace(self, check=hashlib.blake2b(content.encode(), digest_size=16).hexdigest())
 
@@ -78,14 +78,14 @@ BASE = Format(
     "generation of a leased job",
     Base,
     version=2,
-    upgrades={1: dict},  # the first had no digests
+    upgrades={1: dict},  # version 1 had no digests
     error=CoordinationError,
     version_error=CoordinationError,
 )
 
 
 def read_base(folder: Path) -> Base:
-    """Return what the generation in a folder begins with."""
+    """Return the base of the generation in a folder."""
     base = BASE.from_json(read_json(folder / "base.json"))
     if base.check and base.checked() != base:
         raise damaged("its content was changed", folder / "base.json")
@@ -93,15 +93,15 @@ def read_base(folder: Path) -> Base:
 
 
 def read_generation(path: Path, ends: Ends, *, before: str) -> None:
-    """Add to what has ended before a generation, of which the digest is given, all that ended in it.
+    """Add the chunks that ended in a generation to those that ended before it, whose digest is ``before``.
 
     Raises:
-        CoordinationError: a file is damaged, here or in a generation before.
+        CoordinationError: a file is damaged, in this or in an earlier generation.
     """
     try:
         if (read_base(path).records or before) != before:
             raise damaged("records of an earlier generation are missing or changed", path)
-        # Files first: one that is moved into a journal meanwhile is then found there.
+        # Files first: one that is moved into a journal in the meantime is then found there.
         files = [path / name for name in os.listdir(path) if name.startswith("chunk-")]
         texts = [(file, read_text(file)) for file in files]
         journals = list(read_journals(path))
@@ -109,7 +109,7 @@ def read_generation(path: Path, ends: Ends, *, before: str) -> None:
         sealed = path.with_name(path.name + ".sealed")
         if path.name.endswith(".sealed") or not sealed.exists():
             raise damaged("it is missing", Path(error.filename)) from None
-        read_generation(sealed, ends, before=before)  # sealed while it was read
+        read_generation(sealed, ends, before=before)  # it was sealed while being read
         return
     for file, text in texts:
         if text is None:
@@ -126,7 +126,7 @@ def read_generation(path: Path, ends: Ends, *, before: str) -> None:
 
 
 def newest_ends(path: Path) -> list[int]:
-    """Return chunks that ended in a generation: for each worker, the last that it kept is among them.
+    """Return some chunks that ended in a generation, among them the last one that each worker recorded.
 
     Cheap at any size: only the last line of each journal is read. The list is empty if the generation has been sealed.
     """
@@ -145,7 +145,7 @@ def newest_ends(path: Path) -> list[int]:
 
 
 def commit_name(entry: Done | Dead, line: str) -> str:
-    """Return the name of a commit's own file, which tells the digest of the line in it."""
+    """Return the name of a commit's own file, which includes the digest of the line in it."""
     return f"chunk-{entry.chunk}-{entry.token}-{_short_digest(line)}.json"
 
 
@@ -163,14 +163,14 @@ def _add(line: str, ends: Ends, file: Path) -> None:
 
 
 def _add_rest(text: str, ends: Ends, file: Path) -> None:
-    """Add what follows the part of a journal that is vouched for: a crash may have cut it short at any place."""
+    """Add the part of a journal that its check does not cover: a crash may have cut it short anywhere."""
     torn: list[str] = []
     for line in text.splitlines():
-        if line.endswith("]"):  # whole
+        if line.endswith("]"):  # complete
             _add(line, ends, file)
         elif line:
             torn.append(line)
     for line in torn:
         begun = _BEGINS_WITH_CHUNK.match(line)
         if begun is not None and int(begun[1]) not in ends.entries:
-            _log.warning("a record in %s was cut short, and chunk %s is done again: %s", file, begun[1], line[:80])
+            _log.warning("a record in %s was cut short, so chunk %s will be done again: %s", file, begun[1], line[:80])

@@ -1,8 +1,8 @@
 """Who is alive, judged by the observer's own clock.
 
-The model: a worker writes one small record, and again at every heartbeat with a higher sequence number. An observer
-remembers when, on its own monotonic clock, it last saw the record change; silence beyond the TTL means failed. Nothing
-in a record is a time: clocks of different machines are never compared.
+The model: a worker writes one small record, and rewrites it at every heartbeat with a higher sequence number. An
+observer remembers when, on its own monotonic clock, it last saw the record change. A worker that is silent for longer
+than the TTL has failed. Records hold no times: clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ __all__ = ["HealthBoard", "WorkerHealth", "WorkerRecord", "WorkerStatus"]
 
 
 class WorkerStatus(Enum):
-    """What an observer thinks of a worker."""
+    """A worker's status, as one observer judges it."""
 
     ACTIVE = "active"
-    """Makes progress."""
+    """Making progress."""
     IDLE = "idle"
-    """Alive, and waiting for work."""
+    """Alive and waiting for work."""
     SLOW = "slow"
-    """Alive, at less than half the median throughput."""
+    """Alive, with less than half the median throughput."""
     FAILED = "failed"
     """Silent for longer than the TTL."""
     UNKNOWN = "unknown"
@@ -39,14 +39,14 @@ class WorkerHealth:
     """A worker as one observer sees it.
 
     Attributes:
-        rank: which worker.
+        rank: the worker's rank.
         status: see ``WorkerStatus``.
-        last_heartbeat: when this observer last saw it change, on the observer's own ``time.monotonic()`` clock; minus
-            infinity for a worker it has never seen.
-        samples_processed: as the worker reported.
+        last_heartbeat: when this observer last saw its record change, on the observer's own ``time.monotonic()`` clock;
+            minus infinity for a worker it has never seen.
+        samples_processed: number of samples processed, as the worker reported.
         average_throughput: samples per second, as the worker reported.
         share: the worker's share of a step (synchronous reading), or 0.
-        leases: how many chunks it holds (leased reading).
+        leases: number of chunks it holds (leased reading).
         step: the next step (synchronous reading), or 0.
         host: the name of its machine.
     """
@@ -64,19 +64,19 @@ class WorkerHealth:
 
 @dataclass(frozen=True, slots=True)
 class WorkerRecord:
-    """What a worker says of itself in the store.
+    """What a worker reports about itself in the store.
 
     Attributes:
-        rank: which worker.
-        owner: its process's life, unique.
-        sequence: one more at each heartbeat.
-        samples: processed so far.
+        rank: the worker's rank.
+        owner: a unique id of the worker process.
+        sequence: incremented at each heartbeat.
+        samples: number of samples processed so far.
         throughput: samples per second.
         state: ``working``, ``idle`` or ``left``.
-        share: of a step.
-        leases: chunks held.
+        share: the worker's share of a step.
+        leases: number of chunks held.
         step: the next step.
-        indices: how many samples the worker said it was assigned.
+        indices: how many samples the worker said were assigned to it.
         host: the name of its machine.
     """
 
@@ -93,20 +93,24 @@ class WorkerRecord:
     host: str = ""
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
+        """Return the record as it is stored."""
         return json.dumps([getattr(self, name) for name in self.__slots__], separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, record: bytes) -> WorkerRecord:
-        """Read a record back."""
+        """Decode a stored record."""
         try:
             return cls(*json.loads(record))
         except (ValueError, TypeError) as error:
-            raise CoordinationError("a worker record in the store was not written by holdfast") from error
+            raise CoordinationError(
+                "a worker record in the store was not written by holdfast",
+                record=f"{record!r}"[:80],
+                hint="give the coordinator a prefix that nothing else in the store uses",
+            ) from error
 
 
 class _Seen:
-    """What stood in the store, since when; decoded when it is asked for."""
+    """A worker's record and since when it has been unchanged; decoded on demand."""
 
     __slots__ = ("_record", "changes", "left", "raw", "since")
 
@@ -152,16 +156,16 @@ class HealthBoard:
                 self._seen[rank] = _Seen(raw, now, 0 if known is None else known.changes + 1)
 
     def has_seen(self, rank: int) -> bool:
-        """Say whether the worker ever had a record."""
+        """Return whether the worker ever had a record."""
         return rank in self._seen
 
     def failed(self, rank: int, now: float) -> bool:
-        """Say whether the worker was silent for longer than the TTL (or never seen in that time), or has left."""
+        """Return whether the worker was silent for longer than the TTL (or never seen in that time), or has left."""
         seen = self._seen.get(rank)
         return self.silent(rank, now) or (seen is not None and seen.left)
 
     def silent(self, rank: int, now: float) -> bool:
-        """Say whether nothing was heard of the worker for longer than the TTL, whatever its record says."""
+        """Return whether the worker was silent for longer than the TTL, whatever its record says."""
         seen = self._seen.get(rank)
         return now - (self._missing.get(rank, now) if seen is None else seen.since) > self._ttl
 
@@ -172,12 +176,12 @@ class HealthBoard:
             self._missing.pop(rank, None)
 
     def known(self, rank: int, now: float) -> bool:
-        """Say whether this observer has watched the worker long enough to tell the living from the dead."""
+        """Return whether this observer has watched the worker long enough to know if it is alive."""
         seen = self._seen.get(rank)
         return seen is None or seen.changes > 0 or seen.left or now - seen.since > self._ttl
 
     def health(self, rank: int, now: float) -> WorkerHealth:
-        """Return what this observer thinks of the worker."""
+        """Return the worker's health, as this observer sees it."""
         seen = self._seen.get(rank)
         if seen is None:
             return WorkerHealth(rank, WorkerStatus.UNKNOWN, float("-inf"), 0, 0.0)

@@ -1,7 +1,8 @@
-"""The process that a coordinator was made in: a child that is forked from it must leave the job alone.
+"""The process that created a coordinator: a child forked from it must leave the job alone.
 
-A forked child has copies of everything but the threads that talk to the store and send heartbeats, and copies of locks
-that nobody will ever release. What it would write is its parent's. So it is told so at once, and tidies up nothing.
+A forked child has copies of everything except the threads that talk to the store and send heartbeats, including locks
+that nobody will ever release. Leases and files belong to its parent. So every call in a child raises at once, and
+nothing is cleaned up there.
 """
 
 from __future__ import annotations
@@ -14,22 +15,22 @@ __all__ = ["Home"]
 
 
 class Home:
-    """Where something was made."""
+    """The process in which an object was created."""
 
     def __init__(self) -> None:
         self._process = os.getpid()
 
     @property
     def here(self) -> bool:
-        """Whether this is the process it was made in."""
+        """Whether this is the process in which the object was created."""
         return os.getpid() == self._process
 
     def check(self) -> None:
         """Raise in a forked child."""
         if not self.here:
             raise CoordinationError(
-                "this process was forked from a worker, whose coordinator and leases are its parent's alone",
+                "this process was forked from a worker, and cannot use the coordinator and leases of its parent",
                 process=os.getpid(),
                 worker=self._process,
-                hint="end the child with os._exit, start it with the spawn method, or make it a coordinator of its own",
+                hint="end the child with os._exit, start it with the spawn method, or create a coordinator in it",
             )

@@ -1,7 +1,8 @@
-"""What a leased job is: a range of positions of one order, cut into chunks. Every worker of a job must say the same.
+"""The definition of a leased job: a range of positions of one order, cut into chunks; the same in every worker.
 
-A job has an identity, and a generation that is one higher each time it begins again on a store that knows nothing of
-it. Both are in every output's name, and the generation is in every fencing token, so nothing is ever handed out twice.
+A job has an identity, and a generation that is incremented each time the job begins again on a store that does not know
+it. Both are part of every output's name, and the generation is part of every fencing token, so no name or token is ever
+used twice.
 """
 
 from __future__ import annotations
@@ -28,11 +29,11 @@ class LeasedJob:
     """A job's definition.
 
     Attributes:
-        name: of the job, in the store.
+        name: the job's name in the store.
         order: the fingerprint of the dataset's order.
-        positions: what is read.
+        positions: the positions to read.
         chunk_size: positions per chunk; the last one may be shorter.
-        job: its identity; workers that begin a job draw it, the others read it.
+        job: its identity, chosen at random by the worker that begins the job.
         data: the digest of the fingerprints of the sources; empty in jobs of earlier releases.
     """
 
@@ -45,7 +46,7 @@ class LeasedJob:
 
     @property
     def chunks(self) -> int:
-        """How many there are."""
+        """Number of chunks."""
         return -(-len(self.positions) // self.chunk_size)
 
     def positions_of(self, chunk: int) -> NDArray[np.int64]:
@@ -54,7 +55,7 @@ class LeasedJob:
         return np.arange(first, min(first + self.chunk_size, self.positions.stop), dtype=np.int64)
 
     def record(self, **more: Any) -> JobRecord:
-        """Return the job as it is saved, with what else is known of it."""
+        """Return the job as it is saved, with more of its fields."""
         positions = (self.positions.start, self.positions.stop)
         record = JobRecord(self.job, self.name, self.order, positions, self.chunk_size, data=self.data)
         return replace(record, **more)
@@ -62,19 +63,19 @@ class LeasedJob:
 
 @dataclass(frozen=True, slots=True)
 class JobRecord:
-    """A job as it stands in its folder, in the store, and in a state that a user saves.
+    """A job as it is saved in its folder, in the store and in a state that a user keeps.
 
     Attributes:
         job: its identity.
-        name: in the store.
+        name: its name in the store.
         order: the fingerprint of the dataset's order.
-        positions: first and stop.
+        positions: start and stop.
         chunk_size: positions per chunk.
-        generation: how many times it has begun; 0 in the folder, where the generations are folders of their own.
+        generation: how many times it has begun; 0 in the folder, where each generation has a folder of its own.
         mark: which of the folder's generations this is; empty for a job without a folder.
-        finished: chunks that had ended before, or by now, as runs.
+        finished: chunks that had ended before this generation, or (in a state) by now, as runs.
         pages: how many records of the store hold their results.
-        results: of a saved state: the end of each chunk, a line each, on pages.
+        results: in a saved state, the end of each chunk: one line each, on pages.
         data: the digest of the fingerprints of the sources.
         dead: how many of the chunks that had ended before were given up; their tracebacks are with the results.
     """
@@ -112,21 +113,21 @@ JOB = Format(
     "leased job",
     JobRecord,
     version=5,
-    upgrades={1: _identified, 2: _paged, 3: dict, 4: dict},  # the third knew nothing of the data, the fourth of dead
+    upgrades={1: _identified, 2: _paged, 3: dict, 4: dict},  # version 3 had no data, version 4 no dead
     error=CoordinationError,
     version_error=CoordinationError,
 )
 
 
 def data_digest(fingerprints: Mapping[str, str]) -> str:
-    """Return one digest of what every source, by its name, says of its data."""
+    """Return one digest of the fingerprints of all sources, by name."""
     return hashlib.blake2b(json.dumps(sorted(fingerprints.items())).encode(), digest_size=16).hexdigest()
 
 
 def check_same(
     stored: LeasedJob, *, order: str, positions: range, chunk_size: int | None, data: str, where: str
 ) -> LeasedJob:
-    """Return a stored job, or raise if this worker's dataset, its data, positions or chunk size are not the job's."""
+    """Return a stored job, or raise if this worker's dataset, data, positions or chunk size differ from the job's."""
     here: dict[str, object] = {"order": order, "positions": positions, "chunk_size": chunk_size or stored.chunk_size}
     if stored.data:
         here["data"] = data
@@ -134,10 +135,10 @@ def check_same(
     different = [name for name in here if here[name] != there[name]]
     if different:
         raise CoordinationError(
-            f"this job is not that of {where}: {', '.join(different)} differ",
+            f"this job differs from that of {where}: {', '.join(different)}",
             job=stored.name,
             here={name: str(here[name]) for name in different},
             there={name: str(there[name]) for name in different},
-            hint="give every worker the same dataset, positions and chunk_size, or the job another name and folder",
+            hint="give every worker the same dataset, positions and chunk_size, or use another name and folder",
         )
     return stored

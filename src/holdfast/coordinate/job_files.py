@@ -15,20 +15,20 @@ __all__ = ["damaged", "read_json", "read_text", "sync_folder", "told", "write"]
 
 
 def damaged(problem: str, path: Path, **more: Any) -> CoordinationError:
-    """Return the error for a file that does not say what was once written to it."""
+    """Return the error for a file whose content is not what was written to it."""
     return CoordinationError(
         f"a file of the job is damaged: {problem}",
         file=str(path),
         **more,
-        hint="bring the job's folder back from a copy, or begin the job again in a new folder",
+        hint="restore the job's folder from a backup, or begin the job again in a new folder",
     )
 
 
 @contextmanager
 def told(what: str, place: str | Path) -> Iterator[None]:
-    """Turn a failure of the disk into an error that says what could not be done, and where.
+    """Turn a disk failure into an error that says what could not be done, and where.
 
-    A file that is not there is left to the caller, to whom it means that another worker was quicker.
+    A missing file is left to the caller: it means that another worker was faster.
     """
     try:
         yield
@@ -38,12 +38,12 @@ def told(what: str, place: str | Path) -> Iterator[None]:
         raise CoordinationError(
             f"{what}: {error.strerror or error}",
             place=str(place),
-            hint="make room, or make it writable, and start again: what was committed is kept",
+            hint="free some space or make the place writable, then start again: what was committed is kept",
         ) from error
 
 
 def write(path: Path, text: str) -> None:
-    """Write a file and bring it to disk."""
+    """Write a file and flush it to disk."""
     with path.open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -51,7 +51,7 @@ def write(path: Path, text: str) -> None:
 
 
 def sync_folder(path: Path) -> None:
-    """Bring the names in a folder to disk; one that was renamed meanwhile is none of ours."""
+    """Flush the names in a folder to disk; do nothing if the folder was renamed in the meantime."""
     try:
         handle = os.open(path, os.O_RDONLY)
     except FileNotFoundError:
@@ -63,7 +63,7 @@ def sync_folder(path: Path) -> None:
 
 
 def read_text(path: Path) -> str | None:
-    """Return a file's text; None if another worker has moved its content on meanwhile."""
+    """Return a file's text; None if another worker has moved its content elsewhere in the meantime."""
     try:
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:

@@ -1,9 +1,9 @@
-"""One worker's journal in the folder of a generation, and a check beside it: how much of it must be there.
+"""One worker's journal in the folder of a generation, and a check beside it that says how much of it must be there.
 
-The model: a worker appends records, brings them to disk, and only then writes the check, which replaces the one before:
-how many bytes stand in the journal, and their digest. A crash at any moment leaves a journal that begins with what its
-check says. What follows may be cut short: those records still have files of their own, which are removed last. So
-whatever is missing or changed before that place was not lost by a crash but by damage, and is refused.
+The model: a worker appends records, flushes them to disk, and only then replaces the check: the number of bytes in the
+journal, and their digest. A crash at any moment leaves a journal that begins with the bytes its check describes. The
+rest may be cut short: those records still have files of their own, which are removed last. So if anything is missing or
+changed in the part that the check covers, the cause is not a crash but damage, and the journal is refused.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ __all__ = ["Journal", "read_journals"]
 
 @dataclass(frozen=True, slots=True)
 class _Check:
-    """The journal's content up to a place."""
+    """The length and digest of the first part of a journal."""
 
     bytes: Count
     digest: str
@@ -44,9 +44,9 @@ class Journal:
     """A journal that this worker alone appends to.
 
     Args:
-        folder: of the generation.
-        owner: this worker's life, unique.
-        temporary: where the check is written before it gets its name, on the same file system.
+        folder: the generation's folder.
+        owner: a unique id of this worker process.
+        temporary: where the check is written before it is renamed, on the same file system.
     """
 
     def __init__(self, folder: Path, owner: str, *, temporary: Path) -> None:
@@ -58,17 +58,17 @@ class Journal:
         self._digest = _digest()
 
     def append(self, lines: Iterable[str]) -> None:
-        """Append lines and bring them to disk.
+        """Append lines and flush them to disk.
 
         Raises:
-            FileNotFoundError: the generation was sealed meanwhile.
-            OSError: they could not be written; call it again with the same lines first.
+            FileNotFoundError: the generation was sealed in the meantime.
+            OSError: the lines could not be written; the next call must begin with the same lines.
         """
         content = "".join(line + "\n" for line in lines).encode()
         try:
             if self._file is None:
                 self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (kept open until ``close``)
-                weakref.finalize(self, self._file.close).atexit = False  # or until nobody holds the journal
+                weakref.finalize(self, self._file.close).atexit = False  # or until the journal is garbage collected
                 sync_folder(self._path.parent)
                 self._file.truncate(self._bytes)  # a full disk may have cut the last append short
             _write_all(self._file, content)
@@ -99,12 +99,12 @@ def _write_all(file: BinaryIO, content: bytes) -> None:
 
 
 def read_journals(folder: Path) -> Iterator[tuple[Path, str, str]]:
-    """Return every journal of a generation: its path, the text that its check vouches for, and the text after it.
+    """Yield every journal of a generation: its path, the text that its check covers, and the text after it.
 
-    Checks are read first: what one says is on disk before it says so.
+    Checks are read first: the bytes that a check covers are on disk before the check is.
 
     Raises:
-        CoordinationError: a journal does not hold what its check says.
+        CoordinationError: a journal does not match its check.
     """
     checks = {name[len("check-") : -len(".json")]: name for name in os.listdir(folder) if name.startswith("check-")}
     vouched = {owner: _CHECK.from_json(read_json(folder / name)) for owner, name in checks.items()}
@@ -120,7 +120,7 @@ def read_journals(folder: Path) -> Iterator[tuple[Path, str, str]]:
                 raise
             raise damaged("it is missing", path, bytes_expected=check.bytes) from None
         if len(content) < check.bytes:
-            raise damaged("it was cut", path, bytes=len(content), bytes_expected=check.bytes)
+            raise damaged("it was cut short", path, bytes=len(content), bytes_expected=check.bytes)
         digest = _digest()
         digest.update(content[: check.bytes])
         if digest.hexdigest() != check.digest:

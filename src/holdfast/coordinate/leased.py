@@ -1,13 +1,13 @@
 """Leased reading: workers take chunks of positions, commit each exactly once, and take over from those that die.
 
 For evaluation, preprocessing, rollouts and inference over a dataset, where ranks need not step together. A job is a
-range of positions cut into chunks of ``chunk_size``. A worker draws as many chunks at a time as it works off in
-``chunk_seconds`` (so a slow one holds little), reads ahead within them and commits each under its fencing token.
-Workers join and leave at will; when the last fresh chunk is gone, idle workers look for leases that stand still, and
-read the samples of the chunks they stand by for, so that a takeover costs no reading.
+range of positions cut into chunks of ``chunk_size``. A worker draws as many chunks at a time as it can process in
+``chunk_seconds`` (so a slow worker holds few), reads ahead within them and commits each under its fencing token.
+Workers join and leave at any time. When no fresh chunks are left, idle workers look for leases that are no longer
+renewed, and read the samples of the chunks they are standbys for, so that a takeover needs no reading.
 
-A commit counts in three steps: the store accepts it, the job's folder keeps it, the output gets its real name. Whatever
-dies between two of them, the next worker to end or to begin the job makes the rest.
+A commit takes three steps: the store accepts it, the job's folder records it, and the output gets its real name. If a
+worker dies in between, the worker that ends the job, or the next one to begin it, completes the remaining steps.
 """
 
 from __future__ import annotations
@@ -51,35 +51,37 @@ __all__ = ["LeasedReader"]
 
 _log = logging.getLogger(__name__)
 
-# Characters of a traceback that are kept: the end says most.
+# Maximum number of characters kept of a traceback: the last ones, which say most.
 MAX_TRACEBACK = 16_000
 
 
 class LeasedReader:
-    """An iterable of leased chunks; made by ``StreamCoordinator.lease``.
+    """An iterable of leased chunks, created by ``StreamCoordinator.lease``.
 
     Args:
-        coordinator: whose workers share the job.
-        dataset: what is read.
-        rank: this worker.
-        owner: this worker's life, unique.
+        coordinator: the coordinator whose workers share the job.
+        dataset: the dataset to read.
+        rank: this worker's rank.
+        owner: a unique id of this worker process.
         client: the reader's own connection to the store.
-        name: of the job; every worker of a job gives the same.
+        name: name of the job; the same in every worker.
         batch_size: samples per batch.
-        positions: which positions of the dataset's order; None for one epoch.
-        chunk_size: samples per chunk; None for the job's, and where it is new for a sixteenth of a worker's part, 64
-            batches, or ``chunk_bytes``, whichever is least.
-        chunk_bytes: how large a chunk may become in memory where ``chunk_size`` is None.
-        chunk_seconds: how much work a worker takes at a time, in seconds; None for a tenth of the TTL.
-        collate: makes a batch of a list of samples; None stacks.
-        standby_chunks: how many chunks of others an idle worker keeps in memory for a takeover; 0 for none.
-        folder: where the job keeps what has ended; a job with a folder outlives its store. Shared by all workers.
-        save_interval: seconds between two appends to this worker's journal in the folder.
+        positions: the positions of the dataset's order to read; None for one epoch.
+        chunk_size: samples per chunk; None for the job's own. A new job then gets the smallest of a sixteenth of a
+            worker's share, 64 batches and ``chunk_bytes``.
+        chunk_bytes: maximum size of a chunk in memory if ``chunk_size`` is None.
+        chunk_seconds: seconds of work that a worker takes at a time; None for a tenth of the TTL.
+        collate: turns a list of samples into a batch; None stacks them.
+        standby_chunks: how many chunks of other workers an idle worker keeps in memory for a takeover; 0 for none.
+        folder: where the job records the chunks that have ended, shared by all workers; a job with a folder survives
+            the loss of its store.
+        save_interval: seconds between appends to this worker's journal in the folder.
         sink: where ``LeasedChunk.open`` writes outputs.
-        max_attempts: after which a chunk becomes a dead letter.
-        backoff: seconds until a chunk that failed is tried again; doubled at each attempt.
-        on_error: ``raise`` ends the iteration with ``DeadLetterError`` when all else is done; ``skip`` ends it quietly.
-        state: from ``state_dict()`` of the same job on an earlier store, where there is no folder.
+        max_attempts: number of failed attempts after which a chunk becomes a dead letter.
+        backoff: seconds until a failed chunk is tried again; doubled after each attempt.
+        on_error: what to do about dead letters once everything else is done: ``raise`` a ``DeadLetterError``, or
+            ``skip`` them and end the iteration normally.
+        state: the result of ``state_dict()`` of the same job on an earlier store, for a job without a folder.
     """
 
     def __init__(
@@ -118,7 +120,11 @@ class LeasedReader:
             on_error=on_error,
         )
         if folder is not None and state is not None:
-            raise ConfigError("a job has a folder or a state, not both", folder=str(folder))
+            raise ConfigError(
+                "a job has a folder or a state, not both",
+                folder=str(folder),
+                hint="leave out state=: a job with a folder continues by itself",
+            )
         order = dataset.order()
         positions = chosen_positions(positions, order.epoch_length(0))
         self.batch_size = batch_size
@@ -164,7 +170,7 @@ class LeasedReader:
             turns=turns,
         ).begin()
         self.job = begun.job
-        """What is read, and in which chunks."""
+        """The positions to read, and their chunks."""
         self.generation = begun.generation
         """How many times the job has begun, on any store."""
         self._dead_before = begun.dead
@@ -193,7 +199,7 @@ class LeasedReader:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[LeasedChunk]:
-        """Yield leased chunks until every chunk of the job has ended, by whomever."""
+        """Yield leased chunks until every chunk of the job has ended, in any worker."""
         pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-lease")
         waiting: deque[tuple[Lease, Future[list[Batch]]]] = deque()
         try:
@@ -213,7 +219,7 @@ class LeasedReader:
                 if chunk is not None:
                     yield chunk
         finally:
-            if self._coordinator.home.here:  # a forked child leaves all of it to its parent
+            if self._coordinator.home.here:  # a forked child leaves all this to its parent
                 self._standby.clear()
                 pool.shutdown(wait=True, cancel_futures=True)
                 with suppress(CoordinationError), self._lock:
@@ -222,7 +228,7 @@ class LeasedReader:
                     self._ledger.flush()
 
     def _handed_out(self, lease: Lease, content: Future[list[Batch]]) -> LeasedChunk | None:
-        """Return a chunk that was read and is still held; None if it was lost, or could not be read."""
+        """Return a chunk that was read and is still held; None if it was lost or could not be read."""
         try:
             samples = content.result()
         except Exception as error:
@@ -234,16 +240,16 @@ class LeasedReader:
         return LeasedChunk(lease.chunk, lease.token, self.job.positions_of(lease.chunk), samples, self)
 
     def process(self, function: Callable[[LeasedChunk], str | None]) -> int:
-        """Call a function for each chunk and commit what it returns; lost chunks are left to their new owner.
+        """Call a function for each chunk and commit its result; lost chunks are left to their new owner.
 
-        A chunk that the function fails on is tried again later, by whichever worker comes first. One whose payload
-        cannot be kept is given up at once, as trying again would not help.
+        A chunk for which the function raises is tried again later, by any worker. A chunk whose payload is invalid is
+        given up at once, because retrying would not help.
 
         Returns:
             How many chunks this worker committed.
 
         Raises:
-            ConfigError: the function's first payload cannot be kept: all others would most likely be as wrong.
+            ConfigError: the first payload is invalid, so all others most likely would be, too.
         """
         count = 0
         for chunk in self:
@@ -259,7 +265,7 @@ class LeasedReader:
                 continue
             except CoordinationError:
                 raise
-            except ConfigError as error:  # a payload that cannot be kept
+            except ConfigError as error:  # an invalid payload
                 self.fail(chunk, error, last=count > 0)
                 if not count:
                     raise
@@ -288,7 +294,7 @@ class LeasedReader:
             self._report()
 
     def fail(self, chunk: LeasedChunk, error: BaseException | str, *, last: bool = False) -> None:
-        """Give a chunk back after a failed attempt, or up after the last; see ``LeasedChunk.fail``."""
+        """Return a chunk after a failed attempt, or give it up after the last one; see ``LeasedChunk.fail``."""
         self._coordinator.home.check()
         chunk.discard_output()
         self._fail(chunk.chunk, chunk.token, error, last=last)
@@ -347,15 +353,15 @@ class LeasedReader:
 
     @property
     def chunks_prefetched(self) -> int:
-        """Chunks of others that this worker has read in its idle time, in case it must take them over."""
+        """Number of other workers' chunks that this worker has read while idle, in case it has to take them over."""
         return self._standby.read
 
     def standby(self, chunk: int) -> bool:
-        """Say whether this worker is one of those who watch the chunk and take it over first."""
+        """Return whether this worker is a standby for the chunk: it watches the chunk and takes it over first."""
         return self._claims.stands_by(chunk)
 
     def tick(self) -> None:
-        """Renew this worker's leases and look at those it stands by for; called at every heartbeat."""
+        """Renew this worker's leases and look at those it is a standby for; called at every heartbeat."""
         with self._lock:
             self._claims.living = self._coordinator.living
             self._claims.beat(time.monotonic())
@@ -372,27 +378,27 @@ class LeasedReader:
     # --- the outcome -----------------------------------------------------------------------------------------------
 
     def results(self) -> list[Done]:
-        """Return every accepted commit so far, by any worker of any generation, in order of chunks."""
+        """Return every commit accepted so far, from any worker and generation, in chunk order."""
         return [entry for entry in self._outcome.ends() if isinstance(entry, Done)]
 
     def dead_letters(self) -> list[Dead]:
-        """Return every chunk that was given up so far, with its last traceback."""
+        """Return every chunk given up so far, with its last traceback."""
         return [entry for entry in self._outcome.ends() if isinstance(entry, Dead)]
 
     def is_finished(self) -> bool:
-        """Say whether every chunk has ended."""
+        """Return whether every chunk has ended."""
         with self._lock:
             return self._table.is_finished()
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what has ended, with its results, as plain JSON: a new store takes it as ``state=``.
+        """Return the chunks that have ended, with their results, as plain JSON; pass it as ``state=`` on a new store.
 
-        A job with a ``folder`` needs none of this: it goes on by itself.
+        A job with a ``folder`` does not need this: it continues by itself.
         """
         return self._outcome.state()
 
     def close(self) -> None:
-        """Give back every lease held and end the connections."""
+        """Return every lease held and close the connections."""
         if not self._coordinator.home.here:
             return
         try:

@@ -1,4 +1,4 @@
-"""A chunk under lease, as a worker gets it in hand."""
+"""A chunk under lease, as a worker receives it."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ class LeasedChunk:
 
     Attributes:
         chunk: its number in the job.
-        token: the fencing token of this lease, higher than that of any lease of the chunk before, on any store.
-        positions: of its samples.
+        token: the fencing token of this lease, higher than that of any earlier lease of the chunk, on any store.
+        positions: the positions of its samples.
     """
 
     chunk: int
@@ -41,20 +41,20 @@ class LeasedChunk:
         return (batch.make() for batch in self._content)
 
     def __len__(self) -> int:
-        """Return how many batches there are."""
+        """Return the number of batches."""
         return len(self._content)
 
     @property
     def name(self) -> str:
-        """A name for what is made of this chunk: no other attempt, generation or job ever has the same."""
+        """A name for the output of this chunk; no other attempt, generation or job ever has the same name."""
         number = (self.token - 1) % TOKENS_PER_GENERATION + 1
         return f"part-{self.chunk:08d}-{self._reader.job.job}-g{generation_of(self.token)}-t{number}"
 
     def open(self, mode: str = "wb") -> IO[Any]:
-        """Open the chunk's output in the job's sink, under a temporary name that becomes the real one by ``commit``."""
+        """Open the chunk's output in the job's sink, under a temporary name until ``commit`` renames it."""
         sink = self._reader.sink
         if sink is None:
-            raise ConfigError("this job has no place for outputs", hint="pass sink=FolderSink(place) to lease()")
+            raise ConfigError("this job has no sink for outputs", hint="pass sink=FolderSink(place) to lease()")
         if self._output:
             raise ConfigError("a chunk has one output", chunk=self.chunk, file=self._output[0][0])
         name = self.name + sink.suffix
@@ -63,35 +63,35 @@ class LeasedChunk:
         return file
 
     def commit(self, payload: str = "") -> None:
-        """Finish the chunk, once and for all; ``StaleLeaseError`` means that its work must be discarded.
+        """Finish the chunk for good; ``StaleLeaseError`` means that its work must be discarded.
 
         Args:
-            payload: a small text kept with the commit, of at most 100,000 characters: a count, a JSON value, the
-                digest of something larger.
+            payload: a short text kept with the commit, at most 100,000 characters: a count, a JSON value, or the digest
+                of something larger.
         """
         self._reader.commit(self, payload)
 
     def fail(self, error: BaseException | str) -> None:
-        """Give the chunk back to be tried again later, by anyone; after the last attempt it becomes a dead letter."""
+        """Return the chunk, to be tried again later by any worker; after the last attempt it becomes a dead letter."""
         self._reader.fail(self, error)
 
     def discard_output(self) -> None:
         """Remove an output that will not be committed."""
         for name, file in self._output:
             assert self._reader.sink is not None
-            with suppress(OSError):  # a full disk fails again here
+            with suppress(OSError):  # on a full disk this fails again
                 file.close()
             self._reader.sink.discard(name)
 
     def settle_output(self) -> str:
-        """Close the output and bring it to disk; return its name, or nothing if there is none."""
+        """Close the output and flush it to disk; return its name, or an empty string if there is none."""
         for name, file in self._output:
             assert self._reader.sink is not None
             try:
                 self._reader.sink.settle(name, file)
-            except FileNotFoundError as error:  # a newer generation sweeps what older ones had not committed
+            except FileNotFoundError as error:  # a newer generation removes what older ones had not committed
                 raise StaleLeaseError(
-                    "the chunk's output was swept away, as of an attempt that can commit no more",
+                    "the chunk's output was removed, because its attempt can no longer commit",
                     chunk=self.chunk,
                     token=self.token,
                     file=name,

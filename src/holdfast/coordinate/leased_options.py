@@ -1,4 +1,4 @@
-"""What the options of a leased job may be: refused before a chunk is drawn."""
+"""The checks on a leased job's options, made before a chunk is drawn."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from holdfast.order.numbers import whole_number
 
 __all__ = ["check_options", "check_payload", "chosen_positions"]
 
-# Characters of a payload: escaped, six bytes each at most, it must fit into a record of any store.
+# Maximum number of characters in a payload: escaped, at up to six bytes each, it must fit in a record of any store.
 MAX_PAYLOAD = 100_000
 
 
@@ -25,7 +25,7 @@ def check_options(
     save_interval: float,
     on_error: str,
 ) -> None:
-    """Raise ``ConfigError`` naming the option that cannot be; they are those of ``LeasedReader``."""
+    """Raise a ``ConfigError`` that names the invalid option; the options are those of ``LeasedReader``."""
     counts: dict[str, Any] = {"batch_size": batch_size, "chunk_bytes": chunk_bytes, "max_attempts": max_attempts}
     counts |= {} if chunk_size is None else {"chunk_size": chunk_size}
     for what, value in counts.items():
@@ -44,19 +44,19 @@ def check_options(
 
 
 def chosen_positions(positions: range | None, epoch: int) -> range:
-    """Return which positions a job reads: those chosen, or one epoch."""
+    """Return the positions that a job reads: those given, or one epoch."""
     chosen = range(epoch) if positions is None else positions
     if not isinstance(chosen, range) or chosen.step != 1 or chosen.start < 0 or not len(chosen):
-        raise ConfigError("positions must be a non-empty range of step 1 from 0 or more", positions=str(positions))
+        raise ConfigError("positions must be a non-empty range with step 1, from 0 or above", positions=str(positions))
     return chosen
 
 
 def check_payload(payload: str, chunk: int) -> None:
-    """Raise ``ConfigError`` if a payload is not a text, or too long a one."""
+    """Raise ``ConfigError`` if a payload is not text, or is too long."""
     if not isinstance(payload, str) or len(payload) > MAX_PAYLOAD:
         raise ConfigError(
-            f"a payload is a text of at most {MAX_PAYLOAD:,} characters",
+            f"a payload must be text of at most {MAX_PAYLOAD:,} characters",
             chunk=chunk,
             type=type(payload).__name__,
-            hint="str(…) or json.dumps(…) it; write what is large to the job's sink, and keep its digest here",
+            hint="convert it with str() or json.dumps(); write large results to the job's sink and commit their digest",
         )

@@ -1,15 +1,16 @@
-"""A job's own memory, in a folder that every worker sees: what ended, with its result, whatever becomes of the store.
+"""A job's own record, in a folder that all workers share: what ended, with its result, even if the store is lost.
 
 The model: a job goes through generations, one per store that it begins on. Each has a folder in which every accepted
-commit becomes a file *before* its worker is told that it counted. Beginning a new generation renames the last one's
-folder, which is atomic: a worker of the old store that is still alive (a zombie) finds no folder to put its commit
-into, and is refused. So what is in the folders is exactly what was ever committed, each chunk once.
+commit becomes a file *before* its worker is told that it counts. Beginning a new generation renames the last one's
+folder, which is atomic: a worker of the old store that is still alive (a zombie) finds no folder for its commit, and is
+refused. So the folders hold exactly what was committed, each chunk once.
 
-One file per commit would be many; every ``interval`` seconds a worker appends its own to its journal and removes them.
-A file is removed after the journal is on disk, so a chunk may stand in both for a while, with the same record.
+One file per commit would be too many: every ``interval`` seconds a worker appends its commits to its journal and
+removes their files. A file is removed after the journal is on disk, so a chunk may be in both for a while, with the
+same record.
 
-Damage is told from what a crash leaves: each journal has its check, each generation knows how many records all before
-it hold, and their digest, and a commit's own file is never cut short. Damaged records are refused, never passed over.
+Damage can be told from what a crash leaves behind: each journal has its check, each generation knows the number and
+digest of all records before it, and a commit's own file is never cut short. Damaged records are refused, never skipped.
 
 The folder must be on a file system where ``rename`` is atomic for all workers: local disks, NFS, Lustre, GPFS.
 """
@@ -46,14 +47,14 @@ __all__ = ["Ledger"]
 
 _log = logging.getLogger(__name__)
 
-# Commits of one worker that may be files of their own at any time.
+# Maximum number of one worker's commits that are separate files at any time.
 MAX_LOOSE = 512
 _GENERATION = re.compile(r"generation-(\d{6})(\.sealed)?")
 
 
 @dataclass(frozen=True, slots=True)
 class _Retry:
-    """Dead letters that are to be tried again after a generation."""
+    """Dead letters to be retried after a generation."""
 
     chunks: list[Count]
 
@@ -65,9 +66,9 @@ class Ledger:
     """The folder of one job.
 
     Args:
-        folder: shared by all workers; made if it is not there.
-        owner: this worker's life, unique.
-        interval: seconds between two appends to the journal.
+        folder: the folder, shared by all workers; created if missing.
+        owner: a unique id of this worker process.
+        interval: seconds between appends to the journal.
     """
 
     def __init__(self, folder: str | Path, *, owner: str, interval: float = 30.0) -> None:
@@ -80,13 +81,13 @@ class Ledger:
         self._loose: list[tuple[Path, str]] = []
         self._appended = time.monotonic()
         self._lock = threading.Lock()
-        with told("a job's folder cannot be made here", folder):
+        with told("cannot create the job's folder", folder):
             (self.folder / ".tmp").mkdir(parents=True, exist_ok=True)
 
     # --- the definition --------------------------------------------------------------------------------------------
 
     def definition(self) -> LeasedJob | None:
-        """Return the job that the folder is about; None for a new folder."""
+        """Return the folder's job; None for a new folder."""
         path = self.folder / "job.json"
         if path.exists():
             return JOB.from_json(read_json(path)).definition
@@ -95,12 +96,12 @@ class Ledger:
         return None
 
     def define(self, job: LeasedJob) -> LeasedJob:
-        """Write the definition down, unless another worker has; return the one that stands."""
+        """Write the definition unless another worker has; return the one that is there."""
         temporary = self._temporary("job")
-        with told("a job cannot be written to its folder", self.folder):
+        with told("cannot write the job to its folder", self.folder):
             write(temporary, json.dumps(JOB.to_json(job.record()), indent=1))
             with contextlib.suppress(FileExistsError):
-                os.link(temporary, self.folder / "job.json")  # unlike a rename it never replaces
+                os.link(temporary, self.folder / "job.json")  # unlike a rename, it never replaces a file
             temporary.unlink()
         stored = self.definition()
         assert stored is not None
@@ -117,14 +118,14 @@ class Ledger:
                 self.seal(number)
             ends, records = self._read()
             base = Base(number + 1, mark, runs_of(sorted(ends.entries)), records)
-            with told("a generation of the job cannot begin in its folder", self.folder):
+            with told("cannot begin a generation in the job's folder", self.folder):
                 if not self._publish(base):
                     continue
             dead = sum(isinstance(entry, Dead) for entry in ends.entries.values())
             return Generation(base.generation, base.mark, base.finished, dead)
 
     def _publish(self, base: Base) -> bool:
-        """Make a generation's folder; say whether no other worker was quicker."""
+        """Create a generation's folder; return whether no other worker was faster."""
         prepared = self._temporary("generation")
         prepared.mkdir()
         write(prepared / "base.json", json.dumps(BASE.to_json(base.checked())))
@@ -137,7 +138,7 @@ class Ledger:
                 raise
             return False
         if self._folder_of(base.generation, sealed=True).exists():
-            shutil.rmtree(mine, ignore_errors=True)  # others were two steps quicker; nobody knows of ours
+            shutil.rmtree(mine, ignore_errors=True)  # others were two steps ahead; nobody knows of ours
             return False
         sync_folder(self.folder)
         return True
@@ -160,20 +161,20 @@ class Ledger:
 
     @property
     def generation(self) -> int:
-        """The number of the last generation, 0 for none."""
+        """Number of the last generation, 0 for none."""
         return self._last()[0]
 
     def open_mark(self) -> str | None:
-        """Return the mark of the generation that commits can go into; None if there is none."""
+        """Return the mark of the generation that accepts commits; None if there is none."""
         number, is_open = self._last()
         try:
             return read_base(self._folder_of(number)).mark if is_open else None
-        except FileNotFoundError:  # sealed meanwhile
+        except FileNotFoundError:  # sealed in the meantime
             return None
 
     def seal(self, generation: int) -> None:
-        """End a generation: from now on no commit can go into it."""
-        with told("a generation of the job cannot be sealed", self.folder):
+        """End a generation: it accepts no more commits."""
+        with told("cannot seal a generation of the job", self.folder):
             with contextlib.suppress(FileNotFoundError):  # another worker has sealed it
                 os.rename(self._folder_of(generation), self._folder_of(generation, sealed=True))
             sync_folder(self.folder)
@@ -189,23 +190,23 @@ class Ledger:
 
     def _superseded(self, generation: int) -> SupersededError:
         return SupersededError(
-            "this generation of the job has ended, by a start on another store or `holdfast job retry`; it can commit "
-            "nothing more",
+            "this generation of the job has ended, because the job began again on another store or "
+            "`holdfast job retry` was run; it can commit nothing more",
             folder=str(self.folder),
             generation=generation,
-            hint="end this process; start workers with the store that the job is on now, or with an empty one",
+            hint="end this process; start workers with the store that the job uses now, or with an empty one",
         )
 
     # --- commits ---------------------------------------------------------------------------------------------------
 
     def record(self, entry: Done | Dead) -> None:
-        """Keep a chunk's end for good, or raise ``SupersededError``: then it does not count."""
+        """Record a chunk's end for good, or raise ``SupersededError`` if it does not count."""
         self._home.check()
         assert self._open is not None
         line = to_line(entry.chunk, entry.encode())
         temporary = self._temporary(str(entry.chunk))
         final = self._open / commit_name(entry, line)
-        with told("a commit cannot be written to the job's folder", self.folder):
+        with told("cannot write a commit to the job's folder", self.folder):
             write(temporary, line)
             try:
                 os.rename(temporary, final)
@@ -220,7 +221,7 @@ class Ledger:
             self.flush()
 
     def is_ahead_of(self, get_many: Callable[[Sequence[str]], list[bytes | None]]) -> bool:
-        """Say whether the folder keeps an end that the store lacks, which accepted it first: it has lost data since.
+        """Return whether the folder has an end that the store lacks: the store accepted it first, so it has lost data.
 
         Args:
             get_many: reads records of the generation in the store.
@@ -236,7 +237,7 @@ class Ledger:
     def flush(self) -> None:
         """Append this worker's commits to its journal and remove their files."""
         if not self._home.here:
-            return  # the journal is the parent's
+            return  # the journal belongs to the parent process
         with self._lock:
             self._appended = time.monotonic()
             loose, self._loose = self._loose, []
@@ -247,9 +248,9 @@ class Ledger:
                     self._journal = Journal(self._open, self._owner, temporary=self._temporary("check"))
                 self._journal.append(line for _, line in loose)
             except FileNotFoundError:
-                return  # sealed meanwhile, the files with it
+                return  # sealed in the meantime, the files with it
             except OSError as error:
-                _log.warning("the journal in %s cannot be written, its files stay: %s", self._open, error)
+                _log.warning("cannot write the journal in %s, so its commits stay in files: %s", self._open, error)
                 self._loose = loose
                 return
             for path, _ in loose:
@@ -267,7 +268,7 @@ class Ledger:
     # --- reading ---------------------------------------------------------------------------------------------------
 
     def read(self) -> dict[int, Done | Dead]:
-        """Return the end of every chunk that has ended, over all generations.
+        """Return the end of every chunk that has ended, in any generation.
 
         Raises:
             CoordinationError: a file of the job is damaged.
@@ -275,7 +276,7 @@ class Ledger:
         return self._read()[0].entries
 
     def _read(self) -> tuple[Ends, str]:
-        """Return what has ended, and the digest of all records, also of those that are to be tried again since."""
+        """Return the chunks that have ended, and the digest of all records, including those to be retried."""
         ends, records, again = Ends(), "", self.folder / "no retry"
         for name in sorted(entry.name for entry in os.scandir(self.folder) if _GENERATION.fullmatch(entry.name)):
             records = ends.digest()
@@ -291,9 +292,10 @@ class Ledger:
             ends.forget_dead(_RETRY.from_json(read_json(again)).chunks)
 
     def retry(self, chunks: Collection[int] | None = None) -> list[int]:
-        """Let chunks that were given up be tried again by the next workers; None for all. Return which.
+        """Let the next workers retry chunks that were given up, all of them by default; return which.
 
-        Ends the present generation: workers that still run are refused, so that the next ones begin a new one.
+        This ends the current generation: commits of workers that still run are refused, and the next workers begin a
+        new one.
         """
         dead = {chunk for chunk, entry in self.read().items() if isinstance(entry, Dead)}
         if not dead.intersection(dead if chunks is None else chunks):
@@ -307,7 +309,7 @@ class Ledger:
             path = self.folder / f"retry-{number:06d}.json"
             before = _RETRY.from_json(read_json(path)).chunks if path.exists() else []
             temporary = self._temporary("retry")
-            with told("a retry cannot be written to the job's folder", self.folder):
+            with told("cannot write a retry to the job's folder", self.folder):
                 write(temporary, json.dumps(_RETRY.to_json(_Retry(sorted({*before, *chosen})))))
                 os.rename(temporary, path)
         return chosen

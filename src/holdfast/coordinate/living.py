@@ -1,8 +1,8 @@
-"""Which ranks are believed to be alive, and at which place among them each stands.
+"""Which ranks are believed to be alive, and the place of each among them.
 
-The model: a world of ranks 0 … world-1 that were expected, and of ranks from 100,000 on that joined later, without
-those that are gone. Work is dealt by place among the living, so a rank needs its own place and their number, not a
-list of a hundred thousand.
+The model: the expected ranks 0 … world-1 and the ranks from 100,000 on that joined later, without those that are gone.
+Work is assigned by place among the living, so a rank needs only its own place and their number, not a list of a hundred
+thousand ranks.
 """
 
 from __future__ import annotations
@@ -13,8 +13,7 @@ from dataclasses import dataclass
 
 __all__ = ["FIRST_JOINED", "Living", "watched_chunks", "watches"]
 
-# Where the ranks of workers that join late begin: above every rank that can be expected, so that no two can be the
-# same.
+# The first rank of workers that join late: above every rank that can be expected, so that they never collide.
 FIRST_JOINED = 100_000
 
 
@@ -24,7 +23,7 @@ class Living:
 
     Attributes:
         world: expected ranks are 0 … world-1.
-        gone: those that are not alive, sorted.
+        gone: the ranks that are not alive, sorted.
         joined: late ranks are 100,000 … 100,000+joined-1.
     """
 
@@ -40,7 +39,7 @@ class Living:
         return (rank for rank in self.ever() if rank not in gone)
 
     def ever(self) -> Iterator[int]:
-        """Return every rank, the living and the gone."""
+        """Yield every rank, living or gone."""
         yield from range(self.world)
         yield from range(FIRST_JOINED, FIRST_JOINED + self.joined)
 
@@ -48,7 +47,7 @@ class Living:
         return isinstance(rank, int) and self.place(rank) is not None
 
     def place(self, rank: int) -> int | None:
-        """Return how many of the living come before this rank; None if it is not one of them."""
+        """Return how many living ranks come before this one; None if it is not alive."""
         before = bisect_left(self.gone, rank)
         if before < len(self.gone) and self.gone[before] == rank:
             return None
@@ -58,7 +57,7 @@ class Living:
         return self.world + late - before if 0 <= late < self.joined else None
 
     def after(self, rank: int, count: int) -> list[int]:
-        """Return the next of the living after a rank, on a ring; fewer than ``count`` where there are not as many."""
+        """Return the next ``count`` living ranks after a rank, on a ring; fewer if there are not as many."""
         size, found = self.world + self.joined, []
         number = rank if rank < self.world else self.world + rank - FIRST_JOINED
         for step in range(1, size):
@@ -75,22 +74,22 @@ class Living:
 
 
 def _offsets(workers: int, replication: int) -> range:
-    # Spread over the ring: ranks beside each other are often one machine, and die together.
+    # Spread over the ring: neighbouring ranks are often on one machine, and die together.
     count = min(replication + 1, workers)
     stride = workers // count
     return range(0, count * stride, stride)
 
 
 def watches(place: int | None, chunk: int, workers: int, replication: int) -> bool:
-    """Say whether the worker at this place among the living stands by for a chunk.
+    """Return whether the worker at this place among the living is a standby for a chunk.
 
-    Each chunk is watched by one worker more than the replication, as one of them may be the owner itself.
+    Each chunk is watched by one worker more than the replication, because one of them may be the owner itself.
     """
     return place is not None and (place - chunk) % workers in _offsets(workers, replication)
 
 
 def watched_chunks(low: int, stop: int, place: int, workers: int, replication: int) -> list[int]:
-    """Return all chunks in ``low … stop`` that ``watches`` is true of: each worker its part, however many there are."""
+    """Return the chunks in ``low … stop`` for which ``watches`` is true, in time proportional to their number."""
     found: list[int] = []
     for offset in _offsets(workers, replication):
         found += range(low + (place - offset - low) % workers, stop, workers)

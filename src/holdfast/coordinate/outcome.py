@@ -1,6 +1,6 @@
-"""What has become of a job's chunks: kept as it happens, completed at the end, and told to the caller.
+"""The ends of a job's chunks: recorded as they happen, completed when the job ends, and reported to the caller.
 
-Holds no lock that the renewal of leases needs, and reads over a connection of its own.
+It holds no lock that the renewal of leases needs, and reads over its own connection.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ __all__ = ["Outcome"]
 
 
 class Outcome:
-    """The ends of a job's chunks, over all its generations.
+    """The ends of a job's chunks, in all its generations.
 
     Args:
-        client: a connection of its own.
+        client: its own connection to the store.
         begun: the job.
         ledger: its folder, if it has one.
         sink: where its outputs go.
@@ -47,7 +47,7 @@ class Outcome:
         self._before: list[str] | None = None
 
     def keep(self, entry: Done | Dead) -> None:
-        """Keep the end of a chunk that the store has accepted, and give its output the real name.
+        """Record the end of a chunk that the store has accepted, and give its output its real name.
 
         Raises:
             SupersededError: the job has begun again on another store, and this end does not count.
@@ -58,11 +58,11 @@ class Outcome:
             self._sink.publish(entry.file)
 
     def ends(self) -> list[Done | Dead]:
-        """Return the end of every chunk that has ended so far, in order of chunks."""
+        """Return the end of every chunk that has ended so far, in chunk order."""
         return sorted(read_ends([*self._earlier(), *self._finals.read()[0]]), key=lambda entry: entry.chunk)
 
     def state(self) -> dict[str, Any]:
-        """Return what has ended so far, with its results, as plain JSON."""
+        """Return the chunks that have ended so far, with their results, as plain JSON."""
         pages, finished = self._finals.read()
         record = self._begun.job.record(
             generation=self._begun.generation, finished=finished, results=[*self._earlier(), *pages]
@@ -73,7 +73,7 @@ class Outcome:
         """Return the ends of earlier generations, which never change, on pages."""
         if self._before is None:
             if self._ledger is None:
-                numbers = range(self._begun.pages)  # one at a time: together they may be too much for one answer
+                numbers = range(self._begun.pages)  # one at a time: together they may be too large for one answer
                 self._before = [(self._place.get(f"before/{number}") or b"").decode() for number in numbers]
             else:
                 before = Progress(self._begun.job.chunks, self._begun.finished)
@@ -84,9 +84,9 @@ class Outcome:
         return self._before
 
     def settle(self) -> None:
-        """Complete, once all chunks have ended, what workers that died after their commit left undone.
+        """Complete what workers that died after a commit left undone, once all chunks have ended.
 
-        One worker does it; the others wait for it, or do it themselves where it falls silent.
+        One worker does it. The others wait, and one of them takes its place if it falls silent.
         """
         if self._ledger is None and self._sink is None:
             return
@@ -114,14 +114,14 @@ class Outcome:
         last = dead[0].error.strip().rpartition("\n")[2]
         where = "" if self._ledger is None else f" {self._ledger.folder}"
         raise DeadLetterError(
-            f"{len(dead)} of {self._begun.job.chunks} chunks were given up, all others are committed; chunk "
+            f"{len(dead)} of {self._begun.job.chunks} chunks were given up and all others are committed; chunk "
             f"{dead[0].chunk} after {dead[0].attempts} attempts: {last}",
             chunks=[entry.chunk for entry in dead[:20]],
-            hint=f"dead_letters() has the tracebacks; mend the cause, then `holdfast job retry{where or ' FOLDER'}`",
+            hint=f"dead_letters() has the tracebacks; fix the cause, then run `holdfast job retry{where or ' FOLDER'}`",
         )
 
     def close(self) -> None:
-        """End the connection and the journal."""
+        """Close the connection and the journal."""
         if self._ledger is not None:
             self._ledger.close()
         self.client.close()

@@ -1,7 +1,7 @@
-"""The ends of chunks as text: one line each, in pages of which each fits into one record of any store.
+"""The ends of chunks as text: one line each, in pages that each fit into one record of any store.
 
 The model: an end never changes, so it becomes text once. A million of them are a few hundred pages, which a saved state
-takes as they are: saving again costs as much as what has ended since.
+includes as they are: saving again costs only as much as what has ended since.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from holdfast.coordinate.records import Dead, Done, from_line
 
 __all__ = ["Pages", "count_dead", "read_ends"]
 
-# How the line of a chunk begins that was given up: a million lines are counted without decoding them.
+# The beginning of the line of a chunk that was given up: a million lines are counted without decoding them.
 _DEAD = re.compile(r'^\[\d+, ?"dead",', re.MULTILINE)
 
 # Characters per page: the smallest limit of a store is etcd's, 1 MiB.
@@ -39,12 +39,12 @@ class Pages:
         self._size += len(line) + 1
 
     def texts(self) -> list[str]:
-        """Return all pages there are by now; only the last one is made again."""
+        """Return all pages so far; only the last one is built again."""
         return [*self._full, "\n".join(self._lines)] if self._lines else list(self._full)
 
 
 def read_ends(pages: Iterable[str]) -> Iterator[Done | Dead]:
-    """Return the ends that stand on pages."""
+    """Yield the ends on these pages."""
     for page in pages:
         for line in page.splitlines():
             entry = from_line(line)
@@ -53,5 +53,5 @@ def read_ends(pages: Iterable[str]) -> Iterator[Done | Dead]:
 
 
 def count_dead(pages: Iterable[str]) -> int:
-    """Return how many of the ends that stand on pages are of chunks that were given up."""
+    """Return how many chunks on these pages were given up."""
     return sum(len(_DEAD.findall(page)) for page in pages)

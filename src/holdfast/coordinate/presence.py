@@ -1,8 +1,8 @@
-"""The workers of one process in the store: their signs of life, and who else is alive.
+"""The workers of one process, as recorded in the store: their heartbeats, and who else is alive.
 
-The model: a worker is one record, rewritten at every heartbeat by compare-and-set on what it wrote last. A rank that
-is registered a second time thereby ends the process that had it before: that one's next heartbeat is refused. Each
-worker watches the ranks that come after its own among the living, and strikes those that fell silent off the roster.
+The model: a worker is one record, which it rewrites at every heartbeat by compare-and-set on what it wrote last. So
+when a rank is registered a second time, the process that had it before is refused at its next heartbeat. Each worker
+watches the ranks that follow its own among the living, and strikes those that fell silent off the roster.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
 
 __all__ = ["Presence"]
 
-# How many others each worker looks at in one heartbeat: everyone in a small job, the next ones on the ring in a large
-# one, so that the cost stays flat and a dead machine's ranks are all noticed at once.
+# Maximum number of other workers that each worker looks at in one heartbeat: all of them in a small job, the next ones
+# on the ring in a large one, so that the cost stays constant and all ranks of a dead machine are noticed at once.
 MAX_WATCHED = 64
 
 
@@ -31,9 +31,9 @@ class Presence:
     """The records of the workers registered here. Thread-safe.
 
     Args:
-        world_size: how many workers are expected at least.
-        ttl: seconds of silence after which a worker counts as failed; published for those who watch.
-        heartbeat: seconds between signs of life; published, too.
+        world_size: minimum number of workers expected.
+        ttl: seconds of silence after which a worker counts as failed; published for observers.
+        heartbeat: seconds between heartbeats; also published.
     """
 
     def __init__(self, world_size: int, *, ttl: float = 0.0, heartbeat: float = 0.0) -> None:
@@ -50,11 +50,11 @@ class Presence:
 
     @property
     def ranks(self) -> list[int]:
-        """Which workers are registered here."""
+        """The ranks of the workers registered here."""
         return list(self._records)
 
     def record(self, rank: int) -> WorkerRecord:
-        """Return what a worker of this process says of itself."""
+        """Return the record of a worker of this process."""
         record = self._records.get(rank)
         if record is None:
             raise CoordinationError(
@@ -66,20 +66,24 @@ class Presence:
         return record
 
     def only_rank(self) -> int:
-        """Return the one worker registered here."""
+        """Return the rank of the one worker registered here."""
         if len(self._records) != 1:
-            raise ConfigError("say which worker: several (or none) are registered here", ranks=sorted(self._records))
+            raise ConfigError(
+                f"rank= is needed: {len(self._records)} workers are registered in this process, not one",
+                ranks=sorted(self._records),
+                hint="pass rank=, after register_worker(rank)",
+            )
         return next(iter(self._records))
 
     def change(self, rank: int, **fields: Any) -> None:
-        """Change what a worker says of itself; sent with its next heartbeat."""
+        """Change fields of a worker's record; sent with its next heartbeat."""
         with self._lock:
             self._records[rank] = replace(self.record(rank), **fields)
 
     # --- in the store ----------------------------------------------------------------------------------------------
 
     def join(self, store: KeyValue) -> int:
-        """Reserve a rank that no living worker has, for one that comes late; return it."""
+        """Reserve a rank that no living worker has, for a worker that joins late; return it."""
         taken = FIRST_JOINED
 
         def take(roster: Roster) -> Roster:
@@ -91,13 +95,13 @@ class Presence:
         return taken
 
     def register(self, store: KeyValue, rank: int, *, owner: str | None = None, indices: int = 0) -> WorkerRecord:
-        """Write a worker's first record, in place of any that stands there.
+        """Write a worker's first record, in place of any other.
 
         Args:
             store: where the records live.
-            rank: which worker.
-            owner: this process's life, unique; None for a random one.
-            indices: how many samples are assigned to it.
+            rank: the worker's rank.
+            owner: a unique id of this process; None for a random one.
+            indices: number of samples assigned to it.
         """
         owner = uuid.uuid4().hex[:12] if owner is None else owner
         record = WorkerRecord(rank, owner, indices=indices, host=socket.gethostname())
@@ -110,12 +114,12 @@ class Presence:
         return record
 
     def _published(self, roster: Roster) -> Roster:
-        """Return the roster with this job's times, where nobody has written any."""
+        """Return the roster with this job's TTL and heartbeat, if nobody has written any."""
         return roster if roster.ttl else replace(roster, ttl=self._ttl, heartbeat=self._heartbeat)
 
     def beat(self, store: KeyValue, rank: int) -> None:
         """Write a worker's next record."""
-        # The record's lock is not held meanwhile: a store that does not answer must not hold up the training loop.
+        # The record's lock is not held during the call: a store that does not answer must not block the training loop.
         with self._beating:
             with self._lock:
                 record = replace(self._records[rank], sequence=self._records[rank].sequence + 1)
@@ -124,7 +128,7 @@ class Presence:
             found = store.compare_set(f"worker/{rank}", before, raw)
             with self._lock:
                 if self._written[rank] != before:
-                    return  # registered again by this very process in between
+                    return  # this process has registered it again in the meantime
                 if found == raw:
                     self._written[rank] = raw
                     return
@@ -143,7 +147,7 @@ class Presence:
         for rank in mistaken:  # struck off while this process was paused
             roster = change_roster(store, lambda found, rank=rank: found.with_rank(rank, self._world_size))  # type: ignore[misc]
         watched = self._watched(roster.living)
-        # A rank that came back is another worker's, which may not have registered yet: its record is the one before's.
+        # A rank that came back belongs to a new worker, which may not have registered yet: the record is the old one's.
         board.forget(set(watched) - self._watching)
         self._watching = set(watched)
         board.look(watched, now)
@@ -151,7 +155,7 @@ class Presence:
         if silent:
             roster = change_roster(store, lambda found: found.without(silent))
         living = roster.living
-        # Whoever was expected and has never shown up stands by for nothing, though it may still come.
+        # Workers that were expected and have never appeared are not standbys, though they may still come.
         absent = [rank for rank in watched if not board.has_seen(rank) and rank in living]
         return replace(living, gone=tuple(sorted((*living.gone, *absent)))) if absent else living
 
@@ -162,7 +166,7 @@ class Presence:
         return sorted({other for rank in self._records for other in living.after(rank, MAX_WATCHED)})
 
     def leave(self, store: KeyValue) -> None:
-        """Mark every worker of this process as gone in good order."""
+        """Mark every worker of this process as having left in good order."""
         left: list[int] = []
         for rank, record in self._records.items():
             gone = replace(record, sequence=record.sequence + 1, state="left", leases=0)

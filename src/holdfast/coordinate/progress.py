@@ -1,7 +1,7 @@
-"""Which chunks of a job are known to be done: runs from before it began, a low mark, and a few above the mark.
+"""Which chunks of a job are known to be done: runs from before it began, a low mark, and a few chunks above the mark.
 
-The model: chunks are drawn in order and finished nearly in order, so nearly all that is done lies below one number, the
-low mark. Memory is that of the few finished chunks above it, however long the job.
+The model: chunks are drawn in order and finished nearly in order, so nearly all finished chunks lie below one number,
+the low mark. Only the few finished chunks above it take memory, however long the job.
 """
 
 from __future__ import annotations
@@ -15,19 +15,19 @@ Run = tuple[int, int]
 
 
 class Progress:
-    """What one worker knows to be done.
+    """The chunks that one worker knows to be done.
 
     Args:
-        chunks: how many there are.
+        chunks: number of chunks in the job.
         finished: chunks done before the job began, as sorted disjoint ``(start, stop)`` runs.
     """
 
     def __init__(self, chunks: int, finished: Sequence[Run] = ()) -> None:
         self.chunks = chunks
         self.to_do = chunks - sum(stop - start for start, stop in finished)
-        """How many were left when the job began."""
+        """Number of chunks left when the job began."""
         self.low = 0
-        """Every chunk below is done."""
+        """Every chunk below this number is done."""
         self._starts = [start for start, _ in finished]
         self._stops = [stop for _, stop in finished]
         self._above: set[int] = set()
@@ -36,17 +36,17 @@ class Progress:
         return chunk < self.low or chunk in self._above or self.was_before(chunk)
 
     def was_before(self, chunk: int) -> bool:
-        """Say whether the chunk was done before the job began."""
+        """Return whether the chunk was done before the job began."""
         index = bisect_right(self._starts, chunk) - 1
         return index >= 0 and chunk < self._stops[index]
 
     def add(self, chunk: int) -> None:
-        """Note that a chunk is done."""
+        """Record that a chunk is done."""
         if chunk >= self.low:
             self._above.add(chunk)
 
     def raise_low(self, mark: int) -> bool:
-        """Note that every chunk below a mark is done; say whether that is news."""
+        """Record that every chunk below a mark is done; return whether that was not known before."""
         if mark <= self.low:
             return False
         if mark - self.low < len(self._above):
@@ -57,11 +57,11 @@ class Progress:
         return True
 
     def first_open(self, chunk: int, stop: int | None = None) -> int:
-        """Return the first chunk, from this one on, that is not known to be done: whole runs are passed over.
+        """Return the first chunk, from this one on, that is not known to be done; whole runs are skipped at once.
 
         Args:
             chunk: where to begin.
-            stop: where to end the search; what is returned may be beyond.
+            stop: where to end the search; the result may be beyond it.
         """
         chunk = max(chunk, self.low)
         stop = self.chunks if stop is None else stop
@@ -91,7 +91,7 @@ class Progress:
         return found
 
     def runs(self) -> list[Run]:
-        """Return all that is known to be done, as sorted disjoint runs."""
+        """Return all chunks known to be done, as sorted disjoint runs."""
         self.settle()
         before = [run for run in zip(self._starts, self._stops, strict=True) if run[0] > self.low]
         above = [(chunk, chunk + 1) for chunk in self._above]

@@ -2,21 +2,21 @@
 
 The model: a job is ``chunks`` numbered pieces of work. A worker draws fresh numbers from a counter (tickets) and
 creates one record per chunk; the record *is* the lease. It names the owner, a fencing token that grows with each
-takeover and a sequence number that grows with each renewal. An observer that has seen no change of a record for the
-TTL on its *own* monotonic clock may replace it by one of its own with the next token; clocks of different machines are
-never compared. A commit replaces exactly the record its worker last wrote by a final one, so at most one commit of a
-chunk is ever accepted, whoever died, slept or was cut off in between: safety rests on compare-and-set, clocks only
-decide when to try.
+takeover and a sequence number that grows with each renewal. An observer that has seen a record unchanged for the TTL,
+on its *own* monotonic clock, may replace it with its own record under the next token; clocks of different machines are
+never compared. A commit replaces exactly the record that its worker last wrote with a final one, so at most one commit
+of a chunk is ever accepted, no matter who died, paused or was cut off in between: safety rests on compare-and-set, and
+clocks only decide when to try.
 
-An attempt that fails gives the chunk back, to be tried again after a pause that doubles; one whose owner falls silent
-counts as failed, too. From the third on, the next owner gets twice the time each: work that holds its process up for
-longer than the TTL then ends all the same. After ``max_attempts`` the chunk is given up: a dead record is as final as a
-commit, and the job ends without it.
+A chunk whose attempt failed is released, and tried again after a pause that doubles each time. An attempt whose owner
+falls silent counts as failed, too. From the third failure on, each new owner gets twice the time of the one before, so
+that work that blocks its process for longer than the TTL can still end. After ``max_attempts`` the chunk is given up: a
+dead record is as final as a commit, and the job ends without the chunk.
 
 A worker that dies between drawing a ticket and creating the record leaves a hole; observers take a hole over like a
-lease. The count of commits may fall behind (a worker dies between the two operations) but never runs ahead, so "all
-done" is certain when it says so, and otherwise found by reading the records. A shared mark says below which number
-everything is done, so that nobody reads old records again; it only ever states facts, so a stale one does no harm.
+lease. The count of commits may fall behind (if a worker dies between the two operations) but never runs ahead, so it is
+certain when it says that all is done; otherwise the records are read. A shared mark says below which number everything
+is done, so that nobody reads old records again. A stale mark is still true, so it does no harm.
 
 This module is pure: the store is five operations and the time is an argument, so the same code runs on torch's stores,
 under the model checker and in the simulator.
@@ -36,14 +36,14 @@ __all__ = ["MAX_ATTEMPTS", "MAX_READS", "READ_AT_ONCE", "LeaseTable"]
 
 # How many records an observer asks for in one operation.
 READ_AT_ONCE = 256
-# Records that are read in one go while leases wait to be renewed: half a second's worth from a TCPStore, and several
-# times what two workers commit between two heartbeats (bench/coordinate_scale.py).
+# Maximum number of records read in one pass while leases wait to be renewed: half a second's worth from a TCPStore, and
+# several times what two workers commit between two heartbeats (bench/coordinate_scale.py).
 MAX_READS = 65_536
 # Attempts at a chunk before it is given up.
 MAX_ATTEMPTS = 5
-# Seconds until a chunk that failed is tried again; doubled at each attempt, up to the second number.
+# Seconds until a failed chunk is tried again; doubled after each attempt, up to the second number.
 BACKOFF, MAX_BACKOFF = 1.0, 300.0
-# Silent owners after which the next one gets twice the time: two may well have died, a third points at the work.
+# Number of silent owners after which the next one gets twice the time: two may have died, a third hints at the work.
 PATIENT_AFTER = 2
 
 
@@ -54,10 +54,10 @@ def time_to_live(ttl: float, attempts: int) -> float:
 
 @dataclass(slots=True)
 class _Sighting:
-    """What an observer last saw of a chunk, when it first saw just that, and whose it was.
+    """The record an observer last saw for a chunk, when it first saw it, and whose lease it was.
 
-    How many TTLs to wait is settled at that moment: an owner's death changes who stands by for what, and must not do so
-    for the very lease that it left.
+    The number of TTLs to wait is fixed at that moment: an owner's death changes the standbys of other chunks, but must
+    not change those of the lease that it left.
     """
 
     record: bytes | None
@@ -81,14 +81,14 @@ class LeaseTable:
 
     Args:
         store: where the records live.
-        owner: this process's life, unique.
-        chunks: how many there are.
+        owner: a unique id of this worker process.
+        chunks: number of chunks in the job.
         ttl: seconds without progress after which a lease may be taken over.
         finished: chunks known to be done before the job began, as sorted disjoint ``(start, stop)`` runs.
-        patience: TTLs to wait for a chunk that is seen to change now; None for one.
-        generation: of the job; its tokens are above those of all generations before.
-        max_attempts: after which a chunk is given up.
-        backoff: seconds until a chunk that failed is tried again; doubled at each attempt.
+        patience: returns how many TTLs to wait for a chunk whose record has just changed; None for one.
+        generation: the job's generation; its tokens are above those of all earlier generations.
+        max_attempts: number of failed attempts after which a chunk is given up.
+        backoff: seconds until a failed chunk is tried again; doubled after each attempt.
     """
 
     def __init__(
@@ -113,10 +113,10 @@ class LeaseTable:
         self._max_attempts = max_attempts
         self._backoff = backoff
         self.done = Progress(chunks, finished)
-        """What this worker knows to be done."""
+        """The chunks this worker knows to be done."""
         self._held: dict[int, _Held] = {}
         self._sightings: dict[int, _Sighting] = {}
-        self._mark = 0  # below it all workers know that everything is done
+        self._mark = 0  # all workers know that everything below it is done
         self._exhausted = False
         self._finished = self.done.to_do == 0
 
@@ -133,13 +133,13 @@ class LeaseTable:
         return self._exhausted
 
     def claim(self, now: float, count: int = 1) -> list[Lease]:
-        """Draw up to ``count`` fresh chunks; fewer (or none) near the end, or where an observer was quicker."""
+        """Draw up to ``count`` fresh chunks; fewer (or none) near the end, or if an observer was faster."""
         leases: list[Lease] = []
         while not self._exhausted and not leases:
             stop = self._store.add("tickets", count)
             self._exhausted = stop >= self.chunks
             beyond = self.done.first_open(stop)
-            if beyond > stop:  # what had ended before the job began, in one step; no harm if another was quicker
+            if beyond > stop:  # skip what had ended before the job began; no harm if another worker was faster
                 self._store.compare_set("tickets", str(stop).encode(), str(beyond).encode())
             for chunk in range(max(0, stop - count), min(stop, self.chunks)):
                 if chunk not in self.done:
@@ -181,53 +181,54 @@ class LeaseTable:
         return lost
 
     def commit(self, chunk: int, token: int, now: float, payload: str = "", file: str = "") -> Done:
-        """Finish a chunk under its fencing token, or raise ``StaleLeaseError``: then its work must be discarded."""
+        """Finish a chunk under its fencing token, or raise ``StaleLeaseError`` if its work must be discarded."""
         held = self._give(chunk, token, now)
         done = Done(chunk, self.owner, token, payload, file)
         if not self._swap(chunk, held.encode(), done.encode(), now):
-            raise self._stale(chunk, token, "another worker has taken the chunk over")
+            raise self._stale(chunk, token, "another worker has taken over the chunk")
         self._end(chunk)
         return done
 
     def fail(self, chunk: int, token: int, now: float, error: str, *, last: bool = False) -> Dead | None:
-        """Give a chunk back after an attempt that failed; return its final record if that was the last attempt.
+        """Release a chunk after a failed attempt; return its final record if that was the last attempt.
 
         Args:
-            chunk: which.
-            token: of its lease.
+            chunk: the chunk's number.
+            token: the token of its lease.
             now: this worker's clock.
             error: what went wrong.
-            last: whether another attempt would not help.
+            last: whether retrying would not help.
 
         Raises:
-            StaleLeaseError: the lease was lost meanwhile, so that the attempt does not count.
+            StaleLeaseError: the lease was lost in the meantime, so the attempt does not count.
         """
         held = self._give(chunk, token, now)
         if last or held.attempts + 1 >= self._max_attempts:
             dead = self._give_up(held, held.encode(), now, error)
             if dead is None:
-                raise self._stale(chunk, token, "another worker has taken the chunk over")
+                raise self._stale(chunk, token, "another worker has taken over the chunk")
             return dead
         back = Lease(chunk, "", token + 1, attempts=held.attempts + 1)
         if not self._swap(chunk, held.encode(), back.encode(), now):
-            raise self._stale(chunk, token, "another worker has taken the chunk over")
+            raise self._stale(chunk, token, "another worker has taken over the chunk")
         return None
 
     def _give(self, chunk: int, token: int, now: float) -> Lease:
-        """Stop holding a chunk; return its lease, if it is still good under this token."""
+        """Stop holding a chunk; return its lease if it is still valid under this token."""
         held = self._held.get(chunk)
         if held is None or held.lease.token != token:
             raise self._stale(chunk, token, "the lease was lost")
         del self._held[chunk]
         if now - held.renewed > time_to_live(self.ttl, held.lease.attempts):
-            # Someone may hold it already. Nobody may: still refused, so that silence beyond the TTL has one meaning.
+            # Another worker may hold it by now. Even if none does, it is refused: silence beyond the TTL has one
+            # meaning.
             raise self._stale(chunk, token, "the lease was not renewed for longer than its time to live")
         return held.lease
 
     def _give_up(self, lease: Lease, record: bytes, now: float, error: str) -> Dead | None:
-        """Put a final record in place of a lease that was the last; None if it changed meanwhile."""
-        # Before the fact: it may run ahead, and a worker that sees it reads the records. A connection that broke may
-        # have cost the increment; the count is then still 0.
+        """Replace the last lease of a chunk with a final record; return None if it changed in the meantime."""
+        # Count first: the count may run ahead, because a worker that sees it reads the records. If a broken connection
+        # lost the increment, the count is still 0.
         while self._store.add("dead", 1) < 1:
             pass
         dead = Dead(lease.chunk, self.owner, lease.token, lease.attempts + 1, error)
@@ -241,7 +242,7 @@ class LeaseTable:
         self._finished = self._store.add("committed", 1) >= self.done.to_do
 
     def release(self, now: float) -> None:
-        """Give up every lease held, so that others need not wait for it to expire: the owner becomes nobody."""
+        """Release every lease held, so that others need not wait for it to expire."""
         for chunk, held in list(self._held.items()):
             nobody = Lease(chunk, "", held.lease.token + 1, attempts=held.lease.attempts)
             self._swap(chunk, held.lease.encode(), nobody.encode(), now)
@@ -259,7 +260,7 @@ class LeaseTable:
     # --- observing and taking over ---------------------------------------------------------------------------------
 
     def observe(self, now: float, chunks: Iterable[int]) -> None:
-        """Look at these chunks' records (those not known to be done) and remember since when each stands still."""
+        """Look at the records of these chunks (if not known to be done) and remember since when each is unchanged."""
         wanted = [chunk for chunk in chunks if chunk not in self.done and chunk not in self._held]
         for first in range(0, len(wanted), READ_AT_ONCE):
             part = wanted[first : first + READ_AT_ONCE]
@@ -301,9 +302,10 @@ class LeaseTable:
         return float(seen.since + min(MAX_BACKOFF, self._backoff * 2 ** (seen.lease.attempts - 1)))
 
     def take_over(self, chunk: int, now: float) -> Lease | None:
-        """Replace an observed record by a lease of one's own with the next token.
+        """Replace an observed record with this worker's own lease, under the next token.
 
-        None if it changed meanwhile, or if the chunk was given up because its owners fell silent once too often.
+        Return None if it changed in the meantime, or if the chunk was given up because its owners fell silent too
+        often.
         """
         seen = self._sightings.get(chunk)
         if seen is None or chunk in self.done:
@@ -325,14 +327,14 @@ class LeaseTable:
     def _silence(self, lease: Lease) -> str:
         seconds = time_to_live(self.ttl, lease.attempts)
         return (
-            f"The chunk's owner fell silent for {seconds:g} s, after {lease.attempts} attempts that ended badly: the "
-            "work on it kills its process, or holds the interpreter's lock for longer than the ttl (raise the ttl)."
+            f"The chunk's owner fell silent for {seconds:g} s, after {lease.attempts} failed attempts: the "
+            "work on it kills its process, or holds the interpreter lock for longer than the ttl (raise the ttl)."
         )
 
     # --- the end ---------------------------------------------------------------------------------------------------
 
     def read_mark(self) -> None:
-        """Learn from the others below which chunk all are done."""
+        """Read the shared mark, below which all chunks are done."""
         found = self._store.get("low")
         if found is None:
             return
@@ -341,7 +343,7 @@ class LeaseTable:
             self._sightings = {chunk: seen for chunk, seen in self._sightings.items() if chunk >= self._mark}
 
     def move_mark(self, now: float) -> None:
-        """Read on from the mark as far as everything is done, and tell the others."""
+        """Move the mark up as far as all chunks are done, and publish it."""
         drawn = min(self.drawn(), self.done.low + MAX_READS)
         while self.done.low < drawn:
             stop = min(self.done.low + READ_AT_ONCE, drawn)
@@ -352,22 +354,22 @@ class LeaseTable:
         self.publish_mark()
 
     def publish_mark(self) -> None:
-        """Tell the others how far this worker knows that everything is done, where they do not know it yet."""
+        """Publish how far this worker knows everything to be done, if the others do not know it yet."""
         self.done.settle()
         if self.done.low > self._mark:
             self._mark = self.done.low
             self._store.set("low", str(self._mark).encode())
 
     def is_finished(self) -> bool:
-        """Say whether every chunk is committed: by the count, or because this worker has seen each record."""
+        """Return whether every chunk is committed: by the count, or because this worker has seen each record."""
         if not self._finished:
             self._finished = read_counter(self._store, "committed") >= self.done.to_do
         if not self._finished and self._exhausted and not self.done.open_chunks(1):
-            # The count fell behind because a worker died between commit and count: tell the others at once.
+            # The count fell behind because a worker died between commit and count: correct it for the others at once.
             self._store.add("committed", self.done.to_do)
             self._finished = True
         return self._finished
 
     def given_up(self) -> bool:
-        """Say whether any chunk may have been given up; the records tell which."""
+        """Return whether any chunk may have been given up; the records say which."""
         return read_counter(self._store, "dead") > 0

@@ -1,4 +1,4 @@
-"""What stands in the store for a chunk: a lease, an accepted commit, or a chunk that was given up."""
+"""The record of a chunk in the store: a lease, an accepted commit, or a chunk that was given up."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from holdfast.errors import CoordinationError
 
 __all__ = ["Dead", "Done", "Lease", "decode", "first_token", "from_line", "generation_of", "is_final", "to_line"]
 
-# How the records begin that never change again: most of what is ever read, and so told apart without decoding it.
+# The beginnings of final records: most records that are read are final, so they are recognised without decoding.
 _FINAL = (b'["done",', b'["dead",')
 
-# Tokens of one generation of a job: more than a chunk is ever handed on.
+# Tokens per generation of a job: more than the number of times a chunk ever changes hands.
 TOKENS_PER_GENERATION = 1_000_000
 
 
 def first_token(generation: int) -> int:
-    """Return the first fencing token of a generation: above every token of the ones before it."""
+    """Return the first fencing token of a generation: above every token of earlier generations."""
     return (generation - 1) * TOKENS_PER_GENERATION + 1
 
 
 def generation_of(token: int) -> int:
-    """Return the generation that handed a token out."""
+    """Return the generation that issued a token."""
     return (token - 1) // TOKENS_PER_GENERATION + 1
 
 
 @dataclass(frozen=True, slots=True)
 class Lease:
-    """The right to work on a chunk, while its record stands unchanged by others.
+    """The right to work on a chunk, as long as no other worker has changed its record.
 
     Attributes:
-        chunk: which piece of the job.
-        owner: who holds it; unique to one process's life. Nobody: it was given back.
-        token: the fencing token, higher at each change of hands; it tells the job's generation, too.
-        sequence: one more at each renewal.
-        attempts: how many attempts at the chunk have ended badly.
+        chunk: the chunk's number.
+        owner: the unique id of the worker process that holds it; empty if it was released.
+        token: the fencing token, higher at each change of owner; it includes the job's generation.
+        sequence: incremented at each renewal.
+        attempts: number of failed attempts at the chunk.
     """
 
     chunk: int
@@ -45,19 +45,19 @@ class Lease:
     attempts: int = 0
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
+        """Return the record as it is stored."""
         return _dump("leased", self.owner, self.token, self.sequence, self.attempts)
 
 
 @dataclass(frozen=True, slots=True)
 class Done:
-    """A chunk's accepted commit: by whom, under which token, and what the worker left with it.
+    """The accepted commit of a chunk.
 
     Attributes:
-        chunk: which piece of the job.
-        owner: who committed it.
+        chunk: the chunk's number.
+        owner: the worker process that committed it.
         token: the fencing token it was committed under.
-        payload: the worker's small text.
+        payload: the worker's short text.
         file: the output's name in the job's sink, if it has one.
     """
 
@@ -68,7 +68,7 @@ class Done:
     file: str = ""
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
+        """Return the record as it is stored."""
         return _dump("done", self.owner, self.token, self.payload, self.file)
 
 
@@ -77,11 +77,11 @@ class Dead:
     """A chunk that was given up after its last attempt.
 
     Attributes:
-        chunk: which piece of the job.
-        owner: who gave it up.
+        chunk: the chunk's number.
+        owner: the worker process that gave it up.
         token: the fencing token at that time.
-        attempts: how many attempts ended badly.
-        error: the last one's traceback, or what is known of it.
+        attempts: number of failed attempts.
+        error: the last attempt's traceback, or what is known about it.
     """
 
     chunk: int
@@ -91,17 +91,17 @@ class Dead:
     error: str
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
+        """Return the record as it is stored."""
         return _dump("dead", self.owner, self.token, self.attempts, self.error)
 
 
 def is_final(record: bytes) -> bool:
-    """Say whether a record never changes again."""
+    """Return whether a record is final."""
     return record.startswith(_FINAL)
 
 
 def decode(chunk: int, record: bytes) -> Lease | Done | Dead:
-    """Read a record back."""
+    """Decode a stored record."""
     return from_line(to_line(chunk, record))
 
 
@@ -111,14 +111,16 @@ def to_line(chunk: int, record: bytes) -> str:
 
 
 def from_line(line: str) -> Lease | Done | Dead:
-    """Read a record back from a line."""
+    """Decode a record from a line."""
     try:
         chunk, kind, *fields = json.loads(line)
         entry: Lease | Done | Dead = _KINDS[kind](chunk, *fields)
         return entry
     except (ValueError, TypeError, KeyError) as error:
         raise CoordinationError(
-            "a lease record was not written by this version of holdfast", record=line[:80]
+            "a lease record was not written by this version of holdfast",
+            record=line[:80],
+            hint="run the same version of holdfast in all workers, or give the job a new name",
         ) from error
 
 

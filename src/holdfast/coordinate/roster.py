@@ -1,9 +1,9 @@
-"""The roster: one record in the store that says which ranks there are and which of them are gone.
+"""The roster: one record in the store that lists the ranks of a job and which of them are gone.
 
-The model: ranks 0 … world-1 are expected; workers that join late get ranks from 100,000 on, the lowest that is free. A
-worker that leaves strikes itself off; one that falls silent is struck off by a neighbour that watches it; one that
-comes back (or was struck off by mistake) puts itself on again. The record only ever steers who looks after what: a
-wrong one costs time, never a chunk.
+The model: ranks 0 … world-1 are expected; workers that join late get the lowest free rank from 100,000 on. A worker
+that leaves strikes itself off; one that falls silent is struck off by a neighbour that watches it; one that comes back
+(or was struck off by mistake) adds itself again. The record only decides who watches what: a wrong one costs time,
+never a chunk.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ _KEY = "roster"
 
 @dataclass(frozen=True, slots=True)
 class Roster:
-    """Which ranks there are.
+    """The ranks of a job.
 
     Attributes:
-        world: how many ranks were expected, at most.
-        joined: how many ranks from 100,000 on there are.
-        gone: those of both that are gone, sorted.
+        world: the largest number of ranks that was expected.
+        joined: number of ranks from 100,000 on.
+        gone: the ranks of both kinds that are gone, sorted.
         ttl: seconds of silence after which the job's workers count as failed.
-        heartbeat: seconds between its workers' signs of life.
-        writer: unique to each change, so that two workers that make the same one at once can tell who did.
+        heartbeat: seconds between its workers' heartbeats.
+        writer: unique to each change: of two workers that make the same change at once, each knows whether it did.
     """
 
     world: int = 0
@@ -43,13 +43,13 @@ class Roster:
     writer: str = field(default="", compare=False)
 
     def encode(self) -> bytes:
-        """Return the record as it stands in the store."""
+        """Return the record as it is stored."""
         fields = [self.world, self.joined, _runs(self.gone), self.ttl, self.heartbeat, self.writer]
         return json.dumps(fields, separators=(",", ":")).encode()
 
     @classmethod
     def decode(cls, record: bytes | None) -> Roster:
-        """Read a record back; an absent one is empty."""
+        """Decode a stored record; a missing one is an empty roster."""
         if not record:
             return cls()
         try:
@@ -57,15 +57,19 @@ class Roster:
             gone = tuple(rank for start, stop in runs for rank in range(start, stop))
             return cls(world, joined, gone, ttl, heartbeat, writer)
         except (ValueError, TypeError) as error:
-            raise CoordinationError("the roster in the store was not written by this version of holdfast") from error
+            raise CoordinationError(
+                "the roster in the store was not written by this version of holdfast",
+                record=f"{record!r}"[:80],
+                hint="run the same version of holdfast in all workers, or give the job a new prefix",
+            ) from error
 
     @property
     def living(self) -> Living:
-        """Who is alive, by the roster."""
+        """The ranks that are alive, according to the roster."""
         return Living(self.world, self.gone, self.joined)
 
     def with_rank(self, rank: int, world: int) -> Roster:
-        """Return the roster with a rank on it that is alive."""
+        """Return the roster with this rank alive."""
         late = rank - FIRST_JOINED
         return replace(
             self,
@@ -79,9 +83,9 @@ class Roster:
         )
 
     def without(self, ranks: Iterable[int]) -> Roster:
-        """Return the roster with these ranks struck off; the last of those that joined late are forgotten.
+        """Return the roster with these ranks struck off; the highest late ranks are forgotten if they are gone.
 
-        Another worker may have struck one off, and the roster may have forgotten it, since this one saw it silent.
+        Since this worker saw a rank silent, another worker may have struck it off and the roster may have forgotten it.
         """
         ever = Living(self.world, (), self.joined)
         gone = sorted({*self.gone, *(rank for rank in ranks if rank in ever)})
@@ -92,7 +96,7 @@ class Roster:
         return replace(self, joined=joined, gone=tuple(gone))
 
     def next_free(self) -> int:
-        """Return the lowest rank that a worker may join under."""
+        """Return the lowest free rank for a worker that joins late."""
         late = (rank for rank in self.gone if rank >= FIRST_JOINED)
         return next(late, FIRST_JOINED + self.joined)
 
@@ -103,7 +107,7 @@ def read_roster(store: KeyValue) -> Roster:
 
 
 def change_roster(store: KeyValue, change: Callable[[Roster], Roster]) -> Roster:
-    """Change the roster, whatever others do to it meanwhile; return it as it stands then."""
+    """Change the roster, whatever other workers do to it at the same time; return the new roster."""
     found = store.get(_KEY) or b""
     while True:
         before = Roster.decode(found)

@@ -1,4 +1,4 @@
-"""A job and what may happen to it: the question that both simulations answer."""
+"""A job and what may happen to it: the input of both simulations."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from holdfast.errors import ConfigError
 __all__ = ["MAX_RANKS", "Scenario"]
 
 MAX_RANKS = 100_000
-# What a machine gets through in minutes.
+# As much as one machine simulates within minutes.
 MAX_FAILURES = 100_000
 MAX_EVENTS = 5_000_000
-# What each option may be, both inclusive; whole numbers where the lower bound is one. A century of hours, a day of ttl.
+# Bounds of each option, inclusive; integer bounds mean an integer option. Hours reach a century, ttl a day.
 _BOUNDS: dict[str, tuple[float, float]] = {
     "ranks": (1, MAX_RANKS),
     "ranks_per_node": (1, MAX_RANKS),
@@ -44,27 +44,27 @@ class Scenario:
     """A job and what may happen to it.
 
     Args:
-        ranks: data-parallel ranks.
-        ranks_per_node: how many of them a failing node takes along.
+        ranks: number of data-parallel ranks.
+        ranks_per_node: how many of them are lost when a node fails.
         hours: how long the job runs (synchronous mode).
         node_mtbf_hours: mean time between failures of one node.
         batch_size: samples per rank and step.
         step_seconds: time of a step of equal ranks.
         checkpoint_steps: steps between checkpoints.
-        save_seconds: how long a checkpoint holds the training up.
-        restart_seconds: from a failure to the next step.
+        save_seconds: how long a checkpoint blocks the training.
+        restart_seconds: time from a failure to the next step.
         spare_nodes: nodes that wait to replace failed ones, so that the job keeps its size.
-        hang_fraction: the fraction of failures that crash nothing but hang, and must be noticed.
-        hang_seconds: until a hang is noticed: a collective's timeout, or a watchdog's.
-        repair_hours: until a failed node is back.
+        hang_fraction: the fraction of failures that hang instead of crashing, and must be noticed.
+        hang_seconds: time until a hang is noticed: the timeout of a collective or of a watchdog.
+        repair_hours: time until a failed node is back.
         stragglers: the fraction of ranks that are slow.
-        slowdown: how many times slower.
-        ttl: of leases and heartbeats.
-        heartbeat: seconds between signs of life.
-        chunks_per_rank: work of the leased job.
+        slowdown: how many times slower they are.
+        ttl: seconds of silence after which a lease expires and a worker counts as failed.
+        heartbeat: seconds between heartbeats.
+        chunks_per_rank: chunks per rank in the leased job.
         chunk_seconds: time of a chunk on a rank of normal speed.
         replication: standbys per chunk.
-        seed: of the failures.
+        seed: seed of the random failures.
     """
 
     ranks: int = 1024
@@ -104,7 +104,7 @@ class Scenario:
         failures = self.hours * self.nodes / self.node_mtbf_hours
         if failures > MAX_FAILURES:
             raise ConfigError(
-                f"about {failures:,.0f} failures are expected, and {MAX_FAILURES:,} can be simulated",
+                f"about {failures:,.0f} failures are expected, but at most {MAX_FAILURES:,} can be simulated",
                 node_mtbf_hours=self.node_mtbf_hours,
                 hours=self.hours,
                 hint="raise node_mtbf_hours, or lower hours",
@@ -117,8 +117,8 @@ class Scenario:
         events = self.ranks * (self.chunks_per_rank + seconds / self.heartbeat)
         if events > MAX_EVENTS:
             raise ConfigError(
-                f"a leased job of about {seconds:,.0f} s has {events:,.0f} commits and heartbeats, and {MAX_EVENTS:,} "
-                "can be simulated",
+                f"a leased job of about {seconds:,.0f} s has {events:,.0f} commits and heartbeats, but at most "
+                f"{MAX_EVENTS:,} can be simulated",
                 chunks_per_rank=self.chunks_per_rank,
                 chunk_seconds=self.chunk_seconds,
                 slowdown=self.slowdown,
@@ -128,11 +128,11 @@ class Scenario:
 
     @property
     def best_interval_seconds(self) -> float:
-        """The time between checkpoints that costs least (Young, Daly): the root of 2 · save · time between failures."""
+        """The best time between checkpoints (Young, Daly): the square root of 2 · save time · time between failures."""
         between_failures = 3600 * self.node_mtbf_hours / self.nodes
         return max(self.step_seconds, math.sqrt(2 * self.save_seconds * between_failures))
 
     @property
     def nodes(self) -> int:
-        """How many nodes there are."""
+        """Number of nodes."""
         return -(-self.ranks // self.ranks_per_node)

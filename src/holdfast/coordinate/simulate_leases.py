@@ -1,11 +1,11 @@
 """What will leased reading cost at 16,000 GPUs? Every rank's own heartbeats and leases, under a simulated clock.
 
-Each rank has what a real worker has (``Presence``, ``HealthBoard``, ``Claims``), over one store in memory that counts
-operations as the real client makes them. Nodes die at random and take their ranks along. Nothing sleeps; time is a
-number, and the work of a chunk is just that much of it.
+Each rank has what a real worker has (``Presence``, ``HealthBoard``, ``Claims``), over one in-memory store that counts
+operations as the real client makes them. Nodes die at random, with all their ranks. Nothing sleeps: time is a number,
+and working on a chunk adds to it.
 
-From an owner's death to the next owner's lease it takes at most: one TTL; one heartbeat, until a standby has seen the
-last renewal; and, where that standby is busy, the rest of its chunk.
+The time from an owner's death to the next owner's lease is at most one TTL, plus one heartbeat until a standby has seen
+the last renewal, plus, if that standby is busy, the rest of its chunk.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ __all__ = ["CountedStore", "LeaseCost", "simulate_leases"]
 
 @dataclass(slots=True)
 class LeaseCost:
-    """What a leased run cost."""
+    """The cost of a leased run."""
 
     chunks: int = 0
     committed: int = 0
@@ -52,17 +52,19 @@ class LeaseCost:
     """(seconds, chunks committed, operations in that second) for every second."""
 
 
-# Compare-and-sets per second that one server of each kind was measured to bear, beside its 32 clients on two busy
-# cores: ``store_operations_per_second_*`` of bench/coordinate.py. The durable ones wait for the disk, here a slow one.
+# Measured compare-and-sets per second of one server of each kind, with its 32 clients on the same two busy cores:
+# ``store_operations_per_second_*`` of bench/coordinate.py. The durable ones wait for the disk, here a slow one.
 MEASURED_CAPACITY = {"TCPStore": 27_000, "Redis": 500, "etcd": 90}
 
 
 def _conclusion(cost: LeaseCost) -> str:
-    """Return whether the job ends, how long it takes, and which stores bear its load, in one sentence."""
+    """Return whether the job ends, how long it takes and which stores can handle its load, in one sentence."""
     peak = cost.peak_operations_per_second
     bears = [name for name, capacity in MEASURED_CAPACITY.items() if capacity >= peak]
     stores = (
-        f"which {' and '.join(bears)} bear" if bears else "more than any store was measured to bear: raise --heartbeat"
+        f"which {' and '.join(bears)} can handle"
+        if bears
+        else "more than any store was measured to handle: raise --heartbeat"
     )
     done = "finishes" if cost.committed == cost.chunks else f"ends with {cost.committed:,} of {cost.chunks:,} chunks"
     share = cost.ideal_seconds / cost.seconds if cost.seconds else 1.0
@@ -73,29 +75,29 @@ def _conclusion(cost: LeaseCost) -> str:
 
 
 class CountedStore:
-    """A store in memory that answers, and counts its operations, as a ``StoreClient`` over a torch store does."""
+    """An in-memory store that answers, and counts its operations, as a ``StoreClient`` over a torch store does."""
 
     def __init__(self) -> None:
         self.values: dict[str, bytes] = {}
         self.operations = 0
 
     def get(self, key: str) -> bytes | None:
-        """As the client."""
+        """Same as in the client."""
         self.operations += 1
         return self.values.get(key)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the client."""
+        """Same as in the client."""
         self.operations += bool(keys)
         return [self.values.get(key) for key in keys]
 
     def set(self, key: str, value: bytes) -> None:
-        """As the client."""
+        """Same as in the client."""
         self.operations += 1
         self.values[key] = value
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the client."""
+        """Same as in the client."""
         self.operations += 1
         current = self.values.get(key)
         if (current or b"") == expected:
@@ -104,7 +106,7 @@ class CountedStore:
         return current or b""
 
     def add(self, key: str, amount: int) -> int:
-        """As the client."""
+        """Same as in the client."""
         self.operations += 1
         total = int(self.values.get(key, b"0")) + amount
         self.values[key] = str(total).encode()
@@ -112,18 +114,18 @@ class CountedStore:
 
 
 def simulate_leases(scenario: Scenario, *, deaths: Sequence[tuple[float, int]] | None = None) -> LeaseCost:
-    """Run the leased mode: every rank beats, claims, works, renews, dies and takes over by the real code.
+    """Simulate leased reading: every rank runs the real code that claims, renews, commits and takes over.
 
     Args:
         scenario: the job.
-        deaths: when (in seconds) which rank dies; None draws the failures of whole nodes at random.
+        deaths: pairs of a time in seconds and the rank that dies then; None draws failures of whole nodes at random.
     """
     scenario.check_leases()
     return _LeaseRun(scenario, deaths).run()
 
 
 class _Rank:
-    """One worker: what a real one has, and the chunks it has leased but not yet begun."""
+    """One worker: the parts of a real one, and the chunks it has leased but not yet begun."""
 
     def __init__(self, rank: int, scenario: Scenario, store: CountedStore, speed: float) -> None:
         self.rank = rank
@@ -203,7 +205,7 @@ class _LeaseRun:
         return cost
 
     def _next(self, now: float, worker: _Rank, _: int) -> None:
-        """Do as the reader does between two chunks."""
+        """Do what the reader does between two chunks."""
         claims, waiting = worker.claims, worker.waiting
         while len(waiting) <= READ_AHEAD and (leases := claims.next_leases(now, ahead=bool(waiting))):
             waiting.extend(leases)

@@ -1,7 +1,7 @@
 """What will synchronous training cost at 16,000 GPUs? The real order, schedule and shares under a simulated clock.
 
-Nodes fail at random, the group restarts smaller from the last checkpoint and grows again when the node is back;
-stragglers slow everyone, or get smaller shares. Nothing sleeps; time is a number.
+Nodes fail at random. The group then restarts with fewer ranks from the last checkpoint, and grows again when the node
+is back. Stragglers slow everyone down, or get smaller shares. Nothing sleeps: time is a number.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ __all__ = ["TrainingCost", "simulate_training"]
 
 @dataclass(slots=True)
 class TrainingCost:
-    """What a synchronous run cost."""
+    """The cost of a synchronous run."""
 
     failures: int = 0
     resizes: int = 0
@@ -48,7 +48,7 @@ class TrainingCost:
 
 
 def simulate_training(scenario: Scenario) -> TrainingCost:
-    """Run the synchronous mode through its failures."""
+    """Simulate synchronous training through its failures."""
     scenario.check_training()
     generator = np.random.default_rng(scenario.seed)
     cost = TrainingCost()
@@ -73,7 +73,7 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
         world = max(1, scenario.ranks - max(0, broken - scenario.spare_nodes) * scenario.ranks_per_node)
         if not is_failure and world == before:
             now = max(now, at)
-            continue  # it joins the spare ones; nobody is held up
+            continue  # it joins the spares; nobody has to wait
         noticed = at
         if is_failure:
             if hangs[cost.failures]:
@@ -85,11 +85,11 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
             cost.steps_redone += redone
             cost.hours_lost_to_redone_steps += redone * _seconds(scenario, before, cost) / 3600
             step = committed
-        saved = step  # a planned change saves first; after a failure this is where the run goes on
+        saved = step  # a planned change saves first; after a failure the run continues from here
         if world != before:
             schedule = schedule.resized(step, world_size=world)
             cost.resizes += 1
-        # A failure during a restart begins it again: only what it adds is lost.
+        # A failure during a restart begins the restart again: only the additional time is lost.
         ready = min(noticed + scenario.restart_seconds, end)
         cost.hours_lost_to_restarts += max(0.0, ready - max(now, noticed)) / 3600
         now = max(now, ready)
@@ -112,13 +112,13 @@ def simulate_training(scenario: Scenario) -> TrainingCost:
 
 
 def _seconds(scenario: Scenario, world: int, cost: TrainingCost) -> float:
-    """Return what a step takes: fewer ranks and stragglers make it longer, a checkpoint is spread over its steps."""
+    """Return the seconds per step, given missing ranks and stragglers; a checkpoint is spread over its steps."""
     work = scenario.step_seconds * scenario.ranks / world * cost.step_slowdown_adaptive
     return work + scenario.save_seconds / scenario.checkpoint_steps
 
 
 def _spend(scenario: Scenario, world: int, cost: TrainingCost, made: int) -> None:
-    """Note what some steps took beyond what they take where nothing is wrong."""
+    """Record how much longer some steps took than they would with nothing wrong."""
     alone = scenario.step_seconds * cost.step_slowdown_adaptive
     cost.hours_lost_to_saving += made * scenario.save_seconds / scenario.checkpoint_steps / 3600
     cost.hours_lost_to_stragglers += made * (alone - scenario.step_seconds) / 3600
@@ -126,10 +126,10 @@ def _spend(scenario: Scenario, world: int, cost: TrainingCost, made: int) -> Non
 
 
 def _conclusion(scenario: Scenario, cost: TrainingCost) -> str:
-    """Return what the run comes to, its largest cost and what would lower it, in one sentence."""
+    """Return the run's result, its largest loss and what would reduce it, in one sentence."""
     losses = {
         "restarts": (cost.hours_lost_to_restarts, "restart faster (--restart-seconds)"),
-        "steps done again": (
+        "repeated steps": (
             cost.hours_lost_to_redone_steps,
             f"save every {cost.best_checkpoint_steps} steps instead of {scenario.checkpoint_steps}",
         ),
@@ -159,7 +159,7 @@ def _draw_failures(scenario: Scenario, generator: np.random.Generator, end: floa
 
 
 def _compare_shares(scenario: Scenario, total: int, cost: TrainingCost) -> None:
-    """Find what stragglers do to a step with even shares and with shares in proportion to speed."""
+    """Compute how stragglers slow a step with equal shares and with shares in proportion to speed."""
     slow = round(scenario.ranks * scenario.stragglers)
     if not slow or scenario.slowdown == 1:
         return

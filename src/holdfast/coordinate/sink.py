@@ -1,8 +1,9 @@
-"""Outputs written exactly once: a temporary name while a worker writes, the real one after its commit was accepted.
+"""Outputs written exactly once: a temporary name while a worker writes, the real name once its commit is accepted.
 
-The model: an output's name holds the job, its generation, the chunk and the fencing token, so no two attempts share
-one. A worker writes under ``.tmp/``, commits, and renames. If it dies in between, the worker that ends the job (or
-begins it again) renames what was committed; whatever else is left under ``.tmp/`` was never committed, and is removed.
+The model: an output's name includes the job, its generation, the chunk and the fencing token, so no two attempts share
+a name. A worker writes under ``.tmp/``, commits, and renames. If it dies in between, the worker that ends the job (or
+begins it again) renames the output if it was committed. Anything else left under ``.tmp/`` was never committed, and is
+removed.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ class FolderSink:
     Args:
         place: a path, or a URL that fsspec knows (``s3://bucket/prefix``); there a rename is a copy and a removal, so
             readers should go by ``reader.results()``, or by names outside ``.tmp/``.
-        suffix: of every file's name: ``.jsonl``, ``.parquet``.
+        suffix: the suffix of every file name, such as ``.jsonl`` or ``.parquet``.
     """
 
     def __init__(self, place: str | Path, *, suffix: str = "") -> None:
@@ -39,7 +40,7 @@ class FolderSink:
 
             self._remote, self._root = fsspec.core.url_to_fs(self.place)
         else:
-            with told("a folder for outputs cannot be made here", self.place):
+            with told("cannot create the folder for outputs", self.place):
                 os.makedirs(os.path.join(self._root, ".tmp"), exist_ok=True)
 
     def open(self, name: str, mode: str = "wb") -> IO[Any]:
@@ -50,7 +51,7 @@ class FolderSink:
         return opened
 
     def settle(self, name: str, file: IO[Any]) -> None:
-        """Bring an output to disk, whether or not its writer has closed it, before it is committed."""
+        """Flush an output to disk before it is committed, whether or not its writer has closed it."""
         file.close()
         if self._remote is None:
             handle = os.open(self._temporary(name), os.O_RDONLY)
@@ -60,11 +61,11 @@ class FolderSink:
                 os.close(handle)
 
     def publish(self, name: str) -> None:
-        """Give an output its real name; nothing happens if it has it already."""
+        """Give an output its real name; do nothing if it already has it."""
         temporary, final = self._temporary(name), self._final(name)
         if self._remote is None:
             try:
-                with told("a committed output cannot be given its real name", self.place):
+                with told("cannot rename a committed output", self.place):
                     os.replace(temporary, final)
                 return
             except FileNotFoundError:
@@ -76,14 +77,14 @@ class FolderSink:
             there = self._remote.exists(final)
         if not there:
             raise CoordinationError(
-                "a committed output is neither under its temporary nor under its real name",
+                "a committed output exists neither under its temporary nor under its real name",
                 place=self.place,
                 file=name,
                 hint="it was removed by hand, or the workers do not see the same place",
             )
 
     def publish_all(self, names: Collection[str]) -> None:
-        """Give many outputs their real names; only those that do not have them yet cost more than a look."""
+        """Give many outputs their real names; those that already have them cost only a lookup."""
         waiting = {os.path.basename(path) for path in self._list(f"{self._root}/.tmp")}
         there = {os.path.basename(path) for path in self._list(self._root)}
         for name in names:
@@ -99,14 +100,14 @@ class FolderSink:
                 self._remote.rm(self._temporary(name))
 
     def sweep(self, job: str, generation: int) -> int:
-        """Remove what attempts of this job left behind that were never committed; return how many files.
+        """Remove uncommitted outputs that attempts of this job left behind; return how many files.
 
-        What a newer generation writes meanwhile is left alone: the worker that sweeps may have been paused.
+        Outputs of a newer generation are left alone: the worker that calls this may have been paused.
         """
         ours = re.compile(rf"part-\d+-{job}-g(\d+)-")
         found = [(path, ours.match(os.path.basename(path))) for path in self._list(f"{self._root}/.tmp")]
         swept = [path for path, match in found if match is not None and int(match[1]) <= generation]
-        with told("outputs that were not committed cannot be removed", self.place):
+        with told("cannot remove uncommitted outputs", self.place):
             for path in swept:
                 self.discard(os.path.basename(path))
         return len(swept)

@@ -1,8 +1,9 @@
-"""Samples read ahead for others: what an idle worker keeps in memory of the chunks it stands by for.
+"""Samples read ahead for others: an idle worker keeps some of the chunks it is a standby for in memory.
 
-The model: a worker that has nothing to do may read the chunks it is first to take over, one after the other, a few at
-most. A takeover then costs no reading. A chunk that its owner finishes, or that another takes, is forgotten; so is a
-read that failed, and it is made again if the chunk is ever taken over. Own reading waits for one of these at most.
+The model: an idle worker may read a few of the chunks it would be first to take over, one after the other, so that a
+takeover needs no reading. A chunk that its owner finishes, or that another worker takes, is forgotten. So is a read
+that failed; it is repeated if the chunk is ever taken over. The worker's own reading waits for at most one of these
+reads.
 """
 
 from __future__ import annotations
@@ -16,11 +17,11 @@ __all__ = ["Standby"]
 
 
 class Standby:
-    """The chunks kept. Not thread-safe: its owner serialises calls.
+    """The chunks kept in memory. Not thread-safe: its owner serialises calls.
 
     Args:
         reading: reads a chunk.
-        most: how many are kept at most.
+        most: maximum number of chunks kept.
     """
 
     def __init__(self, reading: Callable[[int], list[Batch]], most: int) -> None:
@@ -29,10 +30,10 @@ class Standby:
         self._kept: dict[int, Future[list[Batch]]] = {}
         self._last: Future[list[Batch]] | None = None
         self.read = 0
-        """How many chunks have been read so far."""
+        """Number of chunks read so far."""
 
     def prefetch(self, pool: Executor, chunks: Sequence[int]) -> None:
-        """Begin to read the first of these chunks that is not kept, unless a read is under way; forget all others."""
+        """Start reading the first of these chunks that is not kept, unless a read is under way; forget all others."""
         for chunk in self._kept.keys() - set(chunks):
             self._kept.pop(chunk).cancel()
         if self._last is not None and not self._last.done():
@@ -43,7 +44,7 @@ class Standby:
             self.read += 1
 
     def take(self, chunk: int) -> Future[list[Batch]] | None:
-        """Return what is kept of a chunk, or is being read; None if there is nothing of use."""
+        """Return the content of a chunk that is kept or being read; None if there is none."""
         kept = self._kept.pop(chunk, None)
         failed = kept is not None and kept.done() and (kept.cancelled() or kept.exception() is not None)
         return None if failed else kept

@@ -1,15 +1,16 @@
-"""A store as the protocol needs it: atomic operations that end within a deadline, one way to fail.
+"""A store as the protocol needs it: atomic operations with a deadline, and one way to fail.
 
-Calls into a store may have no deadline where a link is cut or the host is stopped (torch's have none), so each client
-owns one daemon thread that makes the calls; the caller waits for it no longer than ``timeout``. A store that fails, or
-does not answer, raises ``CoordinatorLost``, at once for every later call: a client that once missed an answer cannot
-know what its next one would belong to.
+Calls into a store may have no deadline if a link is cut or the host is stopped (torch's have none), so each client owns
+one daemon thread that makes the calls, and the caller waits for it no longer than ``timeout``. If a store fails or does
+not answer, the client raises ``CoordinatorLost``, and every later call raises at once: a client that once missed an
+answer cannot know which call the next answer belongs to.
 
-A durable store comes back with all it ever answered, so its client asks again for ``patience`` seconds before it gives
-up. Repeating a compare-and-set is harmless, because what it writes is unique to the writer: finding it there means
-that it counted. A counter is never incremented twice: after a broken connection its current value is read instead,
-which may leave a gap in the numbers but never hands one out to two workers as a lease. A store that comes back without
-its data is recognised by a witness record, and is lost; one with older data, by what the client's user remembers.
+A durable store comes back with every write it ever answered, so its client retries for ``patience`` seconds before it
+gives up. Repeating a compare-and-set is harmless, because the value it writes is unique to the writer: finding it there
+means that the first call took effect. A counter is never incremented twice: after a broken connection its current value
+is read instead, which may leave a gap in the numbers but never gives one number to two workers as a lease. A store that
+comes back without its data is recognised by a witness record and counts as lost; one that comes back with older data is
+recognised by what the client's user remembers.
 """
 
 from __future__ import annotations
@@ -30,11 +31,11 @@ if TYPE_CHECKING:
 
 __all__ = ["WENT_BACK", "StoreClient", "as_store"]
 
-# Torch retries a connection that is not taken up for seconds: slow to connect to does not mean lost.
+# torch retries a connection that is not accepted for seconds: slow to connect does not mean lost.
 CONNECT_TIMEOUT = 30.0
-# Seconds between two attempts to reach a durable store that is away: often enough to lose no TTL over a quick restart.
+# Seconds between attempts to reach a durable store: short enough that a quick restart costs no TTL.
 RETRY_SECONDS = 0.2
-# How many default seconds a durable store may be away: a restart of its host takes less.
+# Default number of seconds for which a durable store may be unreachable: a restart of its host takes less.
 PATIENCE = 120.0
 
 WENT_BACK = "the store came back with older data: it has forgotten what it answered"
@@ -44,7 +45,7 @@ _OPERATIONS = ("get", "get_many", "set", "compare_set", "add", "delete", "clone"
 
 
 def as_store(store: Store | dist.Store) -> Store:  # type: ignore[name-defined]
-    """Return a store of ours as it is, and one of torch's behind the contract."""
+    """Return a holdfast store unchanged, and a torch store wrapped in the contract."""
     if hasattr(store, "durable") and all(hasattr(store, name) for name in _OPERATIONS):
         return store
     from holdfast.coordinate.stores.torch_store import TorchStore
@@ -56,10 +57,10 @@ class StoreClient:
     """A store behind a prefix, with a deadline for every operation.
 
     Args:
-        store: any store of the contract, or a ``torch.distributed`` one with compare_set.
+        store: any store that follows the contract, or a ``torch.distributed`` one with ``compare_set``.
         prefix: keeps the keys apart from others in the same store.
-        timeout: seconds after which an operation without an answer means that a store that is not durable is lost.
-        patience: seconds for which a durable store may be away.
+        timeout: seconds without an answer after which a store that is not durable counts as lost.
+        patience: seconds for which a durable store may be unreachable.
     """
 
     def __init__(
@@ -82,18 +83,18 @@ class StoreClient:
         self._closed = threading.Event()
         self._witness: bytes | None = None
         self.operations = 0
-        """How many operations this client has made."""
+        """Number of operations this client has made."""
         self.forgot: Callable[[Callable[[Sequence[str]], list[bytes | None]]], bool] | None = None
-        """Asked each time a durable store comes back, with a way to read keys: whether it lacks what it once had."""
+        """Called when a durable store comes back, with a function that reads keys; returns whether data is lost."""
 
     @property
     def durable(self) -> bool:
-        """Whether the store comes back with its data after its server was killed."""
+        """Whether the store still has its data after its server was killed and restarted."""
         return self._store.durable
 
     def clone(self, prefix: str = "") -> StoreClient:
-        """Return a client with a connection of its own (where the store has connections) below the same prefix."""
-        self.get("")  # connecting may take long, finding out that the store is gone may not
+        """Return a client with its own connection (if the store has connections) under the same prefix."""
+        self.get("")  # connecting may take long, but noticing that the store is gone must not
         plain = self._call(self._store.clone, timeout=max(self._timeout, CONNECT_TIMEOUT))
         longer = f"{self._prefix}{prefix}" if prefix else self._prefix.removesuffix("/")
         copy = StoreClient(plain, prefix=longer, timeout=self._timeout, patience=self._patience)
@@ -117,7 +118,7 @@ class StoreClient:
     # --- operations ------------------------------------------------------------------------------------------------
 
     def get(self, key: str) -> bytes | None:
-        """Return the value, or None where there is none."""
+        """Return the value, or None if there is none."""
         name = self._prefix + key
         found: bytes | None = self._call(lambda: self._store.get(name))
         return found
@@ -134,7 +135,7 @@ class StoreClient:
         self._call(lambda: self._store.set(name, value))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """Write if the value is the expected one (``b""``: absent); return the value there is afterwards."""
+        """Write if the value is the expected one (``b""``: absent); return the value afterwards."""
         name = self._check_size(key, desired)
         result: bytes = self._call(lambda: self._store.compare_set(name, expected, desired))
         return result
@@ -146,7 +147,7 @@ class StoreClient:
         return total
 
     def delete(self, key: str) -> bool:
-        """Delete a key; say whether it was there."""
+        """Delete a key; return whether it was there."""
         name = self._prefix + key
         there: bool = self._call(lambda: self._store.delete(name))
         return there
@@ -158,7 +159,7 @@ class StoreClient:
                 key=key,
                 bytes=len(value),
                 largest=self._store.max_value_bytes,
-                hint="put it into a file and keep its path here",
+                hint="write it to a file and store the file's path",
             )
         return self._prefix + key
 
@@ -171,7 +172,7 @@ class StoreClient:
         if self._lost is not None:
             raise self._lost
         timeout = self._timeout if timeout is None else timeout
-        if self._store.durable:  # the thread below gives up by itself
+        if self._store.durable:  # the thread gives up by itself
             timeout += self._patience
         answer = _Answer()
         with self._lock:
@@ -184,7 +185,7 @@ class StoreClient:
         while not answer.ready.acquire(timeout=timeout):
             if monotonic() - began < 1.5 * timeout:
                 raise self._give_up("the store did not answer in time", None)
-            began = monotonic()  # this process itself was paused: the answer may well be here
+            began = monotonic()  # this process itself was paused: the answer may have arrived
         if isinstance(answer.error, ConfigError):
             raise answer.error
         if answer.error is not None:
@@ -195,7 +196,7 @@ class StoreClient:
         self._lost = CoordinatorLost(
             message,
             timeout=round(self._patience if self._store.durable else self._timeout, 3),
-            hint="start again; a job with a folder goes on from what it has saved, also on a new store",
+            hint="start again; a job with a folder continues from what it has saved, even on a new store",
         )
         self._lost.__cause__ = cause
         return self._lost
@@ -208,14 +209,14 @@ class StoreClient:
             function, again, answer = request
             try:
                 answer.value = self._ask(function, again)
-            except Exception as error:  # torch raises its own family of RuntimeErrors; all mean the same here
+            except Exception as error:  # torch raises various RuntimeErrors, which all mean the same here
                 answer.error = error
             answer.ready.release()
             del function, again, request
         self._store.close()
 
     def _ask(self, function: Callable[[], Any], again: Callable[[], Any]) -> Any:
-        """Make a call; where a durable store is away, make it again until it is back or the patience is over."""
+        """Make a call; if a durable store is unreachable, retry until it is back or the patience is over."""
         if not self._store.durable:
             return function()
         end, broken, asked = monotonic() + self._patience, False, False
@@ -242,7 +243,7 @@ class StoreClient:
 
 
 class _Answer:
-    """A slot for one result; a raw lock is several times cheaper than an Event."""
+    """A slot for one result; a bare lock is several times cheaper than an Event."""
 
     __slots__ = ("error", "ready", "value")
 
@@ -261,23 +262,23 @@ class Below:
         self._prefix = prefix + "/"
 
     def get(self, key: str) -> bytes | None:
-        """As the client."""
+        """Same as in the client."""
         return self._client.get(self._prefix + key)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the client."""
+        """Same as in the client."""
         return self._client.get_many([self._prefix + key for key in keys])
 
     def set(self, key: str, value: bytes) -> None:
-        """As the client."""
+        """Same as in the client."""
         self._client.set(self._prefix + key, value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the client."""
+        """Same as in the client."""
         return self._client.compare_set(self._prefix + key, expected, desired)
 
     def add(self, key: str, amount: int) -> int:
-        """As the client."""
+        """Same as in the client."""
         return self._client.add(self._prefix + key, amount)
 
 

@@ -1,7 +1,7 @@
-"""What someone who looks on from outside sees of a job: its workers, its times, how far it is, what went wrong.
+"""A job as an outside observer sees it: its workers, its timing, how far it is, what went wrong.
 
-Reads only. Liveness is judged as everywhere: by the observer's own clock, and by what the job's own workers have struck
-off the roster.
+Read-only. As everywhere, liveness is judged by the observer's own clock, and by which ranks the job's own workers have
+struck off the roster.
 """
 
 from __future__ import annotations
@@ -27,16 +27,16 @@ class JobProgress:
     """How far a leased job is.
 
     Attributes:
-        name: of the job.
+        name: the job's name.
         job: its identity.
         generation: how many times it has begun.
-        chunks: how many there are.
+        chunks: number of chunks in the job.
         ended: how many are committed or given up.
         leased: how many are drawn and not yet ended.
         taken_over: leases that were taken over from silent owners.
         dead: chunks that were given up.
         samples_left: positions in chunks that have not ended.
-        seconds_left: at the present speed; None where nothing moves.
+        seconds_left: estimate at the current speed; None if no worker makes progress.
     """
 
     name: str
@@ -59,8 +59,8 @@ class Snapshot:
         workers: every worker that has not left in good order.
         jobs: every leased job.
         ttl: seconds of silence after which the job's workers count as failed.
-        heartbeat: seconds between their signs of life; 0 where they do not say.
-        certain: whether the observer has watched for long enough to tell the living from the dead.
+        heartbeat: seconds between their heartbeats; 0 if they do not say.
+        certain: whether the observer has watched long enough to tell living workers from dead ones.
     """
 
     workers: list[WorkerHealth]
@@ -74,7 +74,7 @@ class Survey:
     """An observer of one coordinator's keys.
 
     Args:
-        client: of the store, with the coordinator's prefix.
+        client: a client of the store, with the coordinator's prefix.
         ttl: seconds of silence after which a worker counts as failed; None for the job's own.
     """
 
@@ -84,7 +84,7 @@ class Survey:
         self._board: HealthBoard | None = None
 
     def look(self, now: float | None = None) -> Snapshot:
-        """Return what there is to see now."""
+        """Return the job's current state."""
         now = time.monotonic() if now is None else now
         roster = read_roster(self._client)
         ttl = self._ttl or roster.ttl or DEFAULT_TTL
@@ -104,7 +104,7 @@ class Survey:
         return Snapshot(workers, [job for job in jobs if job is not None], ttl, roster.heartbeat, certain)
 
     def watch_until_certain(self, wait: Callable[[float], None] = time.sleep) -> Snapshot:
-        """Look until the living can be told from the dead: a heartbeat where all live, a TTL at most."""
+        """Look until living workers can be told from dead ones: a heartbeat if all are alive, a TTL at most."""
         snapshot = self.look()
         end = time.monotonic() + snapshot.ttl
         while not snapshot.certain and time.monotonic() < end:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 __all__ = ["Throughput"]
 
-# What remains of the past with each new measurement: the last ten or so count.
+# Weight of the past at each new measurement: about the last ten count.
 DECAY = 0.9
 
 
 class Throughput:
-    """Samples a second, smoothed."""
+    """Samples per second, smoothed."""
 
     __slots__ = ("_samples", "_seconds", "measured")
 
@@ -17,7 +17,7 @@ class Throughput:
         self._samples = 0.0
         self._seconds = 0.0
         self.measured = False
-        """Whether the work itself was ever measured, not only the time from batch to batch."""
+        """Whether the work itself was ever measured, not only the time between batches."""
 
     def add(self, samples: int, seconds: float) -> None:
         """Add a measurement of the work itself."""
@@ -27,11 +27,11 @@ class Throughput:
         self.add_wall(samples, seconds)
 
     def add_wall(self, samples: int, seconds: float) -> None:
-        """Add a measurement from batch to batch."""
+        """Add a measurement of the time between batches."""
         self._samples = DECAY * self._samples + samples
         self._seconds = DECAY * self._seconds + seconds
 
     @property
     def rate(self) -> float:
-        """Samples a second; 0 before anything was measured."""
+        """Samples per second; 0 before the first measurement."""
         return self._samples / self._seconds if self._seconds > 0 else 0.0

@@ -1,4 +1,4 @@
-"""What one worker does for all: the others wait for it, and take its place when it falls silent.
+"""Work that one worker does for all: the others wait for it, and one takes its place if it falls silent.
 
 The model: a record names the worker whose turn it is. Its sign of life is its heartbeat, so a turn may take as long as
 it needs: reading back a million results takes longer than most TTLs.
@@ -16,7 +16,7 @@ from holdfast.errors import CoordinationError
 
 __all__ = ["NOBODY", "Turns"]
 
-# Whose turn it is when the worker that had it could not do it.
+# Whose turn it is after the worker that had it has failed.
 NOBODY = "nobody"
 
 
@@ -25,10 +25,10 @@ class Turns:
 
     Args:
         workers: where the workers' records live.
-        rank: this worker.
-        owner: its life, unique.
+        rank: this worker's rank.
+        owner: a unique id of its process.
         ttl: seconds of silence after which another takes a worker's place.
-        wait: waits some seconds, or raises if the store is lost.
+        wait: waits for some seconds, or raises if the store is lost.
     """
 
     def __init__(self, workers: KeyValue, *, rank: int, owner: str, ttl: float, wait: Callable[[float], None]) -> None:
@@ -41,7 +41,7 @@ class Turns:
         self._since = 0.0
 
     def take(self, place: KeyValue, key: str, *, done: Callable[[], bool]) -> bool:
-        """Wait until something is done, and return False; or until it is this worker's turn to do it: True."""
+        """Wait until the work is done and return False, or until it is this worker's turn to do it and return True."""
         mine = self.name.encode()
         found = place.compare_set(key, b"", mine)
         while found != mine:
@@ -55,7 +55,7 @@ class Turns:
 
     @contextmanager
     def given_back(self, place: KeyValue, key: str) -> Iterator[None]:
-        """Give a turn back if what it was for fails: this process may live on, and others must not wait for it."""
+        """Give the turn back if the work fails: this process may stay alive, and others must not wait for it."""
         try:
             yield
         except BaseException:
@@ -64,7 +64,7 @@ class Turns:
             raise
 
     def is_silent(self, name: str) -> bool:
-        """Say whether the worker of this name has shown no sign of life for the TTL, as seen from here."""
+        """Return whether the worker of this name has shown no sign of life for the TTL, as seen from here."""
         if name == NOBODY:
             return True
         rank, _, owner = name.partition("/")

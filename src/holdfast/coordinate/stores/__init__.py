@@ -1,7 +1,8 @@
-"""Where coordination lives: any engine with eight small operations.
+"""Stores for coordination: any engine with eight small operations.
 
-``contract`` says what a store must do; ``torch_store``, ``redis_store`` and ``etcd_store`` do it on engines people
-already run; ``address`` opens one by its address. ``holdfast.testing.check_store`` proves a store fit.
+``contract`` says what a store must do; ``torch_store``, ``redis_store`` and ``etcd_store`` implement it on engines
+people already run; ``address`` opens one by its address. ``holdfast.testing.check_store`` tests a store against the
+contract.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A store by its address, as a command line or a configuration file gives it."""
+"""Opening a store by its address, as given on a command line or in a configuration file."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from holdfast.errors import ConfigError, CoordinatorLost
 
 __all__ = ["open_store"]
 
-# Beyond its own timeout torch needs a moment to say that it has passed.
+# After its own timeout torch needs a moment to report it.
 ANSWER_SECONDS = 2.0
 
 
@@ -46,12 +46,12 @@ def _open_torch_store(address: str, timeout: float) -> Store:
     if address.startswith("file:"):
         path = Path(address.removeprefix("file:"))
         if not path.is_file():
-            raise ConfigError("there is no such store file", path=str(path))
+            raise ConfigError("the store file does not exist", path=str(path))
         return TorchStore(dist.FileStore(str(path), -1))  # type: ignore[attr-defined]
     host, _, port = address.rpartition(":")
     if not host or not port.isdigit():
         raise ConfigError(
-            "a store is redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT (TCPStore) or file:PATH", store=address
+            "a store's address is redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT (TCPStore) or file:PATH", store=address
         )
     _refuse_deaf(host, int(port), timeout)
 
@@ -59,14 +59,14 @@ def _open_torch_store(address: str, timeout: float) -> Store:
         found = dist.TCPStore(host, int(port), is_master=False, timeout=timedelta(seconds=timeout))  # type: ignore[attr-defined]
         return TorchStore(found)
 
-    # In a thread: torch asks a server of another kind again and again, for many times the timeout.
+    # In a thread: torch retries a server of another kind for many times the timeout.
     opened: Future[Store] = Future()
     threading.Thread(target=_fulfil, args=(opened, connect), name="holdfast-connect", daemon=True).start()
     try:
         return opened.result(timeout + ANSWER_SECONDS)
     except TimeoutError:
         raise CoordinatorLost(
-            "what listens there does not answer as a TCPStore does",
+            "the server at this address is not a TCPStore",
             store=address,
             hint="a Redis server's address begins with redis://, an etcd server's with etcd://",
         ) from None
@@ -77,12 +77,12 @@ def _open_torch_store(address: str, timeout: float) -> Store:
 def _fulfil(opened: Future[Store], connect: Callable[[], Store]) -> None:
     try:
         opened.set_result(connect())
-    except BaseException as error:  # passed on to the caller, who waits
+    except BaseException as error:  # passed on to the caller, which waits
         opened.set_exception(error)
 
 
 def _refuse_deaf(host: str, port: int, timeout: float) -> None:
-    """Ask with a socket of our own first: torch writes pages of stack traces about a refused connection."""
+    """Try a plain socket first: torch prints pages of stack traces about a refused connection."""
     import socket
 
     try:
@@ -92,4 +92,8 @@ def _refuse_deaf(host: str, port: int, timeout: float) -> None:
 
 
 def _unreachable(address: str) -> CoordinatorLost:
-    return CoordinatorLost("the store cannot be reached", store=address, hint="torchrun's is MASTER_ADDR:MASTER_PORT")
+    return CoordinatorLost(
+        "the store cannot be reached",
+        store=address,
+        hint="check the address and that the server runs; torchrun's store is MASTER_ADDR:MASTER_PORT",
+    )

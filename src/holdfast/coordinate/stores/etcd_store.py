@@ -11,22 +11,23 @@ from holdfast.errors import ConfigError, MissingDependencyError
 
 __all__ = ["EtcdStore"]
 
-# etcd refuses a transaction of more than 128 operations unless told otherwise (--max-txn-ops).
+# etcd refuses a transaction of more than 128 operations unless configured otherwise (--max-txn-ops).
 MAX_READS = 128
 
 
 class EtcdStore:
-    """An etcd cluster, 3.4 or later, spoken to through its HTTP gateway.
+    """An etcd cluster, 3.4 or later, reached through its HTTP gateway.
 
-    Every answered write is on the disks of a majority, so the store outlives any minority of its hosts. Leases here do
-    not use etcd's own: those expire by the server's clock, while ours expire by the observer's, so that a server that
-    was paused does not end the leases of living workers.
+    Every answered write is on the disks of a majority, so the store survives the loss of any minority of its hosts.
+    holdfast does not use etcd's leases: those expire by the server's clock, while holdfast's expire by the observer's,
+    so that a server that was paused does not end the leases of living workers.
 
     Args:
-        url: ``etcd://host:port`` (or ``http://``, ``https://``) of a member or of a balancer before the members.
+        url: ``etcd://host:port`` (or ``http://``, ``https://``) of a member, or of a load balancer in front of the
+            members.
         timeout: seconds after which a server that does not answer counts as unreachable.
         ca_cert: certificate authority file for ``https``.
-        cert: client certificate file and its key file for ``https``.
+        cert: client certificate file and key file for ``https``.
     """
 
     # etcd refuses requests above 1.5 MiB, and the gateway's Base64 adds a third.
@@ -57,12 +58,12 @@ class EtcdStore:
             timeout=timeout,
             api_path="/v3/",
         )
-        self._revision = 0  # of the newest answer; a server that knows less is not the one that gave it
+        self._revision = 0  # of the newest answer; a server with a lower revision is not the one that gave it
         self._failures = (
             exceptions.ConnectionFailedError,
             exceptions.ConnectionTimeoutError,
             exceptions.InternalServerError,  # no leader, or the request was not agreed on in time
-            RequestException,  # the connection broke within the answer, or before its content
+            RequestException,  # the connection broke during the answer, or before its content
         )
 
     def _transact(self, transaction: dict[str, Any]) -> dict[str, Any]:
@@ -73,16 +74,16 @@ class EtcdStore:
         revision = int(answer["header"]["revision"])
         if revision < self._revision:
             self._revision = 0
-            raise ConnectionError("the etcd server has gone back in time: it may be another one")
+            raise ConnectionError("the etcd server's revision went backwards: it may be a different server")
         self._revision = revision
         return answer
 
     def get(self, key: str) -> bytes | None:
-        """As the contract."""
+        """Same as in the contract."""
         return self.get_many([key])[0]
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the contract."""
+        """Same as in the contract."""
         found: list[bytes | None] = []
         for first in range(0, len(keys), MAX_READS):
             reads = [{"request_range": {"key": _encode(key)}} for key in keys[first : first + MAX_READS]]
@@ -91,15 +92,15 @@ class EtcdStore:
         return found
 
     def set(self, key: str, value: bytes) -> None:
-        """As the contract."""
+        """Same as in the contract."""
         self._transact({"success": [{"request_put": {"key": _encode(key), "value": _encode(value)}}]})
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the contract."""
+        """Same as in the contract."""
         return self._swap(key, expected, desired)[1]
 
     def _swap(self, key: str, expected: bytes, desired: bytes) -> tuple[bool, bytes]:
-        """Return whether this very call wrote, and the value there is afterwards."""
+        """Return whether this call wrote, and the value afterwards."""
         condition: dict[str, Any] = {"key": _encode(key), "result": "EQUAL"}
         if expected:
             condition |= {"target": "VALUE", "value": _encode(expected)}
@@ -117,28 +118,28 @@ class EtcdStore:
         return False, _value(answer["responses"][0]) or b""
 
     def add(self, key: str, amount: int) -> int:
-        """As the contract: etcd has no counters, so this reads and swaps until nobody came in between."""
+        """Same as in the contract: etcd has no counters, so this reads and swaps until no other client interferes."""
         found = self.get(key) or b""
         while True:
             total = str(int(found or b"0") + amount).encode()
             if total == found:
                 return int(total)
             written, seen = self._swap(key, found, total)
-            if written:  # not: is it the total? Another client may have counted up to the same
+            if written:  # do not compare the total instead: another client may have reached the same
                 return int(total)
             found = seen
 
     def delete(self, key: str) -> bool:
-        """As the contract."""
+        """Same as in the contract."""
         answer = self._transact({"success": [{"request_delete_range": {"key": _encode(key)}}]})
         return int(answer["responses"][0]["response_delete_range"].get("deleted", 0)) > 0
 
     def clone(self) -> EtcdStore:
-        """As the contract."""
+        """Same as in the contract."""
         return EtcdStore(self.url, **self._options)
 
     def close(self) -> None:
-        """As the contract."""
+        """Same as in the contract."""
         self._client.session.close()
 
 

@@ -21,18 +21,18 @@ return current or ''
 
 
 class RedisStore:
-    """A Redis or Valkey server, 6 or later, version 7 tested.
+    """A Redis or Valkey server, version 6 or later (tested with 7).
 
-    The server must write every command to disk before it answers (``appendonly yes``, ``appendfsync always``): with
-    anything less a killed server may forget commits that workers were told of. One server, or one whose replicas are
-    never promoted on their own: a replica may lag behind what was answered. Nor may it evict keys to make room
+    The server must write every command to disk before it answers (``appendonly yes``, ``appendfsync always``):
+    otherwise a killed server may lose commits that it has acknowledged. Use a single server, or one whose replicas are
+    never promoted automatically: a replica may lag behind. The server must not evict keys to free memory
     (``maxmemory-policy allkeys-…``).
 
     Args:
         url: ``redis://[[user]:password@]host:port[/database]``, or ``rediss://`` for TLS.
         timeout: seconds after which a server that does not answer counts as unreachable.
-        durable: False accepts a server that keeps less than every answered write; the store is then treated like a
-            TCPStore, and a lost connection ends the job's use of it.
+        durable: False accepts a server that may lose answered writes; the store is then treated like a TCPStore, and a
+            lost connection means that the store is lost.
     """
 
     max_value_bytes = 4 << 20
@@ -49,8 +49,8 @@ class RedisStore:
         self._timeout = timeout
         self._failures = (redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError)
         try:
-            # No retries of redis-py's own: it would send a counter's increment twice. One connection, so that a
-            # second one means that the first was lost.
+            # redis-py must not retry: it would send a counter's increment twice. One connection, so that a second one
+            # means that the first was lost.
             pool = redis.BlockingConnectionPool.from_url(
                 url,
                 max_connections=1,
@@ -68,7 +68,7 @@ class RedisStore:
         self._in_touch = False
 
     def _connected(self, connection: Any) -> None:
-        """Raise once where redis-py silently reconnects."""
+        """Raise once if redis-py has silently reconnected."""
         if self._in_touch:
             self._in_touch = False
             raise self._failures[0]("the connection was lost")
@@ -85,7 +85,7 @@ class RedisStore:
             raise ConnectionError(f"the Redis server cannot be reached: {error}") from error
 
     def _check_durability(self) -> None:
-        """Refuse a server that says that it forgets; one that does not let us ask is taken at its owner's word."""
+        """Refuse a server that is configured to lose writes; one that does not let us ask is trusted."""
         import redis
 
         try:
@@ -100,7 +100,7 @@ class RedisStore:
             self._checked = False
             when = "when it is killed" if forgets else "when its memory is full"
             raise ConfigError(
-                f"this Redis server would forget answered writes {when}",
+                f"this Redis server would lose answered writes {when}",
                 url=self.url,
                 **found,
                 hint="start it with --appendonly yes --appendfsync always, or pass durable=False"
@@ -109,38 +109,38 @@ class RedisStore:
             )
 
     def get(self, key: str) -> bytes | None:
-        """As the contract."""
+        """Same as in the contract."""
         found: bytes | None = self._ask(lambda: self._client.get(key))
         return found
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the contract."""
+        """Same as in the contract."""
         if not keys:
             return []
         found: list[bytes | None] = self._ask(lambda: self._client.mget(list(keys)))
         return found
 
     def set(self, key: str, value: bytes) -> None:
-        """As the contract."""
+        """Same as in the contract."""
         self._ask(lambda: self._client.set(key, value))
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the contract."""
+        """Same as in the contract."""
         found: bytes = self._ask(lambda: self._compare_set(keys=[key], args=[expected, desired]))
         return found
 
     def add(self, key: str, amount: int) -> int:
-        """As the contract."""
+        """Same as in the contract."""
         return int(self._ask(lambda: self._client.incrby(key, amount)))
 
     def delete(self, key: str) -> bool:
-        """As the contract."""
+        """Same as in the contract."""
         return bool(self._ask(lambda: self._client.delete(key)))
 
     def clone(self) -> RedisStore:
-        """As the contract."""
+        """Same as in the contract."""
         return RedisStore(self.url, timeout=self._timeout, durable=self.durable)
 
     def close(self) -> None:
-        """As the contract."""
+        """Same as in the contract."""
         self._client.close()

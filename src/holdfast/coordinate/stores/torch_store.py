@@ -1,4 +1,4 @@
-"""A ``torch.distributed`` store: nothing to set up, and gone with the process that holds it."""
+"""A ``torch.distributed`` store: nothing to set up, but lost with the process that hosts it."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ if TYPE_CHECKING:
 
 __all__ = ["TorchStore"]
 
-# No record of ours equals it: asking a store to replace it by itself reads a key without waiting and changes nothing.
+# No record ever equals it: asking a store to replace it with itself reads a key without waiting or changing anything.
 _NOTHING = b"\x00nothing"
 
-# One deletion at a time in a process: of two that delete a key in a FileStore one is then told that it was there.
+# One deletion at a time in a process: of two that delete a key in a FileStore, exactly one then finds it there.
 _DELETING = threading.Lock()
 
 
@@ -43,43 +43,43 @@ class TorchStore:
         self._store: Any = store
 
     def get(self, key: str) -> bytes | None:
-        """As the contract."""
+        """Same as in the contract."""
         found: bytes = self._store.compare_set(key, _NOTHING, _NOTHING)
         return None if found == _NOTHING else found
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the contract: two operations where all exist, one per key where one is missing."""
+        """Same as in the contract: two operations if all keys exist, one per key if any is missing."""
         names = list(keys)
         if len(names) > 1 and self._store.check(names):
             return list(self._store.multi_get(names))
         return [self.get(name) for name in names]
 
     def set(self, key: str, value: bytes) -> None:
-        """As the contract."""
+        """Same as in the contract."""
         self._store.set(key, value)
-        # torch's server does not answer a set: another client may ask before it has arrived. A question on the same
+        # torch's server does not answer a set, so another client may ask before it has arrived. A request on the same
         # connection is answered after it.
         self._store.check([key])
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the contract."""
+        """Same as in the contract."""
         if expected == desired:
             return self.get(key) or b""
         found: bytes = self._store.compare_set(key, expected, desired)
-        return b"" if found == expected else found  # torch says of a missing key that it holds what was expected
+        return b"" if found == expected else found  # for a missing key torch returns the expected value
 
     def add(self, key: str, amount: int) -> int:
-        """As the contract."""
+        """Same as in the contract."""
         return int(self._store.add(key, amount))
 
     def delete(self, key: str) -> bool:
-        """As the contract."""
-        with _DELETING:  # a FileStore's own answer is always yes
+        """Same as in the contract."""
+        with _DELETING:  # a FileStore always answers yes
             there = self.get(key) is not None
             return bool(self._store.delete_key(key)) and there
 
     def clone(self) -> TorchStore:
-        """As the contract."""
+        """Same as in the contract."""
         return TorchStore(self._store.clone())
 
     def close(self) -> None:
