@@ -1,7 +1,8 @@
-"""The aggregator: takes every batch's metrics, and reports what one process would have computed.
+"""The aggregator: takes every batch's metrics, and reports what a single process would have computed.
 
-Local and distributed are one road: local table → exchange → merge → format. A world of one has nothing to exchange.
-What the ranks' tables merge into does not depend on who merges what, so each metric is merged by one rank and shared.
+Local and distributed runs take the same path: local table → exchange → merge → format. A world of one has nothing to
+exchange. The result of merging does not depend on which rank merges what, so each metric is merged by one rank and
+shared.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ from holdfast.metrics.window import Panes, pane_of, update_panes
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-# Python numbers wait longer than those in arrays: making an array of them is the greater part of the cost.
+# Python numbers wait longer than arrays: building an array of them is most of the cost.
 _FOLD_SCALARS_AT = 1 << 15
 
 
@@ -59,10 +60,11 @@ class MetricsAggregator:
     """Aggregates metrics over batches, ranks and restarts.
 
     Args:
-        handlers: handlers for this aggregator only, by aggregation type, over the built-in and registered ones.
+        handlers: handlers for this aggregator only, by aggregation type; they override the built-in and registered
+            ones.
         recent_steps: also report every distribution over about the last n steps, as ``{metric}_recent_{stat}``.
-            The window's far end moves in eighths of it.
-        process_group: the ranks to merge over; the default group when None. Looked up when metrics are asked for.
+            The window advances in steps of an eighth of its length.
+        process_group: the ranks to merge over; None for the default group. Looked up when metrics are requested.
     """
 
     def __init__(
@@ -73,7 +75,7 @@ class MetricsAggregator:
         process_group: dist.ProcessGroup | None = None,
     ) -> None:
         if recent_steps is not None and recent_steps < 1:
-            raise ConfigError("a window covers at least one step", recent_steps=recent_steps)
+            raise ConfigError("recent_steps must be at least 1", recent_steps=recent_steps)
         self._handlers = known_handlers(handlers)
         self._recent_steps = recent_steps
         self._process_group = process_group
@@ -86,8 +88,8 @@ class MetricsAggregator:
         """Add a batch's metrics.
 
         Args:
-            metrics: ``batch["metrics"]``: a :class:`MetricBatch`, metrics one by one, or lists of either.
-            step: the step of the run they belong to, which a recent window goes by; one more than the last when None.
+            metrics: ``batch["metrics"]``: a :class:`MetricBatch`, single metrics, or lists of either.
+            step: the step of the run they belong to, used by the recent window; None for the step after the last one.
         """
         self._begin_step(self._step if step is None else step)
         if isinstance(metrics, MetricBatch):
@@ -112,26 +114,26 @@ class MetricsAggregator:
         }
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what this rank has seen, as JSON-friendly data. Save every rank's."""
+        """Return the state of this rank's metrics as JSON-friendly data. Save every rank's state."""
         rank, _ = world_of(self._process_group)
         return self._encode(self._local_table(rank), "rank")
 
     def run_state_dict(self) -> dict[str, Any]:
-        """Return what all ranks have seen, the same on every rank; a collective call when distributed."""
+        """Return the merged state of all ranks, the same on every rank; a collective call when distributed."""
         return self._encode(self._merged_table(), "run")
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Continue from a state, in place of whatever was aggregated so far.
+        """Continue from a state, discarding what was aggregated so far.
 
-        The state of one rank is taken as it is. The state of the whole run may be loaded on every rank, of any number:
-        rank 0 takes the totals and the others start from nothing, so that they are counted once.
+        The state of one rank is loaded as it is. The state of the whole run may be loaded on every rank, however many
+        there are: rank 0 keeps the totals and the others start empty, so that they are counted once.
         """
         stored = METRICS_STATE.from_json(state)
         table = decode_table(stored, self._handlers)
         if stored.recent_steps != self._recent_steps:
             table = {key: replace(metric, recent={}) for key, metric in table.items()}
-        # Which rank this is may not be known yet (a state can be read before the process group is made), so the run's
-        # totals wait beside the rank's own until figures or states are asked for.
+        # The rank may not be known yet (a state can be loaded before the process group is created), so the run's totals
+        # are kept beside the rank's own until figures or states are requested.
         is_run = stored.scope == "run"
         self._run_so_far = table if is_run else {}
         self._entries = {} if is_run else {key: self._restored(metric) for key, metric in table.items()}
@@ -142,7 +144,7 @@ class MetricsAggregator:
         return RunMetricsState(self)
 
     def reset(self) -> None:
-        """Forget everything aggregated so far; the count of steps goes on."""
+        """Discard everything aggregated so far; the step count continues."""
         self._entries = {}
         self._run_so_far = {}
 
@@ -183,7 +185,7 @@ class MetricsAggregator:
             entry = self._entries[key] = _Entry(agg_type, handler, handler.init())
         elif kind_name(entry.agg_type) != kind_name(agg_type):
             raise conflicting_types(key, kind_name(entry.agg_type), kind_name(agg_type))
-        entry.agg_type = agg_type  # the very object the caller uses, so that the next look is a comparison by identity
+        entry.agg_type = agg_type  # the caller's own object, so that the next lookup compares by identity
         return entry
 
     def _restored(self, metric: MetricState) -> _Entry:
@@ -191,7 +193,7 @@ class MetricsAggregator:
         return _Entry(metric.agg_type, handler, metric.state, metric.nan, metric.infinite, metric.recent)
 
     def _add(self, key: MetricKey, entry: _Entry, values: Any) -> None:
-        """Keep numbers for the next fold; anything else is refused here, in the call that brought it."""
+        """Keep numbers for the next fold; reject anything else here, in the call that passed it."""
         if not entry.handler.numeric:
             entry.state = entry.handler.update(entry.state, as_objects(values))
             return
@@ -204,7 +206,7 @@ class MetricsAggregator:
             self._fold(entry)
 
     def _fold(self, entry: _Entry) -> None:
-        """Bring the waiting values into the state, one array per kind."""
+        """Add the waiting values to the state, one array per kind."""
         arrays, scalars = entry.arrays, entry.scalars
         entry.arrays, entry.scalars, entry.waiting = [], [], 0
         if not entry.handler.numeric:
@@ -236,8 +238,8 @@ class MetricsAggregator:
         local = self._local_table(rank)
         if world_size == 1:
             return merge_tables([local], self._handlers)
-        # Every metric has one rank that merges it: each rank then reads as many states as there are metrics, where
-        # gathering everything everywhere would make each of a thousand ranks read a thousand times as many.
+        # Each metric is merged by one rank, so that a rank reads only as many states as there are metrics. Gathering
+        # everything on every rank would make each of a thousand ranks read a thousand times as many.
         parts: list[Table] = [{} for _ in range(world_size)]
         for key, metric in local.items():
             parts[zlib.crc32(repr(key).encode()) % world_size][key] = metric
@@ -252,7 +254,7 @@ class MetricsAggregator:
         return dict(sorted(merged.items()))
 
     def _merge_own_part(self, received: list[bytes]) -> dict[str, Any]:
-        """Return the metrics this rank merges for all; an error is an answer too, so that every rank raises it."""
+        """Return the metrics that this rank merges for all ranks, or an error, so that every rank raises it."""
         try:
             tables: list[Table] = []
             for state in received:
@@ -270,16 +272,16 @@ class MetricsAggregator:
 class RunMetricsState:
     """An aggregator as a ``Stateful`` of ``torch.distributed.checkpoint``.
 
-    DCP keeps one copy of what is not a tensor, and restores only keys that the restored object already has. So this
-    holds one key, whatever metrics there are, and the whole run's state under it, which is right for any number of
-    ranks.
+    DCP keeps one copy of anything that is not a tensor, and restores only keys that the restored object already has. So
+    this has a single key, whatever metrics there are, that holds the whole run's state, which is valid for any number
+    of ranks.
     """
 
     def __init__(self, aggregator: MetricsAggregator) -> None:
         self._aggregator = aggregator
 
     def state_dict(self) -> dict[str, Any]:
-        """Return the run's state as one JSON text; a collective call when distributed, as DCP's saving is anyway."""
+        """Return the run's state as one JSON text; a collective call when distributed, as saving with DCP is anyway."""
         return {"metrics": json.dumps(self._aggregator.run_state_dict())}
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
@@ -288,7 +290,7 @@ class RunMetricsState:
 
 
 def _finite(entry: _Entry, values: NDArray[Any]) -> NDArray[Any]:
-    """Return the finite values; the others are counted in the entry."""
+    """Return the finite values; count the others in the entry."""
     if values.dtype != np.float64:
         return values
     finite = np.isfinite(values)

@@ -1,4 +1,4 @@
-"""Samples to a batch: metrics apart, tokens and labels padded, nothing else."""
+"""Collating samples into a batch: tokens and labels are padded, metrics are combined, nothing else changes."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 def collate_with_metrics(
     samples: Sequence[Mapping[str, Any]], *, pad_id: int = 0, ignore_index: int = -100
 ) -> dict[str, Any]:
-    """Make a batch of samples.
+    """Collate samples into a batch.
 
     ``tokens`` and ``labels`` become int64 tensors, each padded on the right to its longest row; the samples' metrics
-    become one columnar ``batch["metrics"]``. Any other field stays what it is: a list with one value per sample.
+    become one columnar ``batch["metrics"]``. Any other field becomes a list with one value per sample.
 
     Args:
         samples: dicts with ``tokens``, and possibly ``labels``, ``metrics`` and other fields.
-        pad_id: what pads tokens.
-        ignore_index: what pads labels; the default is what ``torch.nn.CrossEntropyLoss`` ignores.
+        pad_id: value that pads tokens.
+        ignore_index: value that pads labels; the default is the one that ``torch.nn.CrossEntropyLoss`` ignores.
     """
     if not samples:
-        raise StreamError("a batch needs at least one sample")
+        raise StreamError("a batch needs at least one sample", hint="pass the list of samples that make the batch")
     fields = [name for name in samples[0] if name != "metrics"]
     for place, sample in enumerate(samples):
         if sample.keys() - {"metrics"} != set(fields):
             raise StreamError(
-                f"sample {place} of the batch has the fields {sorted(sample)}, the first one {sorted(samples[0])}",
+                f"sample {place} of the batch has the fields {sorted(sample)}, the first has {sorted(samples[0])}",
                 hint="every sample of a batch needs the same fields",
                 sample=place,
             )

@@ -1,8 +1,8 @@
 """Metrics as columns: one array per batch and metric, instead of one object per sample and metric.
 
-A :class:`MetricBatch` is what travels from a dataset's workers to the trainer. Building it groups the observations
-once, where they are made; the aggregator then adds whole arrays. A list of :class:`~holdfast.metrics.types.Metric`
-objects converts into the same columns, so both roads give the same figures.
+A dataset's workers send a :class:`MetricBatch` to the trainer. Building it groups the observations once, where they are
+made; the aggregator then adds whole arrays. A list of :class:`~holdfast.metrics.types.Metric` objects converts into the
+same columns, so both forms give the same figures.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ class MetricColumn:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class MetricBatch:
-    """The metrics of one batch, one column per metric (or a few, which are added one after another)."""
+    """The metrics of one batch: one column per metric, or several that are added one after another."""
 
     columns: tuple[MetricColumn, ...] = ()
 
     @staticmethod
     def of(metrics: Metrics) -> MetricBatch:
-        """Return columns from a batch, from metrics one by one, or from any nesting of lists of both."""
+        """Return the columns of a batch, of single metrics, or of nested lists of both."""
         if isinstance(metrics, MetricBatch):
             return metrics
         grouped: dict[MetricKey, tuple[AggregationKind, list[Any]]] = {}
@@ -56,7 +56,7 @@ class MetricBatch:
         return MetricBatch(tuple(columns))
 
 
-#: What the aggregator takes: a batch of columns, metrics one by one, or nested lists of either.
+#: The input of the aggregator: a batch of columns, single metrics, or nested lists of either.
 Metrics: TypeAlias = MetricBatch | Metric | Sequence["Metrics"]
 
 
@@ -64,7 +64,7 @@ def as_columns(values: Any) -> list[NDArray[Any]]:
     """Return observations as one-dimensional arrays of one kind each: float64, int64, or Python objects.
 
     Numbers keep their exact value: integers never pass through a float, and those beyond 64 bits stay Python integers.
-    Takes arrays, tensors on any device, numbers, texts, and lists of them.
+    Accepts arrays, tensors on any device, numbers, strings, and lists of them.
     """
     if hasattr(values, "detach"):
         values = _from_tensor(values)
@@ -76,7 +76,7 @@ def as_columns(values: Any) -> list[NDArray[Any]]:
 
 
 def as_objects(values: Any) -> NDArray[Any]:
-    """Return observations as they come, flat: an array of any dtype, or an object array."""
+    """Return observations unchanged but flat: an array of any dtype, or an object array."""
     if hasattr(values, "detach"):
         values = _from_tensor(values)
     if isinstance(values, np.ndarray):
@@ -97,13 +97,14 @@ def _as_column(values: NDArray[Any]) -> NDArray[Any]:
         fits = len(flat) == 0 or flat.max() <= _INT64.max
         return flat.astype(np.int64) if fits else flat.astype(object)
     raise MetricError(
-        f"values of dtype {flat.dtype} cannot be aggregated", hint="give numbers (up to 64 bits) or text as categories"
+        f"values of dtype {flat.dtype} cannot be aggregated",
+        hint="pass numbers of up to 64 bits, or strings as categories",
     )
 
 
 def _from_tensor(tensor: Any) -> NDArray[Any]:
     dense = tensor.detach().cpu()
-    if dense.is_floating_point() and dense.element_size() < 4:  # NumPy has no bfloat16, and float32 holds all halves
+    if dense.is_floating_point() and dense.element_size() < 4:  # NumPy has no bfloat16; float32 holds all halves
         dense = dense.float()
     array: NDArray[Any] = dense.numpy()
     return array
@@ -120,7 +121,7 @@ def _from_list(values: Sequence[Any]) -> list[NDArray[Any]]:
         return [np.array(values, dtype=np.float64)]
     if kinds == {str} or not kinds:
         return [_objects(values)]
-    # A mixture: a column for each kind, so that no integer is rounded by sitting beside a float.
+    # Mixed kinds: one column for each, so that no integer is rounded for sharing an array with floats.
     scalars = [_plain(value) for value in values]
     integers = [int(value) for value in scalars if isinstance(value, int)]
     floats = [float(value) for value in scalars if isinstance(value, float)]
@@ -152,8 +153,8 @@ def _flatten(metrics: Metric | Iterable[Any]) -> Iterator[Metric | MetricBatch]:
         return
     if isinstance(metrics, (str, bytes)) or not isinstance(metrics, Iterable):
         raise MetricError(
-            f"metrics must be Metric objects, a MetricBatch, or lists of them, not {type(metrics).__name__}",
-            hint="batch['metrics'] from collate_with_metrics is what the aggregator expects",
+            f"metrics must be Metric objects, a MetricBatch or lists of them, not {type(metrics).__name__}",
+            hint="pass batch['metrics'] from collate_with_metrics",
         )
     for item in metrics:
         if isinstance(item, (Metric, MetricBatch)):

@@ -1,13 +1,13 @@
-"""Sums that do not depend on the order or the grouping of what is added.
+"""Sums that do not depend on the order or the grouping of the values.
 
-Floating-point addition rounds, so the same numbers summed by 2 ranks and by 3 differ in the last bits. Here nothing
-rounds until the very end: a sum of float64 values is a Python integer counting units of 2^-1074, the smallest float64.
-Integers add exactly in any order, so ranks, restarts and changed world sizes all reach the same integer, and one
-correctly rounded division makes the figure.
+Floating-point addition rounds, so the same numbers summed by 2 ranks and by 3 differ in the last bits. Here nothing is
+rounded until the very end: a sum of float64 values is a Python integer that counts units of 2^-1074, the smallest
+float64. Integers add exactly in any order, so ranks, restarts and changed world sizes all arrive at the same integer,
+and one correctly rounded division gives the figure.
 
-What makes it quick is that the array is never visited value by value. Adding and subtracting a large power of two
-splits every value into a high part, of which all partial sums are exact in float64, and a rest; the high parts are
-summed by NumPy, and the rest goes round again until nothing is left: twice or three times for real data.
+It is fast because the array is never visited value by value. Adding and subtracting a large power of two splits every
+value into a high part, whose partial sums are all exact in float64, and a rest. NumPy sums the high parts, and the
+rests are split again until nothing is left, which takes two or three rounds for real data.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ SUM_SCALE = 1074
 #: A scaled sum of squares counts units of 2 ** -SQUARE_SCALE.
 SQUARE_SCALE = 2 * SUM_SCALE
 
-# Small enough for the cache with its temporaries, and for the BLAS to stay on one thread; and with layers of 20 bits
-# 2 ** 13 products of 40 bits make at most 2 ** 53, the last integer up to which float64 is exact.
+# Small enough to fit in the cache with its temporaries and to keep the BLAS on one thread. With layers of 20 bits, 2 **
+# 13 products of 40 bits sum to at most 2 ** 53, up to which float64 represents every integer.
 _CHUNK = 1 << 13
 _LAYER_BITS = 20
-# Real data needs three layers but for a few values near zero; those wait for one another.
+# Real data needs three layers, except for a few values near zero, which are collected and summed together.
 _FEW_LAYERS, _MOST_LAYERS = 3, 6
 _LARGE = 2.0**1000
 # Products of halves of values inside these are exact in float64; values outside are scaled by a power of two first.
@@ -38,7 +38,7 @@ _SQUARE_MOST_EXPONENT = 480
 _SQUARE_LEAST_EXPONENT = -400
 _SQUARE_LARGE = 2.0**_SQUARE_MOST_EXPONENT
 _SQUARE_SMALL = 2.0**_SQUARE_LEAST_EXPONENT
-# A few values tell nearly always that there is a rest.
+# If there is a rest, a few values nearly always show it.
 _PEEK = 64
 _SPLITTER = 2.0**27 + 1.0
 
@@ -93,7 +93,7 @@ def sum_integer_squares(values: NDArray[Any]) -> int:
 
 
 def ratio(numerator: int, denominator: int) -> float:
-    """Return ``numerator / denominator``, correctly rounded; an overflow is the infinity of its sign."""
+    """Return ``numerator / denominator``, correctly rounded; an overflow gives infinity with its sign."""
     try:
         return numerator / denominator
     except OverflowError:
@@ -129,7 +129,7 @@ def decode_scaled(text: str) -> int:
     digits, _, zeros = text.partition("p")
     power = int(zeros)
     if not 0 <= power <= 1 << 16:
-        raise ValueError(f"no power of two of an exact sum: {power}")
+        raise ValueError(f"invalid power of two in an exact sum: {power}")
     return int(digits, 16) << power
 
 
@@ -149,8 +149,8 @@ def _sum_chunk(values: FloatArray) -> int:
     total = 0
     rest = values
     while largest > 0.0:
-        # Every high part is a multiple of the pivot's half ulp, and len(values) of them stay below the pivot:
-        # NumPy may add them in whatever order it likes without a rounding.
+        # Every high part is a multiple of half the pivot's ulp, and the sum of len(values) of them stays below the
+        # pivot: NumPy may add them in any order without rounding.
         pivot = math.ldexp(1.0, math.frexp(largest)[1] + headroom)
         high = rest + pivot
         high -= pivot
@@ -164,13 +164,13 @@ def _sum_chunk(values: FloatArray) -> int:
 class _Layers:
     """Values cut into layers of 20 bits on a common grid: value = sum of its layers.
 
-    Every product of two layers is a small multiple of the product of their grids, so that dot products are exact, and
-    run at the speed of the BLAS.
+    Every product of two layers is a small multiple of the product of their grids, so dot products are exact and run at
+    the speed of the BLAS.
 
     Args:
         top: the first layer counts units of 2 ** (top - 20), the next of 2 ** (top - 40), and so on.
         layers: the layers, highest first.
-        left_over: values that are in no layer, being few and much smaller than the rest.
+        left_over: values in no layer, because they are few and much smaller than the rest.
     """
 
     top: int
@@ -179,13 +179,13 @@ class _Layers:
 
 
 def _layers(values: FloatArray) -> _Layers | None:
-    """Return the layers of at most ``_CHUNK`` values; None when their range of magnitudes is too wide for a few."""
+    """Return the layers of at most ``_CHUNK`` values; None if their magnitudes differ too much for a few layers."""
     largest = _largest(values)
     top = math.frexp(largest)[1]
     layers: list[FloatArray] = []
     rest = values
     while largest > 0.0 and (not layers or rest[:_PEEK].any() or rest.any()):
-        exponent = top - _LAYER_BITS * len(layers)  # no rest is above half a step of the layer before
+        exponent = top - _LAYER_BITS * len(layers)  # no rest exceeds half a unit of the previous layer
         if len(layers) == _MOST_LAYERS or not _SQUARE_LEAST_EXPONENT <= exponent <= _SQUARE_MOST_EXPONENT:
             return None
         if len(layers) == _FEW_LAYERS:
@@ -231,7 +231,7 @@ def _sum_square_chunk(values: FloatArray) -> int:
 
 
 def _sum_products(values: FloatArray) -> int:
-    """Return the exact sum of squares in units of 2 ** -1074, of values whose half-products are exact in float64."""
+    """Return the exact sum of squares, in units of 2 ** -1074, of values whose half-products are exact in float64."""
     # Dekker's split: two halves of at most 26 bits each, whose products fit 53 bits.
     high = values * _SPLITTER
     high -= high - values

@@ -1,9 +1,9 @@
-"""Bytes between ranks, whatever the backend: each to its receiver, or every rank's to all.
+"""Exchanging bytes between ranks on any backend: pieces for single receivers, or every rank's payload for all.
 
 Payloads differ in size from rank to rank, so sizes travel first. :func:`exchange_bytes` sends every rank its own piece;
-:func:`gather_bytes` gives every rank all payloads, in one ``all_gather`` of padded buffers or, when that would take
-much memory at once, one rank after another by broadcast. Tensors live where the backend needs them: in host memory for
-gloo, on the current device for NCCL.
+:func:`gather_bytes` gives every rank all payloads, in one ``all_gather`` of padded buffers or, if that would take too
+much memory at once, one rank after another by broadcast. Tensors are placed where the backend needs them: in host
+memory for gloo, on the current device for NCCL.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     import torch
     import torch.distributed as dist
 
-#: Above this many bytes the payloads come one rank after another.
+#: Above this many bytes, payloads are sent one rank after another.
 GATHER_AT_ONCE = 64 << 20
 
 
@@ -30,10 +30,10 @@ def world_of(process_group: dist.ProcessGroup | None) -> tuple[int, int]:
 
 
 def exchange_bytes(pieces: Sequence[bytes], process_group: dist.ProcessGroup | None) -> list[bytes]:
-    """Return what every rank has for this one, in the order of ranks; a collective call.
+    """Return the pieces that all ranks sent to this one, in rank order; a collective call.
 
     Args:
-        pieces: what this rank has for each rank.
+        pieces: the bytes that this rank sends to each rank.
         process_group: the group, None for the default one.
     """
     import torch
@@ -55,13 +55,13 @@ def exchange_bytes(pieces: Sequence[bytes], process_group: dist.ProcessGroup | N
 def gather_bytes(
     payload: bytes, world_size: int, process_group: dist.ProcessGroup | None, *, at_once: int = GATHER_AT_ONCE
 ) -> Iterator[bytes]:
-    """Yield every rank's payload, in the order of ranks; a collective call.
+    """Yield every rank's payload, in rank order; a collective call.
 
     Args:
         payload: this rank's bytes.
-        world_size: how many ranks take part; above 1.
+        world_size: number of ranks; more than 1.
         process_group: the group, None for the default one.
-        at_once: how many bytes may be received in one operation.
+        at_once: maximum number of bytes received in one operation.
     """
     import torch
     import torch.distributed as dist
@@ -95,7 +95,7 @@ def _device(process_group: dist.ProcessGroup | None) -> torch.device:
     import torch
     import torch.distributed as dist
 
-    # "gloo", "nccl", or one backend a device type: "cpu:gloo,cuda:nccl". Host memory is nearer to JSON when it serves.
+    # "gloo", "nccl", or one backend per device type: "cpu:gloo,cuda:nccl". Prefer host memory, where the JSON is.
     backends: Any = dist.get_backend_config(process_group)
     by_device = dict(part.split(":", 1) for part in str(backends).split(",") if ":" in part)
     if by_device.get("cpu") in ("gloo", "mpi", "ucc"):

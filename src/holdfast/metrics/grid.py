@@ -1,11 +1,11 @@
-"""Float64 values on a grid of buckets: ordered integers, cut coarser octave by octave, counted without sorting.
+"""Float64 values on a grid of buckets: ordered integers, coarsened octave by octave, counted without sorting.
 
-A **key** is a float as an integer that sorts like it. The top 12 bits of a key (sign and exponent) name its octave; an
-octave's **shift** says how many of the remaining 52 bits its buckets ignore. A :class:`Grid` is the shifts of the
-octaves that hold values.
+A **key** is an integer that stands for a float and sorts like it. The top 12 bits of a key (sign and exponent) name its
+octave; an octave's **shift** says how many of the remaining 52 bits its buckets ignore. A :class:`Grid` is the shifts
+of the octaves that hold values.
 
-Counting is where the time goes, for every value passes here. An octave that was cut has few buckets, so each has a cell
-of a table and counting is one ``bincount``; only the values of octaves too fine for that are sorted.
+Most of the time is spent counting, because every value passes through here. A coarsened octave has few buckets, so each
+bucket has a cell in a table and counting is one ``bincount``; only values in octaves too fine for that are sorted.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.metrics.exact_sum import FloatArray
 
 Integers: TypeAlias = NDArray[np.int64]
 
-#: Keys, and how often each comes: once when None.
+#: Keys, and how often each occurs; None for once each.
 Column: TypeAlias = tuple[Integers, Integers | None]
 
 MANTISSA_BITS = 52
@@ -29,16 +29,16 @@ MANTISSA = np.int64((1 << MANTISSA_BITS) - 1)
 OCTAVES = 1 << 12  # sign and exponent; octave numbers run from -2048 to 2047, the two ends being NaN and infinity
 
 _MAGNITUDE = np.int64(0x7FFF_FFFF_FFFF_FFFF)
-# The maximum buckets of an octave that is counted in a table, and the maximum where the tables would grow large.
+# Maximum number of buckets of an octave counted in a table, and the maximum if the tables would grow large.
 TABLE_BITS, _SMALL_TABLE_BITS = 13, 6
 _LARGEST_TABLE = 1 << 18
-# Values a pass: their temporaries stay in the processor's cache.
+# Values per pass: their temporaries stay in the processor's cache.
 _CHUNK = 1 << 14
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Grid:
-    """How finely the floats of each octave are told apart.
+    """How finely each octave is divided.
 
     Args:
         octaves: the octaves that hold values, ascending.
@@ -50,7 +50,7 @@ class Grid:
 
     @staticmethod
     def merge(grids: Sequence[Grid]) -> Grid:
-        """Return all octaves of all grids, each as coarse as in the coarsest of them."""
+        """Return the octaves of all grids, each as coarse as in the coarsest grid."""
         deepest = np.full(OCTAVES, -1, dtype=np.int64)
         for grid in grids:
             places = grid.octaves + OCTAVES // 2
@@ -66,7 +66,7 @@ class Grid:
         return np.where(self.octaves[places] == octaves, self.shifts[places], 0)
 
     def tabulate(self, columns: Iterable[Column]) -> tuple[Integers, Integers, list[Column]]:
-        """Count keys bucket by bucket where an octave is cut to few buckets, and return all other keys as they are.
+        """Count the keys of octaves with few buckets, and return all other keys as they are.
 
         Returns:
             The buckets, ascending; how many keys fell into each; and the columns of the keys that were not counted.
@@ -78,11 +78,11 @@ class Grid:
         if not tabled.any():
             return np.empty(0, dtype=np.int64), np.empty(0, dtype=np.int64), list(columns)
         octaves, shifts, bits = self.octaves[tabled], self.shifts[tabled], bits[tabled]
-        ends = 1 + np.cumsum(1 << bits)  # cell 0 is for keys that are in no table
+        ends = 1 + np.cumsum(1 << bits)  # cell 0 is for keys in no table
         starts = np.append(1, ends[:-1])
         shift_of = np.full(OCTAVES, 63, dtype=np.int64)
         start_of = np.zeros(OCTAVES, dtype=np.int64)  # a negative octave counts from the end, here and below
-        start_of[OCTAVES // 2 :] = 1  # for the keys of negative floats are -1 when all their bits are shifted out
+        start_of[OCTAVES // 2 :] = 1  # the keys of negative floats become -1 when all their bits are shifted out
         shift_of[octaves] = shifts
         start_of[octaves] = starts - (octaves << bits)
         table = np.zeros(int(ends[-1]), dtype=np.int64)
@@ -93,7 +93,7 @@ class Grid:
         return keys, table[cells], [column for column in strays if len(column[0])]
 
     def sort(self, columns: Sequence[Column]) -> tuple[Integers, Integers]:
-        """Return the buckets that the columns' keys fall into, ascending, and how many fall into each; by sorting."""
+        """Sort the columns' keys; return the buckets they fall into, ascending, and how many fall into each."""
         plain = [self._cut(keys) for keys, counts in columns if counts is None]
         counted = [(self._cut(keys), counts) for keys, counts in columns if counts is not None]
         if plain:
@@ -127,7 +127,7 @@ def keys_per_octave(columns: Sequence[Column]) -> Integers:
 
 
 def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column]:
-    """Return that part of the columns whose keys are of the given octaves."""
+    """Return the part of the columns whose keys lie in the given octaves."""
     wanted = np.zeros(OCTAVES, dtype=bool)
     wanted[octaves] = True
     chosen = [wanted[keys >> MANTISSA_BITS] for keys, _ in columns]
@@ -138,7 +138,7 @@ def keys_of_octaves(columns: Sequence[Column], octaves: Integers) -> list[Column
 
 
 def ordered(values: FloatArray) -> Integers:
-    """Return integers that sort like the floats; 0.0 and -0.0 are one value."""
+    """Return integers that sort like the floats; 0.0 and -0.0 are the same value."""
     bits = (values + 0.0).view(np.int64)
     flips = bits >> 63
     flips &= _MAGNITUDE
@@ -147,7 +147,7 @@ def ordered(values: FloatArray) -> Integers:
 
 
 def key_columns(values: FloatArray, counts: Integers | None = None) -> Iterator[Column]:
-    """Yield the keys of values, a piece at a time, so that each is counted while it is in the processor's cache."""
+    """Yield the keys of values piece by piece, so that each piece is counted while it is in the processor's cache."""
     for begin in range(0, len(values), _CHUNK):
         piece = slice(begin, begin + _CHUNK)
         yield ordered(values[piece]), None if counts is None else counts[piece]
@@ -170,9 +170,9 @@ def distinct_sorted(ascending: Integers) -> Integers:
 
 
 def _tabulate(table: Integers, column: Column, shift_of: Integers, start_of: Integers) -> Column:
-    """Add a column to the table, and return that part of it which has no cell."""
+    """Add a column to the table, and return the part of it that has no cell."""
     keys, counts = column
-    # NumPy adds weights as float64, exactly up to 2^53; beyond that one by one.
+    # NumPy adds weights as float64, which is exact up to 2^53; beyond that they are added one by one.
     exact = counts is None or int(counts.sum()) < 1 << 53
     strays: list[Integers] = []
     step = max(_CHUNK, len(table))

@@ -1,7 +1,7 @@
-"""Count, mean, standard deviation, minimum and maximum, merged without a rounding.
+"""Count, mean, standard deviation, minimum and maximum, merged without rounding.
 
-The usual running variance (Welford, or Chan's merge) rounds at each step, so its last bits tell how many ranks there
-were. These moments keep the exact sums of x and x² as integers and divide once, at the end.
+The usual running variance (Welford, or Chan's merge) rounds at each step, so its last bits depend on the number of
+ranks. These moments keep the exact sums of x and x² as integers and divide once, at the end.
 """
 
 from __future__ import annotations
@@ -31,11 +31,11 @@ class Moments:
     """Exactly mergeable moments of finite numbers.
 
     Args:
-        count: how many values.
+        count: number of values.
         total: their exact sum, in units of 2 ** -1074.
         squares: the exact sum of their squares, in units of 2 ** -2148.
-        minimum: the smallest, or None when there is none.
-        maximum: the largest, or None.
+        minimum: the smallest value, or None if there is none.
+        maximum: the largest value, or None if there is none.
     """
 
     count: int = 0
@@ -123,7 +123,7 @@ def extreme(values: Sequence[int | float | None], *, sign: int) -> int | float |
 
 
 def encode_number(value: int | float | None) -> str | None:
-    """Return a number as text that is read back bit for bit, integers of any size included."""
+    """Return a number as text that can be read back bit for bit, including integers of any size."""
     if value is None:
         return None
     return str(value) if isinstance(value, int) else value.hex()
@@ -138,4 +138,4 @@ def decode_number(text: str | None) -> int | float | None:
 
 def _plain(value: Any) -> int | float:
     number: int | float = value.item() if isinstance(value, np.generic) else value
-    return number + 0.0 if isinstance(number, float) else number  # -0.0 and 0.0 are one value here
+    return number + 0.0 if isinstance(number, float) else number  # -0.0 and 0.0 are the same value here

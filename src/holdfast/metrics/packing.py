@@ -1,4 +1,4 @@
-"""Columns of integers as short text: what a sketch's state is in JSON."""
+"""Columns of integers as short text: a sketch's state in JSON."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from holdfast.metrics.grid import Integers
 _HEADER = struct.Struct("<BI")
 
 
+def damaged(problem: str) -> MetricError:
+    """Return the error for a distribution's state that is not what was saved."""
+    return MetricError(f"the state of a distribution is damaged: {problem}", hint="load an earlier checkpoint")
+
+
 def pack(*columns: Integers) -> str:
-    """Return non-negative columns as base64 of their deflated bytes, lowest bytes first, without empty high ones."""
+    """Return non-negative columns as base64 of their deflated bytes, lowest bytes first, without zero high bytes."""
     pieces: list[bytes] = []
     for column in columns:
         width = (int(column.max(initial=0)).bit_length() + 7) // 8
@@ -41,5 +46,5 @@ def unpack(text: str, count: int) -> list[Integers]:
                 columns.append(cells.view("<i8").reshape(-1).astype(np.int64, copy=False))
             place += _HEADER.size + width * length
     except (binascii.Error, zlib.error, struct.error, TypeError, ValueError) as error:
-        raise MetricError("the state of a distribution is damaged: its buckets cannot be read") from error
+        raise damaged("its buckets cannot be read") from error
     return columns

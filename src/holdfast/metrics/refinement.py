@@ -1,19 +1,19 @@
-"""Inside a bucket: where its values lie, told from linear counters, so that every merge still gives the same bits.
+"""Where the values of a bucket lie, estimated from linear counters, so that every merge still gives the same bits.
 
-A sketch's bucket may hold much of the mass when a sliver of values, or one value over and over, lies amid a crowd of
-others. A refinement follows every value down to its last bit, in bounded memory, by counters that only ever add up:
+A sketch's bucket may hold much of the mass if a narrow range of values, or one repeated value, lies amid many others. A
+refinement tracks every value down to its last bit, in bounded memory, with counters that only ever grow:
 
-- The 52 bits below an octave are thirteen digits of four bits. A **node** is what a key's leading digits name; its
+- The 52 bits below an octave are thirteen digits of four bits. A **node** is a sequence of leading digits of a key; its
   children differ in the next digit.
 - For each of the thirteen levels there are two tables of 256 rows by 16 columns. A key adds one to each table: in the
   row that its node is hashed to, in the column of its next digit.
-- A row is the children of a node, plus those of whatever other nodes share the row: on average 1/256 of all other
-  values. Two nodes seldom meet in both tables, so the smaller of a child's two counts is the nearer one; what strangers
-  are still in it is taken off, as they are expected to lie.
+- A row counts the children of a node, plus those of other nodes that share the row: on average 1/256 of all other
+  values. Two nodes seldom meet in both tables, so the smaller of a child's two counts is closer to the truth; the
+  expected number of foreign values still in it is subtracted.
 
 Descending from a bucket, whose count is exact, finds the value of a rank. No child has more values than either row
-says, so the answer comes with a bound that is never exceeded; the error itself is far smaller. Nothing depends on the
-order of values: all of it is sums.
+says, so the answer comes with a bound that is never exceeded; the error itself is far smaller. Everything is a sum, so
+nothing depends on the order of values.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import MetricError
 from holdfast.metrics.grid import MANTISSA_BITS, Integers
-from holdfast.metrics.packing import pack, unpack
+from holdfast.metrics.packing import damaged, pack, unpack
 
 DIGIT_BITS = 4
 LEVELS = MANTISSA_BITS // DIGIT_BITS
@@ -34,11 +33,11 @@ _DIGITS = 1 << DIGIT_BITS
 _ROW_BITS = 8
 _TABLES = 2
 _SHAPE = (LEVELS, _TABLES, 1 << _ROW_BITS, _DIGITS)
-# Odd multipliers, a level and table each, from the digits of a fixed generator: every process hashes alike.
+# Odd multipliers, one per level and table, from a fixed generator: every process hashes the same way.
 _SEED = 0x9E3779B97F4A7C15
-# Values a pass, so that the temporaries stay in the processor's cache.
+# Values per pass: their temporaries stay in the processor's cache.
 _CHUNK = 1 << 13
-# A node of this share of all values is not worth descending into.
+# A node with at most this share of all values is not worth descending into.
 _SMALL_NODE = 1 / 2048
 
 
@@ -54,11 +53,11 @@ class Refinement:
 
     @property
     def count(self) -> int:
-        """How many values were added."""
+        """Number of values added."""
         return 0 if self.tables is None else int(self.tables[0, 0].sum())
 
     def add(self, keys: Integers, counts: Integers | None = None) -> Refinement:
-        """Return the refinement with keys added, each ``counts`` times (once when None)."""
+        """Return the refinement with keys added, each ``counts`` times (None for once)."""
         tables = np.zeros(_SHAPE, dtype=np.int64) if self.tables is None else self.tables.copy()
         size = tables[0, 0].size
         for begin in range(0, len(keys), _CHUNK):
@@ -83,14 +82,14 @@ class Refinement:
         return Refinement(tables)
 
     def descend(self, node: int, level: int, count: int, rank: int, total: int) -> tuple[int, int]:
-        """Return the key of a rank inside a node, and by how many ranks it is off at most.
+        """Return the key of a rank inside a node, and the maximum error of its rank.
 
         Args:
             node: the node's leading bits: the key without its last ``52 - 4 * level`` bits.
-            level: how many digits of the node are known.
-            count: how many values the node has, exactly.
-            rank: which of them, from 1.
-            total: how many values there are in all.
+            level: number of known digits of the node.
+            count: exact number of values in the node.
+            rank: rank to find among them, from 1.
+            total: total number of values.
         """
         found = _Found(node, float(count), float(rank), (0, 0), (count, count))
         while level < LEVELS and found.estimate > total * _SMALL_NODE:
@@ -100,7 +99,7 @@ class Refinement:
         before, inside = found.before, found.count
         if remaining == 0:
             return found.node, max(0, before[1] + 1 - rank, rank - (before[0] + inside[0]))
-        # Spread what is left evenly over the node's floats.
+        # Spread the remaining values evenly over the node's floats.
         share = min(max(found.wanted / found.estimate, 0.0), 1.0) if found.estimate > 0.0 else 0.5
         place = min(int((1 << remaining) * share), (1 << remaining) - 1)
         return (found.node << remaining) + place, max(0, before[1] + inside[1] - rank, rank - before[0])
@@ -116,16 +115,17 @@ class Refinement:
             return Refinement()
         (flat,) = unpack(payload, 1)
         if flat.size != np.prod(_SHAPE):
-            raise MetricError("the state of a distribution is damaged: its refinement has another size")
+            raise damaged("its refinement has another size")
         return Refinement(flat.reshape(_SHAPE))
 
     def _step(self, at: _Found, level: int) -> _Found:
-        """Take one digit more."""
+        """Descend by one digit."""
         assert self.tables is not None
         node = np.array([at.node], dtype=np.int64)
         places = [int(_row_starts(node, level, table)[0]) >> DIGIT_BITS for table in range(_TABLES)]
         rows = [self.tables[level, table, place] for table, place in enumerate(places)]
-        # No child has more values than either row says; what strangers both still hold lies as all other values do.
+        # No child has more values than either row says; foreign values in both rows are distributed like all other
+        # values.
         most = np.minimum.reduce(rows)
         others = self.tables[level, 0].sum(axis=0) - most
         strangers = max(0.0, int(most.sum()) - at.estimate) / max(1, int(others.sum()))
@@ -133,7 +133,7 @@ class Refinement:
         children *= at.estimate / max(float(children.sum()), 1.0)
         ends = np.cumsum(children)
         digit = min(int(np.searchsorted(ends, at.wanted)), _DIGITS - 1)
-        # What is certain: that, and that all children together have the node's values.
+        # Certain bounds: from that, and because all children together have the node's values.
         left, here, right = int(most[:digit].sum()), int(most[digit]), int(most[digit + 1 :].sum())
         least, largest = at.count
         return _Found(
@@ -147,7 +147,7 @@ class Refinement:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """Where a descent stands: what it estimates, and what is certain (from, to)."""
+    """The state of a descent: its estimate, and what is certain (from, to)."""
 
     node: int
     estimate: float

@@ -1,6 +1,6 @@
-"""Where figures go: one small interface, four sinks, each needing only its own package.
+"""Sinks that write figures: one small interface and four implementations, each of which needs only its own package.
 
-A sink takes what ``get_metrics_for_logging`` returns. All ranks must make that call; one of them, usually rank 0, then
+A sink takes the result of ``get_metrics_for_logging``. All ranks must make that call; then one of them, usually rank 0,
 writes.
 """
 
@@ -32,7 +32,7 @@ class MetricSink(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Write out what is buffered, and release files and connections."""
+        """Flush buffered figures, and release files and connections."""
 
     @final
     def __enter__(self) -> Self:
@@ -50,10 +50,10 @@ class JsonlSink(MetricSink):
     """One JSON object per line: ``{"step": 100, "train_wiki/tokens_seen": 81920, …}``.
 
     An existing file is continued; a last line that a crash cut short is removed first. Every line is flushed to the
-    operating system when written. A figure that is not finite becomes null, since JSON has no name for it.
+    operating system when written. A figure that is not finite becomes null, because JSON cannot express it.
 
     Args:
-        path: the file; missing folders are made.
+        path: the file; missing folders are created.
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
@@ -111,7 +111,7 @@ class WandbSink(MetricSink):
 
     Args:
         run: a run you started, which stays yours to finish; or None to start one.
-        **options: what ``wandb.init`` takes, for a run started here.
+        **options: arguments of ``wandb.init`` for a run started here.
     """
 
     def __init__(self, run: WandbRun | None = None, **options: Any) -> None:
@@ -144,7 +144,7 @@ class MlflowSink(MetricSink):
     Names keep the characters MLflow allows; others (a category may hold any) become ``_``.
 
     Args:
-        client: what has ``log_metrics(metrics, step=…)``; the ``mlflow`` module itself when None.
+        client: an object with ``log_metrics(metrics, step=…)``; None for the ``mlflow`` module itself.
     """
 
     def __init__(self, client: MlflowClient | None = None) -> None:
@@ -158,13 +158,13 @@ class MlflowSink(MetricSink):
         self._client.log_metrics(allowed, step=step)
 
     def close(self) -> None:
-        """Nothing to do: the run belongs to whoever started it."""
+        """Do nothing: the run belongs to the code that started it."""
 
 
 def _as_float(value: Scalar) -> float:
     try:
         return float(value)
-    except OverflowError:  # an exact integer sum beyond what a float can hold
+    except OverflowError:  # an exact integer sum beyond the range of a float
         return math.inf if value > 0 else -math.inf
 
 
@@ -178,7 +178,7 @@ def _drop_torn_line(path: Path) -> None:
     with path.open("rb+") as file:
         end = file.seek(0, os.SEEK_END)
         keep = end
-        while keep:  # backwards in pieces: the file may be long, a torn line is not
+        while keep:  # backwards in pieces: the file may be long, but a torn line is not
             start = max(0, keep - 65536)
             file.seek(start)
             newline = file.read(keep - start).rfind(b"\n")

@@ -1,7 +1,8 @@
-"""Quantiles whose every merge gives the same bits: a histogram that adapts to the data, and to nothing else.
+"""Quantiles that merge to the same bits in any order: a histogram that depends on the data and on nothing else.
 
 A KLL sketch or a t-digest depends on the order of arrival and of merging (and on coin flips), so a resumed run, or one
-on other ranks, reports other percentiles. This sketch is a function of the *multiset* of values alone:
+on a different number of ranks, reports different percentiles. This sketch is a function of the *multiset* of values
+alone:
 
 - Float64 values are ordered like their bits. The top 12 bits (sign and exponent) name a value's **octave**; within an
   octave the remaining 52 bits are cut to buckets of ``2 ** shift`` neighbouring floats. Counts are exact integers.
@@ -9,17 +10,17 @@ on other ranks, reports other percentiles. This sketch is a function of the *mul
   the sum over octaves of min(cap, D(o)) is at most 4096.
 - Each octave's shift is the smallest that leaves it at most ``cap`` buckets.
 
-Both rules only ever coarsen as values are added, and what they need survives coarsening: so merging states and then
-applying the rules gives what the rules give on all values at once, bit for bit, however the values were split. Up to
-4,096 distinct values nothing is cut, and every quantile is exact; beyond that the octaves share the 4,096 buckets. At
-cap 1 the 4,094 octaves of float64 need 4,094 buckets, so the budget always holds.
+As values are added, both rules only ever coarsen, and the information they need survives coarsening. So merging states
+and then applying the rules gives the same bits as applying them to all values at once, however the values were split.
+Up to 4,096 distinct values, nothing is coarsened and every quantile is exact; beyond that the octaves share the 4,096
+buckets. At cap 1 the 4,094 octaves of float64 need 4,094 buckets, so the budget always holds.
 
-A quantile is therefore never further from the exact one than its bucket is wide: less than a 2/cap part of it, whatever
-the stream (cap is 128 for a million normal values, and at least 64 while no more than 64 octaves are crowded). What KLL
-has and this has not is a bound on the *rank* error beforehand; here it is known afterwards, and is at most the share of
+A quantile is therefore never further from the exact one than the width of its bucket: a relative error below 2/cap on
+any stream (cap is 128 for a million normal values, and at least 64 while no more than 64 octaves are crowded). Unlike
+KLL, the sketch gives no bound on the *rank* error in advance. It is known afterwards, and is at most the share of
 values in the quantile's bucket (:meth:`QuantileSketch.rank_error`). That is a fraction of a percent unless much of the
-mass sits in a sliver of an octave that also holds more other distinct values than the cap; a
-:class:`~holdfast.metrics.refinement.Refinement` looks into such buckets.
+mass sits in a small part of an octave that also holds more other distinct values than the cap; a
+:class:`~holdfast.metrics.refinement.Refinement` resolves such buckets.
 """
 
 from __future__ import annotations
@@ -31,7 +32,6 @@ from typing import Any
 
 import numpy as np
 
-from holdfast.errors import MetricError
 from holdfast.metrics.exact_sum import FloatArray
 from holdfast.metrics.grid import (
     MANTISSA,
@@ -48,20 +48,20 @@ from holdfast.metrics.grid import (
     keys_per_octave,
     unordered,
 )
-from holdfast.metrics.packing import pack, unpack
+from holdfast.metrics.packing import damaged, pack, unpack
 from holdfast.metrics.refinement import DIGIT_BITS, Refinement
 
-#: How many buckets a sketch may hold; every octave of float64 fits, so that the budget can always be kept.
+#: Maximum number of buckets in a sketch; every octave of float64 fits, so the budget can always be met.
 BUCKETS = 4096
 
 _CAPS = frozenset(1 << power for power in range(BUCKETS.bit_length()))
 
-# The minimum values for which it pays to guess which octaves will be cut, and to count rather than sort their values.
+# Minimum number of values for which it pays to guess which octaves will be coarsened, and to count instead of sort.
 _GUESS_FROM = 1 << 13
 _GUESSED_BUCKETS = 1 << 14
-_GUESS_BY = 16  # a guess by every 16th value is good enough, since it is checked
+_GUESS_BY = 16  # a guess from every 16th value is good enough, because it is checked
 
-# A bucket with a smaller share of the values is good enough as it is.
+# A bucket with a smaller share of the values needs no refinement.
 _REFINED_ABOVE = 0.005
 
 
@@ -79,9 +79,9 @@ class QuantileSketch:
 
     Args:
         keys: the first float of each bucket as an ordered integer, ascending.
-        counts: how many values fell into each bucket.
-        grid: how finely each octave is cut.
-        cap: how many buckets an octave may hold.
+        counts: number of values in each bucket.
+        grid: how finely each octave is divided.
+        cap: maximum number of buckets in an octave.
     """
 
     keys: Integers = field(default_factory=_no_integers)
@@ -91,11 +91,11 @@ class QuantileSketch:
 
     @property
     def count(self) -> int:
-        """How many values the sketch has seen."""
+        """Number of values added."""
         return int(self.counts.sum())
 
     def add(self, values: FloatArray, counts: Integers | None = None) -> QuantileSketch:
-        """Return the sketch with finite ``values`` added, each ``counts`` times (once when None)."""
+        """Return the sketch with finite ``values`` added, each ``counts`` times (None for once)."""
         if len(values) == 0:
             return self
         columns = chain(key_columns(values, counts), [(self.keys, self.counts)])
@@ -111,19 +111,19 @@ class QuantileSketch:
         return _combine([everything], Grid.merge([part.grid for part in filled]), min(part.cap for part in filled))
 
     def quantile(self, percent: int) -> float:
-        """Return the value of rank ⌈percent/100 · count⌉, exact if its bucket was never cut."""
+        """Return the value of rank ⌈percent/100 · count⌉, exact if its bucket was never coarsened."""
         return self.quantile_with_error(percent)[0]
 
     def rank_error(self, percent: int) -> float:
-        """Return a bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 where it is exact."""
+        """Return a bound, never exceeded, on the rank error of :meth:`quantile`: 0.0 if it is exact."""
         return self.quantile_with_error(percent)[1]
 
     def quantile_with_error(self, percent: int, refinement: Refinement | None = None) -> tuple[float, float]:
-        """Return a quantile, and a bound on its rank error that is never exceeded.
+        """Return a quantile and a bound on its rank error that is never exceeded.
 
         Args:
-            percent: which quantile.
-            refinement: what tells where in a bucket its values lie; evenly spread when None.
+            percent: the quantile, in percent.
+            refinement: locates the values inside a bucket; None assumes that they are evenly spread.
         """
         ends = np.cumsum(self.counts)
         total = int(ends[-1])
@@ -136,7 +136,7 @@ class QuantileSketch:
         if shift == 0:
             return _float(start), 0.0
         if refinement is not None and inside > total * _REFINED_ABOVE:
-            # Descend from the smallest node that holds the bucket; its count is that of its buckets, exactly.
+            # Descend from the smallest node that contains the bucket; its count is exactly that of its buckets.
             level = (MANTISSA_BITS - shift) // DIGIT_BITS
             below = MANTISSA_BITS - DIGIT_BITS * level
             node = start >> below
@@ -153,7 +153,7 @@ class QuantileSketch:
         octaves, shifts = self.grid.octaves, self.grid.shifts
         starts = np.searchsorted(self.keys, octaves << MANTISSA_BITS)
         per_octave = np.diff(np.append(starts, len(self.keys)))
-        # Steps between neighbours: all ones where an octave is full, so that they deflate to almost nothing.
+        # Differences of neighbours: all ones if an octave is full, so they compress to almost nothing.
         steps = (self.keys & MANTISSA) >> np.repeat(shifts, per_octave)
         inner = np.ones(len(steps), dtype=bool)
         inner[starts] = False
@@ -167,22 +167,22 @@ class QuantileSketch:
         cap = int(payload["cap"])
         sizes_agree = len(octaves) == len(shifts) == len(per_octave) and len(steps) == len(counts)
         if not sizes_agree or int(per_octave.sum()) != len(steps) or cap not in _CAPS:
-            raise MetricError("the state of a distribution is damaged: its columns do not fit together")
+            raise damaged("its columns do not fit together")
         if min(counts.min(initial=1), per_octave.min(initial=1)) < 1 or shifts.max(initial=0) > MANTISSA_BITS:
-            raise MetricError("the state of a distribution is damaged: its buckets are none that a sketch makes")
+            raise damaged("its buckets are not those of a sketch")
         octaves = octaves - OCTAVES
-        sums = np.cumsum(steps)  # may wrap around 64 bits; the differences below do not mind
+        sums = np.cumsum(steps)  # may wrap around 64 bits, which does not affect the differences below
         starts = np.cumsum(per_octave) - per_octave
         offsets = sums - np.repeat(sums[starts] - steps[starts], per_octave)
         octave_of = np.repeat(octaves, per_octave)
         keys = (octave_of << MANTISSA_BITS) + (offsets << np.repeat(shifts, per_octave))
         if (keys[1:] <= keys[:-1]).any() or (keys >> MANTISSA_BITS != octave_of).any():
-            raise MetricError("the state of a distribution is damaged: its buckets are out of order")
+            raise damaged("its buckets are out of order")
         return QuantileSketch(keys, counts, Grid(octaves, shifts), cap)
 
 
 def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
-    """Return the sketch of all columns' keys, cut no coarser than ``grid``, under a cap of at most ``cap``."""
+    """Return the sketch of all columns' keys, at least as coarse as ``grid``, under a cap of at most ``cap``."""
     keys, counts, others = grid.tabulate(columns)
     if sum(len(stray) for stray, _ in others) < _GUESS_FROM:
         found = [(keys, counts), grid.sort(others)]
@@ -191,8 +191,9 @@ def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
         guessed, guessed_counts, rest = guess.tabulate(others)
         sizes = _sizes(guessed, guess)
         found = [(keys, counts), grid.sort(rest)]
-        # An octave that the guess left with more buckets than the cap has more distinct values than the cap: the rules
-        # cut it even coarser, and the guess lost nothing. The keys of others are counted again, as they came.
+        # If the guess left an octave with more buckets than the cap, it has more distinct values than the cap: the
+        # rules coarsen it even further, and the guess lost nothing. The keys of other octaves are counted again from
+        # the input.
         cut_before = np.setdiff1d(grid.octaves[grid.shifts > 0], guess.octaves, assume_unique=True)
         cap = _cap(np.concatenate([sizes, np.full(len(cut_before), BUCKETS)]), cap)
         wrong = sizes <= cap
@@ -208,7 +209,7 @@ def _combine(columns: Iterable[Column], grid: Grid, cap: int) -> QuantileSketch:
 
 
 def _guess(columns: Sequence[Column], grid: Grid) -> Grid:
-    """Return a grid of the octaves that hold many of the columns' keys, each of a few buckets."""
+    """Return a grid of the octaves that hold many of the columns' keys, with few buckets each."""
     sizes = keys_per_octave([(keys[::_GUESS_BY], None) for keys, _ in columns])
     crowded = np.flatnonzero(sizes >= max(1, int(sizes.sum()) >> 7))
     bits = min(TABLE_BITS, (_GUESSED_BUCKETS // max(1, len(crowded))).bit_length() - 1)
@@ -217,7 +218,7 @@ def _guess(columns: Sequence[Column], grid: Grid) -> Grid:
 
 
 def _interleave(parts: Sequence[tuple[Integers, Integers]]) -> tuple[Integers, Integers]:
-    """Ascending keys that differ from part to part, as one ascending column."""
+    """Return the ascending keys of all parts, which have none in common, as one ascending column."""
     (keys, counts), *others = sorted(parts, key=lambda part: -len(part[0]))
     for more, more_counts in others:
         if len(more):
@@ -235,7 +236,8 @@ def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> Quanti
     """Apply the two rules of the module to sorted distinct ``keys``."""
     starts = np.searchsorted(keys, grid.octaves << MANTISSA_BITS)
     buckets = np.diff(np.append(starts, len(keys)))
-    # An octave that was ever cut had more distinct values than the cap of its time, hence more than any later one.
+    # An octave that was ever coarsened had more distinct values than the cap at that time, hence more than any later
+    # cap.
     distinct = np.where(grid.shifts > 0, BUCKETS, buckets)
     cap = _cap(distinct, cap)
     crowded = np.flatnonzero(buckets > cap)
@@ -254,7 +256,7 @@ def _canonical(keys: Integers, counts: Integers, grid: Grid, cap: int) -> Quanti
 
 
 def _cap(distinct: Integers, cap: int) -> int:
-    """Return the largest cap up to ``cap`` with which octaves of these sizes stay within the budget."""
+    """Return the largest cap, at most ``cap``, with which octaves of these sizes stay within the budget."""
     while int(np.minimum(distinct, cap).sum()) > BUCKETS:
         cap //= 2
     return cap

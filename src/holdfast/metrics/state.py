@@ -13,10 +13,10 @@ from holdfast.metrics.types import MetricKey, conflicting_types
 from holdfast.metrics.window import Panes, finalize_panes, merge_panes
 from holdfast.versioned import Count, Format
 
-#: How many ranks' states are held at once while merging: many, since one merge of many is quicker than many of two.
+#: How many ranks' states are held at once while merging: many, because one merge of many is faster than many of two.
 MERGE_AT_ONCE = 64
 
-#: ``rank``: what one rank saw. ``run``: what all ranks saw, the same in every rank's hands.
+#: ``rank``: the values one rank saw. ``run``: the values all ranks saw, the same on every rank.
 Scope: TypeAlias = Literal["rank", "run"]
 
 
@@ -27,9 +27,9 @@ class MetricState:
     Args:
         agg_type: the name of its aggregation type.
         state: the handler's state of the finite values (of all values, for a handler that is not numeric).
-        nan: how many values were NaN.
-        infinite: how many were infinite, of either sign.
-        recent: the handler's states of the last steps, where a window is kept.
+        nan: number of NaN values.
+        infinite: number of infinite values, of either sign.
+        recent: the handler's states of the last steps, if a window is kept.
     """
 
     agg_type: str
@@ -41,7 +41,7 @@ class MetricState:
 
 @dataclass(frozen=True, slots=True)
 class StoredMetrics:
-    """What ``MetricsAggregator.state_dict()`` holds; the entries of ``metrics`` are their handlers' to read."""
+    """The content of ``MetricsAggregator.state_dict()``; the entries of ``metrics`` are decoded by their handlers."""
 
     scope: Scope
     step: Count
@@ -54,7 +54,7 @@ METRICS_STATE = Format(
     StoredMetrics,
     error=MetricError,
     version_error=MetricError,
-    hint="pass what MetricsAggregator.state_dict() returned",
+    hint="pass the result of MetricsAggregator.state_dict()",
 )
 
 
@@ -63,7 +63,7 @@ Table: TypeAlias = dict[MetricKey, MetricState]
 
 
 def merge_tables(tables: Sequence[Table], handlers: Handlers) -> Table:
-    """Return every metric of every table, states of the same metric merged."""
+    """Return all metrics of all tables, with the states of the same metric merged."""
     grouped: dict[MetricKey, list[MetricState]] = {}
     for table in tables:
         for key, metric in table.items():
@@ -77,7 +77,7 @@ def format_table(table: Table, handlers: Handlers) -> dict[str, dict[str, Scalar
     makers: dict[tuple[str, str], str] = {}
     for (dataset, name), metric in table.items():
         figures = _figures(metric, handler_for(metric.agg_type, handlers))
-        # Labels that only a NaN would bring are claimed now, so that a clash shows in the first report and not late.
+        # Labels that appear only with a NaN are reserved now, so that a clash shows in the first report, not later.
         for suffix in dict.fromkeys([*figures, "nan_count", "inf_count"]):
             label = f"{name}_{suffix}" if suffix else name
             other = makers.setdefault((dataset, label), name)
@@ -106,19 +106,22 @@ def decode_table(stored: StoredMetrics, handlers: Handlers) -> Table:
     for entry in stored.metrics:
         key, metric = _decode_metric(entry, handlers)
         if key in table:
-            raise MetricError(f"the metrics state names {key[1]!r} of dataset {key[0]!r} twice")
+            raise MetricError(
+                f"the metrics state names {key[1]!r} of dataset {key[0]!r} twice",
+                hint="it was changed after it was saved; load an earlier one",
+            )
         table[key] = metric
     return table
 
 
 def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHandlers | None = None) -> dict[str, Any]:
-    """Return one state with every total of all of ``states``: how a run changes its number of ranks.
+    """Merge states into one with all their totals, to change the number of ranks of a run.
 
-    Deal the old ranks' states to the new ranks, each to exactly one: new rank ``r`` of ``n`` loads
-    ``merge_state_dicts(old_states[r::n])``. No state at all gives an empty state, which loads as a fresh start.
+    Assign each old rank's state to exactly one new rank: new rank ``r`` of ``n`` loads
+    ``merge_state_dicts(old_states[r::n])``. An empty list gives an empty state, which loads as a fresh start.
 
     Args:
-        states: what ``state_dict()`` returned on each rank.
+        states: the results of ``state_dict()`` on the old ranks.
         handlers: the handlers given to the aggregators, if any.
     """
     known = known_handlers(handlers)
@@ -137,10 +140,13 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHan
     if len(scopes) > 1 and "run" in scopes:
         raise MetricError(
             "a state of the whole run cannot be merged with others: its totals would be counted twice",
-            hint="load it as it is; every rank may, and only rank 0 keeps the totals",
+            hint="load it as it is; every rank may load it, and only rank 0 keeps the totals",
         )
     if len(windows) > 1:
-        raise MetricError(f"the states were made with different windows: recent_steps {sorted(windows, key=str)}")
+        raise MetricError(
+            f"the states were made with different windows: recent_steps {sorted(windows, key=str)}",
+            hint="use the same recent_steps on every rank",
+        )
     scope: Scope = "run" if "run" in scopes else "rank"
     merged = merge_tables(tables, known)
     return encode_table(merged, known, scope=scope, step=step, recent_steps=next(iter(windows), None))
@@ -196,4 +202,6 @@ def _decode_metric(entry: Any, handlers: Handlers) -> tuple[MetricKey, MetricSta
         raise
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         place = re.sub(r"\s+", " ", repr(entry))[:120]
-        raise MetricError(f"an entry of the metrics state is damaged ({error}): {place}") from error
+        raise MetricError(
+            f"an entry of the metrics state is damaged ({error}): {place}", hint="load an earlier checkpoint"
+        ) from error

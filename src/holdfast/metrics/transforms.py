@@ -1,8 +1,8 @@
-"""Metrics of the data itself: made where the samples are made, one sample or one whole batch of columns at a time.
+"""Metrics of the data itself, made where the samples are made: per sample, or for a whole batch of columns.
 
-A dataset owns a metric transform, tells it the dataset's name, and calls it on what it yields. The per-sample form is
-for datasets that yield samples; the columnar form is for loaders that read a batch at once, and costs one array
-operation a metric. Both give the same figures.
+A dataset owns a metric transform, sets its name, and calls it on the samples it yields. The per-sample form is for
+datasets that yield samples; the columnar form is for loaders that read a batch at once, and costs one array operation
+per metric. Both give the same figures.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ class MetricTransform(ABC):
         if self._dataset_name is None:
             raise ConfigError(
                 f"this {type(self).__name__} has no dataset name",
-                hint="give it to a dataset, which names it, or call set_dataset_name(name)",
+                hint="pass it to a dataset, which names it, or call set_dataset_name(name)",
             )
         return self._dataset_name
 
@@ -45,15 +45,15 @@ class MetricTransform(ABC):
 
     @abstractmethod
     def batch_metrics(self, columns: Mapping[str, Any]) -> MetricBatch:
-        """Return the metrics of a batch of columns: what :meth:`sample_metrics` says of its samples, as arrays."""
+        """Return the metrics of a batch of columns: those of :meth:`sample_metrics` for its samples, as arrays."""
 
     @final
     def dataset_metrics(self, *, num_epochs: int, samples_failed: int = 0) -> MetricBatch:
-        """Return what only the dataset knows; it adds this to the metrics of its batches.
+        """Return the metrics that only the dataset knows; it adds them to the metrics of its batches.
 
         Args:
-            num_epochs: how many times it has passed through its data so far (reported as the largest of all ranks).
-            samples_failed: how many samples it has discarded since it last said so (summed).
+            num_epochs: number of passes through its data so far (reported as the maximum over all ranks).
+            samples_failed: number of samples discarded since the last report (summed).
         """
         return MetricBatch(
             (
@@ -75,19 +75,19 @@ class MetricTransform(ABC):
 
 @final
 class StandardMetricTransform(MetricTransform):
-    """Counts samples and tokens, and follows sequence lengths and padding.
+    """Counts samples and tokens, and tracks sequence lengths and padding.
 
     Reports, for its dataset:
 
-    - ``samples_seen``: how many samples (SUM).
-    - ``tokens_seen``: how many tokens, padding left out (SUM).
-    - ``seq_len``: tokens per sample, padding left out (DISTRIBUTION: ``seq_len_mean``, ``seq_len_p95`` …).
-    - with ``pad_id``: ``padding_tokens``, how many tokens were padding (SUM), and ``padding_share``, the mean over
-      samples of the share of a sample that is padding (MEAN).
+    - ``samples_seen``: number of samples (SUM).
+    - ``tokens_seen``: number of tokens, without padding (SUM).
+    - ``seq_len``: tokens per sample, without padding (DISTRIBUTION: ``seq_len_mean``, ``seq_len_p95`` …).
+    - with ``pad_id``: ``padding_tokens``, the number of padding tokens (SUM), and ``padding_share``, the mean
+      fraction of a sample that is padding (MEAN).
 
     Args:
         tokens: the name of the field that holds a sample's tokens.
-        pad_id: the token that is padding; None when samples come unpadded.
+        pad_id: the padding token; None if samples are not padded.
     """
 
     def __init__(self, *, tokens: str = "tokens", pad_id: int | None = None) -> None:
@@ -132,13 +132,13 @@ def _field(data: Mapping[str, Any], name: str) -> Any:
         return data[name]
     except KeyError:
         raise MetricError(
-            f"there is no field {name!r} to count tokens in; there are {sorted(data)}",
+            f"there is no field {name!r} to count tokens in; the fields are {sorted(data)}",
             hint="name the field: StandardMetricTransform(tokens=...)",
         ) from None
 
 
 def _row_lengths(column: Any, pad_id: int | None, name: str) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """For every row its width and its length without padding."""
+    """Return the width of every row, and its length without padding."""
     if hasattr(column, "row_lengths"):
         widths = np.asarray(column.row_lengths, dtype=np.int64)
         return widths, widths if pad_id is None else _count_in_runs(column.values != pad_id, widths)
@@ -149,7 +149,11 @@ def _row_lengths(column: Any, pad_id: int | None, name: str) -> tuple[NDArray[np
         return widths, _count_in_runs(np.concatenate([_array(row) for row in column]) != pad_id, widths)
     matrix = _array(column)
     if matrix.ndim < 2:
-        raise MetricError(f"column {name!r} has no tokens to count: its rows are single values", column=name)
+        raise MetricError(
+            f"column {name!r} has no tokens to count: its rows are single values",
+            column=name,
+            hint="name the field that holds the tokens: StandardMetricTransform(tokens=...)",
+        )
     widths = np.full(len(matrix), matrix.shape[1], dtype=np.int64)
     return widths, widths if pad_id is None else np.count_nonzero(matrix != pad_id, axis=1).astype(np.int64)
 

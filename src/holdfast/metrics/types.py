@@ -1,7 +1,7 @@
-"""What a metric is: one observation of one name of one dataset, and how observations of that name are combined.
+"""The definition of a metric: one observation of a name in a dataset, and how observations are combined.
 
-A metric says *how* it is to be combined (:class:`AggregationType`) where it is made, so the trainer needs no list of
-names: it hands every batch's metrics to one aggregator, and new metrics appear by themselves.
+A metric says *how* it is combined (:class:`AggregationType`) where it is made, so the trainer needs no list of names:
+it passes every batch's metrics to one aggregator, and new metrics appear by themselves.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ class AggregationType(str, Enum):
     CATEGORICAL_COUNT = "categorical_count"
 
 
-#: A built-in type, or the name under which a handler of your own was registered.
+#: A built-in type, or the name under which your own handler was registered.
 AggregationKind: TypeAlias = AggregationType | str
 
-#: (dataset name, metric name): what identifies a metric.
+#: What identifies a metric: (dataset name, metric name).
 MetricKey: TypeAlias = tuple[str, str]
 
 

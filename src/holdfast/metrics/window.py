@@ -1,4 +1,4 @@
-"""The recent past of a distribution, merged as exactly as its whole.
+"""The recent values of a distribution, merged as exactly as all its values.
 
 A deque of the last values cannot be merged: which values are recent depends on which rank had them. Here recent means
 the last steps of the *run*. Steps are grouped into panes, a pane is an ordinary state of the handler, and the panes of
@@ -15,7 +15,7 @@ from numpy.typing import NDArray
 
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 
-#: How many panes make a window; the window's far end moves by one pane at a time.
+#: Number of panes in a window; the window advances by one pane at a time.
 PANES = 8
 
 #: A handler's state by pane number.
@@ -43,7 +43,7 @@ def merge_panes(windows: Sequence[Panes], handler: MetricHandler[Any]) -> Panes:
 
 
 def finalize_panes(panes: Panes, handler: MetricHandler[Any]) -> dict[str, Scalar]:
-    """Return the figures of the window, each suffix behind ``recent_``."""
+    """Return the figures of the window, with each suffix prefixed by ``recent_``."""
     if not panes:
         return {}
     figures = handler.finalize(handler.merge(list(panes.values())))

@@ -1,4 +1,4 @@
-"""What it takes to aggregate a metric: six small methods over a state that merges."""
+"""The interface of a metric handler: six small methods over a mergeable state."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ Scalar: TypeAlias = int | float
 class MetricHandler(ABC, Generic[State]):
     """Aggregates one kind of metric.
 
-    States are values: ``update`` and ``merge`` return a new one. Whatever the split over ranks and restarts, the merged
-    state should be the state of all values together, for that is what makes a resumed run report the same figures.
+    States are values: ``update`` and ``merge`` return a new one. However the values are split over ranks and restarts,
+    the merged state should be the state of all values together, so that a resumed run reports the same figures.
     """
 
     #: True: ``update`` gets finite numbers only, as float64 or int64 arrays or as object arrays of Python integers, and
-    #: the aggregator counts NaN and infinities apart. False: ``update`` gets the values as they come.
+    #: the aggregator counts NaN and infinities separately. False: ``update`` gets the values unchanged.
     numeric: ClassVar[bool] = True
-    #: The minimum batch for ``update``: numbers wait in their arrays until there are this many, or a figure is asked
-    #: for. Few stay in the processor's cache; a handler that sorts or looks for room wants more.
+    #: The minimum batch for ``update``: numbers wait in their arrays until there are this many, or a figure is
+    #: requested. Small batches stay in the processor's cache; a handler that sorts or searches prefers larger ones.
     min_update_values: ClassVar[int] = 1 << 13
 
     @abstractmethod
     def init(self) -> State:
-        """Return the state before any value."""
+        """Return the empty state."""
 
     @abstractmethod
     def update(self, state: State, values: NDArray[Any]) -> State:

@@ -1,11 +1,11 @@
-"""CATEGORICAL_COUNT: how often each category came, in bounded memory.
+"""CATEGORICAL_COUNT: how often each category occurred, in bounded memory.
 
-Up to ``capacity`` categories (65,536: more than most vocabularies) every count is exact, and the same whatever the
-grouping. A column with more (document ids by mistake) must not eat the memory, so the counts then follow Misra and
-Gries: the count of the (capacity + 1)-th most
-frequent category is taken off all of them, those left with nothing are forgotten, and what was taken off is remembered
-as the error. Every category above that error survives, no count is ever too high, and none is too low by more than the
-error, which never exceeds the number of values over ``capacity + 1``, however the values were split. Totals stay exact.
+Up to ``capacity`` categories (65,536, more than most vocabularies), every count is exact and independent of the
+grouping. A column with more (document ids by mistake) must not exhaust the memory, so counting then follows Misra and
+Gries: the count of the (capacity + 1)-th most frequent category is subtracted from all of them, those left with nothing
+are dropped, and the amount subtracted is kept as the error. Every category above that error survives, no count is ever
+too high, and none is too low by more than the error, which never exceeds the number of values divided by ``capacity +
+1``, however the values were split. Totals stay exact.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 
-# A bad column's texts can be whole documents; a name keeps its first characters and a digest of the rest.
+# By mistake, categories can be whole documents; a long name is cut to its first characters and a digest.
 _LONGEST_NAME = 128
-# So many references at the head of a column tell whether it repeats few of them.
+# The first n references of a column show whether it repeats only a few of them.
 _HEAD = 512
-# Whole numbers within such a range are counted in a table.
+# Integers within a range of this size are counted in a table.
 _TABLE = 1 << 16
 
 
@@ -37,8 +37,8 @@ class Categories:
 
     Args:
         counts: the categories kept, each with a count that is at most ``error`` too low.
-        total: how many values were counted in all.
-        error: how much may be missing from any count; 0 while everything is exact.
+        total: number of values counted.
+        error: how much may be missing from any count; 0 while all counts are exact.
     """
 
     counts: dict[str, int] = field(default_factory=dict)
@@ -51,20 +51,20 @@ class CategoricalCountHandler(MetricHandler[Categories]):
     """CATEGORICAL_COUNT: the most frequent categories, and all others together.
 
     Args:
-        top: how many categories are reported.
-        capacity: how many are counted; counts are exact until there are more.
+        top: number of categories reported.
+        capacity: number of categories counted; counts are exact until there are more.
     """
 
     numeric: ClassVar[bool] = False
 
     def __init__(self, *, top: int = 64, capacity: int = 1 << 16) -> None:
         if not 1 <= top <= capacity:
-            raise ConfigError("a categorical count reports at least one category and at most its capacity", top=top)
+            raise ConfigError("top must be at least 1 and at most capacity", top=top, capacity=capacity)
         self._top = top
         self._capacity = capacity
 
     def init(self) -> Categories:
-        """Nothing counted."""
+        """Return a state with nothing counted."""
         return Categories()
 
     def update(self, state: Categories, values: NDArray[Any]) -> Categories:
@@ -84,7 +84,7 @@ class CategoricalCountHandler(MetricHandler[Categories]):
         return self._bounded(counts, sum(state.total for state in states), sum(state.error for state in states))
 
     def finalize(self, state: Categories) -> dict[str, Scalar]:
-        """``count/{category}`` for the most frequent, ``other`` for the rest if any, ``count_error`` if inexact."""
+        """Return ``count/{category}`` for the most frequent, ``other`` for the rest, ``count_error`` if inexact."""
         ranked = sorted(state.counts.items(), key=lambda item: (-item[1], item[0]))[: self._top]
         report: dict[str, Scalar] = {f"count/{name}": count for name, count in ranked}
         other = state.total - sum(count for _, count in ranked)
@@ -95,7 +95,7 @@ class CategoricalCountHandler(MetricHandler[Categories]):
         return report
 
     def serialize(self, state: Categories) -> dict[str, Any]:
-        """Return counts in the order of their names, total and error."""
+        """Return the counts in order of their names, the total and the error."""
         return {"counts": dict(sorted(state.counts.items())), "total": state.total, "error": state.error}
 
     def deserialize(self, payload: Any) -> Categories:
@@ -117,19 +117,19 @@ def _count(values: NDArray[Any]) -> Iterable[tuple[Any, int]]:
     counted = _count_objects(values) if values.dtype.kind == "O" else None
     if counted is None:
         listed = values.tolist()
-        with suppress(TypeError):  # a list as a category cannot be a key
+        with suppress(TypeError):  # a list used as a category cannot be a key
             counted = Counter(listed)
     if counted is not None and all(type(value) is str for value in counted):
         return counted.items()
-    # By their text, then: as keys 1, 1.0 and True would be one, whichever came first.
+    # So count by text: as keys, 1, 1.0 and True would be the same, named after whichever came first.
     return Counter(map(str, values.tolist())).items()
 
 
 def _count_objects(values: NDArray[Any]) -> Counter[str] | None:
-    """Return the counts of a column of texts that are few objects over and over; None for any other column.
+    """Return the counts of a column of strings that repeats a few objects; None for any other column.
 
     A column of categories mostly holds references to a handful of strings. Counting equal references, which are
-    integers, is ten times quicker than hashing every string.
+    integers, is ten times faster than hashing every string.
     """
     if len(values) < _HEAD:
         return None

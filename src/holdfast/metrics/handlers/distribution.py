@@ -15,14 +15,15 @@ from holdfast.metrics.exact_sum import SQUARE_SCALE, SUM_SCALE, FloatArray, sum_
 from holdfast.metrics.grid import ordered
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 from holdfast.metrics.moments import Moments
+from holdfast.metrics.packing import damaged
 from holdfast.metrics.refinement import Refinement
 from holdfast.metrics.sketch import QuantileSketch
 
-#: The percentiles reported, and with the moments the one list every ``{metric}_{stat}`` key comes from.
+#: The percentiles reported; together with the moments, they define every ``{metric}_{stat}`` key.
 PERCENTILES = (5, 50, 95)
 STATISTICS = ("mean", "std", "min", "max", *(f"p{percent:02d}" for percent in PERCENTILES))
 
-#: Above this bound a distribution says so, under ``{metric}_rank_error``.
+#: Above this bound, a distribution also reports ``{metric}_rank_error``.
 RANK_ERROR_SHOWN_ABOVE = 0.015
 
 # Columns of small integers (lengths, counts) are tallied rather than sorted; their weighted squares fit int64.
@@ -32,7 +33,7 @@ _TALLY_LIMIT = 1 << 20
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Moments and quantiles of the same values; and what refines the quantiles, if that is kept."""
+    """Moments and quantiles of the same values, with a refinement of the quantiles if it is kept."""
 
     moments: Moments
     sketch: QuantileSketch
@@ -44,8 +45,8 @@ class DistributionHandler(MetricHandler[Distribution]):
     """DISTRIBUTION: mean, std, min and max exactly; percentiles from an order-independent sketch.
 
     Args:
-        refined: also follow what lies inside the sketch's buckets, so that ranks are right on streams that crowd most
-            of their mass into a sliver amid many other values. Costs more time per update, and larger states.
+        refined: also track the values inside the sketch's buckets, so that ranks are accurate on streams with most of
+            their mass in a narrow range amid many other values. Costs more time per update and larger states.
     """
 
     min_update_values: ClassVar[int] = 1 << 17
@@ -54,7 +55,7 @@ class DistributionHandler(MetricHandler[Distribution]):
         self._refined = refined
 
     def init(self) -> Distribution:
-        """No value."""
+        """Return the empty state."""
         return Distribution(Moments(), QuantileSketch(), Refinement() if self._refined else None)
 
     def update(self, state: Distribution, values: NDArray[Any]) -> Distribution:
@@ -86,11 +87,11 @@ class DistributionHandler(MetricHandler[Distribution]):
         )
 
     def finalize(self, state: Distribution) -> dict[str, Scalar]:
-        """Return every statistic of ``STATISTICS``, or nothing when there is no value."""
+        """Return every statistic in ``STATISTICS``, or nothing if there is no value."""
         moments, sketch = state.moments, state.sketch
         if moments.minimum is None or moments.maximum is None:
             return {}
-        # A cut bucket may begin below the smallest value or end above the largest.
+        # A coarsened bucket may begin below the smallest value or end above the largest.
         answers = [sketch.quantile_with_error(percent, state.refinement) for percent in PERCENTILES]
         percentiles = [min(max(value, moments.minimum), moments.maximum) for value, _ in answers]
         figures = [moments.mean, moments.standard_deviation, moments.minimum, moments.maximum, *percentiles]
@@ -101,7 +102,7 @@ class DistributionHandler(MetricHandler[Distribution]):
         return report
 
     def serialize(self, state: Distribution) -> dict[str, Any]:
-        """Moments and sketch as JSON-friendly data."""
+        """Return moments and sketch as JSON-friendly data."""
         payload = {"moments": state.moments.serialize(), "sketch": state.sketch.serialize()}
         return payload if state.refinement is None else payload | {"refinement": state.refinement.serialize()}
 
@@ -117,12 +118,12 @@ class DistributionHandler(MetricHandler[Distribution]):
         refinement = Refinement.deserialize(payload["refinement"]) if self._refined else None
         counts = {moments.count, sketch.count} | (set() if refinement is None else {refinement.count})
         if len(counts) > 1:
-            raise MetricError(f"the state of a distribution is damaged: it counts {sorted(counts)} values at once")
+            raise damaged(f"its parts have different counts of values: {sorted(counts)}")
         return Distribution(moments, sketch, refinement)
 
 
 def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] | None:
-    """Return distinct values and their counts of a column of small integers; None for any other column."""
+    """Return the distinct values of a column of small integers and their counts; None for any other column."""
     if values.dtype != np.int64 or not 0 < len(values) < _TALLY_LIMIT:
         return None
     low, high = int(values.min()), int(values.max())
@@ -134,7 +135,7 @@ def _tally(values: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]] 
 
 
 def as_floats(values: NDArray[Any]) -> FloatArray:
-    """Numbers of any column as float64; integers beyond its range become its ends."""
+    """Return the numbers of any column as float64; integers beyond its range become its largest or smallest value."""
     if values.dtype != object:
         return values.astype(np.float64, copy=False)
     largest = sys.float_info.max

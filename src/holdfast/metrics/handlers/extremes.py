@@ -1,4 +1,4 @@
-"""MAX and MIN: the extreme value, an integer staying an integer."""
+"""MAX and MIN: the extreme value; integers stay integers."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class ExtremeHandler(MetricHandler[Extreme]):
         self._sign = sign
 
     def init(self) -> Extreme:
-        """No value."""
+        """Return the empty state."""
         return None
 
     def update(self, state: Extreme, values: NDArray[Any]) -> Extreme:
@@ -40,7 +40,7 @@ class ExtremeHandler(MetricHandler[Extreme]):
         return extreme(states, sign=self._sign)
 
     def finalize(self, state: Extreme) -> dict[str, Scalar]:
-        """Return the extreme, or nothing when there is no value."""
+        """Return the extreme, or nothing if there is no value."""
         return {} if state is None else {"": state}
 
     def serialize(self, state: Extreme) -> str | None:

@@ -1,10 +1,10 @@
-"""DISTRIBUTION by a KLL sketch: the rank error is bounded beforehand, but no merge repeats the figures bit for bit.
+"""DISTRIBUTION with a KLL sketch: the rank error is bounded in advance, but merging is not reproducible bit for bit.
 
-The default handler's percentiles are the same bits whatever the order and the grouping, and so are those of
-``DistributionHandler(refined=True)``, which is near in rank on crowded streams too. This one is for when such a state
+The default handler's percentiles are the same bits in any order and grouping, and so are those of
+``DistributionHandler(refined=True)``, which is also accurate in rank on crowded streams. Use this one if such a state
 is too large and equal bits do not matter. KLL keeps a random sample that follows the mass, so its rank error is about
 0.7% (k = 400, 99% confidence) on any stream; but it depends on coin flips and on the order of merging, so two runs over
-the same data report slightly different percentiles. Mean, std, min and max are exact and repeatable all the same.
+the same data report slightly different percentiles. Mean, std, min and max are still exact and repeatable.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from holdfast.errors import ConfigError, MetricError
 from holdfast.metrics.handlers.base import MetricHandler, Scalar
 from holdfast.metrics.handlers.distribution import PERCENTILES, STATISTICS, as_floats
 from holdfast.metrics.moments import Moments
+from holdfast.metrics.packing import damaged
 from holdfast.optional import require
 
 
@@ -34,7 +35,7 @@ class KllDistribution:
 
 @final
 class KllDistributionHandler(MetricHandler[KllDistribution]):
-    """DISTRIBUTION with percentiles from ``datasketches``; give it to ``MetricsAggregator(handlers=...)``.
+    """DISTRIBUTION with percentiles from ``datasketches``; pass it to ``MetricsAggregator(handlers=...)``.
 
     Args:
         k: the size of the sketch, from 8 to 65535; the rank error is about 2.3 / k ** 0.9.
@@ -42,11 +43,11 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
 
     def __init__(self, *, k: int = 400) -> None:
         if not 8 <= k <= 65535:
-            raise ConfigError("the size k of a KLL sketch lies between 8 and 65535", k=k)
+            raise ConfigError("the size k of a KLL sketch must be between 8 and 65535", k=k)
         self._k = k
 
     def init(self) -> KllDistribution:
-        """No value."""
+        """Return the empty state."""
         return KllDistribution(Moments())
 
     def update(self, state: KllDistribution, values: NDArray[Any]) -> KllDistribution:
@@ -67,7 +68,7 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         return KllDistribution(moments, sketch.serialize() if moments.count else b"")
 
     def finalize(self, state: KllDistribution) -> dict[str, Scalar]:
-        """Return every statistic of ``STATISTICS``, or nothing when there is no value."""
+        """Return every statistic in ``STATISTICS``, or nothing if there is no value."""
         moments = state.moments
         if moments.minimum is None or moments.maximum is None:
             return {}
@@ -76,7 +77,7 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         return dict(zip(STATISTICS, figures, strict=True))
 
     def serialize(self, state: KllDistribution) -> dict[str, Any]:
-        """Moments, and the sketch in base64."""
+        """Return the moments, and the sketch in base64."""
         return {"moments": state.moments.serialize(), "kll": base64.b64encode(state.sketch).decode("ascii")}
 
     def deserialize(self, payload: Any) -> KllDistribution:
@@ -96,4 +97,4 @@ class KllDistributionHandler(MetricHandler[KllDistribution]):
         try:
             return kll_doubles_sketch.deserialize(serialized)
         except (RuntimeError, ValueError, IndexError) as error:
-            raise MetricError("the state of a distribution is damaged: its KLL sketch cannot be read") from error
+            raise damaged("its KLL sketch cannot be read") from error

@@ -1,7 +1,7 @@
-"""Which handler aggregates which type: six built in, and any you register.
+"""The handler of each aggregation type: six built in, plus any you register.
 
-The table is the package's one piece of process-wide state: a state that arrives from another rank or from a checkpoint
-names its type, and every process must find the handler by that name.
+The table is the package's only process-wide state: a metric's state from another rank or a checkpoint names its type,
+and every process must find the handler by that name.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from holdfast.metrics.types import AggregationType, kind_name
 #: Handlers by the name of their aggregation type.
 Handlers: TypeAlias = Mapping[str, MetricHandler[Any]]
 
-#: What a caller gives: handlers by type, or by name. (Two mappings, since a mapping's key type is invariant.)
+#: Handlers that a caller passes, by type or by name. (Two mappings, since a mapping's key type is invariant.)
 GivenHandlers: TypeAlias = Mapping[AggregationType, MetricHandler[Any]] | Mapping[str, MetricHandler[Any]]
 
 _BUILT_IN: Handlers = MappingProxyType(
@@ -40,27 +40,27 @@ _registered: dict[str, MetricHandler[Any]] = {}
 def register_handler(agg_type: str, handler: MetricHandler[Any], *, replace: bool = False) -> None:
     """Make ``agg_type`` usable in every :class:`~holdfast.metrics.Metric` of this process.
 
-    Register it in every rank, before the first aggregator is made. A built-in type cannot be replaced for everyone;
-    give ``MetricsAggregator(handlers=...)`` another handler for it instead.
+    Register it on every rank, before the first aggregator is created. A built-in type cannot be replaced globally; pass
+    another handler for it to ``MetricsAggregator(handlers=...)`` instead.
 
     Args:
         agg_type: the name to use as a metric's ``agg_type``.
-        handler: what aggregates it.
-        replace: allow an earlier registration of the same name to be replaced.
+        handler: the handler that aggregates it.
+        replace: replace an earlier registration of the same name.
     """
     name = kind_name(agg_type)
     if name in _BUILT_IN:
         raise MetricError(
             f"{name!r} is a built-in aggregation type",
-            hint="register another name, or give MetricsAggregator(handlers={...}) a handler for this one",
+            hint="register another name, or pass a handler for this one to MetricsAggregator(handlers={...})",
         )
     if name in _registered and not replace:
-        raise MetricError(f"a handler for {name!r} is registered already", hint="pass replace=True if that is meant")
+        raise MetricError(f"a handler for {name!r} is already registered", hint="pass replace=True to replace it")
     _registered[name] = handler
 
 
 def known_handlers(extra: GivenHandlers | None = None) -> Handlers:
-    """Return the built-in and registered handlers, with ``extra`` over them."""
+    """Return the built-in and registered handlers, overridden by ``extra``."""
     given = {kind_name(agg_type): handler for agg_type, handler in (extra or {}).items()}
     return {**_BUILT_IN, **_registered, **given}
 
@@ -70,7 +70,7 @@ def handler_for(agg_type: str, handlers: Handlers) -> MetricHandler[Any]:
     handler = handlers.get(agg_type)
     if handler is None:
         raise MetricError(
-            f"no handler for aggregation type {agg_type!r}; there are {sorted(handlers)}",
-            hint="register_handler(name, handler) in every rank before the aggregator is made",
+            f"no handler for aggregation type {agg_type!r}; known types are {sorted(handlers)}",
+            hint="call register_handler(name, handler) on every rank before the aggregator is created",
         )
     return handler

@@ -18,7 +18,7 @@ class Total:
     """An exact sum.
 
     Args:
-        count: how many values were added.
+        count: number of values added.
         scaled: their sum in units of 2 ** -1074.
         integral: whether all of them were integers.
     """
@@ -71,7 +71,7 @@ class SumHandler(MetricHandler[Total]):
         return Total.merge(states)
 
     def finalize(self, state: Total) -> dict[str, Scalar]:
-        """Return the sum; 0 when nothing was added."""
+        """Return the sum; 0 if nothing was added."""
         return {"": state.scaled >> SUM_SCALE if state.integral else ratio(state.scaled, 1 << SUM_SCALE)}
 
     def serialize(self, state: Total) -> dict[str, Any]:
@@ -88,7 +88,7 @@ class MeanHandler(MetricHandler[Total]):
     """MEAN: the correctly rounded quotient of the exact sum and the count."""
 
     def init(self) -> Total:
-        """No value."""
+        """Return the empty state."""
         return Total()
 
     def update(self, state: Total, values: NDArray[Any]) -> Total:
@@ -96,11 +96,11 @@ class MeanHandler(MetricHandler[Total]):
         return state.add(values)
 
     def merge(self, states: Sequence[Total]) -> Total:
-        """Add totals and counts: every value weighs the same, whichever rank it came from."""
+        """Add totals and counts: every value has the same weight, whichever rank it came from."""
         return Total.merge(states)
 
     def finalize(self, state: Total) -> dict[str, Scalar]:
-        """Return the mean, or nothing when there is no value."""
+        """Return the mean, or nothing if there is no value."""
         return {"": ratio(state.scaled, state.count << SUM_SCALE)} if state.count else {}
 
     def serialize(self, state: Total) -> dict[str, Any]:
