@@ -163,7 +163,7 @@ def test_watch_with_json_prints_one_object_per_line(broken: str) -> None:
 def test_a_page_cannot_be_watched(capsys: pytest.CaptureFixture[str], healthy: str) -> None:
     code, _, err = run(capsys, healthy, "--watch", "--format", "html")
     assert code == 2
-    assert "only text and JSON can be watched" in err
+    assert "--watch prints only text or JSON" in err
 
 
 def test_the_flag_for_json_is_the_format(capsys: pytest.CaptureFixture[str], healthy: str) -> None:

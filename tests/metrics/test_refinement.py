@@ -227,7 +227,7 @@ def test_states_with_and_without_refinement_are_not_confused() -> None:
 def test_a_state_whose_parts_count_different_values_is_refused() -> None:
     payload = json.loads(state_of(summary(np.arange(10.0))))
     payload["refinement"] = None
-    with pytest.raises(MetricError, match=r"damaged: it counts \[0, 10\] values"):
+    with pytest.raises(MetricError, match=r"damaged: its parts have different counts of values: \[0, 10\]"):
         REFINED.deserialize(payload)
 
 

@@ -191,4 +191,4 @@ def test_runs_without_a_common_step_are_not_said_to_agree(tmp_path: Path) -> Non
         path.write_bytes(header)
     done = CliRunner().invoke(build_app(), ["bisect", str(tmp_path / "a"), str(tmp_path / "b")])
     assert isinstance(done.exception, RunError)
-    assert "nothing was compared" in str(done.exception)
+    assert "nothing to compare" in str(done.exception)

@@ -1,4 +1,4 @@
-"""`holdfast audit RUN --samples FILE`: at which steps a run saw given samples, in a statement anyone can recompute."""
+"""`holdfast audit RUN --samples FILE`: the steps at which a run saw samples, as a statement anyone can recompute."""
 
 from __future__ import annotations
 
@@ -30,14 +30,16 @@ def register(app: typer.Typer) -> None:
         ] = None,
         program: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
         head: Annotated[str | None, typer.Option(help="A digest the log must contain.", show_default=False)] = None,
-        unfinished: Annotated[bool, typer.Option("--unfinished", help="Accept a log without an ending.")] = False,
+        unfinished: Annotated[
+            bool, typer.Option("--unfinished", help="Accept a log of a run that has not ended.")
+        ] = False,
         output: Annotated[Path | None, typer.Option(help="Write the statement here.", show_default=False)] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the statement.")] = False,
     ) -> None:
         """Show at which steps a run saw samples, or prove that it did not.
 
-        The log's chain is checked first; with --program also that the data is the data the run read. Given a statement
-        instead of a run, its answer is computed again. Exit code 2 if anything is not as it should be.
+        The log's hash chain is checked first; with --program, the data is also compared with the data the run read.
+        Given a statement instead of a run, its answer is recomputed. Exit code 2 if any check fails.
 
         Examples:
           holdfast audit runs/exp7 --samples optout.csv --output statement.json
@@ -54,7 +56,7 @@ def register(app: typer.Typer) -> None:
             typer.echo(json.dumps(summary) if as_json else f"the statement about run {statement['run']} holds")
             return
         if samples is None:
-            raise ConfigError("nothing to look for", hint="pass --samples FILE.csv with the columns source and index")
+            raise ConfigError("no samples were given", hint="pass --samples FILE.csv with the columns source and index")
         loader = load_program(program, run).components.loader if program is not None else None
         found = find(run, _read_samples(samples), loader=loader, head=head, unfinished=unfinished)
         statement = found.to_json() if as_json or output is not None else {}
@@ -70,7 +72,11 @@ def _read_json(path: Path) -> Any:
     try:
         return json.loads(path.read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
-        raise RunLogError("this is neither a run's folder nor a statement", file=str(path)) from error
+        raise RunLogError(
+            "this is neither a run's folder nor a statement",
+            file=str(path),
+            hint="pass the folder given to Run(...), or a file written with --output",
+        ) from error
 
 
 def _read_samples(path: Path) -> dict[str, list[int]]:
@@ -79,18 +85,20 @@ def _read_samples(path: Path) -> dict[str, list[int]]:
         table = csv.DictReader(path.read_text(encoding="utf-8-sig").splitlines())
         rows = list(table)
     except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise ConfigError(f"the samples cannot be read: {error}", file=str(path)) from error
+        raise ConfigError(
+            f"the samples cannot be read: {error}", file=str(path), hint="pass a CSV file with the columns source,index"
+        ) from error
     if any((table.fieldnames or ()).count(name) > 1 for name in ("source", "index")):
-        raise ConfigError("a column is there twice", file=str(path), columns=list(table.fieldnames or ()))
+        raise ConfigError("a column appears twice", file=str(path), columns=list(table.fieldnames or ()))
     for number, row in enumerate(rows, start=2):
         source, index = row.get("source"), row.get("index")
         if not source or not index or not index.strip().isdecimal():
             raise ConfigError(
-                "a line does not name a sample", file=str(path), line=number, hint="columns: source,index"
+                "a line does not name a sample", file=str(path), line=number, hint="the columns are source,index"
             )
         found.setdefault(source, []).append(int(index))
     if not found:
-        raise ConfigError("the file names no sample", file=str(path), hint="columns: source,index")
+        raise ConfigError("the file names no sample", file=str(path), hint="the columns are source,index")
     return found
 
 
@@ -103,7 +111,7 @@ def _show(found: Audit) -> None:
     for source, seen in found.seen.items():
         for row in seen.rows():
             index, step, _, epoch, rank, _, _, counted, masked = row
-            remarks = [*([] if counted else ["done again later"]), *(["masked"] if masked else [])]
+            remarks = [*([] if counted else ["repeated later"]), *(["masked"] if masked else [])]
             table.add_row(source, str(index), str(step), str(epoch), str(rank), ", ".join(remarks))
     never = {source: indices for source, indices in found.never_seen.items() if indices}
     console = table_console()
@@ -112,6 +120,6 @@ def _show(found: Audit) -> None:
         shown = ", ".join(map(str, indices[:20])) + (" …" if len(indices) > 20 else "")
         console.print(f"{source}: {len(indices)} never seen in {found.steps} steps: {shown}", markup=False)
     if not found.data_checked:
-        console.print("the data itself was not at hand: its fingerprints are those of the log", markup=False)
+        console.print("the data itself was not checked: its fingerprints are those in the log", markup=False)
     if not found.ended:
-        console.print("the log has no ending: this is about the steps that are recorded", markup=False)
+        console.print("the run has not ended: this covers the steps recorded so far", markup=False)

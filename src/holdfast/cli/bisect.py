@@ -1,4 +1,4 @@
-"""`holdfast bisect RUN_A RUN_B`: the first step, and the first thing in it, in which two runs part."""
+"""`holdfast bisect RUN_A RUN_B`: the first step at which two runs diverge, and what differs first."""
 
 from __future__ import annotations
 
@@ -27,9 +27,9 @@ def register(app: typer.Typer) -> None:
         program_b: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
-        """Find where two runs part: data order, batch content, learning rate, loss, gradient of a layer, parameters.
+        """Find where two runs diverge: data order, batch content, learning rate, loss, gradient of a layer, parameters.
 
-        Exit code 0 if they agree as far as both go, 1 if they part.
+        Exit code 0 if they agree in all steps that both have, 1 if they diverge.
 
         Example:
           holdfast bisect runs/exp7 runs/exp7-again
@@ -38,7 +38,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.run.run_log import RunLog
 
         if (program_a is None) != (program_b is None):
-            raise ConfigError("what is in batches is compared between two programs", hint="pass both, or neither")
+            raise ConfigError("comparing batches needs the programs of both runs", hint="pass both, or neither")
         loaders = None
         if program_a is not None and program_b is not None:
             programs = [load_program(program_a, run_a), load_program(program_b, run_b)]
@@ -46,10 +46,10 @@ def register(app: typer.Typer) -> None:
         found = find(RunLog(run_a), RunLog(run_b), loaders=loaders)
         if found.step is None and not found.compared:
             raise RunError(
-                "the runs have no step in common, so nothing was compared",
+                "the runs have no step in common, so there is nothing to compare",
                 run_a=str(run_a),
                 run_b=str(run_b),
-                hint="see `holdfast runs` for what each has recorded",
+                hint="`holdfast runs` shows what each has recorded",
             )
         if as_json:
             typer.echo(json.dumps(found.to_json()))
@@ -57,7 +57,7 @@ def register(app: typer.Typer) -> None:
             typer.echo(f"the runs agree in all {found.compared} steps that both have")
         else:
             layer = f" of {found.layer}" if found.layer else ""
-            typer.echo(f"the runs part at step {found.step}, first in: {found.component}{layer}")
+            typer.echo(f"the runs diverge at step {found.step}, first in: {found.component}{layer}")
             typer.echo(f"  {run_a}: {found.one}\n  {run_b}: {found.other}")
             typer.echo(f"  differing in that step: {', '.join(found.differing)}")
             if found.unchanged_since is not None:

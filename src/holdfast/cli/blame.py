@@ -23,7 +23,7 @@ def register(app: typer.Typer) -> None:
         horizon: Horizon = 3,
         as_json: Json = False,
     ) -> None:
-        """Name the samples behind a jump of the loss, or say that nobody stands out; the run stays as it is.
+        """Name the samples behind a jump in the loss, or say that none stands out; the run is not changed.
 
         Example:
           holdfast blame runs/exp7 --step 1003 --program train.py:build
@@ -49,10 +49,12 @@ def register(app: typer.Typer) -> None:
             table.add_row(mark, suspect.source, str(suspect.index), str(suspect.step), *numbers, content)
         console = table_console()
         if found.nobody:
-            console.print("nobody stands out" if found.explained is None else "leaving out the highest does not help")
+            console.print(
+                "no sample stands out" if found.explained is None else "leaving out the highest does not help"
+            )
         elif found.explained is None:
-            console.print("the steps lie within their usual range; the blamed samples are far out of theirs")
+            console.print("the steps are within their usual range; the blamed samples are far outside theirs")
         else:
             share = min(1.0, found.explained)
-            console.print(f"without the blamed samples {share:.0%} of the excess is gone", markup=False)
+            console.print(f"without the blamed samples, {share:.0%} of the excess is gone", markup=False)
         console.print(table, markup=False)

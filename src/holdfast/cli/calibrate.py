@@ -30,27 +30,25 @@ def register(app: typer.Typer) -> None:
         ] = None,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the fitted numbers here.")] = None,
         thresholds: Annotated[
-            Path | None, typer.Option("--thresholds", help="Begin from these thresholds (set A).")
+            Path | None, typer.Option("--thresholds", help="Start from these thresholds (set A).")
         ] = None,
         against: Annotated[
             Path | None, typer.Option("--against", help="Compare with these thresholds (set B); fits nothing.")
         ] = None,
         feedback: Annotated[
-            Path | None, typer.Option("--feedback", help="Fit on verdicts recorded by `holdfast feedback` too.")
+            Path | None, typer.Option("--feedback", help="Also fit on verdicts recorded by `holdfast feedback`.")
         ] = None,
         calibration: Annotated[
             Path | None,
-            typer.Option("--calibration", help="The tables the reports with these verdicts were made with."),
+            typer.Option("--calibration", help="The calibration used for the reports that the verdicts are about."),
         ] = None,
-        search: Annotated[
-            bool, typer.Option("--search/--no-search", help="Look for better thresholds as well.")
-        ] = True,
+        search: Annotated[bool, typer.Option("--search/--no-search", help="Also search for better thresholds.")] = True,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
         """Refit confidences and thresholds from labelled runs and recorded verdicts, or compare two threshold sets.
 
-        Prints false positives and false negatives of every detector, before and after (or A and B). The fitted file is
-        what `holdfast debug --calibration FILE --thresholds FILE` takes.
+        Prints the false positives and false negatives of every detector, before and after (or for A and B). Pass the
+        fitted file to `holdfast debug --calibration FILE --thresholds FILE`.
         """
         from holdfast.debug.attribution.calibration import Calibration
         from holdfast.debug.fitted import Fitted, load_calibration, load_thresholds
@@ -58,7 +56,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.errors import ConfigError
 
         if labels is None and (feedback is None or against is not None):
-            raise ConfigError("there is nothing to fit on", hint="pass LABELS, or --feedback FILE, or both")
+            raise ConfigError("there is nothing to fit on", hint="pass LABELS, --feedback FILE, or both")
         start = {} if thresholds is None else load_thresholds(thresholds)
         runs = [] if labels is None else _read_runs(labels, start)
         if against is not None:
@@ -93,7 +91,7 @@ def register(app: typer.Typer) -> None:
 def _by_source(
     runs: list[LabelledRun], thresholds: dict[str, dict[str, float]], tables: Calibration
 ) -> dict[str, dict[str, float]]:
-    """Return how far the fitted confidences are off, for each source the labels name."""
+    """Return the error of the fitted confidences for each source that the labels name."""
     from holdfast.debug.attribution import AttributionEngine, expected_calibration_error
     from holdfast.debug.attribution.labelled import score_runs
     from holdfast.debug.tuning import Tuning
@@ -112,7 +110,7 @@ def _by_source(
 
 
 def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calibration, dict[str, float]]:
-    """Return the tables, refitted where there are claims enough, and how far confidences were off before and after."""
+    """Return the tables, refitted if there are enough claims, and the errors of the confidences before and after."""
     from holdfast.debug.attribution.calibration import expected_calibration_error, fit_table
     from holdfast.debug.refit import MIN_CLAIMS
 
@@ -130,7 +128,7 @@ def _fit(base: Calibration, claims: Claims, cause_claims: Claims) -> tuple[Calib
 
 
 def _claims(verdicts: list[dict[str, Any]], base: Calibration) -> tuple[Claims, Claims]:
-    """Return what reports claimed, by raw confidence, and whether it was true; a missed failure was no claim."""
+    """Return the reports' claims by raw confidence, and whether each was true; a missed failure is not a claim."""
     claims: Claims = []
     causes: Claims = []
     for entry in verdicts:
@@ -175,7 +173,7 @@ def _read_feedback(path: Path) -> list[dict[str, Any]]:
 
 
 def _count(verdicts: list[dict[str, Any]]) -> dict[str, dict[str, int]]:
-    """Return true and false verdicts, and misses, by failure."""
+    """Return the number of true and false verdicts, and of misses, by failure."""
     counts: dict[str, dict[str, int]] = {}
     for entry in verdicts:
         row = counts.setdefault(str(entry["failure"]), {"true": 0, "false": 0, "missed": 0})

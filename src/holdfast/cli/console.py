@@ -1,4 +1,4 @@
-"""Where commands print their tables: as wide as the terminal, or as wide as it takes in a pipe."""
+"""The console for tables: as wide as the terminal, or as wide as necessary in a pipe."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def printable(text: str) -> str:
 
 
 def table_console() -> Console:
-    """Return a console whose tables keep names whole in a pipe, whose reader wants nothing cut short."""
+    """Return a console whose tables do not truncate names in a pipe."""
     from rich.console import Console
 
     console = Console()

@@ -25,22 +25,24 @@ def register(app: typer.Typer) -> None:
         ],
         destination: Annotated[Path, typer.Argument(help="The folder to write to.", show_default=False)],
         to: Annotated[str, typer.Option(help="parquet or mds.")] = "parquet",
-        samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples in a shard.")] = 65_536,
-        compression: Annotated[str, typer.Option(help="Of Parquet files: zstd, snappy, gzip or none.")] = "zstd",
+        samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples per shard.")] = 65_536,
+        compression: Annotated[
+            str, typer.Option(help="Compression of Parquet files: zstd, snappy, gzip or none.")
+        ] = "zstd",
         workers: Annotated[int, typer.Option(min=1, help="Processes to convert with.")] = 2,
         seq_len: Annotated[
-            int | None, typer.Option(help="Token files and chunks: tokens in a sequence.", show_default=False)
+            int | None, typer.Option(help="Token files and chunks: tokens per sequence.", show_default=False)
         ] = None,
-        dtype: Annotated[str, typer.Option(help="Token files: how a token is stored.")] = "uint16",
+        dtype: Annotated[str, typer.Option(help="Token files: data type of a token.")] = "uint16",
         header_bytes: Annotated[int, typer.Option(help="Token files: bytes before the first token.")] = 0,
         split: Annotated[
-            str | None, typer.Option(help="Hugging Face folders: which split.", show_default=False)
+            str | None, typer.Option(help="Hugging Face folders: the split to read.", show_default=False)
         ] = None,
-        as_json: bool = typer.Option(False, "--json", help="Print what was done as JSON."),
+        as_json: bool = typer.Option(False, "--json", help="Print a summary as JSON."),
     ) -> None:
         """Write data of any kind as Parquet or MDS, in parallel.
 
-        A conversion that was stopped or killed continues where it was left: run the same command again.
+        To continue a conversion that was stopped or killed, run the same command again.
 
         Examples:
             holdfast convert corpus_text_document.idx parquet/
@@ -54,7 +56,7 @@ def register(app: typer.Typer) -> None:
             report = convert_data(
                 source,
                 destination,
-                to=to,  # type: ignore[arg-type]  # checked there, with an error that names what there is
+                to=to,  # type: ignore[arg-type]  # checked there, with an error that lists the choices
                 samples_per_shard=samples_per_shard,
                 compression=None if compression == "none" else compression,
                 workers=workers,
@@ -67,7 +69,7 @@ def register(app: typer.Typer) -> None:
         left = report.shards - report.written
         typer.echo(
             f"{report.samples:,} samples of {report.source} ({report.kind}) in {report.shards:,} shards, "
-            f"{report.bytes:,} bytes, in {report.destination}" + (f"; {left:,} were there already" if left else "")
+            f"{report.bytes:,} bytes, in {report.destination}" + (f"; {left:,} already existed" if left else "")
         )
 
 

@@ -1,4 +1,4 @@
-"""`holdfast debug`: is this run healthy, and if not, what happened, when, why, and what to do."""
+"""`holdfast debug`: whether a run is healthy and, if not, what happened, when, why, and what to do."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ class Format(str, Enum):
 
 
 class Level(str, Enum):
-    """The severity from which findings make the command fail."""
+    """The lowest severity at which a finding makes the command fail."""
 
     WARNING = "warning"
     CRITICAL = "critical"
@@ -72,8 +72,8 @@ def register(app: typer.Typer) -> None:
         format: Annotated[Format, typer.Option("--format", "-f", help="How to print the report.")] = Format.TEXT,  # noqa: A002
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch, one object per line.")] = False,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the report to this file.")] = None,
-        fail_on: Annotated[Level, typer.Option("--fail-on", help="Exit 1 from this severity on.")] = Level.WARNING,
-        compare: Annotated[str | None, typer.Option("--compare", help="A run that is known to be healthy.")] = None,
+        fail_on: Annotated[Level, typer.Option("--fail-on", help="Exit 1 at this severity or above.")] = Level.WARNING,
+        compare: Annotated[str | None, typer.Option("--compare", help="A run known to be healthy.")] = None,
         watch: Annotated[bool, typer.Option("--watch", help="Follow a growing log until Ctrl-C.")] = False,
         interval: Annotated[float, typer.Option("--interval", min=0.05, help="Seconds between looks.")] = 2.0,
         attribution: Annotated[
@@ -93,7 +93,7 @@ def register(app: typer.Typer) -> None:
         chosen = Format.JSON if as_json else format
         if watch:
             if chosen not in (Format.TEXT, Format.JSON):
-                raise ConfigError("only text and JSON can be watched", hint="leave --format out, or pass --json")
+                raise ConfigError("--watch prints only text or JSON", hint="leave out --format, or pass --json")
             lines = _lines_of_json if chosen is Format.JSON else None
             raise typer.Exit(_watch(debugger, local_paths(paths), fail_on, interval, lines))
         report = _read(debugger, paths, compare)
@@ -102,7 +102,7 @@ def register(app: typer.Typer) -> None:
 
 
 def exit_code(report: DebugReport, fail_on: str) -> int:
-    """0 when no finding reaches the level, 1 when one does."""
+    """Return 1 if a finding reaches the level, 0 otherwise."""
     levels = ("critical",) if fail_on == "critical" else ("warning", "critical")
     found = (finding.detection.severity.value for run in report.runs for finding in run.findings)
     return int(any(severity in levels for severity in found))
@@ -148,14 +148,14 @@ def _watch(
     interval: float,
     render: Callable[[DebugReport], list[str]] | None,
 ) -> int:
-    """Look again whenever a file has grown; print what is new. Ends on Ctrl-C with the code of the last look.
+    """Look again whenever a file has grown and print what is new; return the last exit code on Ctrl-C.
 
-    ``render`` makes the lines to print of a report in which something is new; without it the news are printed.
+    ``render`` returns the lines to print for a report with something new; without it, only the news is printed.
     """
     from holdfast.debug.online import OnlineDebugger
 
     follower = OnlineDebugger(debugger, paths=paths)
-    shown = sys.stderr.isatty()  # A line that is drawn over and over has no place in a file.
+    shown = sys.stderr.isatty()  # A line that is redrawn does not belong in a file.
     code = 0
     try:
         while True:

@@ -1,4 +1,4 @@
-"""`holdfast doctor`: what is installed here, whether a trainer will resume exactly, how fast the checkpoint disk is."""
+"""`holdfast doctor`: what is installed, whether trainers resume exactly, and how fast the checkpoint disk is."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import typer
 __all__ = ["register"]
 
 PACKAGES = ("torch", "numpy", "pyarrow", "fsspec", "zlib-ng", "datasets", "s3fs", "redis")
-# Trainer -> how its runs resume exactly. A test runs each with the version that constraints.txt pins.
+# Trainer -> how to make its runs resume exactly. A test runs each with the version pinned in constraints.txt.
 TRAINERS = {
     "transformers": "trainer.add_callback(holdfast.integrations.transformers.HoldfastCallback(loader))",
     "lightning": "Trainer(callbacks=[holdfast.integrations.lightning.HoldfastCallback()])",
@@ -19,9 +19,9 @@ TRAINERS = {
     "ray": "holdfast.integrations.ray_train.prepare(loader)",
 }
 PROBE_BYTES = 64 << 20
-"""Written and flushed to measure a disk: enough for a rate, little enough to be done in seconds on a slow one."""
+"""Bytes written and flushed to measure a disk: enough for a rate, and only seconds of work for a slow disk."""
 SLOW_BYTES_PER_SECOND = 100e6
-"""Below this a checkpoint of 10 GB takes longer than a minute and a half."""
+"""Below this rate, a checkpoint of 10 GB takes longer than a minute and a half."""
 
 
 def register(app: typer.Typer) -> None:
@@ -30,23 +30,23 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def doctor(
         folder: Annotated[
-            Path | None, typer.Argument(help="The folder for checkpoints, to measure its disk.", show_default=False)
+            Path | None, typer.Argument(help="The checkpoint folder, whose disk is measured.", show_default=False)
         ] = None,
         try_out: Annotated[
             bool, typer.Option("--try", help="Train a tiny model under each trainer, stop, resume, and compare.")
         ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print what was found as JSON.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     ) -> None:
-        """Say what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is.
+        """Show what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is.
 
-        Exits 0 when all is well, 1 when something needs attention.
+        Exit code 0 if all is well, 1 if something needs attention.
 
         Examples:
             holdfast doctor
 
             holdfast doctor --try                      # stops and resumes a tiny run under each trainer
 
-            holdfast doctor out                        # a trainer's output: does its checkpoint hold the stream?
+            holdfast doctor out                        # a trainer's output: does its checkpoint include the stream?
         """
         import json
 
@@ -108,14 +108,14 @@ def _try_trainers(trainers: dict[str, Any], advice: list[str]) -> None:
 
 
 def _look_into(folder: Path, advice: list[str]) -> list[dict[str, Any]]:
-    """Say whether the newest checkpoint of each trainer in the folder holds the stream."""
+    """Check whether the newest checkpoint of each trainer in the folder includes the stream state."""
     from dataclasses import asdict
 
     from holdfast.integrations.carried import carried_in
 
     found = carried_in(folder)
     advice += [
-        f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
+        f"{each.checkpoint} has no stream state: a run resumed from it would repeat data (save with"
         f" {TRAINERS[each.trainer]})"
         for each in found
         if each.batches is None
@@ -133,7 +133,7 @@ def _version(name: str) -> str | None:
 
 
 def _measure(folder: Path) -> dict[str, Any]:
-    """Write a file, flush it, and say how fast that was and how much room is left."""
+    """Write a file, flush it, and return how fast that was and how much space is left."""
     import os
     import shutil
     import tempfile
@@ -144,7 +144,7 @@ def _measure(folder: Path) -> dict[str, Any]:
     try:
         room = shutil.disk_usage(folder).free
         size = min(PROBE_BYTES, room // 4)
-        block = os.urandom(1 << 20)  # a disk that compresses would be flattered by zeros
+        block = os.urandom(1 << 20)  # a disk that compresses would look too fast with zeros
         with tempfile.TemporaryFile(dir=folder) as file:
             began = time.perf_counter()
             for _ in range(max(1, size >> 20)):
@@ -154,7 +154,7 @@ def _measure(folder: Path) -> dict[str, Any]:
             seconds = time.perf_counter() - began
     except OSError as error:
         raise ConfigError(
-            f"the folder cannot be written to: {error.strerror}", folder=str(folder), hint="name the checkpoint folder"
+            f"the folder cannot be written to: {error.strerror}", folder=str(folder), hint="pass the checkpoint folder"
         ) from error
     return {"folder": str(folder), "write_bytes_per_second": max(1, size >> 20) * 2**20 / seconds, "free_bytes": room}
 

@@ -1,4 +1,4 @@
-"""`holdfast feedback REPORT`: record whether a finding was true, so that confidences can be held against the truth."""
+"""`holdfast feedback REPORT`: record whether a finding was true, so that confidences can be calibrated."""
 
 from __future__ import annotations
 
@@ -30,17 +30,17 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def feedback(
-        report: Annotated[Path | None, typer.Argument(help="A report of `holdfast debug --format json`.")] = None,
+        report: Annotated[Path | None, typer.Argument(help="A report from `holdfast debug --format json`.")] = None,
         verdict: Annotated[Answer | None, typer.Option("--verdict", help="Was the finding true?")] = None,
-        finding: Annotated[int, typer.Option("--finding", min=1, help="Which finding, from 1.")] = 1,
-        run: Annotated[int, typer.Option("--run", min=1, help="Which run of the report, from 1.")] = 1,
+        finding: Annotated[int, typer.Option("--finding", min=1, help="Number of the finding, from 1.")] = 1,
+        run: Annotated[int, typer.Option("--run", min=1, help="Number of the run in the report, from 1.")] = 1,
         missed: Annotated[str | None, typer.Option("--missed", help="A failure the report should have named.")] = None,
-        cause: Annotated[str | None, typer.Option("--cause", help="The true cause, where you know it.")] = None,
-        note: Annotated[str, typer.Option("--note", help="Anything worth remembering.")] = "",
+        cause: Annotated[str | None, typer.Option("--cause", help="The true cause, if you know it.")] = None,
+        note: Annotated[str, typer.Option("--note", help="A remark to keep with the verdict.")] = "",
         store: Annotated[Path, typer.Option("--store", help="The file the verdicts are kept in.")] = DEFAULT_STORE,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
-        """Record a true or false verdict on a finding (or a missed failure); without a report, sum the verdicts up.
+        """Record a true or false verdict on a finding (or a missed failure); without a report, summarise the verdicts.
 
         `holdfast calibrate --feedback` fits confidences on them.
         """
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
             _summarise(store, as_json=as_json)
             return
         if (verdict is None) == (missed is None):
-            raise DebugError("say either --verdict true|false or --missed FAILURE", report=str(report))
+            raise DebugError("pass either --verdict true|false or --missed FAILURE", report=str(report))
         entry = _entry(_run_of(report, run), run, finding, verdict, missed)
         entry |= {"cause": cause, "note": note, "time": datetime.now(timezone.utc).isoformat(timespec="seconds")}
         with store.open("a", encoding="utf-8") as file:
@@ -67,7 +67,12 @@ def _run_of(report: Path, run: int) -> dict[str, Any]:
             "not a JSON report", report=str(report), hint="make one with `holdfast debug --format json`"
         ) from error
     except IndexError as error:
-        raise DebugError("the report has no such run", report=str(report), run=run) from error
+        raise DebugError(
+            "the report has no such run",
+            report=str(report),
+            run=run,
+            hint="pass another --run; runs are numbered from 1",
+        ) from error
     if not isinstance(found, dict) or not isinstance(found.get("findings"), list):
         raise DebugError("not a JSON report", report=str(report), hint="make one with `holdfast debug --format json`")
     return found
@@ -80,10 +85,10 @@ def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None
     path = str(found.get("path", ""))
     if missed is not None:
         try:
-            missed = Failure(missed).name  # Names are open: a plug-in's failure can be missed too.
+            missed = Failure(missed).name  # Names are open: a plug-in's failure can be missed, too.
         except ConfigError as error:
             known = ", ".join(failure.name for failure in known_failures())
-            raise DebugError("not a name of a failure", failure=missed, hint=f"one of {known}") from error
+            raise DebugError("this is not the name of a failure", failure=missed, hint=f"use one of {known}") from error
         return {"path": path, "failure": missed, "verdict": "missed", "confidence": None}
     findings = found["findings"]
     if finding > len(findings):
@@ -91,7 +96,7 @@ def _entry(found: dict[str, Any], run: int, finding: int, verdict: Answer | None
     chosen = findings[finding - 1]
     causes = chosen.get("causes") or [{}]
     return {
-        # Confidences as the report gave them: `holdfast calibrate` learns from them how often such claims hold.
+        # Confidences as the report gave them: `holdfast calibrate` learns from them how often such claims are true.
         "path": path,
         "failure": chosen["failure"],
         "verdict": verdict.value if verdict is not None else "",
@@ -110,7 +115,9 @@ def read_feedback(store: Path) -> list[dict[str, Any]]:
     try:
         lines = store.read_text(encoding="utf-8").splitlines()
     except OSError as error:
-        raise DebugError(f"no verdicts can be read: {error.strerror}", file=str(store)) from error
+        raise DebugError(
+            f"the verdicts cannot be read: {error.strerror}", file=str(store), hint="pass their file with --store"
+        ) from error
     entries: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
         try:
@@ -118,7 +125,9 @@ def read_feedback(store: Path) -> list[dict[str, Any]]:
             if entry["verdict"] not in ("true", "false", "missed") or not isinstance(entry["failure"], str):
                 raise ValueError
         except (ValueError, KeyError, TypeError) as error:
-            raise DebugError("a line is no recorded verdict", file=str(store), line=number) from error
+            raise DebugError(
+                "a line is not a recorded verdict", file=str(store), line=number, hint="correct or remove this line"
+            ) from error
         entries.append(entry)
     return entries
 

@@ -1,7 +1,7 @@
-"""The stream state that a path holds: a state file, a folder of them, a checkpoint, or a run with checkpoints.
+"""Finding the stream state at a path: a state file, a folder of them, a checkpoint, or a run with checkpoints.
 
-A checkpoint holds a loader's state either under the keys that torch's DCP makes of its ``state_dict()``, or, when a
-`holdfast.Run` saved it, among the bytes each rank keeps for itself. Only those items are read, by the safe reader.
+A checkpoint holds a loader's state either under the keys that torch's DCP makes from its ``state_dict()`` or, if a
+`holdfast.Run` saved it, in each rank's own bytes. Only those items are read, by the safe reader.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ StateArgument = Annotated[
 ]
 KeyOption = Annotated[
     str | None,
-    typer.Option("--key", help="Which loader, in a checkpoint that holds the states of several.", show_default=False),
+    typer.Option("--key", help="The loader to use, if a checkpoint holds the states of several.", show_default=False),
 ]
 
 
 def find_state(path: Path, key: str | None = None) -> CheckpointState:
-    """Return the stream state at a path; of a run, that of its newest checkpoint.
+    """Return the stream state at a path; for a run, that of its newest checkpoint.
 
     Raises:
         StateFileError: there is none.
@@ -47,15 +47,25 @@ def find_state(path: Path, key: str | None = None) -> CheckpointState:
     checkpoint = _checkpoint(path)
     if checkpoint is None or is_state(path):
         if key is not None:
-            raise ConfigError("--key is for checkpoints, and this is none", path=str(path), key=key)
+            raise ConfigError("--key is only for checkpoints, and this is not one", path=str(path), key=key)
         return load_state(path)
     found = states_in_checkpoint(checkpoint)
     if key is None and len(found) == 1:
         return next(iter(found.values()))
     if not found:
-        raise StateFileError("the checkpoint holds no stream state", folder=str(checkpoint))
+        raise StateFileError(
+            "the checkpoint holds no stream state",
+            folder=str(checkpoint),
+            hint="save loader.state_dict() with the model",
+        )
     if key not in found:
-        raise ConfigError("name the loader with --key", path=str(checkpoint), key=key, keys=sorted(found))
+        raise ConfigError(
+            "the checkpoint holds several loaders" if key is None else "the checkpoint has no such loader",
+            path=str(checkpoint),
+            key=key,
+            keys=sorted(found),
+            hint="choose one with --key",
+        )
     return found[key]
 
 
@@ -93,7 +103,9 @@ def _run_state(folder: Path, entry: Any) -> CheckpointState | None:
     packed = torch.empty(entry.size, dtype=torch.uint8)
     load({_RUN_KEY: packed}, folder, warn_not_loaded=False)
     saved = unpack(packed).get("loader")
-    has_order = isinstance(saved, dict) and {"order", "segments"} <= saved.keys()  # another loader's state has none
+    has_order = (
+        isinstance(saved, dict) and {"order", "segments"} <= saved.keys()
+    )  # a state of another kind of loader has neither
     return CheckpointState.from_json(saved) if has_order else None
 
 

@@ -1,7 +1,7 @@
-"""`holdfast inspect PATH`: what a checkpoint, a stream state or training data holds, as a table.
+"""`holdfast inspect PATH`: the content of a checkpoint, a stream state or training data, as a table.
 
-What a path is decides who shows it: the first entry of ``INSPECTORS`` whose predicate says yes. Another kind of file is
-one more entry. Only checkpoints need torch; states and data are looked at without it.
+The first entry of ``INSPECTORS`` whose predicate is true for the path shows it; a new kind of file is one more entry.
+Only checkpoints need torch; states and data are inspected without it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What the user asked for: a path, glob or URL, and the options that go with some kinds of it."""
+    """The user's request: a path, glob or URL, and options for some kinds of data."""
 
     name: str
     as_json: bool
@@ -50,7 +50,7 @@ class Inspector(NamedTuple):
 
 def _is_checkpoint(asked: Asked) -> bool:
     if not any(name.endswith((".metadata", ".safetensors")) for name in _names(asked.path)):
-        return False  # no checkpoint of any layout: keeps torch out of the way for everything else
+        return False  # not a checkpoint of any layout: torch is not loaded for anything else
     from holdfast.checkpoint.metadata_files import is_checkpoint
 
     return is_checkpoint(asked.path)
@@ -100,13 +100,13 @@ def _streams_in(folder: Path) -> dict[str, dict[str, Any]]:
     try:
         return {key: describe_state(state, folder) for key, state in states_in_checkpoint(folder).items()}
     except HoldfastError as error:
-        typer.echo(f"the states of loaders in it cannot be read: {error}", err=True)
+        typer.echo(f"the loader states in the checkpoint cannot be read: {error}", err=True)
         return {}
 
 
 def _standing(stream: dict[str, Any]) -> str:
-    """Say where a stream stands, in one line."""
-    ends = "without end" if stream["epochs"] is None else f"of {stream['epochs']} epochs"
+    """Describe the position of a stream, in one line."""
+    ends = "endless" if stream["epochs"] is None else f"of {stream['epochs']} epochs"
     return (
         f"stream state saved {stream['saved']}: next step {stream['step']:,}, epoch {stream['epoch']} ({ends}), "
         f"position {stream['position']:,}, seed {stream['shuffle_seed']}, partition {stream['partition']}"
@@ -152,7 +152,7 @@ def _is_data(asked: Asked) -> bool:
         return True
     if os.path.isdir(asked.name):
         return any(name.endswith(ENDINGS) for name in _names(asked.path))
-    # What is not there may be a glob or a URL, or a typing error, which the search for files names.
+    # A path that does not exist may be a glob, a URL or a typo; the search for files reports the latter.
     return asked.name.endswith(ENDINGS) or "://" in asked.name or not os.path.exists(asked.name)
 
 
@@ -184,7 +184,7 @@ def _show_data(asked: Asked) -> None:
 def _names(folder: Path) -> list[str]:
     try:
         return os.listdir(folder)
-    except OSError:  # no folder, or one that may not be looked into
+    except OSError:  # not a folder, or not readable
         return []
 
 
@@ -213,18 +213,18 @@ def register(app: typer.Typer) -> None:
         ],
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
         trusted: bool = typer.Option(
-            False, "--trusted", help="Unpickle metadata that names classes of its own: only for files you made."
+            False, "--trusted", help="Unpickle metadata that names custom classes: only for files you made."
         ),
         seq_len: Annotated[
-            int | None, typer.Option(help="Token files and chunks: tokens in a sequence.", show_default=False)
+            int | None, typer.Option(help="Token files and chunks: tokens per sequence.", show_default=False)
         ] = None,
-        dtype: Annotated[str, typer.Option(help="Token files: how a token is stored.")] = "uint16",
+        dtype: Annotated[str, typer.Option(help="Token files: data type of a token.")] = "uint16",
         header_bytes: Annotated[int, typer.Option(help="Token files: bytes before the first token.")] = 0,
         split: Annotated[
-            str | None, typer.Option(help="Hugging Face folders: which split.", show_default=False)
+            str | None, typer.Option(help="Hugging Face folders: the split to read.", show_default=False)
         ] = None,
     ) -> None:
-        """Show what a checkpoint or data holds, or where a stream stands."""
+        """Show the content of a checkpoint or of data, or the position of a stream."""
         asked = Asked(
             name=path,
             as_json=as_json,
@@ -240,7 +240,7 @@ def register(app: typer.Typer) -> None:
                 return
         known = ", ".join(inspector.kind for inspector in INSPECTORS)
         raise ConfigError(
-            "holdfast does not know what this is",
+            "holdfast does not recognise this path",
             path=path,
             hint=f"it can inspect: {known}; a checkpoint is a folder with a .metadata file or *.safetensors files",
         )

@@ -1,4 +1,4 @@
-"""What a stream state says, for people and for machines; from the file alone, without the data."""
+"""The content of a stream state, for people and for machines, from the file alone, without the data."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ __all__ = ["describe_state", "is_state"]
 
 
 def is_state(path: Path) -> bool:
-    """Say whether the path is a stream state's file, torn or not, or a folder of them."""
+    """Return whether the path is a stream state's file, torn or not, or a folder of them."""
     if path.is_dir():
         return bool(state_files(path))
     try:
@@ -27,7 +27,7 @@ def is_state(path: Path) -> bool:
 
 
 def describe_state(state: CheckpointState, path: Path) -> dict[str, Any]:
-    """Return what a state says, as plain JSON."""
+    """Return the content of a state as plain JSON."""
     description: dict[str, Any] = {
         "path": str(path),
         "step": state.step,
@@ -54,7 +54,7 @@ def _sources(state: CheckpointState) -> list[dict[str, Any]]:
     try:
         order = state.rebuild().order
     except HoldfastError:
-        # Labels or keys are not part of a state; without them only the sources' own description is known.
+        # Labels or keys are not part of a state; without them, only the sources' own descriptions are known.
         return [
             {"name": source["name"], "length": source["length"], "fingerprint": state.sources.get(source["name"])}
             for source in state.order["sources"]

@@ -1,4 +1,4 @@
-"""What ``replay``, ``blame`` and ``prove`` share: their arguments, the run of a program, and a count of steps made."""
+"""What ``replay``, ``blame`` and ``prove`` share: their arguments, the run of a program, and a count of steps."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ __all__ = ["Before", "Folder", "Horizon", "Json", "Program", "Step", "investigat
 Folder = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
 Step = Annotated[int, typer.Option(help="The step at which the loss jumped.", show_default=False)]
 Program = Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)]
-Before = Annotated[int, typer.Option(help="Steps before it that are suspect too.")]
-Horizon = Annotated[int, typer.Option(help="Steps after it in which the harm is watched.")]
+Before = Annotated[int, typer.Option(help="Number of steps before it that are also suspect.")]
+Horizon = Annotated[int, typer.Option(help="Number of steps after it in which the damage is measured.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
 @contextmanager
 def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[], None]]]:
-    """Yield the run that a program makes, and what to call after every step made again.
+    """Yield the run that a program builds, and a function to call after every replayed step.
 
     Raises:
-        ConfigError: there is no such program, or it fails.
+        ConfigError: the program does not exist, or it fails.
     """
     run = load_program(program, folder)
     with _count_of_steps() as on_step:
@@ -39,17 +39,17 @@ def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[]
         except HoldfastError:
             raise
         except (Exception, SystemExit) as error:
-            hint = "its step function is called again, with batches of fewer samples: it must work with those"
+            hint = "its step function is called again, with smaller batches: it must accept those"
             raise program_failed(program, error, hint=hint) from error
 
 
 @contextmanager
 def _count_of_steps() -> Iterator[Callable[[], None]]:
-    """Show on a terminal how many steps were made again; how many it takes is not known beforehand."""
+    """Show the number of replayed steps on a terminal; the total is not known in advance."""
     from rich.console import Console
     from rich.progress import Progress, SpinnerColumn, TextColumn, TimeElapsedColumn
 
-    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps made again"), TimeElapsedColumn())
+    columns = (SpinnerColumn(), TextColumn("{task.completed:.0f} steps replayed"), TimeElapsedColumn())
     console = Console(stderr=True)
     with Progress(*columns, console=console, transient=True, disable=not console.is_terminal) as bar:
         task = bar.add_task("", total=None)

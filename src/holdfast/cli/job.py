@@ -1,4 +1,4 @@
-"""`holdfast job show|results|retry FOLDER`: a leased job's own folder, with no store and no worker running."""
+"""`holdfast job show|results|retry FOLDER`: a leased job's folder, without a store or running workers."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Folder = Annotated[Path, typer.Argument(help="The folder that the job's workers were given.", show_default=False)]
+Folder = Annotated[Path, typer.Argument(help="The folder passed to the job's workers.", show_default=False)]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -25,7 +25,11 @@ def _open(folder: Path) -> Ledger:
     from holdfast.coordinate.ledger import Ledger
 
     if not (folder / "job.json").is_file():
-        raise ConfigError("this is not the folder of a leased job", folder=str(folder), hint="it has no job.json")
+        raise ConfigError(
+            "this is not the folder of a leased job: it has no job.json",
+            folder=str(folder),
+            hint="pass the folder= that was given to lease()",
+        )
     return Ledger(folder, owner="cli")
 
 
@@ -66,9 +70,7 @@ def _show(summary: dict[str, Any], *, tracebacks: bool) -> None:
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
-    job = typer.Typer(
-        no_args_is_help=True, help="Look at a leased job's folder, or let its dead letters be tried again."
-    )
+    job = typer.Typer(no_args_is_help=True, help="Show a leased job's folder, or have its dead letters retried.")
     app.add_typer(job, name="job")
 
     @job.command()
@@ -77,7 +79,7 @@ def register(app: typer.Typer) -> None:
         tracebacks: Annotated[bool, typer.Option("--tracebacks", help="Print each dead letter's traceback.")] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Say how far a job is, and which chunks were given up.
+        """Show how far a job is, and which chunks were given up.
 
         Example: holdfast job show runs/captions --tracebacks
         """
@@ -106,12 +108,15 @@ def register(app: typer.Typer) -> None:
     @job.command()
     def retry(
         folder: Folder,
-        chunk: Annotated[list[int] | None, typer.Option("--chunk", help="Only this one; may be repeated.")] = None,
+        chunk: Annotated[
+            list[int] | None, typer.Option("--chunk", help="Retry only this chunk; may be repeated.")
+        ] = None,
         as_json: AsJson = False,
     ) -> None:
-        """Let dead letters be tried again by the next workers.
+        """Have dead letters retried by the next workers.
 
-        Run it when the job has ended: workers that still run are refused from then on. Then start workers as before.
+        Run it when the job has ended, because workers that still run can commit nothing more. Then start workers as
+        before.
 
         Example: holdfast job retry runs/captions --chunk 17 --chunk 23
         """
@@ -119,13 +124,11 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps({"chunks": chosen}))
         elif chosen:
-            typer.echo(
-                f"{len(chosen)} chunks will be tried again: {', '.join(map(str, chosen))}. Start workers as before."
-            )
+            typer.echo(f"{len(chosen)} chunks will be retried: {', '.join(map(str, chosen))}. Start workers as before.")
         else:
-            typer.echo("there is nothing to try again")
+            typer.echo("there is nothing to retry")
 
 
 def _shown(text: str) -> str:
-    """Return a user's text without what cannot be printed: names of files may hold half a character."""
+    """Return a user's text without unprintable characters: file names may contain lone surrogates."""
     return text.encode(errors="backslashreplace").decode()

@@ -19,7 +19,7 @@ __all__ = ["STANDARD_INPUT", "local_paths", "read_logs"]
 
 STANDARD_INPUT = "-"
 MIN_BYTES_FOR_BAR = 8 << 20
-"""Below this reading takes less than a second, and a bar would only flicker."""
+"""Below this size, reading takes less than a second and a bar would only flicker."""
 
 
 def read_logs(debugger: MLSystemsDebugger, sources: list[str]) -> list[RunLog]:

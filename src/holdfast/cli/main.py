@@ -1,7 +1,7 @@
-"""The entry point: gathers the commands and turns holdfast's errors into exit code 2 with no traceback.
+"""The entry point: collects the commands and turns holdfast's errors into exit code 2 without a traceback.
 
 A command lives in its own module of this package and offers ``register(app)``. Modules import the heavy parts of the
-library inside the command function, so that ``holdfast --help`` stays quick.
+library inside the command function, so that ``holdfast --help`` stays fast.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 
 __all__ = ["COMMANDS", "build_app", "run"]
 
-# Module of this package -> in the order `holdfast --help` shows them.
+# Modules of this package, in the order in which `holdfast --help` shows them.
 COMMANDS = (
     "debug",
     "runs",
@@ -46,7 +46,7 @@ EXIT_UNUSABLE = 2
 # Click's, or the copy of it inside newer releases of Typer.
 WRONG_USE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
 
-# Package that may be missing -> the extra that brings it.
+# Package that may be missing -> the extra that installs it.
 EXTRAS = {"torch": "torch", "zlib_ng": "torch", "datasets": "hf", "transformers": "hf", "accelerate": "hf"}
 
 
@@ -60,7 +60,7 @@ def build_app() -> typer.Typer:
     """Build the command line with every command registered."""
     app = typer.Typer(
         name="holdfast",
-        help="Keeps a PyTorch training run true: data streams, metrics, checkpoints, and a debugger.",
+        help="Keep a PyTorch training run honest: data streams, metrics, checkpoints, and a debugger.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
         rich_markup_mode="rich",
@@ -73,7 +73,7 @@ def build_app() -> typer.Typer:
             False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
         ),
     ) -> None:
-        """Keeps a PyTorch training run true."""
+        """Keep a PyTorch training run honest."""
 
     for name in COMMANDS:
         import_module(f"holdfast.cli.{name}").register(app)
@@ -81,7 +81,7 @@ def build_app() -> typer.Typer:
 
 
 def _explain(error: Any) -> None:
-    """Say in one line what is wrong with the arguments, and where to read on; to no arguments, show the help."""
+    """Say in one line what is wrong with the arguments and where to read more; without arguments, show the help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         typer.echo(context.get_help())
@@ -92,11 +92,11 @@ def _explain(error: Any) -> None:
 
 
 def run(arguments: list[str] | None = None) -> None:
-    """Run the command line; exits 2 with one clear line on bad input, 130 on Ctrl-C."""
+    """Run the command line; exit with 2 and one clear line on bad input, with 130 on Ctrl-C."""
     command = typer.main.get_command(build_app())
     given = sys.argv[1:] if arguments is None else arguments
-    if "" in given:  # as a path it would be the current folder
-        typer.echo("holdfast: an argument is empty — is a variable of the command line not set?", err=True)
+    if "" in given:  # as a path, it would be the current folder
+        typer.echo("holdfast: an argument is empty — is a shell variable not set?", err=True)
         sys.exit(EXIT_UNUSABLE)
     try:
         code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)  # Ctrl-C comes out as 130
@@ -115,6 +115,6 @@ def run(arguments: list[str] | None = None) -> None:
         typer.echo(f"holdfast: this command needs {missing}, which is not installed — {hint}", err=True)
         sys.exit(EXIT_UNUSABLE)
     except BrokenPipeError:
-        # The reader of our output (head, less) went away: not an error of ours.
+        # The reader of the output (head, less) has exited, which is not an error.
         sys.stderr.close()
         sys.exit(0)

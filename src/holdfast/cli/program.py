@@ -1,4 +1,4 @@
-"""The program of a run, for commands that make its steps again: a function that returns the run, not started."""
+"""The program of a run, for commands that replay its steps: a function that returns the run before it is started."""
 
 from __future__ import annotations
 
@@ -16,27 +16,27 @@ if TYPE_CHECKING:
 
 __all__ = ["PROGRAM_HELP", "load_program", "program_failed"]
 
-PROGRAM_HELP = "FILE.py:FUNCTION that returns the run, not started; a function with an argument is given the folder."
+PROGRAM_HELP = "FILE.py:FUNCTION that returns the run, not yet started; it may take the folder as its argument."
 
 
 def load_program(program: str, folder: Path) -> Run:
-    """Return the run that a program's function makes.
+    """Return the run that a program's function builds.
 
     Raises:
-        ConfigError: there is no such function, it fails, or it does not return a run of this folder.
+        ConfigError: the function does not exist, fails, or does not return a run in this folder.
     """
     from holdfast.run import Run
 
     name, _, function = program.rpartition(":")
     path = Path(name)
     if not name or not function.isidentifier():
-        raise ConfigError("a program is FILE.py:FUNCTION", program=program)
+        raise ConfigError("a program is given as FILE.py:FUNCTION", program=program)
     if not path.is_file():
-        raise ConfigError("there is no such program", file=name)
+        raise ConfigError("the program does not exist", file=name)
     module_name = f"_holdfast_program_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
-        raise ConfigError("a program is a Python file", file=name)
+        raise ConfigError("a program must be a Python file", file=name)
     module = importlib.util.module_from_spec(spec)
     sys.modules[module_name] = module
     sys.path.insert(0, str(path.resolve().parent))  # as `python FILE.py` does
@@ -59,7 +59,7 @@ def load_program(program: str, folder: Path) -> Run:
     return made
 
 
-_HINT = "a program's function takes no argument, or the folder, and returns a Run that is not started"
+_HINT = "a program's function takes no argument, or the folder, and returns a Run that is not yet started"
 
 
 def program_failed(program: str, error: Exception | SystemExit, *, hint: str = _HINT) -> ConfigError:
@@ -68,8 +68,8 @@ def program_failed(program: str, error: Exception | SystemExit, *, hint: str = _
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if Path(frame.filename).resolve() == file] or list(frames)
     return ConfigError(
-        # A program that exits, be it with 0, has proven nothing.
-        f"the program ended by itself: exit code {error.code}"
+        # A program that exits, even with 0, has proven nothing.
+        f"the program exited with code {error.code}"
         if isinstance(error, SystemExit)
         else f"the program failed: {type(error).__name__}: {error}",
         program=program,

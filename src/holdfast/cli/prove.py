@@ -1,4 +1,4 @@
-"""`holdfast prove RUN --step N --program FILE.py:FUNCTION`: whose fault it was: machine, samples, or model."""
+"""`holdfast prove RUN --step N --program FILE.py:FUNCTION`: was it the machine, the samples, or the model?"""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ def register(app: typer.Typer) -> None:
         program: Program,
         before: Before = 1,
         horizon: Horizon = 3,
-        draws: Annotated[int, typer.Option(help="How often random samples are left out.", min=1)] = 3,
+        draws: Annotated[int, typer.Option(help="Number of times that random samples are left out.", min=1)] = 3,
         as_json: Json = False,
     ) -> None:
-        """Say whose fault a jump of the loss was: the machine, these samples, or model and optimizer.
+        """Find the cause of a jump in the loss: the machine, these samples, or model and optimizer.
 
         Example:
           holdfast prove runs/exp7 --step 1003 --program train.py:build

@@ -1,4 +1,4 @@
-"""`holdfast replay RUN --steps A:B --program FILE.py:FUNCTION`: recorded steps again, held to the recorded bits."""
+"""`holdfast replay RUN --steps A:B --program FILE.py:FUNCTION`: run recorded steps again and compare the bits."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def replay(
         run: Folder,
-        steps: Annotated[str, typer.Option(help="FIRST:STOP, as in 980:1010.", show_default=False)],
+        steps: Annotated[str, typer.Option(help="FIRST:STOP, such as 980:1010.", show_default=False)],
         program: Program,
         as_json: Json = False,
     ) -> None:
-        """Make recorded steps again and compare them with the record; the run stays as it is.
+        """Run recorded steps again and compare them with the record; the run is not changed.
 
-        Exit code 0 if every step comes out as recorded, 1 if one does not.
+        Exit code 0 if every step matches the record, 1 if one does not.
 
         Example:
           holdfast replay runs/exp7 --steps 980:1010 --program train.py:build
@@ -37,13 +37,13 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps(found.to_json()))
         else:
-            made = f"{len(found.steps)} steps from the checkpoint of step {found.began_at} on"
-            measure = "by their bits" if found.bitwise else f"with the tolerance {found.tolerance:.3g} measured here"
+            made = f"{len(found.steps)} steps, from the checkpoint of step {found.began_at} on,"
+            measure = "bit by bit" if found.bitwise else f"with the tolerance {found.tolerance:.3g} measured here"
             if found.differs_at is None:
-                typer.echo(f"{made} come out as recorded, compared {measure}")
+                typer.echo(f"{made} match the record, compared {measure}")
             else:
                 step = next(each for each in found.steps if each.step == found.differs_at)
-                typer.echo(f"step {step.step} does not come out as recorded, compared {measure}")
+                typer.echo(f"step {step.step} does not match the record, compared {measure}")
                 typer.echo(f"  loss recorded {step.loss_recorded}, now {step.loss}")
                 typer.echo(f"  gradient norm recorded {step.grad_norm_recorded}, now {step.grad_norm}")
             if found.rate_differs_at is not None:
@@ -54,5 +54,5 @@ def register(app: typer.Typer) -> None:
 def _parse_steps(text: str) -> range:
     first, colon, stop = text.partition(":")
     if not colon or not first.isdecimal() or not stop.isdecimal() or int(first) >= int(stop):
-        raise ConfigError("steps are FIRST:STOP, as in 980:1010", steps=text)
+        raise ConfigError("--steps must be FIRST:STOP, such as 980:1010", steps=text)
     return range(int(first), int(stop))

@@ -1,4 +1,4 @@
-"""`holdfast report PATH`: the page of a run or of any training log, as one file to mail."""
+"""`holdfast report PATH`: the page of a run or of any training log, as a single file."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ def register(app: typer.Typer) -> None:
         path: Annotated[Path, typer.Argument(help="A run's folder, or any training log.", show_default=False)],
         output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
         compare: Annotated[
-            Path | None, typer.Option("--compare", help="Another run to lay over it.", show_default=False)
+            Path | None, typer.Option("--compare", help="Another run to overlay.", show_default=False)
         ] = None,
         verify: Annotated[
-            bool, typer.Option("--verify", help="Read every checkpoint of the run, and mark those that are damaged.")
+            bool, typer.Option("--verify", help="Check every checkpoint of the run, and mark damaged ones.")
         ] = False,
-        as_json: Annotated[bool, typer.Option("--json", help="Print what the page shows as JSON instead.")] = False,
+        as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON instead.")] = False,
     ) -> None:
-        """Write a run's page: verdict, charts, findings, events, all in one file that asks no other host for anything.
+        """Write a run's page: verdict, charts, findings and events in one file that loads nothing from other hosts.
 
         Examples:
             holdfast report runs/exp7

@@ -24,7 +24,7 @@ COLOURS = {"healthy": "green", "unhealthy": "bold red", "unknown": "dim"}
 
 
 def find_runs(folder: Path) -> list[Path]:
-    """Return the folders of runs at or below a folder, a few levels deep; what a run keeps inside is not looked at."""
+    """Return the folders of runs at or below a folder, a few levels deep; folders inside a run are not searched."""
     from holdfast.run.layout import is_run_folder
 
     if is_run_folder(folder):
@@ -42,12 +42,12 @@ def find_runs(folder: Path) -> list[Path]:
 def _folders(parent: Path) -> list[Path]:
     try:
         return sorted(path for path in parent.iterdir() if path.is_dir())
-    except OSError:  # not ours to look into
+    except OSError:  # not readable
         return []
 
 
 def describe_run(folder: Path) -> dict[str, Any]:
-    """Return what the table says of one run.
+    """Return the table row of one run.
 
     Raises:
         HoldfastError: its log cannot be read.
@@ -83,7 +83,7 @@ def describe_run(folder: Path) -> dict[str, Any]:
 
 
 def _row(folder: Path) -> dict[str, Any]:
-    """Return what the table says of one run among others, be it that its log cannot be read."""
+    """Return the table row of one run among others, even if its log cannot be read."""
     try:
         return describe_run(folder)
     except HoldfastError as error:
@@ -102,7 +102,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """List runs with their verdict, progress, goodput and last checkpoint."""
         if not folder.is_dir():
-            raise RunFolderError("there is no such folder", folder=str(folder))
+            raise RunFolderError("the folder does not exist", folder=str(folder))
         found = find_runs(folder)
         if not found:
             raise RunFolderError(
@@ -114,7 +114,7 @@ def register(app: typer.Typer) -> None:
 
         console = table_console()
         quiet = as_json or not console.is_terminal
-        describe = describe_run if found == [folder] else _row  # the one run that was asked for must be readable
+        describe = describe_run if found == [folder] else _row  # a single requested run must be readable
         rows = [describe(path) for path in track(found, "reading", disable=quiet, transient=True, console=console)]
         if as_json:
             typer.echo(json.dumps(rows))

@@ -1,4 +1,4 @@
-"""`holdfast samples STATE --step N`: which samples a step read or will read, told by a saved state."""
+"""`holdfast samples STATE --step N`: the samples that a step read or will read, from a saved state alone."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def samples(
         state: StateArgument,
-        step: Annotated[int, typer.Option(help="The step: 0 is the first.", show_default=False)],
+        step: Annotated[int, typer.Option(help="The step, from 0.", show_default=False)],
         rank: Annotated[int | None, typer.Option(help="One rank only.", show_default=False)] = None,
         labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
         key: KeyOption = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
         """Show every sample of a step, past or future: source, epoch, index, position, rank and slot."""
-        # Imported here: arithmetic only, but NumPy takes its time, and `--help` should not.
+        # Imported here: arithmetic only, but importing NumPy takes time, and `--help` should be fast.
         from holdfast.stream.provenance import samples_in
 
         schedule = stored_schedule(find_state(state, key), labels)
         total = schedule.total_steps
         if step < 0 or (total is not None and step >= total):
-            raise ConfigError("the stream has no such step", step=step, steps=total)
+            raise ConfigError("the stream has no such step", step=step, steps=total, hint="steps are numbered from 0")
         found = samples_in(schedule, step, rank)
         if as_json:
             typer.echo(json.dumps({"step": step, "samples": [asdict(ref) for ref in found]}))

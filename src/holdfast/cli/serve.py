@@ -1,4 +1,4 @@
-"""`holdfast serve PATH…`: the page of runs that are still going, on this machine."""
+"""`holdfast serve PATH…`: a live page of runs in progress, served from this machine."""
 
 from __future__ import annotations
 
@@ -18,11 +18,13 @@ def register(app: typer.Typer) -> None:
         paths: Annotated[
             list[Path], typer.Argument(help="Run folders, folders of runs, or any training logs.", show_default=False)
         ],
-        host: Annotated[str, typer.Option("--host", help="Address to listen at.")] = "127.0.0.1",
-        port: Annotated[int, typer.Option("--port", min=0, max=65535, help="0 takes any free one.")] = 8642,
+        host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
+        port: Annotated[
+            int, typer.Option("--port", min=0, max=65535, help="Port to listen on; 0 for any free port.")
+        ] = 8642,
         token: Annotated[
             str | None,
-            typer.Option("--token", help="What a browser must present; made up if --host is not this machine."),
+            typer.Option("--token", help="Token a browser must present; generated if --host is not this machine."),
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
     ) -> None:
@@ -39,7 +41,7 @@ def register(app: typer.Typer) -> None:
 
         import pyarrow.compute
         import pyarrow.json
-        import pyarrow.parquet  # noqa: F401 - before anybody waits for a page
+        import pyarrow.parquet  # noqa: F401 - before anyone waits for a page
 
         from holdfast.page.feeds import feeds_of
         from holdfast.page.server import PageServer

@@ -31,7 +31,7 @@ def _spark(values: Sequence[float], width: int = 60) -> str:
 
 
 def _short(value: float) -> str:
-    """Write a number as one reads it: 443 M, 24.6 k, 70."""
+    """Format a number for reading: 443 M, 24.6 k, 70."""
     for size, unit in ((1e9, " G"), (1e6, " M"), (1e4, " k")):
         if abs(value) >= size:
             return f"{value / (1e3 if unit == ' k' else size):.3g}{unit}"
@@ -39,16 +39,16 @@ def _short(value: float) -> str:
 
 
 def _steps(points: Sequence[Point]) -> list[Point]:
-    """Draw a value that holds until it changes: each point once more at the next one's moment."""
+    """Return the points of a step function: each value holds until the next point."""
     held = [(later[0], earlier[1]) for earlier, later in pairwise(points)]
     return [point for pair in zip_longest(points, held) for point in pair if point is not None]
 
 
 def plot_svg(plots: Sequence[tuple[str, Sequence[Point], str, str]]) -> str:
-    """Draw series of (x, y) below each other as one SVG document.
+    """Draw series of (x, y), one below the other, as one SVG document.
 
     Args:
-        plots: for each its title, its points, and what x and y are.
+        plots: the title, the points and the names of x and y of each plot.
     """
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" width="{WIDTH + 100}" height="{len(plots) * (HEIGHT + 80)}" '
@@ -58,7 +58,7 @@ def plot_svg(plots: Sequence[tuple[str, Sequence[Point], str, str]]) -> str:
         top = number * (HEIGHT + 80) + 30
         right = max((x for x, _ in points), default=1.0) or 1.0
         low, high = min((y for _, y in points), default=0.0), max((y for _, y in points), default=1.0) or 1.0
-        # From 0, unless all of it would be a line along the upper edge.
+        # From 0, unless the plot would then be a line along the upper edge.
         base = 0.0 if low <= high / 2 else max(0.0, low - (high - low) / 4)
         scale = HEIGHT / ((high - base) or 1.0)
         line = " ".join(f"{70 + WIDTH * x / right:.1f},{top + HEIGHT - scale * (y - base):.1f}" for x, y in points)
@@ -85,7 +85,7 @@ def _series(results: dict[str, Any]) -> list[tuple[str, list[Point], str, str]]:
     if "leases" in results:
         line = results["leases"]["timeline"]
         plots.append(("Leased: chunks committed", [(t, float(done)) for t, done, _ in line], "seconds", "chunks"))
-        rate = [(t, float(operations)) for t, _, operations in line[:-1]]  # the last second is not a whole one
+        rate = [(t, float(operations)) for t, _, operations in line[:-1]]  # the last second is incomplete
         plots.append(("Leased: store operations per second", rate, "seconds", "operations"))
     return plots
 
@@ -113,7 +113,7 @@ def _save(path: Path, results: dict[str, Any]) -> None:
     if path.suffix == ".html":
         svg = f'<!doctype html><meta charset="utf-8"><title>holdfast simulate</title>\n{svg}\n'
     elif path.suffix != ".svg":
-        raise ConfigError("the plot is written as .svg or .html", output=str(path))
+        raise ConfigError("the output must be an .svg or .html file", output=str(path))
     write_whole(path, svg)
 
 
@@ -123,30 +123,30 @@ def register(app: typer.Typer) -> None:
     @app.command()
     def simulate(
         ranks: int = typer.Option(1024, help="Data-parallel ranks, up to 100,000."),
-        mode: Annotated[Literal["training", "leased", "both"], typer.Option(help="Which way of reading.")] = "both",
-        ranks_per_node: int = typer.Option(8, help="Ranks that a failing node takes along."),
-        hours: float = typer.Option(24.0, help="How long the training run is."),
+        mode: Annotated[Literal["training", "leased", "both"], typer.Option(help="What to simulate.")] = "both",
+        ranks_per_node: int = typer.Option(8, help="Ranks lost when a node fails."),
+        hours: float = typer.Option(24.0, help="Length of the training run."),
         node_mtbf_hours: float = typer.Option(20_000.0, help="Mean time between failures of one node."),
-        step_seconds: float = typer.Option(10.0, help="Time of a step."),
+        step_seconds: float = typer.Option(10.0, help="Duration of a step."),
         checkpoint_steps: int = typer.Option(60, help="Steps between checkpoints."),
-        save_seconds: float = typer.Option(30.0, help="How long a checkpoint holds the training up."),
-        restart_seconds: float = typer.Option(300.0, help="From a failure to the next step."),
+        save_seconds: float = typer.Option(30.0, help="How long a checkpoint blocks the training."),
+        restart_seconds: float = typer.Option(300.0, help="Time from a failure to the next step."),
         spare_nodes: int = typer.Option(0, help="Nodes that wait to replace failed ones."),
         hang_fraction: float = typer.Option(0.1, help="Fraction of failures that hang instead of crashing."),
-        hang_seconds: float = typer.Option(600.0, help="Until a hang is noticed."),
-        repair_hours: float = typer.Option(4.0, help="Until a failed node is back."),
+        hang_seconds: float = typer.Option(600.0, help="Time until a hang is noticed."),
+        repair_hours: float = typer.Option(4.0, help="Time until a failed node is back."),
         stragglers: float = typer.Option(0.01, help="Fraction of ranks that are slow."),
         slowdown: float = typer.Option(2.0, help="How many times slower they are."),
-        ttl: float = typer.Option(15.0, help="Seconds of silence until a lease may be taken over."),
-        heartbeat: float = typer.Option(5.0, help="Seconds between signs of life."),
-        chunks_per_rank: int = typer.Option(4, help="Work of the leased job."),
-        chunk_seconds: float = typer.Option(5.0, help="Time of a chunk."),
+        ttl: float = typer.Option(15.0, help="Seconds of silence after which a lease may be taken over."),
+        heartbeat: float = typer.Option(5.0, help="Seconds between heartbeats."),
+        chunks_per_rank: int = typer.Option(4, help="Chunks per rank in the leased job."),
+        chunk_seconds: float = typer.Option(5.0, help="Duration of a chunk."),
         replication: int = typer.Option(1, help="Standbys per chunk."),
-        seed: int = typer.Option(0, help="Of the failures."),
+        seed: int = typer.Option(0, help="Seed of the random failures."),
         output: Annotated[Path | None, typer.Option(help="Write the plot to this .svg or .html file.")] = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of tables."),
     ) -> None:
-        """Say what failures, stragglers and coordination cost at a given size, by the library's own code."""
+        """Estimate the cost of failures, stragglers and coordination at a given size, with the library's own code."""
         from holdfast.coordinate.scenario import Scenario
         from holdfast.coordinate.simulate_leases import simulate_leases
         from holdfast.coordinate.simulate_training import simulate_training

@@ -1,7 +1,7 @@
-"""The schedule of a saved state, with the labels or keys its partition goes by where it goes by any.
+"""The schedule of a saved state, with the labels or keys that its partition uses, if any.
 
-A state holds a digest of them and not the values, as there is one for each sample. The digest tells whether a file
-holds the right ones.
+A state holds only a digest of them, because there is one value per sample. The digest shows whether a file holds the
+right ones.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ if TYPE_CHECKING:
 
 __all__ = ["LABELS_HELP", "stored_schedule"]
 
-LABELS_HELP = "A .npy file of every sample's label or key, for partitions that go by them."
+LABELS_HELP = "A .npy file with every sample's label or key, for partitions that use them."
 
 
 def stored_schedule(state: CheckpointState, labels: Path | None) -> Schedule:
     """Return the schedule that a state describes."""
-    # Imported here, as all that takes time: `--help` should not.
+    # Imported here because it takes time, and `--help` should be fast.
     from holdfast.order.partition import parse_partition
 
     if labels is not None:
@@ -31,9 +31,9 @@ def stored_schedule(state: CheckpointState, labels: Path | None) -> Schedule:
         return state.rebuild()
     except PartitionError as error:
         raise PartitionError(
-            "the partition goes by labels or keys, and a state holds only their digest",
+            "the partition uses labels or keys, and a state holds only their digest",
             partition=state.order["partition"]["kind"],
-            hint="give them with --labels FILE.npy",
+            hint="pass them with --labels FILE.npy",
         ) from error
 
 
@@ -44,5 +44,7 @@ def _with_labels(partition: Partition, path: Path) -> Partition:
         values = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError) as error:
         reason = str(error).splitlines()[0]
-        raise ConfigError(f"the labels cannot be read: {reason}", file=str(path), hint="np.save writes them") from error
+        raise ConfigError(
+            f"the labels cannot be read: {reason}", file=str(path), hint="write them with np.save"
+        ) from error
     return partition.with_values(values)

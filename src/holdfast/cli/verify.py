@@ -14,8 +14,8 @@ from holdfast.cli.console import printable
 __all__ = ["register"]
 
 EXIT_CODES = {"sound": 0, "damaged": 1, "incomplete": 3}
-"""By verdict; 2 is for what cannot be read at all."""
-_MOST_LINES = 50
+"""Exit codes by verdict; 2 is for checkpoints that cannot be read at all."""
+_MAX_LINES = 50
 
 
 def register(app: typer.Typer) -> None:
@@ -28,15 +28,15 @@ def register(app: typer.Typer) -> None:
         require_manifest: bool = typer.Option(
             False, "--require-manifest", help="Refuse a checkpoint that has no holdfast.json."
         ),
-        workers: int | None = typer.Option(None, "--workers", min=1, help="Threads to read with."),
+        workers: int | None = typer.Option(None, "--workers", min=1, help="Number of threads to read with."),
         trusted: bool = typer.Option(
-            False, "--trusted", help="Unpickle metadata that names classes of its own: only for checkpoints you made."
+            False, "--trusted", help="Unpickle metadata that names custom classes: only for checkpoints you made."
         ),
     ) -> None:
-        """Check everything a load would use of a checkpoint.
+        """Check everything in a checkpoint that a load would use.
 
-        Exits 0 when it is sound: it loads, and every byte was compared with a checksum. Exits 1 when something is
-        damaged (each damaged tensor is named), 2 when it cannot be read, and 3 when nothing is damaged but the check is
+        Exit code 0 if it is sound: it loads, and every byte was compared with a checksum. Exit code 1 if something is
+        damaged (each damaged tensor is named), 2 if it cannot be read, and 3 if nothing is damaged but the check is
         incomplete: there are no checksums, or there are objects that a load refuses.
         """
         from holdfast.checkpoint import verify_checkpoint
@@ -50,10 +50,10 @@ def register(app: typer.Typer) -> None:
         for entry in report.damaged:
             place = f"{entry.file} at {entry.offset}, {entry.length} bytes"
             typer.echo(printable(f"damaged  {entry.tensor}  {place}: {entry.problem}"))
-        for unchecked in report.unverified[:_MOST_LINES]:
+        for unchecked in report.unverified[:_MAX_LINES]:
             typer.echo(printable(f"unverified  {unchecked.tensor}  {unchecked.file}: {unchecked.reason}"))
-        if len(report.unverified) > _MOST_LINES:
-            typer.echo(f"unverified  … and {len(report.unverified) - _MOST_LINES} more (--json lists them)")
+        if len(report.unverified) > _MAX_LINES:
+            typer.echo(f"unverified  … and {len(report.unverified) - _MAX_LINES} more (--json lists them)")
         for refused in report.unsafe:
             typer.echo(printable(f"refused  {refused.tensor}  {refused.file}: uses {', '.join(refused.names)}"))
         if report.unsafe:

@@ -1,4 +1,4 @@
-"""`holdfast watch STORE`: a live table of a job's workers and of how far its leased jobs are."""
+"""`holdfast watch STORE`: a live table of a job's workers and the progress of its leased jobs."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def _view(snapshot: Snapshot) -> Group:
 
     times = f"ttl {snapshot.ttl:g} s, heartbeat {snapshot.heartbeat:g} s"
     if not snapshot.certain:
-        times += "; watching for a heartbeat of each worker: until then the dead look alive"
+        times += "; waiting for a heartbeat of each worker: until then, dead workers look alive"
     lines = [Text(_job_line(job), style="bold red" if job.dead else "") for job in snapshot.jobs]
     return Group(_table(snapshot.workers, time.monotonic()), Text(times, style="dim"), *lines)
 
@@ -115,23 +115,25 @@ def register(app: typer.Typer) -> None:
         ],
         prefix: str = typer.Option("holdfast", help="The coordinator's prefix in the store."),
         ttl: Annotated[
-            float | None, typer.Option(help="Seconds of silence after which a worker has failed; else the job's own.")
+            float | None,
+            typer.Option(help="Seconds of silence after which a worker has failed; by default the job's own."),
         ] = None,
         interval: float = typer.Option(1.0, help="Seconds between looks."),
-        looks: Annotated[int | None, typer.Option(help="End after this many looks; else with Ctrl-C.")] = None,
-        once: bool = typer.Option(False, "--once", help="Print one table and end; so does a pipe."),
-        as_json: bool = typer.Option(False, "--json", help="Print JSON once instead of a table."),
+        looks: Annotated[int | None, typer.Option(help="End after this many looks; by default only on Ctrl-C.")] = None,
+        once: bool = typer.Option(False, "--once", help="Print one table and exit, as in a pipe."),
+        as_json: bool = typer.Option(False, "--json", help="Print one JSON object instead of a table."),
     ) -> None:
-        """Show a job's workers, and how far its leased jobs are, live.
+        """Show a job's workers and the progress of its leased jobs, live.
 
-        One table (--once, --json, a pipe) takes a heartbeat if all workers live, and a TTL if one is dead: nobody can
-        tell sooner.
+        A single table (--once, --json, a pipe) takes one heartbeat if all workers are alive, and one TTL if one is
+        dead: it cannot be known sooner.
 
         Example: holdfast watch redis://10.0.0.5:6379 --once
         """
         from rich.console import Console
 
-        # Read once, when torch is loaded: its own pages about a lost connection would push the table off the screen.
+        # torch reads this once, when it is loaded: its pages about a lost connection would push the table off the
+        # screen.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
         from holdfast.coordinate.store import StoreClient
         from holdfast.coordinate.stores import open_store
@@ -140,19 +142,19 @@ def register(app: typer.Typer) -> None:
         if not interval > 0 or (ttl is not None and not ttl > 0) or (looks is not None and looks < 1):
             raise ConfigError("interval, ttl and looks must be positive", interval=interval, ttl=ttl, looks=looks)
         console = Console()
-        # A look changes nothing, so it may be at a server that would forget.
+        # A look changes nothing, so the server need not be durable.
         client = StoreClient(open_store(store, durable=False), prefix=prefix, timeout=10.0, patience=5.0)
         survey = Survey(client, ttl=ttl)
         try:
             if as_json:
                 typer.echo(json.dumps(_plain(survey.watch_until_certain())))
             elif once or not console.is_terminal:
-                console.print(_view(survey.watch_until_certain()), soft_wrap=True)  # a line per job, also in a pipe
+                console.print(_view(survey.watch_until_certain()), soft_wrap=True)  # one line per job, even in a pipe
             else:
                 _watch_live(survey, console, interval=interval, looks=looks)
         except CoordinatorLost as error:
             raise CoordinatorLost(
-                "the store has gone away, or was never there",
+                "the connection to the store was lost, or could not be made",
                 store=store,
                 hint="the job has ended, or the store's host is gone",
             ) from error

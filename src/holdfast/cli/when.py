@@ -1,4 +1,4 @@
-"""`holdfast when STATE SOURCE INDEX`: at which steps a sample was or will be read, from a saved state alone."""
+"""`holdfast when STATE SOURCE INDEX`: the steps at which a sample was or will be read, from a saved state alone."""
 
 from __future__ import annotations
 
@@ -22,9 +22,10 @@ def register(app: typer.Typer) -> None:
     def when(
         state: StateArgument,
         source: Annotated[str, typer.Argument(help="The source's name.", show_default=False)],
-        index: Annotated[int, typer.Argument(help="The sample's number in it.", show_default=False)],
+        index: Annotated[int, typer.Argument(help="The sample's index in the source.", show_default=False)],
         epochs: Annotated[
-            int | None, typer.Option(help="How many epochs; by default those begun and the next.", show_default=False)
+            int | None,
+            typer.Option(help="Number of epochs; by default those begun and the next one.", show_default=False),
         ] = None,
         labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
         key: KeyOption = None,
@@ -51,5 +52,7 @@ def register(app: typer.Typer) -> None:
             told = "read" if entry.step < loaded.step else "to come"
             table.add_row(*map(str, (entry.epoch, entry.step, entry.rank, entry.slot, entry.position, told)))
         console = table_console()
-        console.print(escape(f"{source} {index}"))  # not the table's title, which would be wrapped to the table's width
+        console.print(
+            escape(f"{source} {index}")
+        )  # not as the table's title, which would be wrapped to the table's width
         console.print(table)

@@ -1,4 +1,4 @@
-"""Writing what ``--output`` asks for."""
+"""Writing the file given by ``--output``."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ __all__ = ["write_whole"]
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Write a file so that it is either there whole or not at all.
+    """Write a file so that it exists either whole or not at all.
 
     Raises:
         ConfigError: it cannot be written there.
     """
-    # A terminal, a pipe or /dev/null is written to, never replaced.
+    # A terminal, a pipe or /dev/null is written to, not replaced.
     is_device = path.exists() and not path.is_file()
     place = path if is_device else path.with_name(f".{path.name}.tmp")
     try:

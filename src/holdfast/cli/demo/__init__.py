@@ -1,7 +1,7 @@
-"""`holdfast demo`: the product at work in about two minutes, every figure measured in that very run.
+"""`holdfast demo`: holdfast at work in about two minutes, with every figure measured in that run.
 
-One module a stage; each stage returns the rows it adds to the summary. Nothing is prepared beforehand: the data is the
-Python standard library's own text, the training is real, the processes are killed with SIGKILL.
+One module per stage; each returns the rows it adds to the summary. Nothing is prepared in advance: the data is the
+source of the Python standard library, the training is real, and the processes are killed with SIGKILL.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ Stage = Callable[[Path, Callable[[str], None]], list[Row]]
 # Module of this package -> its heading. Each offers ``run(folder, say) -> list[Row]``.
 STAGES = {
     "poison_stage": "A run: killed, resized, poisoned, rolled back",
-    "order_stage": "The order: which sample stands where",
+    "order_stage": "The order: which sample is where",
     "training_stage": "Training, killed and resumed at another size",
     "checkpoint_stage": "Restoring the checkpoint",
     "debug_stage": "A run that goes wrong",
@@ -48,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
     @app.command()
     def demo(
-        folder: Annotated[Path | None, typer.Option(help="Keep what the demo writes here; default: temporary.")] = None,
+        folder: Annotated[Path | None, typer.Option(help="Keep the demo's files here; temporary by default.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
     ) -> None:
         """Show holdfast at work: about two minutes, everything measured as you watch.
@@ -94,7 +94,7 @@ def _show(console: Any, rows: list[Row], seconds: float) -> None:
 
 
 def _clean(place: Path) -> None:
-    """Remove the bulky parts; pages to look at stay."""
+    """Remove the bulky parts; keep the pages to look at."""
     for entry in place.iterdir():
         if entry.suffix != ".html":
             shutil.rmtree(entry, ignore_errors=True) if entry.is_dir() else entry.unlink(missing_ok=True)

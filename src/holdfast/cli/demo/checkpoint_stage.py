@@ -1,4 +1,4 @@
-"""The training run's own checkpoint: restored beside torch's reader, bit for bit, and with one byte flipped."""
+"""The training run's own checkpoint: restored with both readers, compared, and loaded with one bit flipped."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ ROUNDS = 7
 
 
 def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
-    """Load with both readers in turn, compare, then damage a copy and load that."""
+    """Load with both readers in turn, compare the results, then damage a copy and load it."""
     import torch
     from torch.distributed.checkpoint.api import CheckpointException
     from torch.distributed.checkpoint.filesystem import FileSystemReader
@@ -39,7 +39,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         state = fresh()
         began = time.perf_counter()
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # torch says that it loads in one process, which is meant
+            warnings.simplefilter("ignore")  # torch warns that it loads in one process, which is intended
             load_checkpoint(state, storage_reader=reader, no_dist=True)
         return time.perf_counter() - began, state
 
@@ -68,7 +68,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         load(ParallelFileSystemReader(damaged))
     except (CorruptRecordError, CheckpointException) as error:
         caught = _first_line(error)
-    say("one bit flipped on the disk: torch's reader loads it without a word;")
+    say("one bit flipped on disk: torch's reader loads it without an error;")
     say(f"holdfast: {caught or 'missed it'}")
     return [
         Row("checkpoint restore beside torch's reader", f"{ratio:.1f}× (verified), bit-equal: {equal}", equal),

@@ -35,12 +35,12 @@ def open_reader(folder: Path, port: int, rank: int, world: int) -> tuple[StreamC
 
 
 def main() -> None:
-    """Work until every position is committed, by whomever."""
+    """Work until every position is committed, by any worker."""
     folder, port, rank, world = sys.argv[1:]
     coordinator, reader = open_reader(Path(folder), int(port), int(rank), int(world))
 
     def count(chunk: LeasedChunk) -> str:
-        time.sleep(0.02)  # some work, so that there is time to be killed in
+        time.sleep(0.02)  # some work, so that there is time to be killed
         letters = sum(int((batch["tokens"] == ord("e")).sum()) for batch in chunk)
         return f"{rank}:{letters}:{len(chunk.positions)}"
 

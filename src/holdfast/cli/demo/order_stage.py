@@ -31,8 +31,8 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
         seconds.append(time.perf_counter() - began)
     rate = WINDOW / float(np.median(seconds)) / 1e6
     back = order.position_of("corpus", int(located.epoch[0]), located.index)
-    say(f"shuffle of {SAMPLES:.0e} samples, computed, not stored: {rate:.0f} M positions/s, nothing kept in memory")
-    say(f"position {positions[0]:,} holds sample {located.index[0]:,}; asked back: position {back[0]:,}")
+    say(f"shuffle of {SAMPLES:.0e} samples, computed and not stored: {rate:.0f} M positions/s, nothing kept in memory")
+    say(f"position {positions[0]:,} holds sample {located.index[0]:,}; inverted: position {back[0]:,}")
     rows.append(Row("any position ↔ any sample of 10¹²", f"{rate:.0f} M/s", bool((back == positions).all())))
 
     names = ["web", "code", "books"]

@@ -1,6 +1,6 @@
-"""A run that is killed, resumes at another size, meets poisoned data, rolls back, skips it, and ends lower.
+"""A run that is killed, resumes at another size, reads poisoned data, rolls back, skips it, and ends with a lower loss.
 
-Run by the demo in processes of its own: ``python -m holdfast.cli.demo.poison_stage RUN DATA STEPS POLICY RANK WORLD
+Run by the demo in separate processes: ``python -m holdfast.cli.demo.poison_stage RUN DATA STEPS POLICY RANK WORLD
 STORE``.
 """
 
@@ -27,7 +27,7 @@ MAX_WAIT_SECONDS = 600.0
 
 
 def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
-    """Start with two ranks, kill them, continue with three; the same data without a policy beside it."""
+    """Start with two ranks, kill them, continue with three; then run the same data without a policy."""
     from holdfast.run import RunLog
 
     data = folder / "poisoned"
@@ -40,7 +40,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     _start(place, data, world=3, policy="rollback")
     log = RunLog(place)
     resumed = log.events("start")[-1]
-    say(f"it continued at step {resumed['step']} from {resumed['checkpoint']}; verified log: {not log.verify()}")
+    say(f"it continued at step {resumed['step']} from {resumed['checkpoint']}; log verified: {not log.verify()}")
     rollbacks = log.events("rollback")
     for event in rollbacks:
         finding = event["finding"]
@@ -49,7 +49,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     alone = folder / "alone"
     _start(alone, data, world=3, policy="log")
     cured, left = (_last(RunLog(each)) for each in (place, alone))
-    say(f"loss over the last 20 steps: {cured:.3f}; of the same run left alone: {left:.3f}")
+    say(f"loss over the last 20 steps: {cured:.3f}; for the same run without the cure: {left:.3f}")
     goodput = log.goodput()
     spent = ", ".join(f"{bucket} {seconds:.1f} s" for bucket, seconds in goodput.seconds.items() if seconds >= 0.05)
     say(f"where its {goodput.total:.1f} s went: {spent}")
@@ -57,7 +57,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     return [
         Row("a killed run continues by itself, at another size", f"2 → 3 ranks, at step {resumed['step']}", whole),
         Row("poisoned data: found, rolled back, skipped", f"{len(rollbacks)} rollback(s)", len(rollbacks) >= 1),
-        Row("it ends lower than the run left alone", f"{cured:.3f} against {left:.3f}", cured < left),
+        Row("a lower final loss than without the cure", f"{cured:.3f} against {left:.3f}", cured < left),
     ]
 
 
@@ -67,7 +67,7 @@ def _last(log: Any) -> float:
 
 
 def _write_data(data: Path) -> None:
-    """Write inputs and labels; the labels of every sample of some steps are far off."""
+    """Write inputs and labels; the labels of all samples of some steps are far off."""
     import numpy as np
 
     data.mkdir(parents=True, exist_ok=True)
@@ -120,7 +120,7 @@ def _recorded(place: Path) -> int:
 
 
 def main() -> None:
-    """One rank of the program."""
+    """Run one rank of the program."""
     import numpy as np
     import torch
     import torch.distributed as dist
@@ -156,7 +156,7 @@ def main() -> None:
             torch.autograd.backward(loss)
             optimizer.step()
             training.step(loss=loss)
-            time.sleep(0.002)  # a step long enough to be killed in
+            time.sleep(0.002)  # makes a step long enough to be killed in
     dist.destroy_process_group()
 
 

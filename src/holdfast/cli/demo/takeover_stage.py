@@ -1,4 +1,4 @@
-"""A worker is killed in the middle of its work, and the others finish it: every position once."""
+"""A worker is killed in the middle of its work, and the others finish it, each position exactly once."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """A small character-level language model trained under torchrun: the demo's real job.
 
-Run by the demo as ``torchrun -m holdfast.cli.demo.trainer``. Every rank writes which samples it got at each step; every
-few steps model, optimizer, stream state and metrics are saved together in one distributed checkpoint.
+Run by the demo as ``torchrun -m holdfast.cli.demo.trainer``. Every rank logs the samples it got at each step; every few
+steps, model, optimizer, stream state and metrics are saved together in one distributed checkpoint.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ WIDTH = 96
 
 
 class CharacterModel(nn.Module):
-    """Bytes and hashed pairs of bytes, a recurrent layer, and the next byte."""
+    """A model of the next byte: embeddings of bytes and of hashed byte pairs, and a recurrent layer."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -40,7 +40,7 @@ class CharacterModel(nn.Module):
         self.output = nn.Linear(WIDTH, 256)
 
     def forward(self, tokens: torch.Tensor) -> torch.Tensor:
-        """Return the scores of the next byte at every place."""
+        """Return the scores of the next byte at every position of the sequence."""
         before = torch.nn.functional.pad(tokens[:, :-1], (1, 0))
         hidden, _ = self.memory(self.letters(tokens) + self.pairs((tokens * 257 + before * 7919) % PAIRS))
         scores: torch.Tensor = self.output(hidden)
@@ -48,7 +48,7 @@ class CharacterModel(nn.Module):
 
 
 def training_state(model: nn.Module, optimizer: torch.optim.Optimizer, record: str) -> dict[str, Any]:
-    """Return what a checkpoint holds; ``record`` is the stream's and the metrics' state as one JSON text."""
+    """Return the content of a checkpoint; ``record`` is the state of the stream and the metrics as one JSON text."""
     return {"model": model.state_dict(), "optimizer": _optimizer_tensors(optimizer), "record": record}
 
 
@@ -56,7 +56,7 @@ def _optimizer_tensors(optimizer: torch.optim.Optimizer) -> dict[str, Any]:
     named: dict[str, Any] = {}
     for number, parameter in enumerate(optimizer.param_groups[0]["params"]):
         state = optimizer.state[parameter]
-        if not state:  # the first step has not been made: give the tensors their place
+        if not state:  # before the first step: create the tensors
             state.update(step=torch.tensor(0.0), exp_avg=torch.zeros_like(parameter))
             state["exp_avg_sq"] = torch.zeros_like(parameter)
         named[str(number)] = {name: state[name] for name in ("step", "exp_avg", "exp_avg_sq")}

@@ -1,4 +1,4 @@
-"""Training under torchrun: once undisturbed on 2 ranks; once killed with SIGKILL and resumed on 3."""
+"""Training under torchrun: once uninterrupted on 2 ranks, once killed with SIGKILL and resumed on 3."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ STEPS = 40
 SAVE_EVERY = 10
 KILL_AFTER = 17
 GLOBAL_BATCH = 24
-PATIENCE = 180.0  # seconds a training process may take before the demo gives up
+PATIENCE = 180.0  # maximum number of seconds for a training process before the demo gives up
 
 
 def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
-    """Train twice and compare what was delivered and what the metrics say."""
+    """Train twice and compare the samples delivered and the metrics."""
     write_corpus(folder)
     sizes = [os.path.getsize(folder / f"{name}.bin") / 1e6 for name in ("modules", "packages")]
     say(
         f"text of the Python standard library: {sizes[0]:.1f} MB of modules, {sizes[1]:.1f} MB of packages, mixed 70:30"
     )
     whole = _finish(_start(folder, "undisturbed", ranks=2), folder, "undisturbed")
-    say(f"undisturbed: {STEPS} steps on 2 ranks, loss {whole['loss']:.2f}")
+    say(f"uninterrupted: {STEPS} steps on 2 ranks, loss {whole['loss']:.2f}")
 
     process = _start(folder, "killed", ranks=2)
     _wait_for_step(process, folder / "killed-from-0-rank-0.jsonl", KILL_AFTER)
@@ -54,7 +54,7 @@ def run(folder: Path, say: Callable[[str], None]) -> list[Row]:
     say(f"steps whose samples are identical, in order: {same} of {STEPS} ({samples} samples, none lost, none repeated)")
     equal = whole["metrics"] == resumed["metrics"]
     for name, figures in resumed["metrics"].items():
-        say(f"{name}: {figures['samples_seen']} samples, {figures['tokens_seen']} tokens, as undisturbed: {equal}")
+        say(f"{name}: {figures['samples_seen']} samples, {figures['tokens_seen']} tokens, as uninterrupted: {equal}")
     return [
         Row("killed, resumed on 3 ranks instead of 2: order", f"{same} of {STEPS} steps identical", same == STEPS),
         Row("… and its metrics", "bit-equal" if equal else "differ", equal),
@@ -80,7 +80,7 @@ def _start(folder: Path, name: str, ranks: int) -> subprocess.Popen[str]:
 
 
 def _kill(process: subprocess.Popen[str]) -> None:
-    """Kill torchrun and its ranks, which it puts into sessions of their own, all with SIGKILL."""
+    """Kill torchrun and its ranks, which run in sessions of their own, with SIGKILL."""
     launcher = psutil.Process(process.pid)
     for victim in [launcher, *launcher.children(recursive=True)]:
         with contextlib.suppress(psutil.NoSuchProcess):
@@ -109,11 +109,11 @@ def _wait_for_step(process: subprocess.Popen[str], path: Path, step: int) -> Non
         time.sleep(0.02)
     if process.poll() is None:
         _kill(process)
-    raise StreamError("the training process did not get as far as it should", step=step, log=str(path.parent))
+    raise StreamError("the training process did not reach the expected step in time", step=step, log=str(path.parent))
 
 
 def _trace(folder: Path, prefix: str) -> dict[int, list[Any]]:
-    """Return what every step delivered, all ranks together, by position; only steps that every rank finished."""
+    """Return the samples that each step delivered, over all ranks, by position; only steps that every rank finished."""
     steps: dict[int, list[Any]] = {}
     ranks: dict[int, int] = {}
     files = sorted(folder.glob(f"{prefix}-rank-*.jsonl"))
