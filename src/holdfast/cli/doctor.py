@@ -115,7 +115,7 @@ def _look_into(folder: Path, advice: list[str]) -> list[dict[str, Any]]:
 
     found = carried_in(folder)
     advice += [
-        f"{each.checkpoint} has no stream state: a run resumed from it would repeat data (save with"
+        f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
         f" {TRAINERS[each.trainer]})"
         for each in found
         if each.batches is None
