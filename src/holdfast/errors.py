@@ -16,15 +16,15 @@ Each error says what happened, where (as attributes and in the text) and what to
     ├── StreamError (RuntimeError)              the loader could not deliver
     │   ├── TransformError                      a user's transform raised; names source, index, position
     │   ├── EmptyBatchError                     every sample of a batch failed under on_error="skip"
-    │   ├── WorkerDiedError                     a worker process died again and again on the same step
+    │   ├── WorkerDiedError                     a worker process died repeatedly on the same step
     │   └── StateError (ValueError)             a stream state that cannot be used here
     │       ├── StateMismatchError              made with other data, weights, seed or partition
     │       ├── StateVersionError               made by a newer holdfast
     │       └── StateFileError                  a torn, foreign or missing state file
     ├── MetricError (ValueError)                a metric that cannot be aggregated or merged
     ├── CheckpointError (RuntimeError)          a distributed checkpoint could not be restored
-    │   ├── CheckpointReadError (OSError)       the disk, or the file layer, failed
-    │   ├── CheckpointWriteError (OSError)      a checkpoint could not be saved; older ones are as they were
+    │   ├── CheckpointReadError (OSError)       the disk or the file layer failed
+    │   ├── CheckpointWriteError (OSError)      a checkpoint could not be saved; earlier ones are unchanged
     │   ├── CorruptRecordError                  bytes differ from the checksum stored beside them
     │   ├── CheckpointMismatchError (ValueError)  dtype, shape or layout differs from the destination
     │   ├── UnsafeCheckpointError               it would run code or read outside its folder
@@ -33,7 +33,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── UnreadableLogError                  nothing in it could be read as a training log
     ├── CoordinationError (RuntimeError)        workers could not agree
     │   ├── CoordinatorLost (ConnectionError)   the store is gone
-    │   ├── DeadLetterError                     a job ended without some of its chunks, given up after their attempts
+    │   ├── DeadLetterError                     a job ended without some of its chunks, which were given up
     │   ├── StaleLeaseError                     a commit under a lease that is no longer held
     │   └── SupersededError                     a newer generation of the job has begun on another store
     ├── RunError (RuntimeError)                 a training run could not be started, recorded or continued
@@ -46,9 +46,9 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── RollbackError                       there is no checkpoint to roll back to, or too many were tried
     └── MissingDependencyError (ImportError)    an optional extra is not installed
 
-Each class declares the attributes that say where it happened. Those without a default are given wherever the error is
-raised; those that default to ``None`` are given where they are known. Further facts are in ``where`` and in the text.
-All errors survive pickling with their attributes, so they cross process boundaries intact.
+Each class declares the attributes that say where it happened. Those without a default are set wherever the error is
+raised; those that default to ``None`` are set if they are known. Further facts are in ``where`` and in the text. All
+errors survive pickling with their attributes, so they cross process boundaries intact.
 """
 
 from __future__ import annotations
@@ -110,7 +110,7 @@ class HoldfastError(Exception):
     Args:
         message: what happened.
         hint: what to do about it; shown after the message.
-        **where: the place it happened (``source=``, ``index=``, ``rank=``, ``file=`` …). Each becomes an attribute of
+        **where: where it happened (``source=``, ``index=``, ``rank=``, ``file=`` …). Each becomes an attribute of
             the error and is shown in the text.
     """
 
@@ -142,7 +142,7 @@ _SIGNATURE = re.compile(r"([?&][^=&\s]*(?:sig|token|key|secret|password|credenti
 
 
 def _without_secrets(text: str) -> str:
-    """Hide what opens a URL to whoever reads it: error texts end up in logs that many people see."""
+    """Hide credentials in URLs: error texts end up in logs that many people see."""
     if "://" not in text:
         return text
     return _SIGNATURE.sub(r"\1***", _PASSWORD.sub(r"\1:***@", text))
@@ -240,7 +240,7 @@ class EmptyBatchError(StreamError):
 
 
 class WorkerDiedError(StreamError):
-    """A worker process died again and again on the same step."""
+    """A worker process died repeatedly on the same step."""
 
     steps: list[int]
     samples: list[Any]
@@ -287,11 +287,11 @@ class CheckpointError(HoldfastError, RuntimeError):
 
 
 class CheckpointReadError(CheckpointError, OSError):
-    """The disk, or the file layer, failed."""
+    """The disk or the file layer failed."""
 
 
 class CheckpointWriteError(CheckpointError, OSError):
-    """A checkpoint could not be saved; the ones saved before are as they were."""
+    """A checkpoint could not be saved; earlier ones are unchanged."""
 
     path: str
 

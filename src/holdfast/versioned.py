@@ -1,8 +1,8 @@
 """How every saved format carries its version, its defaults and its upgrades.
 
 The model: a saved format is a dataclass. Its fields say what is required (no default) and what is optional, its type
-hints say which values are valid, and a ``Format`` binds it to a name, a version and the functions that upgrade what
-earlier releases wrote::
+hints say which values are valid, and a ``Format`` binds it to a name, a version and the functions that upgrade data
+from earlier releases::
 
     @dataclass(frozen=True, slots=True)
     class Job:
@@ -36,10 +36,10 @@ __all__ = ["AS_TEXT", "MAX_COUNT", "Between", "Count", "Format", "problem_with"]
 Record = TypeVar("Record")
 Upgrade = Callable[[dict[str, Any]], Mapping[str, Any]]
 
-# Beyond this no step, position or sample can be reached; three times as far still fits 64 bits.
+# No step, position or sample is ever beyond this; three times as much still fits into 64 bits.
 MAX_COUNT = 1 << 60
 KEEPS_UNKNOWN = "unknown"
-_DAMAGED = "it was changed after it was saved, or is not what it is taken for; use an earlier one"
+_DAMAGED = "it was changed after it was saved, or is something else; use an earlier one"
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,14 +74,14 @@ class Format(Generic[Record]):
     """One saved format.
 
     Args:
-        name: what it is called in errors.
+        name: its name in error messages.
         record: the dataclass that holds its content.
-        version: what is written now.
-        upgrades: for every earlier version the function that makes the next version's fields of its own.
+        version: the version written now.
+        upgrades: for every earlier version, the function that turns its fields into those of the next version.
         unmarked: the version of values that carry none, for formats that began without one; None refuses them.
-        error: raised for a value that is not valid.
+        error: raised for an invalid value.
         version_error: raised for a value of a newer version.
-        hint: what to do about either.
+        hint: what to do about an invalid value.
     """
 
     name: str
@@ -119,7 +119,7 @@ class Format(Generic[Record]):
         return record
 
     def upgraded(self, value: Any) -> dict[str, Any]:
-        """Return the fields as the present version writes them, the version left out; values are not checked yet."""
+        """Return the fields as the current version writes them, without the version; values are not checked yet."""
         version = value.get("version", self.unmarked) if isinstance(value, Mapping) else None
         if not isinstance(version, int) or isinstance(version, bool) or version < 1:
             raise self.error(f"this is not a {self.name}", found=f"{value!r}"[:80], hint=self.hint)
@@ -144,7 +144,7 @@ class Format(Generic[Record]):
 
 
 def problem_with(record: type[Any], content: Any) -> str | None:
-    """Return the first thing in which a value does not fit a dataclass; None if it fits.
+    """Return the first reason why a value does not fit a dataclass; None if it fits.
 
     For values that carry no version of their own. Hints mean what they mean in a ``Format``.
     """
@@ -186,7 +186,7 @@ def _is_text(hint: Any) -> bool:
 
 
 def _encode(value: Any) -> Any:
-    if type(value) in _PLAIN:  # nearly all there is: a state may be asked for at every step
+    if type(value) in _PLAIN:  # nearly all values: a state may be requested at every step
         return value
     if is_dataclass(value) and not isinstance(value, type):
         return {name: _encode(getattr(value, name)) for name in _hints(type(value))}
@@ -217,7 +217,7 @@ def _decode_fields(record: type[Any], content: Any, place: str) -> Any:
 
 
 def _made(record: type[Any], found: dict[str, Any], place: str) -> Any:
-    """Return the record; what its own checks say of a value is told as an invalid field."""
+    """Return the record; if its own checks reject a value, raise ``_Invalid``."""
     try:
         return record(**found)
     except HoldfastError:
@@ -271,7 +271,7 @@ def _decode_union(choices: tuple[Any, ...], value: Any, place: str) -> Any:
     for choice in choices:
         try:
             return _decode(choice, value, place)
-        except _Invalid as invalid:  # noqa: PERF203  # the way to try one choice after the other
+        except _Invalid as invalid:  # noqa: PERF203  # tries one choice after the other
             last = last if choice is type(None) else invalid
     raise last if len(choices) == 2 and type(None) in choices else _Invalid(place, _told(choices), value)
 

@@ -290,7 +290,7 @@ def test_a_program_that_exits_by_itself_proves_nothing(
         program.write_text(text)
         code, out, error = called(["replay", str(sound), "--steps", "16:18", "--program", f"{program}:build"], capsys)
         assert (code, out) == (2, "")
-        assert "the program ended by itself: exit code 0" in error
+        assert "the program exited with code 0" in error
 
 
 def test_every_time_of_a_record_is_checked() -> None:

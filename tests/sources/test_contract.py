@@ -247,7 +247,7 @@ class Shifted(Squares):
 
 def test_a_sample_left_out_or_given_twice_is_named_where_the_right_ones_are_known() -> None:
     check_source(Shifted())
-    with pytest.raises(AssertionError, match=r"sample 500 is not the one it should be \(column 'x' differs\)"):
+    with pytest.raises(AssertionError, match=r"sample 500 is not the expected one \(column 'x' differs\)"):
         check_source(Shifted(), same_as=Squares())
     check_source(Squares(), same_as=Squares())
 
@@ -261,7 +261,7 @@ def test_a_source_of_another_length_or_with_other_columns_than_the_right_one_is_
         def read(self, indices: NDArray[np.int64]) -> Columns:
             return {"x": super().read(indices)["x"]}
 
-    with pytest.raises(AssertionError, match="has 1000 samples, and should have 999"):
+    with pytest.raises(AssertionError, match="has 1000 samples, but should have 999"):
         check_source(Squares(), same_as=Shorter())
-    with pytest.raises(AssertionError, match=r"columns are \['x', 'square'\], and should be \['x'\]"):
+    with pytest.raises(AssertionError, match=r"columns are \['x', 'square'\], but should be \['x'\]"):
         check_source(Squares(), same_as=Narrower())

@@ -23,7 +23,7 @@ assert sum(i < 1000 for i in opening) == 256 and following == [int(s["id"]) for 
 assert resumed_batch == expected
 """,
     "testing.md": """
-assert "step 4 differs: ['x'] is 5, and 6 after resuming; it is the batch of step 5, too far ahead" in shown
+assert "step 4 differs: ['x'] is 5, but 6 after resuming; this is the batch of step 5, too far ahead" in shown
 """,
 }
 

@@ -29,31 +29,31 @@ class Pair(NamedTuple):
 @pytest.mark.parametrize(
     ("one", "other", "text"),
     [
-        ({"a": 1}, {"b": 1}, "value has the fields ['a'], and ['b']"),
-        ({"a": 1, 2: 3}, {"a": 1}, "value has the fields ['a', 2], and ['a']"),
-        ({"a": [1, 2]}, {"a": [1]}, "['a'] has 2 items, and 1"),
-        ({"a": [1, 2]}, {"a": [1, 3]}, "['a'][1] is 2, and 3"),
-        ({"a": 1}, {"a": 1.0}, "['a'] is a int, and a float"),
-        ({"a": 0.0}, {"a": -0.0}, "['a'] is 0.0, and -0.0"),
+        ({"a": 1}, {"b": 1}, "value has the fields ['a'], but ['b']"),
+        ({"a": 1, 2: 3}, {"a": 1}, "value has the fields ['a', 2], but ['a']"),
+        ({"a": [1, 2]}, {"a": [1]}, "['a'] has 2 items, but 1"),
+        ({"a": [1, 2]}, {"a": [1, 3]}, "['a'][1] is 2, but 3"),
+        ({"a": 1}, {"a": 1.0}, "['a'] is a int, but a float"),
+        ({"a": 0.0}, {"a": -0.0}, "['a'] is 0.0, but -0.0"),
         (
             torch.zeros(2),
             torch.zeros(2, dtype=torch.float64),
-            "value is torch.float32 of shape (2,), and torch.float64",
+            "value is torch.float32 of shape (2,), but torch.float64",
         ),
-        (torch.zeros(2), torch.zeros(3), "value is torch.float32 of shape (2,), and torch.float32 of shape (3,)"),
-        (torch.zeros(2), torch.tensor([0.0, -0.0]), "[1] is 0.0, and -0.0 after resuming (1 of 2 values differ)"),
-        (torch.tensor(1), torch.tensor(2), "value is 1, and 2 after resuming"),
-        (torch.zeros(2, dtype=torch.bfloat16), torch.tensor([0, 1e-3]).bfloat16(), "[1] is 0.0, and 0.00099"),
-        (torch.zeros(2, 3), torch.eye(2, 3), "[0, 0] is 0.0, and 1.0 after resuming (2 of 6 values differ)"),
-        (torch.zeros(2).to_sparse(), torch.ones(2).to_sparse(), "[0] is 0.0, and 1.0"),
-        (np.zeros(2), np.ones(2), "[0] is 0.0, and 1.0"),
-        (np.zeros(2), np.array([0.0, -0.0]), "[1] is 0.0, and -0.0"),
-        (np.zeros(2), np.zeros(2, dtype=np.float32), "value is float64 of shape (2,), and float32"),
-        (np.array(["a", None]), np.array(["a", "b"], dtype=object), "[1] is a NoneType, and a str"),
-        (np.float32(1), np.float32(2), "value is 1.0, and 2.0"),
-        (Batch(torch.zeros(2)), Batch(torch.ones(2)), ".tokens[0] is 0.0, and 1.0"),
-        (Pair(1, 2), Pair(1, 3), "[1] is 2, and 3"),
-        ("a", "b", "value is 'a', and 'b'"),
+        (torch.zeros(2), torch.zeros(3), "value is torch.float32 of shape (2,), but torch.float32 of shape (3,)"),
+        (torch.zeros(2), torch.tensor([0.0, -0.0]), "[1] is 0.0, but -0.0 after resuming (1 of 2 values differ)"),
+        (torch.tensor(1), torch.tensor(2), "value is 1, but 2 after resuming"),
+        (torch.zeros(2, dtype=torch.bfloat16), torch.tensor([0, 1e-3]).bfloat16(), "[1] is 0.0, but 0.00099"),
+        (torch.zeros(2, 3), torch.eye(2, 3), "[0, 0] is 0.0, but 1.0 after resuming (2 of 6 values differ)"),
+        (torch.zeros(2).to_sparse(), torch.ones(2).to_sparse(), "[0] is 0.0, but 1.0"),
+        (np.zeros(2), np.ones(2), "[0] is 0.0, but 1.0"),
+        (np.zeros(2), np.array([0.0, -0.0]), "[1] is 0.0, but -0.0"),
+        (np.zeros(2), np.zeros(2, dtype=np.float32), "value is float64 of shape (2,), but float32"),
+        (np.array(["a", None]), np.array(["a", "b"], dtype=object), "[1] is a NoneType, but a str"),
+        (np.float32(1), np.float32(2), "value is 1.0, but 2.0"),
+        (Batch(torch.zeros(2)), Batch(torch.ones(2)), ".tokens[0] is 0.0, but 1.0"),
+        (Pair(1, 2), Pair(1, 3), "[1] is 2, but 3"),
+        ("a", "b", "value is 'a', but 'b'"),
     ],
 )
 def test_a_difference_is_named_by_its_path_and_element(one: Any, other: Any, text: str) -> None:
@@ -67,7 +67,7 @@ def test_one_element_of_a_large_tensor_is_named_and_the_rest_not_printed() -> No
     other = one.clone()
     other[42, 7, 99] = 1
     assert first_difference({"x": one}, {"x": other}) == (
-        "['x'][42, 7, 99] is 0.0, and 1.0 after resuming (1 of 1000000 values differ)"
+        "['x'][42, 7, 99] is 0.0, but 1.0 after resuming (1 of 1000000 values differ)"
     )
 
 

@@ -96,9 +96,9 @@ def what_is_said_of(fault: str) -> str:
 @pytest.mark.parametrize(
     ("fault", "instead"),
     [
-        ("starts over", "is 16, and 0 after resuming (4 of 4 values differ); it is the batch of step 0, too far back"),
-        ("gives one batch again", "is 16, and 12 after resuming (4 of 4 values differ); it is the batch of step 3"),
-        ("counts what it read ahead", "is 16, and 20 after resuming (4 of 4 values differ); it is the batch of step 5"),
+        ("starts over", "is 16, but 0 after resuming (4 of 4 values differ); this is the batch of step 0, too far back"),
+        ("gives one batch again", "is 16, but 12 after resuming (4 of 4 values differ); this is the batch of step 3"),
+        ("counts what it read ahead", "is 16, but 20 after resuming (4 of 4 values differ); this is the batch of step 5"),
     ],
 )
 def test_a_loader_that_repeats_or_loses_batches_is_found_at_its_first_step(fault: str, instead: str) -> None:
@@ -107,17 +107,17 @@ def test_a_loader_that_repeats_or_loses_batches_is_found_at_its_first_step(fault
 
 def test_a_loader_that_drops_a_single_sample_is_found_and_the_sample_named() -> None:
     text = what_is_said_of("drops one sample")
-    assert text.startswith("resumed after 4 steps, step 4 differs: ['x'][0] is 16, and 17 after resuming")
+    assert text.startswith("resumed after 4 steps, step 4 differs: ['x'][0] is 16, but 17 after resuming")
 
 
 def test_a_loader_that_gives_a_single_sample_again_is_found_and_the_sample_named() -> None:
     text = what_is_said_of("gives one sample again")
-    assert text.startswith("resumed after 4 steps, step 4 differs: ['x'][0] is 16, and 15 after resuming")
+    assert text.startswith("resumed after 4 steps, step 4 differs: ['x'][0] is 16, but 15 after resuming")
 
 
 def test_samples_in_another_order_within_a_batch_are_found() -> None:
     text = what_is_said_of("swaps two")
-    assert text == "resumed after 4 steps, step 4 differs: ['x'][1] is 17, and 18 after resuming (2 of 4 values differ)"
+    assert text == "resumed after 4 steps, step 4 differs: ['x'][1] is 17, but 18 after resuming (2 of 4 values differ)"
 
 
 def test_a_state_that_is_right_the_first_time_only_is_found_at_the_second_checkpoint() -> None:
@@ -164,12 +164,12 @@ def test_an_aggregator_that_no_batch_feeds_is_an_error_not_a_pass() -> None:
 
 
 def test_a_metric_that_is_wrong_after_resuming_is_named_though_every_batch_is_right() -> None:
-    with pytest.raises(AssertionError, match=r"the metrics differ: \['count'\]\['sum'\] is 21, and 23 after resuming"):
+    with pytest.raises(AssertionError, match=r"the metrics differ: \['count'\]\['sum'\] is 21, but 23 after resuming"):
         assert_exact_resume(lambda: (Counting("counts twice"), MetricsAggregator()), 4, 3)
 
 
 def test_a_pipeline_that_differs_by_itself_is_told_apart_from_one_that_does_not_resume() -> None:
-    with pytest.raises(AssertionError, match="does not repeat itself"):
+    with pytest.raises(AssertionError, match="is not reproducible"):
         assert_exact_resume(lambda: (Counting("random"), None), 4, 3)
 
 
@@ -179,5 +179,5 @@ def test_metrics_that_start_over_are_found_though_every_batch_is_right() -> None
 
 
 def test_a_loader_that_ends_too_early_is_an_error_not_a_pass() -> None:
-    with pytest.raises(AssertionError, match="ended after 6 steps; 7 were asked for"):
+    with pytest.raises(AssertionError, match="ended after 6 steps, but 7 are needed"):
         assert_exact_resume(lambda: (Counting(length=6), None), 4, 3)

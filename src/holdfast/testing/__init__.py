@@ -1,4 +1,4 @@
-"""Checks for what users write themselves: run them in your own tests."""
+"""Checks for sources, stores and pipelines that users write themselves: run them in your own tests."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""Exact resume, as a check anyone can run on a pipeline of their own.
+"""Exact resume, as a check that anyone can run on their own pipeline.
 
-A pipeline is a loader and, perhaps, an aggregator of metrics. It is run twice: once without a break, and once stopped,
-saved, built again from nothing, and continued. Both must give the same batches and the same figures, bit for bit.
+A pipeline is a loader and, optionally, a metrics aggregator. It is run twice: once uninterrupted, and once stopped,
+saved, rebuilt from scratch and continued. Both runs must give the same batches and the same figures, bit for bit.
 """
 
 from __future__ import annotations
@@ -22,21 +22,21 @@ _ENDED = object()
 
 
 class StatefulLoader(Protocol):
-    """What the checks need of a loader: batches, and a state."""
+    """The part of a loader that the checks use: batches and a state."""
 
     def __iter__(self) -> Iterator[Any]: ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return where the loader stands."""
+        """Return the loader's state."""
         ...
 
     def load_state_dict(self, state_dict: Any, /) -> None:
-        """Go to where a state stands."""
+        """Continue from a state."""
         ...
 
 
 class Aggregator(Protocol):
-    """What the checks need of an aggregator of metrics, e.g. a ``MetricsAggregator``."""
+    """The part of a metrics aggregator, such as ``MetricsAggregator``, that the checks use."""
 
     def update(self, metrics: Any, /) -> None:
         """Add a batch's metrics."""
@@ -47,7 +47,7 @@ class Aggregator(Protocol):
         ...
 
     def state_dict(self) -> Mapping[str, Any]:
-        """Return what was added so far."""
+        """Return the state of everything added so far."""
         ...
 
     def load_state_dict(self, state: Any, /) -> None:
@@ -55,24 +55,24 @@ class Aggregator(Protocol):
         ...
 
 
-#: A loader and an aggregator (or None), freshly made.
+#: A loader and an aggregator (or None), newly created.
 Pipeline = tuple[StatefulLoader, Aggregator | None]
 
 
 @dataclass(frozen=True, slots=True)
 class CheckpointRun:
-    """What the run without a break gave after the checkpoint, and what the resumed one gave instead.
+    """The results of the uninterrupted run after the checkpoint, and those of the resumed run.
 
     Attributes:
-        steps_before: where the checkpoint was taken.
-        batches_before: the batches up to there.
-        ground_truth_batches: the batches from there on, of the run without a break.
-        resumed_batches: the same of the resumed run.
-        ground_truth_metrics: the figures at the end of the run without a break; None without an aggregator.
-        resumed_metrics: the same of the resumed run.
+        steps_before: the step of the checkpoint.
+        batches_before: the batches before the checkpoint.
+        ground_truth_batches: the batches of the uninterrupted run after the checkpoint.
+        resumed_batches: the batches of the resumed run.
+        ground_truth_metrics: the figures at the end of the uninterrupted run; None without an aggregator.
+        resumed_metrics: the figures at the end of the resumed run.
         loader_state: the loader's state at the checkpoint.
-        telling: whether what comes after a checkpoint, batches or their metrics, differs from what comes at the start.
-            Where it does not, a pipeline that ignores its state and starts over looks right.
+        telling: whether the batches after a checkpoint, or their metrics, differ from those at the start. If not, a
+            pipeline that ignores its state and starts over would pass.
     """
 
     steps_before: int
@@ -101,20 +101,19 @@ def run_training_loop_with_checkpoint(
     *,
     create_resumed_fn: Callable[[], Pipeline] | None = None,
 ) -> CheckpointRun:
-    """Run a pipeline without a break, and again with a checkpoint, and return what both gave.
+    """Run a pipeline uninterrupted, and again with a checkpoint, and return the results of both.
 
-    States pass through JSON text where they can, as through a checkpoint on disk. Under ``torch.distributed`` call it
-    on every rank: figures are merged over ranks.
+    States pass through JSON text if possible, as through a checkpoint on disk. Under ``torch.distributed``, call it on
+    every rank: figures are merged over ranks.
 
     Args:
-        create_pipeline_fn: makes a new pipeline: ``(loader, aggregator)``, the aggregator may be None.
-        steps_before: batches before the checkpoint; 0 checkpoints before the first.
-        steps_after: batches after it.
-        create_resumed_fn: makes the pipeline that resumes, where it is to differ (other workers, say).
+        create_pipeline_fn: creates a new pipeline, ``(loader, aggregator)``; the aggregator may be None.
+        steps_before: number of batches before the checkpoint; 0 for a checkpoint before the first one.
+        steps_after: number of batches after it.
+        create_resumed_fn: creates the pipeline that resumes, if it should differ (in its workers, for example).
 
     Raises:
-        AssertionError: the pipeline gave fewer batches than asked for, does not repeat itself, or gave its aggregator
-            nothing.
+        AssertionError: the pipeline gave too few batches, is not reproducible, or gave its aggregator nothing.
         ConfigError: there is nothing to run.
     """
     return _run_with_checkpoints(create_pipeline_fn, create_resumed_fn, steps_before, [steps_after])
@@ -127,16 +126,16 @@ def assert_exact_resume(
     *,
     create_resumed_fn: Callable[[], Pipeline] | None = None,
 ) -> None:
-    """Assert that a pipeline resumed from a checkpoint goes on exactly as if it had not stopped.
+    """Assert that a pipeline resumed from a checkpoint continues exactly as if it had never stopped.
 
-    Half-way through ``steps_after`` it is stopped and resumed once more, as a run in real life is: a state taken from a
-    resumed pipeline must be as good as the first.
+    Halfway through ``steps_after`` it is stopped and resumed once more, as real runs are: a state taken from a resumed
+    pipeline must be as good as the first.
 
     Args:
-        create_pipeline_fn: makes a new pipeline: ``(loader, aggregator)``, the aggregator may be None.
-        steps_before: batches before the checkpoint, or several such numbers to try each.
-        steps_after: batches after it.
-        create_resumed_fn: makes the pipeline that resumes, where it is to differ.
+        create_pipeline_fn: creates a new pipeline, ``(loader, aggregator)``; the aggregator may be None.
+        steps_before: number of batches before the checkpoint, or several such numbers to try.
+        steps_after: number of batches after it.
+        create_resumed_fn: creates the pipeline that resumes, if it should differ.
 
     Raises:
         AssertionError: names the first step and field, or figure, that differs; or says why the check could not fail.
@@ -144,7 +143,7 @@ def assert_exact_resume(
     """
     tried = [steps_before] if isinstance(steps_before, int) else list(steps_before)
     if not tried:
-        raise ConfigError("no checkpoint to try", steps_before=tried)
+        raise ConfigError("steps_before is empty: there is no checkpoint to try", steps_before=tried)
     telling = False
     for before in tried:
         half = steps_after // 2
@@ -168,7 +167,7 @@ def assert_exact_resume(
 def _run_with_checkpoints(
     create_first: Callable[[], Pipeline], create_resumed: Callable[[], Pipeline] | None, before: int, lives: list[int]
 ) -> CheckpointRun:
-    """Run without a break; and again for ``before`` steps, then resumed for each of ``lives``."""
+    """Run uninterrupted; then again for ``before`` steps, resumed for each of ``lives``."""
     after = sum(lives)
     if before < 0 or after < 1:
         raise ConfigError(
@@ -178,7 +177,7 @@ def _run_with_checkpoints(
     life = first = _run(create_first(), before)
     for step, (one, other) in enumerate(zip(truth.batches, first.batches, strict=False)):
         found = first_difference(one, other)
-        _require(found is None, f"the pipeline does not repeat itself, even without a checkpoint: step {step}, {found}")
+        _require(found is None, f"the pipeline is not reproducible, even without a checkpoint: step {step}, {found}")
     resumed: list[Any] = []
     for steps in lives:
         loader, aggregator = (create_resumed or create_first)()
@@ -213,21 +212,21 @@ def _differs_from_the_start(truth: _Life, at: int, steps: int) -> bool:
 
 
 def _what_came_instead(run: CheckpointRun, place: int) -> str:
-    """Say which step's batch came, where the run without a break has it: that tells how far the state was off."""
+    """Say which step's batch came instead, if the uninterrupted run has it: this shows how far off the state was."""
     step = run.steps_before + place
     for other, batch in enumerate([*run.batches_before, *run.ground_truth_batches]):
         if other != step and first_difference(batch, run.resumed_batches[place]) is None:
-            return f"; it is the batch of step {other}, too far {'ahead' if other > step else 'back'}"
+            return f"; this is the batch of step {other}, too far {'ahead' if other > step else 'back'}"
     return ""
 
 
 def _require(holds: bool, message: str) -> None:
-    if not holds:  # no assert statement: these checks hold under `python -O` too
+    if not holds:  # not an assert statement: these checks also work under `python -O`
         raise AssertionError(message)
 
 
 def _run(pipeline: Pipeline, steps: int) -> _Life:
-    """Take this many batches, metrics apart, and both states."""
+    """Take this many batches, with their metrics separate, and both states."""
     loader, aggregator = pipeline
     batches: list[Any] = []
     metrics: list[Any] = []
@@ -235,18 +234,18 @@ def _run(pipeline: Pipeline, steps: int) -> _Life:
     try:
         for _ in range(steps):
             batch: Any = next(iterator, _ENDED)
-            _require(batch is not _ENDED, f"the loader ended after {len(batches)} steps; {steps} were asked for")
-            batch = copy.deepcopy(batch)  # a loader may fill the same memory again
+            _require(batch is not _ENDED, f"the loader ended after {len(batches)} steps, but {steps} are needed")
+            batch = copy.deepcopy(batch)  # a loader may reuse the same memory
             metrics.append(batch.get("metrics") if isinstance(batch, Mapping) else None)
             if aggregator is not None and metrics[-1] is not None:
                 aggregator.update(metrics[-1])
             if isinstance(batch, Mapping):
                 batch = {field: value for field, value in batch.items() if field != "metrics"}
             batches.append(batch)
-        # Read while the loader is in the middle of its work, as a training loop would.
+        # Taken while the loader is in the middle of its work, as in a training loop.
         loader_state = copy.deepcopy(loader.state_dict())
     finally:
-        close = getattr(iterator, "close", None)  # a generator's: ends what it reads ahead
+        close = getattr(iterator, "close", None)  # of a generator: ends its reading ahead
         if close is not None:
             close()
     if aggregator is None:
@@ -258,6 +257,6 @@ def _through_checkpoint(state: Mapping[str, Any]) -> Mapping[str, Any]:
     try:
         text = json.dumps(state)
     except (TypeError, ValueError):
-        return copy.deepcopy(state)  # not JSON, which torch.save can keep all the same
+        return copy.deepcopy(state)  # not JSON, but torch.save can still save it
     restored: Mapping[str, Any] = json.loads(text)
     return restored

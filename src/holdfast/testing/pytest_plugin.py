@@ -1,6 +1,6 @@
 """The pytest plugin: ``assert_exact_resume`` and ``check_source`` as fixtures, with nothing to import.
 
-pytest finds it where holdfast is installed; it imports nothing heavy until a test asks for a fixture.
+pytest finds it if holdfast is installed; it imports nothing heavy until a test requests a fixture.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ __all__ = ["assert_exact_resume", "check_source"]
 
 @pytest.fixture(scope="session")
 def assert_exact_resume() -> Callable[..., None]:
-    """Give the check that a pipeline, stopped and resumed, goes on as if it had never stopped."""
+    """Return the check that a pipeline, stopped and resumed, continues as if it had never stopped."""
     from holdfast.testing import assert_exact_resume
 
     return assert_exact_resume
@@ -23,7 +23,7 @@ def assert_exact_resume() -> Callable[..., None]:
 
 @pytest.fixture(scope="session")
 def check_source() -> Callable[..., Any]:
-    """Give the check that a source of your own keeps the contract."""
+    """Return the check that a source follows the contract."""
     from holdfast.testing import check_source
 
     return check_source

@@ -1,4 +1,4 @@
-"""The contract of a source, as checks anyone can run on their own.
+"""The contract of a source, as checks that anyone can run on their own.
 
 `check_source` reads from a source in every way the loader does and raises `AssertionError` naming the first rule that
 does not hold. It reads a few hundred samples at most, so it also suits large and remote sources.
@@ -18,31 +18,31 @@ from holdfast.sources.base import Column, Columns, Source
 from holdfast.sources.ragged import Ragged
 
 _THREADS = 8
-_BOUNDARIES = 8  # of shards that are looked at: where samples are lost or repeated, if anywhere
-_ALONE = 8  # samples that are read alone
+_BOUNDARIES = 8  # shard boundaries to look at: where samples are lost or repeated, if anywhere
+_ALONE = 8  # samples read one at a time
 _AT_ONCE = 1024  # samples read together when all are compared
 
 
 def check_source(source: Source, *, samples: int = 32, same_as: Source | None = None) -> None:
-    """Prove that a source obeys the contract of `holdfast.sources.Source`.
+    """Check that a source follows the contract of `holdfast.sources.Source`.
 
-    No rule can tell whether a source leaves a sample out or gives one twice; for that, give one that is known to be
-    right.
+    No rule can tell whether a source leaves out or repeats a sample; to find that out, pass a correct source as
+    ``same_as``.
 
     Args:
         source: the source; it must hold at least one sample.
-        samples: how many samples, spread over the source, each check reads; those around a few of its shards' ends too.
-        same_as: a source with the same samples (an `ArraySource` of what was written, say): every one is compared.
+        samples: number of samples, spread over the source, that each check reads, besides those around some shard ends.
+        same_as: a source with the same samples, such as an `ArraySource` of the data written; all samples are compared.
 
     Raises:
-        AssertionError: a rule does not hold; the message says which and how to mend it.
+        AssertionError: a rule does not hold; the message says which, and how to fix it.
     """
     length = len(source)
     _rule(isinstance(length, int) and length > 0, f"len() must be a positive int to be checked, got {length!r}")
     rows = _rows_to_read(source, samples)
-    first = _read(source, rows.copy(), "read() must read samples that are there")
+    first = _read(source, rows.copy(), "read() must return samples that exist")
     _check_columns(first, len(rows))
-    expected = _take(first, np.arange(len(rows)))  # a copy: a source that hands out its own memory must not change it
+    expected = _take(first, np.arange(len(rows)))  # a copy: a source that returns its own memory must not change it
     _same(_read(source, rows.copy(), _AGAIN), expected, _AGAIN)
     _check_freshness(source, rows, expected)
     _check_order_and_repeats(source, rows, expected)
@@ -62,7 +62,7 @@ _AGAIN = "reading the same indices again must give the same samples"
 
 
 def _rows_to_read(source: Source, samples: int) -> NDArray[np.int64]:
-    """Return rows spread over the source, and the ones on both sides of where its shards meet."""
+    """Return rows spread over the source, and those on both sides of some shard boundaries."""
     length = len(source)
     spread = np.linspace(0, length - 1, min(length, samples)).astype(np.int64)
     shards = source.shards()
@@ -92,7 +92,7 @@ def _check_freshness(source: Source, rows: NDArray[np.int64], expected: Columns)
         for array in _arrays(column):
             if array.dtype.kind in "iufb" and array.size:
                 array[...] = ~array if array.dtype.kind in "iub" else array + 1
-    rule = "writing to what read() returned must not change what it returns next"
+    rule = "writing to the arrays that read() returned must not change what it returns next"
     _same(_read(source, rows, rule), expected, rule)
 
 
@@ -160,7 +160,7 @@ def _check_threads(source: Source, rows: NDArray[np.int64], expected: Columns) -
 
 def _check_pickling(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
     try:
-        copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - our own bytes, made on this line
+        copy = pickle.loads(pickle.dumps(source))  # noqa: S301 - bytes made on this line
     except Exception as error:
         raise AssertionError(f"a source must be picklable, for worker processes: {error!r}") from error
     _rule(len(copy) == len(source), "a pickled copy must have the same length")
@@ -181,7 +181,7 @@ def _check_shards(source: Source) -> None:
     shards = source.shards()
     if shards is not None:
         _rule(all(size >= 0 for size in shards), "the lengths of shards must not be negative")
-        _rule(sum(shards) == len(source), f"the shards hold {sum(shards)} samples, the source {len(source)}")
+        _rule(sum(shards) == len(source), f"the shards hold {sum(shards)} samples, but the source has {len(source)}")
 
 
 def _check_closing(source: Source, rows: NDArray[np.int64], expected: Columns) -> None:
@@ -192,14 +192,14 @@ def _check_closing(source: Source, rows: NDArray[np.int64], expected: Columns) -
 
 
 def _check_same_samples(source: Source, same_as: Source) -> None:
-    _rule(len(source) == len(same_as), f"the source has {len(source)} samples, and should have {len(same_as)}")
+    _rule(len(source) == len(same_as), f"the source has {len(source)} samples, but should have {len(same_as)}")
     for start in range(0, len(source), _AT_ONCE):
         rows = np.arange(start, min(start + _AT_ONCE, len(source)), dtype=np.int64)
         found, expected = _read(source, rows, "every sample must be readable"), same_as.read(rows)
-        _rule(list(found) == list(expected), f"columns are {list(found)}, and should be {list(expected)}")
+        _rule(list(found) == list(expected), f"the columns are {list(found)}, but should be {list(expected)}")
         for place in range(len(rows)):
             one = np.array([place])
-            _same(_take(found, one), _take(expected, one), f"sample {start + place} is not the one it should be")
+            _same(_take(found, one), _take(expected, one), f"sample {start + place} is not the expected one")
 
 
 def _read(source: Source, rows: NDArray[np.int64], rule: str) -> Columns:

@@ -1,4 +1,4 @@
-"""The contract of a store, as checks anyone can run on their own.
+"""The contract of a store, as checks that anyone can run on their own.
 
 ``check_store`` uses a store in every way coordination does and raises ``AssertionError`` naming the first rule that
 does not hold. It works under a key prefix of its own and removes its keys. It takes a second or two, and never waits
@@ -26,28 +26,28 @@ if TYPE_CHECKING:
 __all__ = ["check_store"]
 
 _CLIENTS = 4
-# Per client: enough that a store that loses one write in a hundred loses one here, nearly always.
+# Per client: enough that a store that loses one write in a hundred nearly always loses one here.
 _WRITES = 80
 _ADDS = 40
 _INCREMENTS = 40
-# Keys that all clients create, and delete, at the same time.
+# Keys that all clients create and delete at the same time.
 _RACED = 25
-# Seconds per write up to which a store gets all of that; a slower one gets less, so that the check takes seconds.
+# Seconds per write up to which all of that is done; a slower store gets less, so that the check takes only seconds.
 _PACE = 0.003
 _MIN_ROUNDS = 6
-# Keys of one ``get_many``: four times what coordination asks for at once.
+# Keys per ``get_many``: four times as many as coordination requests at once.
 _MANY = 1000
-# Seconds after which a record must still be there, and seconds that an answer about an absent key may take.
+# Seconds after which a record must still be there, and maximum seconds for an answer about an absent key.
 _KEPT_SECONDS = 1.2
 _ANSWER_SECONDS = 0.5
 
 
 def check_store(store: Store | dist.Store, *, restart: Callable[[], None] | None = None) -> None:  # type: ignore[name-defined]
-    """Prove that a store obeys the contract of ``holdfast.coordinate.stores.Store``.
+    """Check that a store follows the contract of ``holdfast.coordinate.stores.Store``.
 
     Args:
-        store: the store, or one of torch's.
-        restart: kills the server (SIGKILL) and starts it again; given, a durable store must keep all it answered.
+        store: the store, or a torch store.
+        restart: kills the server (SIGKILL) and starts it again; a durable store must then keep every answered write.
 
     Raises:
         AssertionError: a rule does not hold, or the store does not answer; the message says which.
@@ -67,13 +67,13 @@ def _rule(holds: bool, text: str) -> None:
 
 
 class _Checked:
-    """One run of the checks, under keys of its own."""
+    """One run of the checks, under its own keys."""
 
     def __init__(self, store: WatchedStore) -> None:
         self._store = store
         self._prefix = f"check_store/{uuid.uuid4().hex}/"
         self._keys: list[str] = []
-        self._share = 1.0  # of the rounds with several clients
+        self._share = 1.0  # fraction of the rounds with several clients
 
     def _rounds(self, count: int) -> int:
         return max(_MIN_ROUNDS, int(count * self._share))
@@ -111,7 +111,7 @@ class _Checked:
         try:
             yield
         except BaseException:
-            with contextlib.suppress(Exception):  # the rule that was broken says more
+            with contextlib.suppress(Exception):  # the broken rule is more informative
                 self._clean_up()
             raise
         self._clean_up()
@@ -173,7 +173,7 @@ class _Checked:
         _rule(self._store.compare_set(key, b"two", b"three") == b"", "compare_set knows that a key was deleted")
 
     def comparing_whole_values(self) -> None:
-        """Expect what is nearly there: records of two leases may differ in one late byte."""
+        """Expect a value that is nearly the stored one: the records of two leases may differ in one late byte."""
         value = b"Token " + b"x" * 4000 + b" 1"
         near = {
             "in the last byte": value[:-1] + b"2",
@@ -219,7 +219,7 @@ class _Checked:
         _rule(compared and replaced, f"values of max_value_bytes ({size}) are compared whole")
 
     def keys_apart(self) -> None:
-        """Write under names that a careless store takes for one, and delete one of them."""
+        """Write under names that a careless store might confuse, and delete one of them."""
         long = "long/" + "n" * 240
         names = ["a", "A", "a/", "a//b", "a/b", "ab", "a b", "a%", "a_", "a*", "ä", long, long + "1", long + "2"]
         keys = [self._key(f"apart/{name}") for name in names]
@@ -331,7 +331,7 @@ class _Checked:
         _rule(set(deleters) == {1}, "of several clients that delete a key exactly one hears that it was there")
 
     def incrementing(self, clients: Sequence[WatchedStore]) -> None:
-        """Let several clients count, by add and by compare_set: no number is lost or handed out twice."""
+        """Let several clients count, by add and by compare_set: no number is lost or given out twice."""
         compared, counted = self._key("compared by many"), self._key("counted by many")
 
         increments, adds = self._rounds(_INCREMENTS), self._rounds(_ADDS)
@@ -346,7 +346,7 @@ class _Checked:
                 if answer == wanted:
                     taken.append(int(wanted.split()[0]))
                 elif answer == found or int(answer.split()[0]) > _CLIENTS * increments:
-                    raise broken("compare_set with the right expectation writes, also where others write")
+                    raise broken("compare_set with the right expectation writes, even while others write")
                 found = answer
             for _ in range(adds):
                 meet()
@@ -377,7 +377,7 @@ class _Checked:
             except AssertionError as error:
                 if not isinstance(error.__cause__, ConnectionError):
                     raise
-                # The connection was that of the killed server; the next call makes another.
+                # This was the connection to the killed server; the next call makes a new one.
                 found = self._store.get_many(self._keys)
             kept = not self._store.durable or found == [b"kept"] * len(self._keys)
             _rule(kept, "a durable store keeps every answered write")
@@ -385,7 +385,7 @@ class _Checked:
 
 @contextlib.contextmanager
 def _quick_switches() -> Iterator[None]:
-    """Let threads take turns often, so that two operations that are not atomic meet."""
+    """Switch threads often, so that operations that are not atomic collide."""
     before = sys.getswitchinterval()
     sys.setswitchinterval(1e-5)
     try:

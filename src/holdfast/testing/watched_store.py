@@ -1,7 +1,7 @@
-"""A store under watch: every call is named when it fails, and none may hang unnoticed.
+"""A store under supervision: every failed call is named, and no call hangs unnoticed.
 
-The check of a store runs in threads that end with the program, so that a store that never answers cannot hold up its
-caller: whoever waits for the check looks at what is under way, and since when.
+The check of a store runs in daemon threads, so that a store that never answers cannot block the caller: the caller sees
+which operations are under way, and since when.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ __all__ = ["Watch", "WatchedStore", "broken", "together"]
 
 Result = TypeVar("Result")
 
-# Seconds for one operation: a loaded disk may need one or two, and a coordinator gives up after ten by default.
+# Maximum seconds for one operation: a busy disk may need one or two, and a coordinator gives up after ten by default.
 MAX_OPERATION_SECONDS = 10.0
-# Seconds for the whole check: at this speed no worker would get its leases renewed.
+# Maximum seconds for the whole check: on a slower store, no worker could renew its leases in time.
 MAX_SECONDS = 120.0
 
 
 def broken(text: str) -> AssertionError:
-    """Return the error that says which rule a store breaks."""
+    """Return the error that says which rule the store breaks."""
     return AssertionError(f"the store breaks a rule: {text}")
 
 
 class Watch:
-    """What is under way, by thread."""
+    """The operations under way, by thread."""
 
     def __init__(self) -> None:
         self._under_way: dict[int, tuple[str, float]] = {}
 
     def call(self, name: str, function: Callable[..., Result], *arguments: Any) -> Result:
-        """Call an operation of the store; whatever it raises says which rule it breaks."""
+        """Call an operation of the store; an exception is reported as a broken rule."""
         thread = threading.get_ident()
         self._under_way[thread] = name, time.monotonic()
         try:
             return function(*arguments)
         except HoldfastError:
-            raise  # a store that refuses to be used, and says why
+            raise  # the store refuses to be used, and says why
         except Exception as error:
             raise broken(f"{name} does what it is for; it raised {error!r}") from error
         finally:
             self._under_way.pop(thread, None)
 
     def run(self, check: Callable[[], None]) -> None:
-        """Run a check in a thread of its own and raise what it raises, or that the store does not answer."""
+        """Run a check in its own thread; raise its error, or an error that the store does not answer."""
         running, began = _Running(check), time.monotonic()
         while not running.ended.wait(0.05):
             now = time.monotonic()
@@ -59,7 +59,7 @@ class Watch:
                 if now - since > MAX_OPERATION_SECONDS:
                     raise broken(f"no operation waits: {name} had no answer after {MAX_OPERATION_SECONDS:g} s")
             if now - began > MAX_SECONDS:
-                raise broken(f"a store is quick enough for leases: the check took longer than {MAX_SECONDS:g} s")
+                raise broken(f"a store is fast enough for leases: the check took longer than {MAX_SECONDS:g} s")
         try:
             running.result()
         except (AssertionError, HoldfastError):
@@ -69,7 +69,7 @@ class Watch:
 
 
 def together(count: int, function: Callable[[int, Callable[[], int]], Result]) -> list[Result]:
-    """Call a function several times at once, each with its number and a call that waits for all others to get there.
+    """Call a function several times in parallel, each with its number and a function that waits for all the others.
 
     Returns what the calls return, or raises the first error of one of them.
     """
@@ -79,7 +79,7 @@ def together(count: int, function: Callable[[int, Callable[[], int]], Result]) -
         try:
             return function(number, barrier.wait)
         except BaseException:
-            barrier.abort()  # the others do not wait for it
+            barrier.abort()  # so that the others do not wait for it
             raise
 
     running = [_Running(lambda number=number: numbered(number)) for number in range(count)]  # type: ignore[misc]
@@ -103,7 +103,7 @@ class _Running:
     def _run(self) -> None:
         try:
             self._value = self._function()
-        except BaseException as error:  # handed on to whoever waits
+        except BaseException as error:  # passed on to the caller that waits
             self.error = error
         finally:
             self.ended.set()
@@ -123,42 +123,42 @@ class WatchedStore:
 
     @property
     def durable(self) -> bool:
-        """As the store's."""
+        """Same as in the store."""
         return self._store.durable
 
     @property
     def max_value_bytes(self) -> int:
-        """As the store's."""
+        """Same as in the store."""
         return self._store.max_value_bytes
 
     def get(self, key: str) -> bytes | None:
-        """As the store's."""
+        """Same as in the store."""
         return self._watch.call("get", self._store.get, key)
 
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        """As the store's."""
+        """Same as in the store."""
         return self._watch.call(f"get_many of {len(keys)} keys", self._store.get_many, keys)
 
     def set(self, key: str, value: bytes) -> None:
-        """As the store's."""
+        """Same as in the store."""
         self._watch.call(f"set of {len(value)} bytes", self._store.set, key, value)
 
     def compare_set(self, key: str, expected: bytes, desired: bytes) -> bytes:
-        """As the store's."""
+        """Same as in the store."""
         return self._watch.call("compare_set", self._store.compare_set, key, expected, desired)
 
     def add(self, key: str, amount: int) -> int:
-        """As the store's."""
+        """Same as in the store."""
         return self._watch.call("add", self._store.add, key, amount)
 
     def delete(self, key: str) -> bool:
-        """As the store's."""
+        """Same as in the store."""
         return self._watch.call("delete", self._store.delete, key)
 
     def clone(self) -> WatchedStore:
-        """As the store's."""
+        """Same as in the store."""
         return WatchedStore(self._watch.call("clone", self._store.clone), self._watch)
 
     def close(self) -> None:
-        """As the store's."""
+        """Same as in the store."""
         self._watch.call("close", self._store.close)
