@@ -27,12 +27,12 @@ class Trained:
         self.model, self.optimizer = model, optimizer
 
     def state_dict(self) -> dict[str, object]:
-        """Return both states; the optimizer's moments are made where there are none yet."""
+        """Return both states; the optimizer's moments are created if there are none yet."""
         model, optimizer = get_state_dict(self.model, self.optimizer)
         return {"model": model, "optimizer": optimizer}
 
     def load_state_dict(self, state: dict[str, dict[str, object]]) -> None:
-        """Take both states."""
+        """Load both states."""
         set_state_dict(self.model, self.optimizer, model_state_dict=state["model"], optim_state_dict=state["optimizer"])
 
 

@@ -2,8 +2,8 @@
 
     python leased_worker.py --store redis://host:6379 --folder /shared/captions
 
-It counts the bytes of a corpus, one output per chunk. Told to end (SIGTERM, SIGUSR1) it gives back what it holds and
-exits with 75, "try again later", which both schedulers take as a reason to start it again.
+It counts the bytes of a corpus, one output per chunk. On SIGTERM or SIGUSR1 it releases its leases and exits with 75,
+"try again later", which makes both schedulers start it again.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ TRY_AGAIN = 75
 
 
 def dataset(samples: int) -> hfast.StreamDataset:
-    """Return what is worked on; every worker must build the same."""
+    """Return the dataset to process; every worker must build the same one."""
     tokens = np.random.default_rng(7).integers(0, 256, (samples, 64), dtype=np.int64)
     return hfast.StreamDataset(hfast.ArraySource({"tokens": tokens}), name="corpus", seed=7)
 
 
 def main() -> int:
-    """Work until the job has ended, or until told to end."""
+    """Work until the job has ended, or until a signal asks to end."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--store", required=True, help="redis://HOST:PORT, etcd://HOST:PORT or HOST:PORT")
-    parser.add_argument("--folder", required=True, type=Path, help="shared by all workers")
-    parser.add_argument("--workers", type=int, default=4, help="how many are expected")
+    parser.add_argument("--folder", required=True, type=Path, help="folder shared by all workers")
+    parser.add_argument("--workers", type=int, default=4, help="number of workers expected")
     parser.add_argument("--samples", type=int, default=10_000)
     parser.add_argument("--chunk-size", type=int, default=100)
     parser.add_argument("--ttl", type=float, default=15.0)
@@ -60,7 +60,7 @@ def main() -> int:
             with suppress(hfast.errors.StaleLeaseError):  # another worker has it now
                 chunk.commit(str(len(chunk.positions)))
             if told_to_end.is_set() and not reader.is_finished():
-                return TRY_AGAIN  # leaving the coordinator gives back what is held
+                return TRY_AGAIN  # leaving the coordinator releases the leases
         print(f"{len(reader.results())} chunks committed, {len(reader.dead_letters())} dead letters", flush=True)
     return 0
 

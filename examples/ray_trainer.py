@@ -1,9 +1,9 @@
-"""Ray Train with holdfast's stream: kill a worker at any moment, and Ray starts it again at the very next batch.
+"""Ray Train with holdfast's stream: kill a worker at any moment, and Ray restarts it at the next batch.
 
     python ray_trainer.py --folder runs/ray --workers 2
 
-Ray decides when workers are started again, and how many; which samples a step gets does not depend on it. The first
-worker writes what it does to FOLDER/train.log.
+Ray decides when workers are restarted, and how many; the samples of a step do not depend on it. The first worker logs
+its steps to FOLDER/train.log.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ SAVE_EVERY = 5
 
 
 def train(config: dict[str, Any]) -> None:
-    """Train in one worker, from where the newest checkpoint stood."""
+    """Train in one worker, from the newest checkpoint if there is one."""
     context = ray.train.get_context()
     torch.manual_seed(0)
     x = np.random.default_rng(0).normal(size=(4_096, 16)).astype(np.float32)
