@@ -96,9 +96,15 @@ def what_is_said_of(fault: str) -> str:
 @pytest.mark.parametrize(
     ("fault", "instead"),
     [
-        ("starts over", "is 16, but 0 after resuming (4 of 4 values differ); this is the batch of step 0, too far back"),
+        (
+            "starts over",
+            "is 16, but 0 after resuming (4 of 4 values differ); this is the batch of step 0, too far back",
+        ),
         ("gives one batch again", "is 16, but 12 after resuming (4 of 4 values differ); this is the batch of step 3"),
-        ("counts what it read ahead", "is 16, but 20 after resuming (4 of 4 values differ); this is the batch of step 5"),
+        (
+            "counts what it read ahead",
+            "is 16, but 20 after resuming (4 of 4 values differ); this is the batch of step 5",
+        ),
     ],
 )
 def test_a_loader_that_repeats_or_loses_batches_is_found_at_its_first_step(fault: str, instead: str) -> None:
