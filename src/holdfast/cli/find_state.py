@@ -103,9 +103,7 @@ def _run_state(folder: Path, entry: Any) -> CheckpointState | None:
     packed = torch.empty(entry.size, dtype=torch.uint8)
     load({_RUN_KEY: packed}, folder, warn_not_loaded=False)
     saved = unpack(packed).get("loader")
-    has_order = (
-        isinstance(saved, dict) and {"order", "segments"} <= saved.keys()
-    )  # a state of another kind of loader has neither
+    has_order = isinstance(saved, dict) and {"order", "segments"} <= saved.keys()  # other loaders' states have neither
     return CheckpointState.from_json(saved) if has_order else None
 
 
