@@ -55,7 +55,12 @@ def load_program(program: str, folder: Path) -> Run:
     if not isinstance(made, Run):
         raise ConfigError("the function must return a Run", function=function, found=type(made).__name__)
     if made.folder.root.resolve() != folder.resolve():
-        raise ConfigError("the program's run is in another folder", folder=str(made.folder.root), expected=str(folder))
+        raise ConfigError(
+            "the program's run is in another folder",
+            folder=str(made.folder.root),
+            expected=str(folder),
+            hint="let the function take the folder as its argument, or pass the folder of its run",
+        )
     return made
 
 

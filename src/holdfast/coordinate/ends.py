@@ -35,6 +35,7 @@ class Ends:
                     "the job's folder is damaged: it holds two different ends of one chunk",
                     chunk=entry.chunk,
                     tokens=[known.token, entry.token],
+                    hint="restore the job's folder from a backup, or begin the job again in a new folder",
                 )
             return
         number = int.from_bytes(hashlib.blake2b(line.encode(), digest_size=_BYTES).digest(), "little")

@@ -56,7 +56,12 @@ class LeasedChunk:
         if sink is None:
             raise ConfigError("this job has no sink for outputs", hint="pass sink=FolderSink(place) to lease()")
         if self._output:
-            raise ConfigError("a chunk has one output", chunk=self.chunk, file=self._output[0][0])
+            raise ConfigError(
+                "a chunk has only one output, which was opened before",
+                chunk=self.chunk,
+                file=self._output[0][0],
+                hint="write everything to the file that the first open() returned",
+            )
         name = self.name + sink.suffix
         file = sink.open(name, mode)
         self._output.append((name, file))

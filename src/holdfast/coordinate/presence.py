@@ -16,7 +16,7 @@ from typing import Any
 from holdfast.coordinate.health import HealthBoard, WorkerRecord
 from holdfast.coordinate.living import FIRST_JOINED, Living
 from holdfast.coordinate.roster import Roster, change_roster, read_roster
-from holdfast.coordinate.store import WENT_BACK
+from holdfast.coordinate.store import AFTER_LOSS, WENT_BACK
 from holdfast.coordinate.stores.contract import KeyValue
 from holdfast.errors import ConfigError, CoordinationError, CoordinatorLost
 
@@ -133,7 +133,7 @@ class Presence:
                     self._written[rank] = raw
                     return
         if found and WorkerRecord.decode(found).owner == record.owner:
-            raise CoordinatorLost(WENT_BACK, rank=rank)
+            raise CoordinatorLost(WENT_BACK, rank=rank, hint=AFTER_LOSS)
         raise CoordinationError(
             "another process has registered this rank",
             rank=rank,

@@ -29,7 +29,7 @@ from holdfast.errors import ConfigError, CoordinatorLost
 if TYPE_CHECKING:
     import torch.distributed as dist
 
-__all__ = ["WENT_BACK", "StoreClient", "as_store"]
+__all__ = ["AFTER_LOSS", "WENT_BACK", "StoreClient", "as_store"]
 
 # torch retries a connection that is not accepted for seconds: slow to connect does not mean lost.
 CONNECT_TIMEOUT = 30.0
@@ -38,7 +38,8 @@ RETRY_SECONDS = 0.2
 # Default number of seconds for which a durable store may be unreachable: a restart of its host takes less.
 PATIENCE = 120.0
 
-WENT_BACK = "the store came back with older data: it has forgotten what it answered"
+WENT_BACK = "the store came back with older data: it has lost answered writes"
+AFTER_LOSS = "start again; a job with a folder continues from what it has saved, even on a new store"
 
 _WITNESS = "witness"
 _OPERATIONS = ("get", "get_many", "set", "compare_set", "add", "delete", "clone", "close")
@@ -196,7 +197,7 @@ class StoreClient:
         self._lost = CoordinatorLost(
             message,
             timeout=round(self._patience if self._store.durable else self._timeout, 3),
-            hint="start again; a job with a folder continues from what it has saved, even on a new store",
+            hint=AFTER_LOSS,
         )
         self._lost.__cause__ = cause
         return self._lost
@@ -234,9 +235,9 @@ class StoreClient:
         if self._witness is None:
             self._witness = self._store.compare_set(self._prefix + _WITNESS, b"", uuid.uuid4().hex.encode())
         elif broken and self._store.get(self._prefix + _WITNESS) != self._witness:
-            raise CoordinatorLost("the store came back without its data")
+            raise CoordinatorLost("the store came back without its data", hint=AFTER_LOSS)
         elif broken and self.forgot is not None and self.forgot(self._read_directly):
-            raise CoordinatorLost(WENT_BACK)
+            raise CoordinatorLost(WENT_BACK, hint=AFTER_LOSS)
 
     def _read_directly(self, keys: Sequence[str]) -> list[bytes | None]:
         return self._store.get_many([self._prefix + key for key in keys])
