@@ -9,7 +9,7 @@ Each error says what happened, where (as attributes and in the text) and what to
     │   └── PartitionError                      ranges, labels or shares that do not fit the data
     ├── OrderError (ValueError)                 a position, index or skip outside what the order covers
     │   └── EverythingSkippedError              the skips leave nothing to read
-    ├── SourceError (RuntimeError)              a source could not give the samples asked for
+    ├── SourceError (RuntimeError)              a source could not return the requested samples
     │   ├── SourceFormatError (ValueError)      the bytes are not what the source expects
     │   ├── SourceChangedError                  the file is not the one the index was made from
     │   └── RemoteReadError (OSError)           a remote read failed after its retries
@@ -188,7 +188,7 @@ class EverythingSkippedError(OrderError):
 
 
 class SourceError(HoldfastError, RuntimeError):
-    """A source could not give the samples asked for."""
+    """A source could not return the requested samples."""
 
     source: str | None = None
     file: str | None = None
