@@ -369,5 +369,5 @@ class Refuses(Plain):
 
 
 def test_a_store_that_refuses_to_be_used_says_so_itself() -> None:
-    with pytest.raises(ConfigError, match="would lose"):
+    with pytest.raises(ConfigError, match="would forget"):
         check_store(Refuses())

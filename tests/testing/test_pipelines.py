@@ -180,7 +180,7 @@ def test_a_pipeline_that_differs_by_itself_is_told_apart_from_one_that_does_not_
 
 
 def test_metrics_that_start_over_are_found_though_every_batch_is_right() -> None:
-    with pytest.raises(AssertionError, match=r"the metrics differ: \['count'\]\['sum'\] is 21, and 11"):
+    with pytest.raises(AssertionError, match=r"the metrics differ: \['count'\]\['sum'\] is 21, but 11"):
         assert_exact_resume(lambda: (Counting(), Forgetful()), 4, 3)
 
 
