@@ -128,7 +128,7 @@ def test_samples_in_another_order_within_a_batch_are_found() -> None:
 
 def test_a_state_that_is_right_the_first_time_only_is_found_at_the_second_checkpoint() -> None:
     text = what_is_said_of("counts from its resume")
-    assert text.startswith("resumed after 4 steps (and again after 7), step 7 differs: ['x'][0] is 28, and 12")
+    assert text.startswith("resumed after 4 steps (and again after 7), step 7 differs: ['x'][0] is 28, but 12")
 
 
 def test_a_loader_that_fills_one_buffer_again_and_again_is_compared_as_it_was_at_each_step() -> None:
