@@ -239,7 +239,7 @@ def test_a_job_does_not_go_on_over_other_data(tmp_path: Path) -> None:
         commit_some(reader, 3)
         state = reader.state_dict()
     for again in ({"folder": tmp_path / "job"}, {"state": state}):
-        with worker(hash_store()) as other, pytest.raises(CoordinationError, match="differs from that of .*: data"):
+        with worker(hash_store()) as other, pytest.raises(CoordinationError, match=r"differs from that of .*: data"):
             lease(other, over(1000), **again)
         with worker(hash_store()) as same:
             assert len(lease(same, over(0), **again).results()) == 3
