@@ -147,3 +147,16 @@ def test_a_jump_where_a_part_stops_being_zero_is_a_change_of_what_is_minimised(b
     part = np.where(np.arange(1000) < begins, 0.0, 4.0)
     found = found_by(LossSpikeDetector(), signal("loss", total, kind="loss"), signal("mutual_loss", part, kind="loss"))
     assert len(found) == alarms
+
+
+LOWEST = np.where(np.random.default_rng(4).random(290) < np.linspace(0.4, 0.05, 290), -20.0, -21.0)
+
+
+def test_a_reward_that_sinks_to_the_lowest_there_is_is_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), reward(LOWEST))
+    assert found.severity is Severity.WARNING
+
+
+@pytest.mark.parametrize("values", [LOWEST[:150], LOWEST[::-1], np.full(290, -21.0), -21.0 + (np.arange(290) > 200)])
+def test_a_short_or_rising_reward_or_one_that_never_varies_is_no_plateau(values: np.ndarray) -> None:
+    assert not found_by(LossPlateauDetector(), reward(values))

@@ -471,3 +471,27 @@ def test_metrics_that_are_all_zero_do_not_prove_a_run_healthy() -> None:
     assert reason is not None
     assert reason.code is ReasonCode.NOT_IMPROVING
     assert VerdictRule().judge((), [loss, zeros[0]])[0] is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("late", "alarms"), [(0.93, 0), (0.6, 1)])
+def test_a_loss_that_rises_while_answers_stay_right_is_no_divergence(late: float, alarms: int) -> None:
+    loss = np.concatenate((falling_loss(900, start=25, end=9.5, noise=0.5), 9.5 + np.linspace(0, 6, 100)))
+    share = np.concatenate((np.linspace(0.3, 0.94, 300), np.full(600, 0.94), np.linspace(0.94, late, 100)))
+    found = found_by(DivergentTrainingDetector(), signal("loss", loss, kind="loss"), accuracy("accuracy", share))
+    assert len(found) == alarms
+
+
+@pytest.mark.parametrize(("end", "severity"), [(0.12, Severity.INFO), (0.8, Severity.WARNING)])
+def test_a_wild_start_is_told_where_an_error_rate_ends_low(end: float, severity: Severity) -> None:
+    loss = np.concatenate(([1500.0, 40.0], falling_loss(98, start=2, end=0.4, noise=0.01)))
+    rate = signal("Error", np.linspace(0.9, end, 100), kind="metric", metadata={"higher_is_better": False})
+    (found,) = found_by(GradientExplosionDetector(), signal("loss", loss, kind="loss"), rate)
+    assert found.severity is severity
+
+
+@pytest.mark.parametrize(("top", "alarms"), [(1e7, 1), (1e3, 0)])
+def test_gradients_that_grow_beyond_all_bounds_need_no_loss_beside_them(top: float, alarms: int) -> None:
+    norms = noisy(np.geomspace(1.0, top, 80), 0.3)
+    reward = signal("episode_reward_mean", np.zeros(80), kind="reward", metadata={"higher_is_better": True})
+    found = found_by(GradientExplosionDetector(), signal("grad_gnorm", np.abs(norms), kind="grad_norm"), reward)
+    assert len(found) == alarms

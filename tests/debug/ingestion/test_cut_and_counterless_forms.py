@@ -80,3 +80,52 @@ def test_a_build_tool_that_ends_in_an_error_is_a_crash(tmp_path: Path) -> None:
         tmp_path, "out.log", "nvcc ./train.cu -o train\n./train\nnan loss caught\nmake: *** [run] Error 1\n"
     )
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
+
+
+@pytest.mark.parametrize("name", ["monitor.csv", "0.monitor.csv", "episodes.csv"])
+def test_the_first_column_of_a_monitor_of_episodes_is_the_reward(tmp_path: Path, name: str) -> None:
+    rows = "".join(f"{5.0 * n},{n + 9},{1.5 * n}\n" for n in range(40))
+    (run,) = runs_of(tmp_path, name, f'#{{"t_start": 1699895683.2, "env_id": "None"}}\nr,l,t\n{rows}')
+    assert {signal.name: signal.kind for signal in run.signals} == {"r": "reward", "l": None, "t": None}
+    assert run.verdict is Verdict.HEALTHY
+
+
+@pytest.mark.parametrize("header", ["# train_loss test_acc", "# train_loss test_acc; GINE, lr 0.001, no dropout"])
+def test_a_commented_header_needs_no_counter(tmp_path: Path, header: str) -> None:
+    rows = "".join(f"{loss:.18e} {1 - loss / 4:.18e}\n" for loss in LOSSES)
+    (run,) = runs_of(tmp_path, "run_3.txt", f"{header}\n{rows}")
+    assert values_of(run, "train_loss") == LOSSES
+    assert len(values_of(run, "test_acc")) == len(LOSSES)
+
+
+def test_a_name_on_a_line_above_its_numbers_names_them(tmp_path: Path) -> None:
+    rows = "\t".join(map(str, LOSSES))
+    (run,) = runs_of(tmp_path, "train_results.txt", f"loss\n{rows}\nmap_50\n{rows}\nremarks\n1 2 3\n")
+    assert values_of(run, "loss") == values_of(run, "map_50") == LOSSES
+    assert len(run.signals) == 2
+
+
+def test_rows_of_one_shape_are_read_where_no_name_is_known(tmp_path: Path) -> None:
+    lines = [f"[epoch: {n}, iter: {100 * n}] chi: {loss} zeta: {n}\n" for n, loss in enumerate(LOSSES)]
+    (run,) = runs_of(tmp_path, "run.log", "starting, batch 1 with id: 7\n" + "".join(lines))
+    assert values_of(run, "chi") == LOSSES
+    assert run.verdict is Verdict.UNKNOWN
+
+
+def test_rows_of_unknown_names_are_left_out_beside_known_ones(tmp_path: Path) -> None:
+    before = "".join(f"batch: {n} width: {n % 7}\n" for n in range(40))
+    lines = "".join(f"epoch: {n} loss: {loss}\n" for n, loss in enumerate(LOSSES))
+    (run,) = runs_of(tmp_path, "run.log", before + lines)
+    assert values_of(run, "loss") == LOSSES
+    assert [signal.name for signal in run.signals] == ["loss"]
+
+
+def test_a_rate_in_brackets_and_losses_called_l_are_read(tmp_path: Path) -> None:
+    lines = [
+        f"INFO: [run..][epoch:{n:3d}, iter:{100 * n:8,d}, lr:({loss:.3e},)] [eta: 4:35:13] l_pix: {loss} \n"
+        for n, loss in enumerate(LOSSES)
+    ]
+    (run,) = runs_of(tmp_path, "run.log", "".join(lines))
+    assert values_of(run, "l_pix") == LOSSES
+    assert len(values_of(run, "lr")) == len(LOSSES)
+    assert run.verdict is Verdict.HEALTHY

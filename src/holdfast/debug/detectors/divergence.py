@@ -8,6 +8,7 @@ from enum import Enum
 from typing import ClassVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import TENTH, Shape, ShapeRule
@@ -89,6 +90,11 @@ class DivergentTrainingDetector(BaseDetector):
     part_fall: float = 0.05
     """A rise of a total is a change of its weights where another loss falls by this share through it, and no loss and
     no metric beside it gets worse: a penalty that is annealed in lifts the sum."""
+    right_answers: float = 0.9
+    """A rise is no divergence where every share of right answers beside the loss ends with this share of its gain: few
+    samples of which the model is too sure lift a loss, and wrong answers come with what is lost …"""
+    right_level: float = 0.8
+    """… and ends above this share of all answers: what guesses has little to lose."""
     metric_lost: float = 0.6
     """The share of its gain that a metric must give up where there is no loss to ask."""
     agent_rise: float = 10.0
@@ -128,6 +134,7 @@ class DivergentTrainingDetector(BaseDetector):
             if self._matters(seen, signals)
             and not self._improves(seen, signals)
             and not self._is_reweighted(seen, signals)
+            and not self._answers_right(seen, signals)
         ]
         if self.reward.holds(signals):
             found = [seen for seen in found if self._is_runaway(seen)]
@@ -272,6 +279,22 @@ class DivergentTrainingDetector(BaseDetector):
                 return False
             falls += [after <= (1.0 - self.part_fall) * before] if signal in losses else []
         return any(falls)
+
+    def _answers_right(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether the shares of right answers that are logged beside a loss kept what they had gained."""
+        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
+            return False
+        metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
+        shares = [self.select.as_share(metric.values[np.isfinite(metric.values)]) for metric in metrics]
+        shares = [
+            share for share in shares if len(share) >= self.metric_points and share.min() >= 0 <= share.max() <= 1
+        ]
+        return bool(shares) and all(self._keeps(share) for share in shares)
+
+    def _keeps(self, share: NDArray[np.float64]) -> bool:
+        tenths = [float(np.median(part)) for part in np.array_split(share, TENTH)]
+        first, best, last = tenths[0], max(tenths), tenths[-1]
+        return self.right_level <= last <= 1.0 and best > first and last - first >= self.right_answers * (best - first)
 
     def _is_runaway(self, seen: Detection) -> bool:
         """Return whether a loss grew by more than an agent's does that merely learns nothing."""

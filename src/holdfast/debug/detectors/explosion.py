@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import ClassVar
@@ -20,6 +21,9 @@ from holdfast.debug.detectors.steps.start import StartRule
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Facts, Failure, Severity, Signal
 
 __all__ = ["ExplosionFacts", "GradientExplosionDetector", "GrowthShape"]
+
+# Of one sample in how many the answer is wrong: a mean error has no bound.
+_ERROR_RATE = re.compile(r"(^|[^a-z])(err|error|error.?rate|wer|cer)$", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -152,12 +156,13 @@ class GradientExplosionDetector(BaseDetector):
         )
 
     def _often_right(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a share of right answers is above ``often_right`` in the last third of its points."""
-        shares = [
-            self.select.as_share(metric.values)
-            for metric in of_kind(signals, "metric")
-            if metric.metadata.get("higher_is_better") and len(metric.values) >= self.accuracy_points
-        ]
+        """Return whether a share of right answers is above ``often_right`` in the last third of its points.
+
+        One less a rate of errors is such a share.
+        """
+        metrics = [metric for metric in of_kind(signals, "metric") if len(metric.values) >= self.accuracy_points]
+        shares = [self.select.as_share(m.values) for m in metrics if m.metadata.get("higher_is_better")]
+        shares += [1.0 - self.select.as_share(m.values) for m in metrics if _ERROR_RATE.search(m.name)]
         return any(
             float(np.nanmin(share)) >= 0.0 and self.often_right < float(np.median(share[-(len(share) // 3) :])) <= 1.0
             for share in shares

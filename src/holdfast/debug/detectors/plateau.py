@@ -84,7 +84,7 @@ class LossPlateauDetector(BaseDetector):
         values = signal.values[np.isfinite(signal.values)]
         level, spread = float(values.mean()), float(values.std())
         claim = (
-            f"stays at {level:.4g} on average (spread {spread:.3g}) in every tenth of {len(values)} points, "
+            f"stays at {level:.4g} on average (spread {spread:.3g}) over {len(values)} points, "
             f"steps {signal.steps[0]:g} to {signal.steps[-1]:g}: the agent never got better"
         )
         return detection(

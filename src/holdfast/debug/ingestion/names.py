@@ -122,7 +122,7 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
             r"^[dg](_(a|b|ab|ba|real|fake|gan|l1|l2|adv|total|cycle|vgg|feat|rec))+$|^(cycle|idt|identity|rec)_[ab]$",
             "loss",
         ),
-        (r"(^|_)(best|min|lowest|highest|patience|total_flos|early_stop|counter)(_|$)", ""),
+        (r"(^|_)(best|min(?!_[af]de)|lowest|highest|patience|total_flos|early_stop|counter)(_|$)", ""),
         (r"(^|_)(nan|nans)(_|$)", "nan_count"),
         (r"(^|_)(inf|infs)(_|$)", "inf_count"),
         (r"(^|_)(skip(ped|s)?|overflows?)(_|$)", "skipped"),
@@ -179,17 +179,19 @@ PATTERNS: tuple[tuple[re.Pattern[str], str], ...] = tuple(
         ),
         (r"(^|_)(marginal_)?log_(marginal_)?likelihood$", "metric+"),
         (r"(^|_)equivariance(_|$)", "loss"),
+        # The parts of a detector's loss as YOLO prints them; BasicSR's "l_pix", "l_g_gan".
+        (r"^(train_|val_)?(box|obj|cls|dfl|giou|ciou)(_om|_oo)?$|^l_(?!rate)[a-z]\w*$", "loss"),
         (r"(^|_)(verlust|perda|perdida|perte)(_|$)|(^|_)recon(struction)?$", "loss"),
         (r"(^|_)(reward|rewards|return|returns|rew|ep_ret)(_|$)", "reward"),
         (r"(^|_)(avg|average|mean|episode|total|running|game)_?\d*_scores?$", "reward"),
         (
             r"(^|_)(acc\w?|accuracy|accuracies|acc_?\d|top_?[15]|f1|f1_score|precision|recall|auc|auroc|roc_auc|map|m_ap\w*|ap|ap_?(50|75)|a_?ps|a_?pm|a_?pl|prec(_?[15])?"
             r"|map_?50\w*|iou|miou|m_io_u|(sacre)?bleu\w*|rouge\w*|meteor|exact_match|em|hella\w*|hellaswag|psnr|ssim|dice|r2"
-            r"|r_2|r2_score|correct|win_rate|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness)(_|$)|_scores?$",
+            r"|r_2|r2_score|correct|success_rate|mcc|kappa|sensitivity|specificity|cider\w*|spice|chrf\w*|bert_?score|inception_score|elo|solved_rate|pass_?\d+|spearman\w*|pearson\w*|ndcg|hit\w*|mrr|fitness|srcc|plcc|krcc|srocc|win_?rate)(_|$)|_scores?$",
             "metric+",
         ),
         (
-            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd|exploitability|nash_?conv|regret)(_|\d|$)",
+            r"(^|_)(error|err|error_rate|wer|cer|ter|mae|mse|rmse|nrmse|mape|smape|fid|kid|fvd|lpips|ece|eer|epe|fpr|fnr|l1|l2|rmsd|exploitability|nash_?conv|regret|miss_rate)(_|\d|$)|(^|_)(min_?|brier_)?[af]de_?\d*(_|$)",
             "metric-",
         ),
     )

@@ -1,13 +1,14 @@
 """What columns are whose names say nothing: a table of runs side by side, or of splits without the word *loss*.
 
 Only where no column of a table has a name that means anything. ``loss.csv`` with the columns ``lr_0.1, lr_0.01`` holds
-the loss of two runs; ``{"train": […], "val": […]}`` that falls is the loss on two splits.
+the loss of two runs; ``{"train": […], "val": […]}`` that falls is the loss on two splits; the columns ``r, l, t`` are
+the reward, length and time of episodes.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -15,7 +16,7 @@ import numpy as np
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, meaning_of, plain
 from holdfast.debug.ingestion.table import Column
 
-__all__ = ["named_by_context"]
+__all__ = ["is_episode_table", "named_by_context"]
 
 MIN_POINTS = 6
 """Points from which a column without a telling name is a series."""
@@ -23,12 +24,21 @@ MAX_RUNS = 64
 """Columns beyond which a table holds data, not runs side by side."""
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _NUMBERS = re.compile(r"\d+(?:_\d+)*")
+_EPISODE = ("r", "l", "t")
+"""What the monitors of Gym and Stable-Baselines call the return, the length and the end of an episode."""
+
+
+def is_episode_table(names: Iterable[str]) -> bool:
+    """Return whether the columns of these names are those of a monitor of episodes."""
+    return set(_EPISODE) <= {plain(name) for name in names}
 
 
 def named_by_context(columns: list[Column], source_name: str) -> list[Column]:
     """Return the columns, named by the file or by their course where no name among them means anything."""
     if any((column.meaning or meaning_of(column.name)).kind for column in columns):
         return columns
+    if is_episode_table(column.name for column in columns):
+        return [replace(c, meaning=meaning_of("reward")) if plain(c.name) == "r" else c for c in columns]
     splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column)]
     if splits and all(_falls(column) for column in splits):
         chosen, what = splits, "loss"

@@ -47,7 +47,8 @@ class NormGrowthRule:
     huge: float = 1e4
     """A median norm this large, with bursts ``single`` times larger and nothing learnt, is out of all proportion."""
     absurd: float = 1e5
-    """A norm that begins, and stays, above this is absurd whatever it does next, unless the loss falls all the same."""
+    """A norm that begins, and stays, above this is absurd whatever it does next, unless the loss falls all the same;
+    so is one that comes there from ``huge`` times below."""
     loss_factor: float = 2.0
     """A loss broke where it is at least this many times its lowest level …"""
     loss_noises: float = 8.0
@@ -105,6 +106,11 @@ class NormGrowthRule:
         begins = float(np.median(values[: self.minimum_points]))
         if not loss.learns and min(begins, usual) > self.absurd * max(scale, 1.0):
             return _all_along(signal, values, steps, "and the loss does not fall")
+        late = float(np.median(values[len(values) // 2 :]))
+        if not loss.learns and late > max(self.absurd * max(scale, 1.0), self.huge * begins):
+            at = int(np.argmax(values > self.huge * begins))
+            claim = f"grew from {begins:.3g} to {late:.3g}, and nothing shows that the run learns"
+            return self._told(signal, values, steps, at, len(values) - 1, usual=begins, claim=claim, confidence=CLEAR)
         return None
 
     def climbing(self, signal: Signal) -> Growth | None:

@@ -59,14 +59,21 @@ class RewardRule:
     """… and how far the first may lie below the others, in units of how far these differ: more was learnt at first."""
     flat_start_errors: float = 3.0
     """How many standard errors the first hundredth may lie below the first tenth: more was learnt at once."""
+    floor_points: int = 200
+    """Rewards from which one that lies at the lowest there is says the same …"""
+    floor_share: float = 0.75
+    """… at this share of the points of its second half, where the mean of that half is no better than of the first."""
     ceiling_share: float = 0.05
     """The share of the rewards that are the highest there is, from which there may be no more to learn."""
 
     def holds(self, signals: Sequence[Signal]) -> bool:
-        """Return whether a reward was logged and did not fall: an agent's loss may rise as it gets better."""
+        """Return whether a reward was logged and did not fall: an agent's loss may rise as it gets better.
+
+        One that is the same at every point measures nothing.
+        """
         for signal in of_kind(signals, "reward"):
             values = signal.values[np.isfinite(signal.values)]
-            if len(values) >= self.minimum_points:
+            if len(values) >= self.minimum_points and float(np.ptp(values)) > 0.0:
                 third = max(1, len(values) // 3)
                 before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
                 return after >= before - self.tolerance * abs(before)
@@ -108,6 +115,14 @@ class RewardRule:
             return False
         start = tenths[0][: max(1, len(tenths[0]) // TENTH)]
         return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
+
+    def at_floor(self, signal: Signal) -> bool:
+        """Return whether a reward varies, but is mostly the lowest there is later on, and no better on average."""
+        values = signal.values[np.isfinite(signal.values)]
+        early, late = np.array_split(values, 2)
+        if len(values) < self.floor_points or float(np.ptp(values)) == 0.0 or float(late.mean()) > float(early.mean()):
+            return False
+        return float(np.mean(late == values.min())) >= self.floor_share
 
     def fall(self, signal: Signal) -> Fall | None:
         """Return a reward that rose, then lost all it had gained, and ends lower than it ever was.

@@ -171,7 +171,9 @@ class StallRule:
         flat = [
             signal
             for signal in rewards
-            if not _NOT_TRAINED.search(signal.name) and self.select.began(signal.steps) and self.reward.stands(signal)
+            if not _NOT_TRAINED.search(signal.name)
+            and self.select.began(signal.steps)
+            and (self.reward.stands(signal) or self.reward.at_floor(signal))
         ]
         if not flat or _NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None

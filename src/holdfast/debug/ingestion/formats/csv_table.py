@@ -24,6 +24,7 @@ from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, 
 from holdfast.debug.ingestion.record_columns import ColumnBuilder, columns_from_batches
 from holdfast.debug.ingestion.rows import PLACEHOLDERS, number_of
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
+from holdfast.debug.ingestion.unnamed import is_episode_table
 from holdfast.debug.thinning import thin
 
 __all__ = ["CsvFormat"]
@@ -78,9 +79,11 @@ class CsvFormat(LogFormat):
         if not numeric or sum(numeric) < 0.3 * len(numeric):
             return 0.0
         words = {plain(name) for name in header}
-        if delimiter == _SPACES and len(header) > 1 and not words & {*STEP_NAMES, *EPOCH_NAMES}:
+        commented = file.sample_lines[skip].lstrip().startswith("#")
+        if delimiter == _SPACES and len(header) > 1 and not commented and not words & {*STEP_NAMES, *EPOCH_NAMES}:
             return 0.0
-        known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + any(meaning_of(name).kind for name in header)
+        telling = is_episode_table(header) or any(meaning_of(name).kind for name in header)
+        known = bool(words & {*STEP_NAMES, *EPOCH_NAMES}) + telling
         if _is_table(file):
             return (0.45, 0.8, 0.95)[known]
         return (0.0, 0.64, 0.95)[known]
@@ -203,15 +206,18 @@ def _is_column(file: LogFile, skip: int) -> bool:
 
 
 def _commented_names(file: LogFile, text: str, skip: int) -> tuple[list[str], str, int] | None:
-    """Return the header that a comment over rows of numbers is: "# step loss lr", as ``np.savetxt`` writes it."""
+    """Return the header that a comment over rows of numbers is: "# step loss lr", as ``np.savetxt`` writes it.
+
+    Behind the names the run may be described: "# train_loss test_loss; lr 0.001".
+    """
     following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "").strip()
     delimiter = max(_DELIMITERS, key=following.count)
     delimiter = delimiter if following.count(delimiter) else _SPACES
-    names, cells = _cells(text.lstrip("# "), delimiter), _cells(following, delimiter)
+    names, cells = _cells(text.lstrip("# ").partition("; ")[0], delimiter), _cells(following, delimiter)
     fits = 1 < len(names) == len(cells) and all(number_of(cell) is not None for cell in cells)
     worded = not any(number_of(name) is not None for name in names)
-    counted = any(plain(name) in (*STEP_NAMES, *EPOCH_NAMES) for name in names)
-    return (names, delimiter, skip) if fits and worded and counted else None
+    told = any(plain(name) in (*STEP_NAMES, *EPOCH_NAMES) or meaning_of(name).kind for name in names)
+    return (names, delimiter, skip) if fits and worded and told else None
 
 
 def _comes_again(file: LogFile, names: list[str], delimiter: str, skip: int) -> bool:

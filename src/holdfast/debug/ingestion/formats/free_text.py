@@ -1,15 +1,18 @@
 r"""Text of no known format: every line with a counter and a named number that means something.
 
 A line without a counter of its own stands where the line before it stood, if it is made of named numbers and not of
-prose. The report says how sure that is, and how much of the text was understood.
+prose. The report says how sure that is, and how much of the text was understood. Where no name in the whole text means
+anything, the rows of one shape that comes again and again are read all the same.
 """
 
 from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from dataclasses import replace
 
+from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_pairs import GAP, Pairs, find_pairs, with_gaps
 from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
@@ -28,6 +31,10 @@ MAX_ANNOUNCEMENT = 16
 """Characters that may stand beside a counter on a line that only announces a place."""
 MIN_COMMA_PAIRS = 3
 """Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
+MIN_SHAPE_ROWS = 6
+"""Rows with a counter and the same unknown names from which they are series, where nothing else in the text is one."""
+MIN_SURE = 0.2
+"""How sure it is of rows whose names it does not know."""
 MIN_POINTS = 2
 """A name seen once in a long log is prose, not a metric."""
 
@@ -77,6 +84,7 @@ class _Reader(LineReader):
         self._batched: set[str] = set()
         self._table = PrintedTable()
         self._splits = SplitTable()
+        self._untold: list[tuple[Place, dict[str, float | None]]] = []
 
     def feed(self, line: str) -> bool:
         row = self._table.feed(line) if len(line) <= MAX_LINE else None
@@ -107,6 +115,7 @@ class _Reader(LineReader):
         place = find_place(text)
         pairs = find_pairs(place.text, self._spellings)
         if not pairs.telling:
+            self._hold(place, pairs)
             self._remember(place)
             return False
         if _EVALUATION.match(text) or (prefix and _HELD_OUT.search(prefix.group())):
@@ -135,6 +144,25 @@ class _Reader(LineReader):
             fields = {f"epoch {name}" if name in self._batched else name: value for name, value in fields.items()}
         self._add(place, fields)
         return True
+
+    def _hold(self, place: Place, pairs: Pairs) -> None:
+        """Keep a row of unknown names until it is clear whether known ones come."""
+        here = place.step is not None or place.epoch is not None
+        wanted = pairs.fields and here and not len(self.rows) and "%|" not in place.text
+        if wanted and len(self._untold) < self.rows.limits.rows and self._counts(place, pairs):
+            self._untold.append((place, pairs.fields))
+
+    def close(self) -> None:
+        """Take the rows of the shape that came most where the text holds no others."""
+        shapes = Counter(frozenset(fields) for _, fields in self._untold)
+        if len(self.rows) or not shapes:
+            return
+        shape, count = shapes.most_common(1)[0]
+        if count >= MIN_SHAPE_ROWS:
+            for place, fields in self._untold:
+                if fields.keys() == shape:
+                    self._add(place, fields)
+        self._untold = []
 
     def _remember(self, place: Place) -> None:
         """Keep the place that a line of its own announces: "Epoch 3/10", "Step 40:"."""
@@ -205,6 +233,17 @@ class FreeTextFormat(TextFormat):
     def reader(self, rows: RowCollector) -> LineReader:
         """Return a reader for one file."""
         return _Reader(rows)
+
+    def sniff(self, file: LogFile) -> float:
+        """Return how sure it is by names that are known; a little where rows of one shape have unknown ones."""
+        sure = super().sniff(file)
+        if sure or not file.is_text:
+            return sure
+        reader = _Reader(RowCollector(Limits(rows=10_000)))
+        for line in file.sample_lines:
+            reader.feed(line)
+        reader.close()
+        return MIN_SURE if len(reader.rows) else 0.0
 
     def score(self, hits: int, lines: int) -> float:
         """Never surer than a format with a grammar of its own."""

@@ -1,15 +1,17 @@
 """Whole series on a line each: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists when it has ended.
 
-numpy prints them without commas, and over several lines. A name that comes again begins another run. Where the names
-are those of models, the file's name says what the numbers are, and each list is a run.
+numpy prints them without commas, and over several lines; the name may stand on a line of its own above them. A name
+that comes again begins another run. Where the names are those of models, the file's name says what the numbers are, and
+each list is a run.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 import numpy as np
+from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.columns import Reading, read_columns
 from holdfast.debug.ingestion.log_file import LogFile
@@ -28,6 +30,9 @@ MIN_CHARACTER_SHARE = 0.5
 MAX_BEFORE_NAME = 40
 """Characters that may stand before a name: a time, a bullet."""
 _NAME = re.compile(r"[A-Za-z_][\w /.\-]{0,40}$")
+_TITLE = re.compile(r"\s*[A-Za-z_][\w /.\-]{0,40}\s*$")
+
+Floats = NDArray[np.float64]
 
 
 class NamedListsFormat(LogFormat):
@@ -43,10 +48,10 @@ class NamedListsFormat(LogFormat):
         if not file.is_text:
             return 0.0
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
-        lists = [(name, len(line)) for line in lines for name, _ in _lists([line])]
-        if not any(meaning_of(name).kind for name, _ in lists) and meaning_of(file.path.stem).kind is None:
+        lists = list(_listed(lines))
+        if not any(meaning_of(name).kind for name, _, _ in lists) and meaning_of(file.path.stem).kind is None:
             return 0.0
-        share = sum(length for _, length in lists) / max(1, sum(map(len, lines)))
+        share = sum(length for _, _, length in lists) / max(1, sum(map(len, lines)))
         return 0.7 if share >= MIN_CHARACTER_SHARE else 0.0
 
     def read(self, file: LogFile) -> RunLog:
@@ -63,8 +68,13 @@ class NamedListsFormat(LogFormat):
         return log_of_readings(RunLog(str(file.path), self.name, confidence=0.7), whole)
 
 
-def _lists(lines: Iterator[str] | list[str]) -> Iterator[tuple[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
+    """Yield each list with its name, and how long the line is on which it stands."""
+    title = ""
     for line in lines:
+        if title and (row := _numbers(line)):
+            yield title, np.array(row), len(line)
+        title = line.strip() if meaning_of(line.strip()).kind and _TITLE.match(line) else "" if line.strip() else title
         head, bracket, rest = line.strip().partition("[")
         numbers = rest.removesuffix(",").rstrip()
         name = _name_in(head) if bracket and numbers.endswith("]") else None
@@ -75,7 +85,16 @@ def _lists(lines: Iterator[str] | list[str]) -> Iterator[tuple[str, np.ndarray[t
         except ValueError:
             continue
         if len(values) >= MIN_NUMBERS:
-            yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values
+            yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values, len(line)
+
+
+def _numbers(line: str) -> list[float]:
+    """Return the numbers of a line that holds a few and nothing else."""
+    cells = line.replace(",", " ").split()
+    try:
+        return [float(cell) for cell in cells] if len(cells) >= MIN_NUMBERS else []
+    except ValueError:
+        return []
 
 
 def _name_in(head: str) -> str | None:
@@ -88,11 +107,11 @@ def _name_in(head: str) -> str | None:
     return None if found is None or found.start() > MAX_BEFORE_NAME or "]" in before else found[0].strip()
 
 
-def _runs(file: LogFile) -> Iterator[dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]]:
+def _runs(file: LogFile) -> Iterator[dict[str, Floats]]:
     """Yield the lists of each run by their names."""
-    run: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]] = {}
+    run: dict[str, Floats] = {}
     stem = file.path.stem
-    for name, values in _lists(joined_rows(file.lines(longest=file.limits.structured_line_characters))):
+    for name, values, _ in _listed(joined_rows(file.lines(longest=file.limits.structured_line_characters))):
         own = name
         if meaning_of(name).kind is None and meaning_of(stem).kind is not None:
             own = stem
@@ -104,7 +123,7 @@ def _runs(file: LogFile) -> Iterator[dict[str, np.ndarray[tuple[int], np.dtype[n
         yield run
 
 
-def _columns(run: dict[str, np.ndarray[tuple[int], np.dtype[np.float64]]]) -> list[Column]:
+def _columns(run: dict[str, Floats]) -> list[Column]:
     longest = max(len(values) for values in run.values())
     return [
         Column(name, values, None if len(values) == longest else np.arange(len(values))) for name, values in run.items()
