@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from holdfast.debug.ingestion.names import EPOCH_NAMES, EVALUATION_WORDS, STEP_NAMES, is_ambient, meaning_of, plain
 from holdfast.debug.ingestion.numbers import NUMBER, SUFFIX, to_scaled
 
-__all__ = ["GAP", "TELLING", "Pairs", "find_pairs", "with_gaps"]
+__all__ = ["GAP", "TELLING", "TENSOR", "Pairs", "find_pairs", "with_gaps"]
 
 GAP = "\x1f"
 """Stands for a tab or two spaces or more, and for a counter that was taken out: what a name does not reach across."""
@@ -35,11 +35,11 @@ TELLING = frozenset(
 """Kinds that say how training goes."""
 MAX_NAME_CHARACTERS = 60
 
-# What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``.
-_TENSOR = re.compile(
+TENSOR = re.compile(
     r"(?:(?:tf\.)?[tT]ensor|(?:(?:jnp|np|jax)\.)?(?:Device)?[aA]rray|(?:np|numpy)\.float\d{1,3})\((?=[-+\d.nNi\[])"
     r"|, ?(?:grad_fn=<\w+>|device='[\w:]+'|shape=\(\)|dtype=[\w.]+)\)?"
 )
+"""What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``."""
 # What stood before and what stands now: ``test loss : 4.7 -> 4.4`` is a loss of 4.4.
 _ARROW = re.compile(rf"([:=][ ]?){NUMBER}[ ]{{0,4}}-{{1,3}}>[ ]{{0,4}}(?={NUMBER})")
 # Numbers by thresholds or classes, after the name of all of them: ``IoU: {0.9: 0.1, 0.8: 0.3}``.
@@ -111,7 +111,7 @@ def with_gaps(line: str) -> str:
     What a number was averaged over is taken out: ``Train error last 800 batches: 0.5`` is a train error.
     """
     printed = "ensor(" in line or "rray(" in line or ".float" in line
-    line = _TENSOR.sub(" ", line.strip()) if printed else line.strip()
+    line = TENSOR.sub(" ", line.strip()) if printed else line.strip()
     if "last " in line or "past " in line or "previous " in line:
         line = _WINDOW.sub("", line)
     if "->" in line:

@@ -39,6 +39,16 @@ _INSIDE = re.compile(r"(?:[\[(|\x1f]|\[[Tt]rain(?:ing)?:? )\s*(\d+)\s*/\s*(\d+)\
 _LATER = re.compile(r"(?<![\d./])(\d+)\s*/\s*(\d+)(?![\d./])")
 # "[1,  2000] loss: 2.2" of PyTorch's tutorial: epoch and batch; "[10 | 12.34] loss=2.3" of GPT-2: step and seconds.
 _LISTED = re.compile(r"^\s*\[\s*(\d+)\s*,[\s\x1f]*(\d+)\s*\]")
+# What else counts where nothing better does: "Game 10 Score 3", "Generation 7: fitness 0.5" …
+_OTHER = re.compile(
+    rf"\b(?:games?|generation|gen|rounds?|rollout|trial|match){_SIGNS}(\d{{1,12}})(?![\d.]*\s?%|\.\d)", re.I
+)
+# … and a number before its unit: "loss after 100 iterations: 0.5".
+_BEFORE_UNIT = re.compile(
+    r"[ \x1f]*\b(?:after|at)[ \x1f](\d[\d,]{0,15})[ \x1f]"
+    r"(?:iteration|iter|step|epoch|batch|update|episode|game)(?:e?s)?\b",
+    re.IGNORECASE,
+)
 _CLOCKED = re.compile(r"^\s*\[(\d+) \| [\d.]+\]")
 # The step between a loss and its value: "Train loss 12 0.523", "Validation loss 1000: 0.345".
 _AMID = re.compile(
@@ -92,4 +102,6 @@ def find_place(text: str) -> Place:
         return Place(float(rounds.group(1)), epoch, None, text[rounds.end() :])
     if not found and (amid := _AMID.search(text)):
         return Place(float(amid.group(2)), None, None, f"{text[: amid.end(1)]} {text[amid.end() :]}")
+    if not found and (other := _BEFORE_UNIT.search(text) or _OTHER.search(text)):
+        return Place(to_scaled(other.group(1)), None, None, text[: other.start()] + GAP + text[other.end() :])
     return Place(None, epoch, None, text)

@@ -39,6 +39,8 @@ def named_by_context(columns: list[Column], source_name: str) -> list[Column]:
         return columns
     if is_episode_table(column.name for column in columns):
         return [replace(c, meaning=meaning_of("reward")) if plain(c.name) == "r" else c for c in columns]
+    if (only := _only_value(columns)) is not None and (what := _stem(source_name)):
+        return [replace(c, meaning=meaning_of(what)) if c is only else c for c in columns]
     splits = [column for column in columns if plain(column.name) in _SPLITS and _is_series(column)]
     if splits and all(_falls(column) for column in splits):
         chosen, what = splits, "loss"
@@ -48,6 +50,12 @@ def named_by_context(columns: list[Column], source_name: str) -> list[Column]:
         return columns
     own = {id(column) for column in chosen}
     return [replace(c, name=f"{c.name} {what}") if id(c) in own else c for c in columns]
+
+
+def _only_value(columns: Sequence[Column]) -> Column | None:
+    """Return the column that is merely called a value, where there is one: an export of a single series."""
+    found = [column for column in columns if plain(column.name) in ("value", "values")]
+    return found[0] if len(found) == 1 and _is_series(found[0]) else None
 
 
 def _runs(columns: Sequence[Column]) -> list[Column]:

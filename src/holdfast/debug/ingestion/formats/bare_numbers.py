@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.columns import read_columns
 from holdfast.debug.ingestion.endings import with_ending
+from holdfast.debug.ingestion.line_pairs import TENSOR
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of, plain
@@ -42,6 +43,8 @@ MAX_UNNAMED = 2
 """Columns of which the first may be the loss: of more, any may be."""
 MAX_UNNAMED_BESIDE_COUNTER = 4
 """The same after a counter: who prints the epoch prints the loss next, then what is derived from it."""
+MAX_UNKNOWN_COLUMNS = 8
+"""Numbers per row after a counter, the counter with them, in a file whose name says nothing: more is data."""
 MIN_COUNTING_SHARE = 0.9
 """The share of the rows that must go on from the one before for a column to be a counter."""
 SUM_TOLERANCE = 0.01
@@ -58,6 +61,7 @@ _COUNTER = re.compile(
     r"^\s*(?:(?:epoch|ep|step|iter|iteration)[ _#=]?)?(\d{1,12})(?:\s*[:_]\s*|[\s,;]+)(?=[-+.\dnNiI])", re.I
 )
 _DECIMAL_COMMAS = re.compile(r"^[\s;]*(?:[-+]?\d+(?:,\d+)?(?:[eE][-+]?\d+)?\s*(?:;\s*|$))+$")
+_UNIT = re.compile(r"(?<=\d)(?:s|ms|sec|%)(?=[,;\s]|$)")
 _BRACKETS = str.maketrans("[](){}\"'", " " * 8)
 _APART = re.compile(r"[,;\s]+")
 _TRAINING = frozenset(("train", "training", "log", "logs", "history", "progress", "metrics", "output", "learning"))
@@ -74,8 +78,8 @@ class BareNumbersFormat(LogFormat):
         return "bare-numbers"
 
     def sniff(self, file: LogFile) -> float:
-        """Nothing but rows of numbers, in a file whose name says what they are."""
-        if not file.is_text or not (_named(file) or _is_training(file)):
+        """Nothing but rows of numbers, in a file whose name says what they are, or with a counter before them."""
+        if not file.is_text:
             return 0.0
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
         rows = [row for row in map(_row, lines) if row]
@@ -92,7 +96,10 @@ class BareNumbersFormat(LogFormat):
         names = lines[0].split(",")
         if width > 1 and len(names) == width and all(name.strip() and not _row(name) for name in names):
             return 0.0  # A line of as many names: a table with a header.
-        return 0.6 if _named(file) else 0.5
+        if _named(file) or _is_training(file):
+            return 0.6 if _named(file) else 0.5
+        first = np.array([row[0] for row in rows if len(row) == width])
+        return 0.3 if 1 < width <= MAX_UNKNOWN_COLUMNS and _counts(first) else 0.0
 
     def read(self, file: LogFile) -> RunLog:
         """Read every row."""
@@ -168,6 +175,9 @@ def _row(line: str) -> list[float]:
     """Return the numbers of a line that holds nothing else."""
     if ";" in line and "," in line and _DECIMAL_COMMAS.match(line):
         line = line.replace(",", ".")
+    if "ensor(" in line or ".float" in line:
+        line = TENSOR.sub(" ", line)
+    line = _UNIT.sub("", line)
     line = _COUNTER.sub(r"\1 ", _TIME.sub(" ", _STAMP.sub("", _LOGGER.sub("", line, count=1))), count=1)
     cells = [cell for cell in _APART.split(line.translate(_BRACKETS)) if cell]
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
@@ -222,7 +232,7 @@ def _name_of(file: LogFile, first: Column) -> str:
     """Return the name of the first column that does not count; empty where nothing says what it is."""
     if _named(file):
         return file.path.stem
-    return "loss" if _falls(first.values) else ""
+    return "loss" if _is_training(file) and _falls(first.values) else ""
 
 
 def _falls(values: Floats) -> bool:

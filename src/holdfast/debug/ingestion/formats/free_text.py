@@ -31,6 +31,8 @@ MAX_ANNOUNCEMENT = 16
 """Characters that may stand beside a counter on a line that only announces a place."""
 MIN_COMMA_PAIRS = 3
 """Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
+MAX_SECTION = 40
+"""Characters of a line that only says what the lines after it were measured on."""
 MIN_SHAPE_ROWS = 6
 """Rows with a counter and the same unknown names from which they are series, where nothing else in the text is one."""
 MIN_SURE = 0.2
@@ -63,6 +65,12 @@ _HELD_OUT_ROW = re.compile(
     r"[\x1f ,:;|-]*(?:val|valid|validation|eval|evaluation|test|dev)(?: set| results?| metrics)?[\x1f ]*[,:;|\x1f-]",
     re.IGNORECASE,
 )
+# "Validation:" on a line of its own, above what was measured there.
+_SECTION = re.compile(
+    r"^[\s\[(*=#-]*(train|training|val|valid|validation|eval|evaluation|test|testing|dev)"
+    r"(?: set| results?| metrics| phase)?[\s\])*=#-]*:?[\s=*#-]*$",
+    re.IGNORECASE,
+)
 _TRAINING_ROW = re.compile(
     r"[\x1f ,:;|-]*train(?:ing)?(?: set| results?| metrics| epoch)?[\x1f ]*[,:;|-]", re.IGNORECASE
 )
@@ -71,6 +79,7 @@ _TUPLE_SIGNS = re.compile(r"['\"], ?|, ?['\"]")
 _COMMA_PAIR = re.compile(rf"^\s*([A-Za-z][\w ]{{0,40}}?)\s*,(\s*{NUMBER}\s*)$")  # "Loss, 0.52", line by line
 # "fold,0,epoch,3, total loss, 0.52, acc, 0.9": a name and its number in turn, all between commas.
 _COMMA_PAIRS = re.compile(rf"(?:^|(?<=[,:]))\s*([A-Za-z][\w ]{{0,40}}?)\s*,\s*({NUMBER})(?=\s*(?:,|$))")
+_SPLITS = EVALUATION_WORDS | {"train", "training"}
 _CLIENTS = ("wandb:", "mlflow:", "comet:", "COMET")  # They sum the run up when it has ended.
 _DIGIT_OR_WORD = re.compile(r"\d|\bnan\b|\binf", re.IGNORECASE)
 
@@ -84,9 +93,13 @@ class _Reader(LineReader):
         self._batched: set[str] = set()
         self._table = PrintedTable()
         self._splits = SplitTable()
+        self._section = ""
         self._untold: list[tuple[Place, dict[str, float | None]]] = []
 
     def feed(self, line: str) -> bool:
+        if len(line) <= MAX_SECTION and (section := _SECTION.match(line)):
+            self._section = "" if plain(section[1]).startswith("train") else "val "
+            return False
         row = self._table.feed(line) if len(line) <= MAX_LINE else None
         if row is not None:
             self._add(Place(row.step, row.epoch, None, ""), row.fields)
@@ -135,7 +148,9 @@ class _Reader(LineReader):
             return here is not None
         if not self._counts(place, pairs):
             return False
-        held_out = "val " if _HELD_OUT_ROW.match(place.text) and "rain" not in text else ""
+        if place.step is not None or place.epoch is not None:
+            self._section = ""
+        held_out = "val " if _HELD_OUT_ROW.match(place.text) and "rain" not in text else self._section
         fields = {rank + _of_split(held_out, name): value for name, value in pairs.fields.items()}
         if place.step is not None:
             self._batched.update(fields)
@@ -166,6 +181,8 @@ class _Reader(LineReader):
 
     def _remember(self, place: Place) -> None:
         """Keep the place that a line of its own announces: "Epoch 3/10", "Step 40:"."""
+        if place.epoch is not None or place.step is not None:
+            self._section = ""
         if len(place.text.strip("\x1f :-=*#.")) > MAX_ANNOUNCEMENT:
             return
         if place.epoch is not None:
@@ -199,7 +216,7 @@ class _Reader(LineReader):
 
 def _of_split(prefix: str, name: str) -> str:
     """Return a name with the split that its line belongs to, unless it names one itself."""
-    return name if not prefix or EVALUATION_WORDS & set(plain(name).split("_")) else prefix + name
+    return name if not prefix or _SPLITS & set(plain(name).split("_")) else prefix + name
 
 
 def _rank_of(line: str) -> tuple[str, str]:

@@ -19,6 +19,14 @@ __all__ = ["JsonDocumentFormat", "load_json"]
 
 _OPENING = re.compile(r"^\s*[\[{]\s*($|[\[{\"}\]\-\d])")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
+_PYTHON = re.compile(r"\s*\{\s*'[^'\n]{1,60}'\s*:\s*(?:[\[{(]|array|tensor|defaultdict)")
+_WRAPPED = re.compile(
+    r"(?:np\.|numpy\.|torch\.)?(?:float\d{1,3}|int\d{1,3}|array|tensor)\(([^()]{0,1000000}?)"
+    r"(?:,\s?(?:dtype|device|grad_fn|requires_grad)=[^()]{0,80})?\)"
+)
+_QUOTED = re.compile(r"'([^'\\\n]{0,200})'")
+_WORD = re.compile(r"\b(?:None|True|False|nan|inf)\b")
+_TUPLES = str.maketrans("()", "[]")
 MAX_HEADER_LINES = 4
 """Lines that may stand before a document: a title, a comment."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
@@ -41,6 +49,8 @@ def _load(file: LogFile) -> tuple[Any, bool]:
         try:
             return json.loads(text), False
         except ValueError:
+            if _PYTHON.match(text):
+                return json.loads(_from_python(text)), False
             whole = _whole_part(text)
             if whole is None:
                 raise
@@ -49,6 +59,23 @@ def _load(file: LogFile) -> tuple[Any, bool]:
         raise file.unreadable("is JSON nested too deeply to be a log") from error
     except ValueError as error:
         raise file.unreadable(f"is not valid JSON: {error}") from error
+
+
+def _from_python(text: str) -> str:
+    """Return what Python prints of a dictionary as JSON: a history that a script wrote with ``str``.
+
+    >>> _from_python("{'loss': [np.float32(0.5), nan], 'acc': array([0.1, 0.2]), 'best': None}")
+    '{"loss": [0.5, NaN], "acc": [0.1, 0.2], "best": null}'
+    """
+    for pattern in (_WRAPPED, _WRAPPED):  # A number in an array.
+        text = pattern.sub(r"\1", text)
+    parts = _QUOTED.split(text)
+    words = {"None": "null", "True": "true", "False": "false", "nan": "NaN", "inf": "Infinity"}
+    plain = (_WORD.sub(lambda match: words[match[0]], part).translate(_TUPLES) for part in parts[::2])
+    return "".join(
+        part + (json.dumps(quoted) if number < len(parts) // 2 else "")
+        for number, (part, quoted) in enumerate(zip(plain, [*parts[1::2], ""], strict=True))
+    )
 
 
 def _whole_part(text: str) -> str | None:
@@ -76,7 +103,7 @@ def _opening_line(text: str) -> int | None:
     """Return where the document begins: at the first character, or after a line or two that name it."""
     offset = 0
     for line in text.split("\n", MAX_HEADER_LINES)[:MAX_HEADER_LINES]:
-        if _OPENING.match(line):
+        if _OPENING.match(line) or _PYTHON.match(line):
             return offset
         offset += len(line) + 1
         if line.lstrip()[:1] in ("{", "["):

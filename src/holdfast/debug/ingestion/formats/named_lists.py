@@ -25,11 +25,14 @@ __all__ = ["NamedListsFormat"]
 
 MIN_NUMBERS = 3
 """Numbers from which a list is a series: two may be a range or a shape."""
+MIN_IN_ROW = 8
+"""Numbers from which a row with a name before it is a series: fewer are a row of a table."""
 MIN_CHARACTER_SHARE = 0.5
 """The share of the text that must stand in such lists; else they sum up what other lines say."""
 MAX_BEFORE_NAME = 40
 """Characters that may stand before a name: a time, a bullet."""
 _NAME = re.compile(r"[A-Za-z_][\w /.\-]{0,40}$")
+_CELLS = re.compile(r"\s*[,;\t]\s*")
 _TITLE = re.compile(r"\s*[A-Za-z_][\w /.\-]{0,40}\s*$")
 
 Floats = NDArray[np.float64]
@@ -74,6 +77,9 @@ def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
     for line in lines:
         if title and (row := _numbers(line)):
             yield title, np.array(row), len(line)
+        if (found := _in_cells(line)) is not None:
+            yield *found, len(line)
+            continue
         title = line.strip() if meaning_of(line.strip()).kind and _TITLE.match(line) else "" if line.strip() else title
         head, bracket, rest = line.strip().partition("[")
         numbers = rest.removesuffix(",").rstrip()
@@ -86,6 +92,17 @@ def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
             continue
         if len(values) >= MIN_NUMBERS:
             yield name.split(" ")[-1] if meaning_of(name.split(" ")[-1]).kind else name, values, len(line)
+
+
+def _in_cells(line: str) -> tuple[str, Floats] | None:
+    """Return a row that a known name stands at the head of: "loss,2.3,2.1,…" of a table that is turned on its side."""
+    cells = [cell for cell in _CELLS.split(line.strip()) if cell]
+    if len(cells) <= MIN_IN_ROW or not _TITLE.match(cells[0]) or meaning_of(cells[0]).kind is None:
+        return None
+    try:
+        return cells[0], np.array([float(cell) for cell in cells[1:]])
+    except ValueError:
+        return None
 
 
 def _numbers(line: str) -> list[float]:

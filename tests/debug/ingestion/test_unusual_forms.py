@@ -1,0 +1,105 @@
+"""Forms of single scripts: what Python prints, tables on their side, sections, counters of other names."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from holdfast.debug import MLSystemsDebugger, RunReport, Verdict
+from holdfast.errors import UnreadableLogError
+
+DEBUGGER = MLSystemsDebugger(plugins=False)
+LOSSES = [round(2.0 / (n + 1) + 0.2, 4) for n in range(24)]
+SHARES = [round(1 - loss / 3, 4) for loss in LOSSES]
+PAIRS = list(zip(LOSSES, SHARES, strict=True))
+
+
+def run_of(folder: Path, name: str, content: str) -> RunReport:
+    (folder / name).write_text(content, encoding="utf-8")
+    (run,) = DEBUGGER.debug(folder / name).runs
+    return run
+
+
+def series_of(run: RunReport) -> dict[str, list[float]]:
+    return {signal.name: [float(value) for value in signal.values] for signal in run.signals}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        str({"loss": LOSSES, "acc": SHARES, "note": None}),
+        "{'loss': [" + ", ".join(f"np.float32({loss})" for loss in LOSSES) + f"], 'acc': array({SHARES})}}",
+        "{'loss': [" + ", ".join(f"tensor({loss}, device='cuda:0')" for loss in LOSSES) + f"], 'acc': {SHARES}}}",
+        f"{{'loss': ({', '.join(map(str, LOSSES))}), 'acc': {SHARES}, 'done': True, 'best': nan}}",
+    ],
+)
+def test_a_dictionary_as_python_prints_it_is_read(tmp_path: Path, text: str) -> None:
+    series = series_of(run_of(tmp_path, "run.txt", text))
+    assert (series["loss"], series["acc"]) == (LOSSES, SHARES)
+
+
+@pytest.mark.parametrize("text", ["{'loss': [__import__('os').getcwd()]}", "{'a': [" + "(" * 5000])
+def test_a_dictionary_that_is_none_is_refused_and_never_evaluated(tmp_path: Path, text: str) -> None:
+    with pytest.raises(UnreadableLogError):
+        run_of(tmp_path, "run.txt", text)
+
+
+def test_tensors_line_by_line_are_bare_numbers(tmp_path: Path) -> None:
+    text = "".join(f"tensor({loss}, device='cuda:0', grad_fn=<MeanBackward0>)\n" for loss in LOSSES)
+    assert series_of(run_of(tmp_path, "loss.txt", text)) == {"loss": LOSSES}
+
+
+def test_an_array_whose_bracket_closes_on_a_line_of_its_own_is_read(tmp_path: Path) -> None:
+    text = "[" + "\n ".join(" ".join(map(str, LOSSES[n : n + 6])) for n in range(0, 24, 6)) + "\n]"
+    assert series_of(run_of(tmp_path, "loss.txt", text)) == {"loss": LOSSES}
+
+
+@pytest.mark.parametrize("mark", [",", ";", "\t"])
+def test_a_table_on_its_side_is_read(tmp_path: Path, mark: str) -> None:
+    rows = {"epoch": list(range(24)), "loss": LOSSES, "acc": SHARES}
+    text = "".join(mark.join(map(str, (name, *values))) + "\n" for name, values in rows.items())
+    assert series_of(run_of(tmp_path, "run.csv", text)) == {"loss": LOSSES, "acc": SHARES}
+
+
+@pytest.mark.parametrize("form", ["{n} {loss} {share}", "({n}, {loss}, {share})", "{n:5d} {loss} {share}%"])
+def test_numbers_after_a_counter_are_read_and_not_judged_where_nothing_names_them(tmp_path: Path, form: str) -> None:
+    text = "".join(form.format(n=n, loss=loss, share=share) + "\n" for n, (loss, share) in enumerate(PAIRS))
+    run = run_of(tmp_path, "results_7.txt", text)
+    assert list(series_of(run).values()) == [LOSSES, SHARES]
+    assert run.verdict is Verdict.UNKNOWN
+
+
+def test_numbers_without_a_counter_in_a_file_of_no_telling_name_are_data(tmp_path: Path) -> None:
+    with pytest.raises(UnreadableLogError):
+        run_of(tmp_path, "points.txt", "".join(f"{loss} {share}\n" for loss, share in PAIRS))
+
+
+@pytest.mark.parametrize(
+    "form",
+    [
+        "loss after {n} iterations: {loss}",
+        "Game {n} loss {loss}",
+        "Generation {n}: loss = {loss}",
+        "Round {n}, loss {loss}",
+    ],
+)
+def test_counters_of_other_names_are_places(tmp_path: Path, form: str) -> None:
+    run = run_of(tmp_path, "out.log", "".join(form.format(n=10 * n, loss=loss) + "\n" for n, loss in enumerate(LOSSES)))
+    assert series_of(run) == {"loss": LOSSES}
+    assert run.signals[0].steps[-1] == 230
+
+
+def test_what_stands_under_the_name_of_a_split_was_measured_there(tmp_path: Path) -> None:
+    text = "".join(
+        f"--- Epoch {n} ---\nTrain:\n  loss {loss}\n  acc {share}\n== Test ==\n  loss {loss + 9}\n"
+        for n, (loss, share) in enumerate(PAIRS)
+    )
+    run = run_of(tmp_path, "out.log", text)
+    assert series_of(run) == {"loss": LOSSES, "acc": SHARES, "val loss": [loss + 9 for loss in LOSSES]}
+    assert run.verdict is Verdict.HEALTHY
+
+
+def test_a_column_that_is_merely_a_value_is_what_the_file_is_called(tmp_path: Path) -> None:
+    text = "Wall time,Step,Value\n" + "".join(f"{1.6e9 + n},{n},{loss}\n" for n, loss in enumerate(LOSSES))
+    assert run_of(tmp_path, "run-tag-loss.csv", text).signals[0].kind == "loss"
