@@ -57,7 +57,7 @@ def test_an_array_whose_bracket_closes_on_a_line_of_its_own_is_read(tmp_path: Pa
 
 @pytest.mark.parametrize("mark", [",", ";", "\t"])
 def test_a_table_on_its_side_is_read(tmp_path: Path, mark: str) -> None:
-    rows = {"epoch": list(range(24)), "loss": LOSSES, "acc": SHARES}
+    rows: dict[str, list[float]] = {"epoch": [*range(24)], "loss": LOSSES, "acc": SHARES}
     text = "".join(mark.join(map(str, (name, *values))) + "\n" for name, values in rows.items())
     assert series_of(run_of(tmp_path, "run.csv", text)) == {"loss": LOSSES, "acc": SHARES}
 
