@@ -23,12 +23,13 @@ import torch
 import torch.distributed.checkpoint as dcp
 
 from common import alternate, arguments, publish
+from holdfast import checkpoint
 from holdfast.checkpoint import ParallelFileSystemReader
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
 from holdfast.checkpoint.items import KnownItems
 from holdfast.checkpoint.layouts import chunk_layout
 
-PARTS = ("tiny", "fsspec", "warm", "cold")
+PARTS = ("tiny", "fsspec", "manifest", "warm", "cold")
 ROUNDS = 5
 PIECE = 16 << 20
 COLD_ROUNDS = 3
@@ -259,6 +260,25 @@ def bench_fsspec(figures: dict[str, float], saved: State, folder: Path) -> None:
     shutil.rmtree(folder / "fsspec")
 
 
+def bench_manifest(figures: dict[str, float], folder: Path, quick: bool) -> None:
+    """What the manifest costs: the same tensors with one, and as torch saves them, where only each CRC is compared."""
+    small = {f"t{number}": torch.randn(16) for number in range(2000 if quick else 10_000)}
+    for kind, saved in (("large", make_state((256 << 20) if quick else (1 << 30))), ("small", small)):
+        state = {name: torch.zeros_like(value) for name, value in saved.items()}
+        save(saved, folder / "without", 8)
+        checkpoint.save(saved, folder / "with", step=0, thread_count=8)
+        sides = {name: ours(state, folder / name) for name in ("without", "with")}
+        for side in sides.values():
+            side()
+        rounds = [alternate(sides, 1) for _ in range(2 * ROUNDS + 1)]
+        figures[f"{len(saved)} {kind} tensors, with a manifest: times the load without"] = median_of(
+            rounds, "with", "without"
+        )
+        assert all(torch.equal(state[name], value) for name, value in saved.items())
+        for name in sides:
+            shutil.rmtree(folder / name)
+
+
 def safetensors_side(saved: State, state: State, folder: Path, about: dict[str, Any]) -> Side | None:
     try:
         from safetensors.torch import load_file, save_file
@@ -311,6 +331,8 @@ def main() -> None:
             bench_tiny(figures, folder, options.quick)
         if "fsspec" in options.parts:
             bench_fsspec(figures, make_state((64 << 20) if options.quick else (256 << 20)), folder)
+        if "manifest" in options.parts:
+            bench_manifest(figures, folder, options.quick)
         if "warm" in options.parts:
             bench_large(figures, about, folder, (256 << 20) if options.quick else (2 << 30), cores)
         if "cold" in options.parts:
