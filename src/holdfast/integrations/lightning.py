@@ -18,7 +18,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 
 from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.lightning_epochs import (
-    go_on,
+    continue_from,
     length_of_epoch,
     length_of_resumed_epoch,
     place_validation,
@@ -91,7 +91,7 @@ class HoldfastCallback(Callback):
                 loader.require_acknowledgement()
                 loader.take_back()  # an earlier fit() may have ended with a batch in hand
             for earlier, later in zip(streams, streams_of(found), strict=False):
-                go_on(earlier, later)  # Lightning has been told to make its loaders anew every few epochs
+                continue_from(earlier, later)  # Lightning may create new loaders every few epochs
             streams[:] = streams_of(found)
             restore_at_epoch_end(trainer, found)
             if trainer.fit_loop.restarting and isinstance(trainer.val_check_interval, int):

@@ -19,7 +19,7 @@ from lightning.pytorch.utilities import CombinedLoader
 from holdfast.stream import StreamingShardLoader
 
 __all__ = [
-    "go_on",
+    "continue_from",
     "length_of_epoch",
     "length_of_resumed_epoch",
     "place_validation",
@@ -75,15 +75,15 @@ def restore_at_epoch_end(trainer: Trainer, loaders: Any) -> None:
     fit_loop._combined_loader_states_to_load = []
 
 
-def go_on(earlier: StreamingShardLoader, later: StreamingShardLoader) -> None:
-    """Let a loader that was made anew continue an earlier one of the same stream; it would begin again otherwise."""
+def continue_from(earlier: StreamingShardLoader, later: StreamingShardLoader) -> None:
+    """Let a new loader continue where an earlier one of the same stream stopped, instead of starting over."""
     state = earlier.state_dict()
     if later is not earlier and later.state_dict()["fingerprint"] == state["fingerprint"]:
         later.load_state_dict(state)
 
 
 def place_validation(trainer: Trainer, batches: int) -> None:
-    """Move the validation that comes after a share of every epoch to that of an epoch of this length."""
+    """Move the validation due after a fraction of every epoch to that fraction of an epoch of this length."""
     share = trainer.val_check_interval
     if isinstance(share, float) and trainer.check_val_every_n_epoch is not None:
         trainer.val_check_batch = max(1, int(batches * share))
