@@ -22,6 +22,7 @@ from tests.sources.support import plain, ragged, rows, through_pickle
 
 from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError
 from holdfast.sources import JsonlSource, ParquetSource, RemoteOptions, Source, TarSource, TokenFileSource
+from holdfast.sources.block_cache import BlockCache
 from holdfast.sources.fetch.process import fetcher_of
 from holdfast.sources.fetch.ranges import Ranges
 from holdfast.sources.files import find_files
@@ -103,6 +104,24 @@ def _blob_in_memory() -> None:
     fsspec.filesystem("memory").pipe_file("/blobs/blob", BLOB)
     for number in range(3):
         fsspec.filesystem("memory").pipe_file(f"/blobs/{number}", BLOB[3_000 * number : 3_000 * (number + 1)])
+
+
+def test_a_process_counts_what_its_cache_folder_holds_once_and_not_for_every_file(
+    server: FaultyServer, options: RemoteOptions, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    counts = []
+    count = BlockCache._make_room
+
+    def make_room(cache: BlockCache, need: int) -> int:
+        counts.append(need)
+        return count(cache, need)
+
+    monkeypatch.setattr(BlockCache, "_make_room", make_room)
+    for name in ("blob", "tokens.bin", "lines.jsonl", "shard.tar"):
+        RemoteFile(server.url(name), options).gather(np.array([0]), np.array([10]))
+    fetcher_of(options).wait_until_idle()
+    assert len(list(options.folder().glob("*/*.block"))) == 4
+    assert len(counts) == 1
 
 
 def test_only_the_blocks_touched_are_fetched_and_each_only_once(server: FaultyServer, options: RemoteOptions) -> None:

@@ -3,17 +3,18 @@
 One file a block, ended by a checksum, written aside and renamed into place, so a reader finds a whole block or none.
 Room for a block is reserved under a lock on the folder, and it is written without one; the running total beside the
 lock says when to make room, and the blocks used longest ago go first. What a killed process left half written, or
-reserved, is found when room is made next. A reader takes no lock: a block that vanishes under it is just missing, and
-is fetched again.
+reserved, is found when a process first counts what the folder holds, and whenever room is made. A reader takes no lock:
+a block that vanishes under it is just missing, and is fetched again.
 """
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import mmap
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import get_ident
 
@@ -36,13 +37,15 @@ class BlockCache:
         folder: where all blocks of all files lie.
         key: names the file and its version.
         limit: most bytes the folder may take; 0 keeps nothing.
+        counted: the folders whose blocks this process has counted; shared by its caches, as counting looks at every
+            block of every file.
     """
 
-    def __init__(self, folder: Path, key: str, *, limit: int) -> None:
+    def __init__(self, folder: Path, key: str, *, limit: int, counted: set[Path] | None = None) -> None:
         self._folder = folder
-        self._key = key
+        self._own = os.path.join(folder, key)
         self._limit = limit
-        self._scanned = False
+        self._counted: set[Path] = set() if counted is None else counted
         self._checked: set[int] = set()
         if limit:
             try:
@@ -65,8 +68,11 @@ class BlockCache:
             return None
         path = self._path(number)
         try:
-            with path.open("rb") as file:
-                raw = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ))
+            file = os.open(path, os.O_RDONLY | os.O_CLOEXEC)
+            try:
+                raw = memoryview(mmap.mmap(file, 0, access=mmap.ACCESS_READ))
+            finally:
+                os.close(file)
             os.utime(path)  # marks it as just used; access times are off on most machines
         except (OSError, ValueError):  # ValueError: an empty file cannot be mapped
             return None
@@ -85,31 +91,39 @@ class BlockCache:
         if need > self._limit:
             return
         path = self._path(number)
-        aside = self._folder / f"{os.getpid()}-{get_ident()}.incoming"
+        aside = os.path.join(self._folder, f"{os.getpid()}-{get_ident()}.incoming")
+        checksum = crc32(data).to_bytes(_CHECKSUM_BYTES, "little")
         try:
             with self._locked() as lock:
                 total = self._read_total(lock)
-                if total is None or not self._scanned or total + need > self._limit:
+                if total is None or self._folder not in self._counted or total + need > self._limit:
                     total = self._make_room(need)
-                    self._scanned = True
+                    self._counted.add(self._folder)
                 os.pwrite(lock, b"%020d" % (total + need), 0)
                 # Under the lock it takes its whole size, so that whoever counts what is held counts it.
-                file = aside.open("wb", buffering=0)
-                file.truncate(need)
-            with file:
-                file.write(data)
-                file.write(crc32(data).to_bytes(_CHECKSUM_BYTES, "little"))
+                file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
+                try:
+                    os.ftruncate(file, need)
+                except OSError:
+                    os.close(file)
+                    raise
             try:
-                aside.replace(path)
+                if os.writev(file, [data, checksum]) != need:
+                    raise OSError(errno.ENOSPC, "the block was not written whole")
+            finally:
+                os.close(file)
+            try:
+                os.replace(aside, path)
             except FileNotFoundError:
-                path.parent.mkdir(exist_ok=True)
-                aside.replace(path)
+                os.makedirs(self._own, exist_ok=True)
+                os.replace(aside, path)
         except OSError:
             # A full or read-only disk costs speed, never the data: the block in hand is good.
-            aside.unlink(missing_ok=True)
+            with suppress(FileNotFoundError):
+                os.unlink(aside)
 
-    def _path(self, number: int) -> Path:
-        return self._folder / self._key / f"{number:09d}.block"
+    def _path(self, number: int) -> str:
+        return os.path.join(self._own, f"{number:09d}.block")
 
     @contextmanager
     def _locked(self) -> Iterator[int]:

@@ -91,6 +91,8 @@ class FileSource(LazySource[Opened]):
         """Have the bytes of remote samples fetched that will be read soon."""
         if not self._is_remote:
             return False
+        if not len(indices):  # asked before every few steps
+            return self._first_remote().has_room(reader)
         files, ranges = self._remote_ranges(indices)
         return want_files(files, ranges, reader) if files else self._first_remote().has_room(reader)
 

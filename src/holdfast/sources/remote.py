@@ -20,7 +20,7 @@ from holdfast.sources.base import Indices, ReadCounters
 from holdfast.sources.fetch.blocks import BlockFile, Cost
 from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
-from holdfast.sources.fetch.process import fetcher_of, transport_of
+from holdfast.sources.fetch.process import counted_folders, fetcher_of, transport_of
 from holdfast.sources.fetch.ranges import Ranges, gather_ranges, want_ranges
 from holdfast.sources.fetch.request import Request
 from holdfast.sources.fetch.transport import open_system, stamp_of
@@ -121,7 +121,8 @@ class RemoteFile(DataFile):
         """Return this process's fetcher, and the file as it knows it; found once per process, as a fork has its own."""
         reach = self._reached.get(os.getpid())
         if reach is None:
-            file = BlockFile.of(self.name, self.stamp(), self.options, transport_of(self.name, self.options))
+            transport = transport_of(self.name, self.options)
+            file = BlockFile.of(self.name, self.stamp(), self.options, transport, counted_folders())
             reach = self._reached[os.getpid()] = fetcher_of(self.options), file
         return reach
 

@@ -6,6 +6,7 @@ import enum
 import hashlib
 import secrets
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple, TypeAlias
 
 from holdfast.sources.block_cache import BlockCache
@@ -41,13 +42,16 @@ class BlockFile:
     key: str
 
     @classmethod
-    def of(cls, url: str, stamp: Stamp, options: RemoteOptions, transport: Transport) -> BlockFile:
-        """Return the blocks of a file."""
+    def of(
+        cls, url: str, stamp: Stamp, options: RemoteOptions, transport: Transport, counted: set[Path] | None = None
+    ) -> BlockFile:
+        """Return the blocks of a file; ``counted`` are the cache folders that this process knows the size of."""
         # Where the server tells no version, nobody can tell later whose blocks these are: no reader shares them.
         version = stamp.version if stamp.is_versioned else secrets.token_hex(8)
         key = hashlib.blake2b(f"{url}\n{stamp.size}\n{version}".encode(), digest_size=12).hexdigest()
         key += f"-{options.block_size}"
-        cache = BlockCache(options.folder(), key, limit=options.cache_limit if stamp.is_versioned else 0)
+        limit = options.cache_limit if stamp.is_versioned else 0
+        cache = BlockCache(options.folder(), key, limit=limit, counted=counted)
         return cls(url, stamp, options, transport, cache, key)
 
     def bounds(self, number: int) -> tuple[int, int]:

@@ -7,16 +7,18 @@ to another process find what is there. A dict's ``setdefault`` is atomic, so no 
 from __future__ import annotations
 
 import os
+from pathlib import Path
 from typing import Any
 
 from holdfast.sources.fetch.fetcher import Fetcher
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import FsspecTransport, Transport
 
-__all__ = ["fetcher_of", "transport_of"]
+__all__ = ["counted_folders", "fetcher_of", "transport_of"]
 
 _fetchers: dict[tuple[Any, ...], Fetcher] = {}
 _transports: dict[tuple[Any, ...], Transport] = {}
+_counted: dict[int, set[Path]] = {}
 
 
 def fetcher_of(options: RemoteOptions) -> Fetcher:
@@ -40,3 +42,8 @@ def transport_of(url: str, options: RemoteOptions) -> Transport:
     if found is None:
         found = _transports.setdefault(key, HttpTransport(options) if direct else FsspecTransport(options))
     return found
+
+
+def counted_folders() -> set[Path]:
+    """Return the cache folders whose blocks this process has counted."""
+    return _counted.setdefault(os.getpid(), set())

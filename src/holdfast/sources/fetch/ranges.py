@@ -101,6 +101,8 @@ def _cut(ranges: Ranges, size: int) -> _Pieces:
     file, starts, stops = ranges
     if len(starts) > 1 and starts[1] == stops[0]:  # read in order: what follows on is one range
         follows = (starts[1:] == stops[:-1]) & (file[1:] == file[:-1])
+        if follows.all():
+            return _cut_one(int(file[0]), int(starts[0]), int(stops[-1]), size)
         begin = np.flatnonzero(np.concatenate([[True], ~follows]))
         file, starts, stops = file[begin], starts[begin], stops[np.append(begin[1:] - 1, len(stops) - 1)]
     first, last = starts // size, (stops - 1) // size
@@ -114,3 +116,13 @@ def _cut(ranges: Ranges, size: int) -> _Pieces:
     base = (first[row] + step) * size
     begins, ends = np.maximum(starts[row] - base, 0), np.minimum(stops[row] - base, size)
     return _Pieces((code[row] + step).tolist(), begins.tolist(), ends.tolist())
+
+
+def _cut_one(file: int, start: int, stop: int, size: int) -> _Pieces:
+    """Cut one range: a few blocks, which Python counts faster than NumPy."""
+    blocks = range(start // size, -(-stop // size)) if stop > start else range(0)
+    return _Pieces(
+        [(file << FILE_SHIFT) + block for block in blocks],
+        [max(start - block * size, 0) for block in blocks],
+        [min(stop - block * size, size) for block in blocks],
+    )
