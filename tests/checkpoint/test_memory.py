@@ -9,6 +9,7 @@ import sys
 import threading
 from pathlib import Path
 
+import fsspec
 import pytest
 import torch
 from tests.checkpoint.support import assert_same, load, random_bits, save
@@ -102,7 +103,7 @@ def test_blocks_are_used_again() -> None:
     assert budget.take(2_000_000).tensor.data_ptr() == address
 
 
-@pytest.mark.parametrize(("limit", "workers"), [(None, 10), (12 << 20, 3), (4 << 20, 1), (1, 1)])
+@pytest.mark.parametrize(("limit", "workers"), [(None, 8), (12 << 20, 3), (4 << 20, 1), (1, 1)])
 @pytest.mark.parametrize("cores", [1, 2])
 def test_the_threads_of_a_load_follow_the_files_and_the_memory_not_the_cores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cores: int, limit: int | None, workers: int
@@ -114,3 +115,17 @@ def test_the_threads_of_a_load_follow_the_files_and_the_memory_not_the_cores(
     load({name: torch.zeros_like(value) for name, value in saved.items()}, reader)
     assert reader.report is not None
     assert reader.report.workers == workers
+
+
+def test_a_store_is_read_by_more_threads_than_a_disk(tmp_path: Path) -> None:
+    saved = {f"t{number}": torch.ones(100, 1500) for number in range(10)}
+    folder = save(saved, tmp_path / "c", thread_count=10)
+    system = fsspec.filesystem("memory")
+    system.put(f"{folder}/", "/threads/c/", recursive=True)
+    try:
+        reader = ParallelFileSystemReader("memory://threads/c")
+        load({name: torch.zeros_like(value) for name, value in saved.items()}, reader)
+    finally:
+        system.rm("/threads", recursive=True)
+    assert reader.report is not None
+    assert reader.report.workers == len(saved)

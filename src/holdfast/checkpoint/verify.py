@@ -43,7 +43,7 @@ from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
-from holdfast.checkpoint.workers import MAX_WORKERS
+from holdfast.checkpoint.workers import max_workers
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
 __all__ = ["Damage", "Refused", "VerifyReport", "verify_checkpoint"]
@@ -149,7 +149,7 @@ def verify_checkpoint(
     Args:
         path: the checkpoint's folder, or its URL; torch's format, with one metadata file or one per
             rank, or safetensors.
-        num_workers: threads to use; 16, or one per item where there are fewer, when ``None``.
+        num_workers: threads to use; 8 for a disk and 16 for a store, at most one per item, when ``None``.
         trusted: read metadata that names classes of its own, and follow links out of the folder.
         require_manifest: refuse a checkpoint without a manifest, which only :func:`~holdfast.checkpoint.save` writes.
         progress: as for :class:`~holdfast.checkpoint.ParallelFileSystemReader`.
@@ -178,7 +178,7 @@ def verify_checkpoint(
         uses[item.file] = uses.get(item.file, 0) + 1
     files = FileTable(folder, layer, uses, follow_links_out=trusted)
     budget = MemoryBudget(_MEMORY_LIMIT)
-    engine = Engine(max(1, min(len(items), MAX_WORKERS)) if num_workers is None else num_workers, budget)
+    engine = Engine(max(1, min(len(items), max_workers(layer))) if num_workers is None else num_workers, budget)
     checker = _Checker(files, budget, extension_registry or default_registry(), trusted=trusted)
     total = sum(item.length for item in items)
     done = 0

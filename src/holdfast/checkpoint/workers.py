@@ -5,20 +5,29 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from holdfast.checkpoint.budget import BLOCK_BYTES
+from holdfast.checkpoint.files import FileLayer, is_remote
 from holdfast.checkpoint.load import PIECE_BYTES
 from holdfast.checkpoint.plan import Chunk
 
-__all__ = ["MAX_WORKERS", "default_workers"]
+__all__ = ["default_workers", "max_workers"]
 
-MAX_WORKERS = 16
-"""A store and a cold disk serve many requests at a time, however few cores there are (bench/checkpoint_load.py)."""
+MAX_DISK_WORKERS = 8
+"""What a disk serves at a time, however few cores there are: from a cold one, 4 were slower and 16 no faster than 8,
+and with the files in memory 16 were slower (``bench/checkpoint_load.py``, the rows with 1 to 16 workers)."""
+MAX_STORE_WORKERS = 16
+"""Every read from an object store is a round trip, and round trips overlap."""
 MAX_INLINE_BYTES = 4 << 20
 """Up to this much is read faster than threads are started."""
 _SMALL_CHUNK_BYTES = 16 << 10
 
 
-def default_workers(chunks: Sequence[Chunk], *, memory_limit: int) -> int:
-    """The number of threads: none for a tiny checkpoint, else what the disk can serve, and bytes and memory allow."""
+def max_workers(layer: FileLayer) -> int:
+    """Return how many threads are of use where the files are."""
+    return MAX_STORE_WORKERS if is_remote(layer) else MAX_DISK_WORKERS
+
+
+def default_workers(chunks: Sequence[Chunk], layer: FileLayer, *, memory_limit: int) -> int:
+    """The number of threads: none for a tiny checkpoint, else what the device can serve, and bytes and memory allow."""
     total = sum(chunk.needed_bytes for chunk in chunks)
     inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
     transforms = any(chunk.transforms for chunk in chunks)
@@ -27,4 +36,4 @@ def default_workers(chunks: Sequence[Chunk], *, memory_limit: int) -> int:
         return 0
     # A file is worth a worker even when it is small: opening it and finding its way in it takes time too.
     pieces = max(-(-total // PIECE_BYTES), len({chunk.file for chunk in chunks}), len(chunks) if transforms else 1)
-    return max(1, min(MAX_WORKERS, pieces, memory_limit // BLOCK_BYTES))
+    return max(1, min(max_workers(layer), pieces, memory_limit // BLOCK_BYTES))
