@@ -246,6 +246,60 @@ def test_a_loop_left_before_the_batch_was_trained_on_gets_it_again_from_a_loader
     assert batches_of(tmp_path / "run") == [[2 * n, 2 * n + 2] for n in range(5)]
 
 
+@pytest.mark.parametrize("save_every", [1, 1000])
+@pytest.mark.parametrize("ends", ["with", "close"])
+def test_steps_of_fewer_batches_than_a_loop_was_left_with_lose_none_of_them(
+    tmp_path: Path, save_every: int, ends: str
+) -> None:
+    def run_of() -> Run:
+        options = RunOptions(save_every=save_every, handle_signals=False)
+        return Run(tmp_path / "run", model=make_job().model, loader=Counted(), options=options)
+
+    trained_on = []
+    run = run_of()
+    leaving: Any = run if ends == "with" else contextlib.closing(run)
+    with leaving:
+        for batch in run:
+            if batch["number"] == 3:  # of a step that four batches were meant for
+                break
+        for _ in range(2):  # and now one batch makes a step, and the loop is left after each
+            for batch in run:
+                trained_on.append(batch["number"])
+                run.step(loss=1.0)
+                break
+    with run_of() as run:
+        made = run.resume()
+        del trained_on[made:]
+        for batch in run:
+            trained_on.append(batch["number"])
+            run.step(loss=1.0)
+            if run.step_number == 6:
+                break
+    assert trained_on == [0, 1, 2, 3, 4, 5]
+    assert batches_of(tmp_path / "run") == [[n, n + 1] for n in range(6)]
+    assert RunLog(tmp_path / "run").events("unsaved") or (save_every > 1 and ends == "close")
+
+
+def test_a_batch_that_a_rollback_left_out_is_left_out_once_more_where_a_loop_is_entered_again(tmp_path: Path) -> None:
+    run = Run(tmp_path / "run", model=make_job().model, loader=Counted(), options=SELDOM)
+    with run:
+        run.resume()
+        assert run._loop is not None
+        run._loop.attempt.discard = {0, 2}
+        seen = []
+        for batch in run:
+            seen.append(batch["number"])
+            if len(seen) == 2:
+                break
+        for batch in run:
+            seen.append(batch["number"])
+            if len(seen) == 5:
+                run.step(loss=1.0)
+                break
+    assert seen == [1, 3, 1, 3, 4]
+    assert batches_of(tmp_path / "run") == [[1, 5]]
+
+
 class Passes(Counted):
     """A loader that begins a pass whenever it is iterated, as torch's do."""
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
+from collections.abc import Iterator
 from typing import Any
 
 from holdfast.run.attempt import Attempt
@@ -25,7 +26,8 @@ class Feed:
         first_batch: the first batch of the step under way.
         handed_out: when the last batch was handed to the program.
         noted_schedule: the schedule the log knows; a jump of the loader makes another.
-        held: the batches of the step under way, of a loader that cannot hand them out again.
+        held: the batches since ``first_batch``, of a loader that cannot hand them out again.
+        owed: batches to be handed out once more before the loader's next: its state is ahead by as many.
     """
 
     def __init__(self, attempt: Attempt, components: Components) -> None:
@@ -36,6 +38,7 @@ class Feed:
         self.handed_out = 0.0
         self.noted_schedule: Any = None
         self.held: list[Any] = []
+        self.owed: deque[Any] = deque()
         self._loader_step: int = getattr(self._loader, "step", 0)  # where the loader stood after the last step
         self._batches_of: deque[tuple[int, int]] = deque(maxlen=MAX_REMEMBERED_STEPS)
 
@@ -51,6 +54,7 @@ class Feed:
         """Drop the batch that was taken last; a step begins after those left out before it."""
         if self.first_batch == self._attempt.batch - 1:
             self.first_batch = self._attempt.batch
+            self.held.clear()
 
     def close_step(self, step: int) -> None:
         """Take the batches since the last step for those of this one."""
@@ -71,11 +75,16 @@ class Feed:
         self._attempt.batch = self.first_batch
         return True
 
-    def hand_out_again(self) -> list[Any]:
-        """Return the batches no step was made of, to be handed out once more to a loop that is entered again."""
-        held, self.held = self.held, []
-        self._attempt.batch -= len(held)
-        return held
+    def hand_out_again(self) -> None:
+        """Take back the batches no step was made of, to be handed out once more to a loop that is entered again."""
+        self.owed.extendleft(reversed(self.held))
+        self._attempt.batch -= len(self.held)
+        self.held.clear()
+
+    def take_owed(self) -> Iterator[Any]:
+        """Yield the batches that are owed."""
+        while self.owed:
+            yield self.owed.popleft()
 
     def suspects(self, onset: int) -> tuple[int, int]:
         """Return the first batch of this step, or of the first remembered after it, and one past the last taken."""
@@ -86,5 +95,6 @@ class Feed:
         """Continue from where a rollback put the loader."""
         self._batches_of.clear()
         self.held.clear()
+        self.owed.clear()
         self.first_batch = self._attempt.batch
         self._loader_step = getattr(self._loader, "step", 0)

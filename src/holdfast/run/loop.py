@@ -121,12 +121,11 @@ class Loop:
         attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         has_order = feed.has_order
-        held = self._come_back()
+        self._come_back()
         while not self._is_over():
             if has_order or self._pass is None:
                 self._pass = begin_pass(loader, begun=attempt.passing)
-            batches = chain(held, self._pass)
-            held = []
+            batches = chain(feed.take_owed(), self._pass)
             attempt.passing = True
             self._jumped = False
             while not self._jumped and ((limit := steps()) is None or attempt.step < limit):
@@ -142,11 +141,11 @@ class Loop:
                 if has_order and loader.schedule is not feed.noted_schedule:
                     feed.note_stream()
                 attempt.batch += 1
+                if not has_order:
+                    feed.held.append(batch)
                 if attempt.discard and attempt.batch - 1 in attempt.discard:
                     feed.leave_out()
                     continue
-                if not has_order:
-                    feed.held.append(batch)
                 feed.handed_out = now.mark
                 watchdog.place = ("step", attempt.step)
                 yield batch
@@ -174,22 +173,16 @@ class Loop:
     def _is_over(self) -> bool:
         return self.ended is not None
 
-    def _come_back(self) -> list[Any]:
-        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back.
-
-        Returns:
-            the batches to be handed out before those of the loader, which cannot go back to them itself.
-        """
-        held: list[Any] = []
+    def _come_back(self) -> None:
+        """Enter the loop, perhaps again: close the step the program had left it after, or take its batches back."""
         if self._in_loop:
             self.attempt.stopwatch.lap("step")
             if self._pending is not None:
                 self._settle()
             elif not self._take_back() and not self._gauge.stepped:
-                held = self._feed.hand_out_again()
+                self._feed.hand_out_again()
             self.attempt.passing = False
         self._in_loop = True
-        return held
 
     def _take_back(self) -> bool:
         """Go back to the first batch no step was made of; returns whether everything stands where the last step ended.
@@ -324,7 +317,9 @@ class Loop:
 
     def _save(self, reason: str, *, wait: bool = False) -> None:
         self._write_all()
-        if self.attempt.step != self.attempt.saved_step:
+        if self.attempt.step != self.attempt.saved_step and self._is_owed():
+            self.attempt.event("unsaved", step=self.attempt.step, reason="batches are to be handed out once more")
+        elif self.attempt.step != self.attempt.saved_step:
             self._watchdog.place = ("save", self.attempt.step)
             if "scaler" not in self._components.parts and self._gauge.holds_gradients():
                 _warn("gradients that wait for an optimizer are not saved: call run.step() once per optimizer step")
@@ -332,6 +327,10 @@ class Loop:
             self._metrics.write()
         elif wait:
             self._saving.wait()
+
+    def _is_owed(self) -> bool:
+        """Return whether the loader of any rank is ahead of what a checkpoint would count; all ranks call it."""
+        return any(owed for (owed,) in self.attempt.ranks.exchange((len(self._feed.owed),)).rows())
 
     def _roll_back(self, finding: dict[str, Any]) -> None:
         attempt = self.attempt
