@@ -2,9 +2,10 @@
 
 Overhead is measured with and without a run, alternating, in CPU seconds of the training thread: the host's share on
 steps that do nothing, as the least of many short rounds (other work on the machine only adds), and the ratio on steps
-of 20 ms as the median, by the wall clock too. The rules of Lightning's ``SpikeDetection`` (a loss above three times its
-running mean), OLMo-core's skip-step (mean plus six standard deviations of 128) and LLM Foundry's ``KillLossSpike``
-(four of a window above twice its mean) are applied as documented to the very losses the run recorded.
+of 20 ms as the median, by the wall clock too: of steps that compute all the time, and of steps that mostly wait. The
+rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
+six standard deviations of 128) and LLM Foundry's ``KillLossSpike`` (four of a window above twice its mean) are applied
+as documented to the very losses the run recorded.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ from holdfast.run.gauge import Gauge
 from holdfast.sources import ArraySource
 from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
+PARTS = ("overhead", "healing")
 STEP_SECONDS = 0.020
 BAD, WIDTH = 200, 12
 STEPS = 320
@@ -84,11 +86,18 @@ def host_microseconds(rounds: int, steps: int, **more: Any) -> tuple[float, floa
     return least, statistics.fmean(taken["with"]) - statistics.fmean(taken["without"])
 
 
-def step_ratio(rounds: int, clock: Callable[[], float]) -> float:
-    """Return how much longer a step of about 20 ms takes inside a run with everything on, by this clock."""
-    size = 256
-    data = torch.randn(64, size)
-    rest = 0.0
+def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, grad_norm: bool = True) -> float:
+    """Return how much longer a step of about 20 ms takes inside a run with everything on, by this clock.
+
+    Args:
+        rounds: of five steps each.
+        clock: what the time is measured by.
+        waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
+            interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
+        grad_norm: measure the norm of the gradient.
+    """
+    size, rows, rest = 256, 64, 0.0
+    data = torch.randn(rows, size)
 
     def program() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
         model = nn.Sequential(*[nn.Linear(size, size) for _ in range(6)])
@@ -108,16 +117,17 @@ def step_ratio(rounds: int, clock: Callable[[], float]) -> float:
 
     model, optimizer, recorded_step = program()
     _, _, plain_step = program()  # of its own: a run's hooks measure whatever its optimizer does
-    rest = STEP_SECONDS - alternate({"compute": plain_step}, 25, clock=clock)["compute"]
+    if waiting:
+        rest = STEP_SECONDS - alternate({"compute": plain_step}, 25, clock=clock)["compute"]
+    else:
+        while alternate({"compute": plain_step}, 9, clock=clock)["compute"] < STEP_SECONDS:
+            rows += 32
+            data = torch.randn(rows, size)
 
+    stats_every = RunOptions().stats_every if grad_norm else None
+    options = RunOptions(save_every=10**9, grad_norm=grad_norm, stats_every=stats_every)
     with tempfile.TemporaryDirectory() as folder:
-        run = Run(
-            Path(folder) / "run",
-            model=model,
-            optimizer=optimizer,
-            loader=Counted(),
-            options=RunOptions(save_every=10**9),
-        )
+        run = Run(Path(folder) / "run", model=model, optimizer=optimizer, loader=Counted(), options=options)
         batches = iter(run)
 
         def with_run() -> None:
@@ -133,6 +143,25 @@ def step_ratio(rounds: int, clock: Callable[[], float]) -> float:
         taken = alternate({"with": with_run, "without": without}, rounds, clock=clock)
         run.close()
     return taken["with"] / taken["without"]
+
+
+def overhead(rounds: int) -> dict[str, float]:
+    """Return what a run adds to a step."""
+    alone, _ = host_microseconds(8 * rounds, 100, monitor=False)
+    watched, with_looks = host_microseconds(20 * rounds, 100)
+    figures = {
+        "host_microseconds_per_step": alone,
+        "host_microseconds_per_step_watched": watched,
+        "host_microseconds_per_step_with_looks": with_looks,
+        "norm_microseconds_per_tensor": norm_microseconds(rounds, 100, 4) / 100,
+        "norm_microseconds_per_megabyte": norm_microseconds(rounds, 16, 1 << 20) / 64,
+    }
+    for name, waiting in (("computing", False), ("waiting", True)):
+        for clock_name, clock in (("cpu", time.thread_time), ("wall", time.perf_counter)):
+            kind = f"{clock_name}_ratio_of_20_ms_{name}"
+            figures[kind] = step_ratio(12 * rounds, clock, waiting=waiting)
+            figures[f"{kind}_without_norms"] = step_ratio(12 * rounds, clock, waiting=waiting, grad_norm=False)
+    return figures
 
 
 def norm_microseconds(rounds: int, tensors: int, size: int) -> float:
@@ -288,23 +317,16 @@ def heal(seeds: range, folder: Path) -> dict[str, float]:
 
 
 def main() -> None:
-    options = arguments(__doc__ or "")
+    options = arguments(__doc__ or "", parts=PARTS)
     torch.set_num_threads(1)
     rounds, seeds = (5, range(3)) if options.quick else (9, range(20))
-    alone, _ = host_microseconds(8 * rounds, 100, monitor=False)
-    watched, with_looks = host_microseconds(20 * rounds, 100)
-    figures: dict[str, float] = {
-        "host_microseconds_per_step": alone,
-        "host_microseconds_per_step_watched": watched,
-        "host_microseconds_per_step_with_looks": with_looks,
-        "cpu_ratio_of_a_20_ms_step": step_ratio(12 * rounds, time.thread_time),
-        "wall_ratio_of_a_20_ms_step": step_ratio(12 * rounds, time.perf_counter),
-        "norm_microseconds_per_tensor": norm_microseconds(rounds, 100, 4) / 100,
-        "norm_microseconds_per_megabyte": norm_microseconds(rounds, 16, 1 << 20) / 64,
-    }
-    with tempfile.TemporaryDirectory() as folder:
-        figures |= compare(seeds, Path(folder))
-        figures |= heal(seeds, Path(folder))
+    figures: dict[str, float] = {}
+    if "overhead" in options.parts:
+        figures |= overhead(rounds)
+    if "healing" in options.parts:
+        with tempfile.TemporaryDirectory() as folder:
+            figures |= compare(seeds, Path(folder))
+            figures |= heal(seeds, Path(folder))
     about = {"runs": f"{len(seeds)} poisoned and {len(seeds)} healthy", "rules": "as documented, on the same losses"}
     publish(figures, about, as_json=options.json)
 
