@@ -45,7 +45,7 @@ def trained(folder: Path, *, steps: int = 20, options: RunOptions = QUICK) -> in
     [
         (holdfast.run.compact, "read_lines", 1, True),  # the original is read
         (os, "replace", 1, True),  # the new file is written, not checked
-        (holdfast.run.compact, "_sync", 1, False),  # checked, not durable
+        (holdfast.run.compact, "sync", 1, False),  # checked, not durable
         (os, "replace", 2, False),  # durable, not in its place
         (os, "replace", 2, True),  # in its place, the original still there
     ],
