@@ -82,10 +82,19 @@ class Staging:
         parent = self.target.parent
         parent.mkdir(parents=True, exist_ok=True)
         _clean(parent)
-        self.folder.mkdir()
-        self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        while not self._make_and_hold():
+            self.close()
+
+    def _make_and_hold(self) -> bool:
+        """Return whether the folder is ours: until it is locked, another saver may take it for a dead one's."""
+        self.folder.mkdir(exist_ok=True)
+        try:
+            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        except FileNotFoundError:
+            return False
         with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
-            fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(self._lock, fcntl.LOCK_EX)
+        return os.fstat(self._lock).st_nlink > 0 and self.folder.exists()
 
     def publish(self) -> None:
         """Put the folder in the target's place: in one step, or in two where the file system cannot exchange names."""
