@@ -93,6 +93,11 @@ def test_an_onset_is_never_after_the_point_that_was_certain(at: int, ramp: int, 
     assert abs(onset - at) <= max(6, ramp / 3)
 
 
+def test_a_jump_out_of_the_noise_is_dated_at_the_jump_however_high_the_points_before_it_were() -> None:
+    values = np.array([1.0, 1.1, 0.9, 1.0, 1.4, 0.9, 9.0])  # the highest point of the noise, a low one, the jump
+    assert OnsetRule().find(values, certain=6, level=1.0, noise=0.1) == 6
+
+
 def test_evidence_holds_finite_numbers_only() -> None:
     loss = signal("loss", [1.0, 2.0])
     told = detection(

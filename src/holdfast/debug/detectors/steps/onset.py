@@ -51,8 +51,8 @@ class OnsetRule:
 
     def left_noise(self, values: Array, *, certain: int, level: float, noise: float) -> int:
         """Return the first point after the last one that was still inside the noise."""
-        smooth = running_median(values[: certain + 1], self.smooth_reach)[:certain]
-        inside = np.flatnonzero(smooth <= level + self.noises * noise)
+        before = values[:certain]  # Without the certain point: in a median it lifts the last points inside the noise.
+        inside = np.flatnonzero(_smoothed(before, self.smooth_reach) <= level + self.noises * noise)
         return int(inside[-1]) + 1 if len(inside) else 0
 
     def bend(self, values: Array, *, left: int, certain: int) -> int:
@@ -69,9 +69,13 @@ class OnsetRule:
         return begin + len(stretch) % width + (int(np.argmin(errors)) + 2) * width - 1 - (width - 1) // 2
 
 
+def _smoothed(values: Array, reach: int) -> Array:
+    return running_median(values, reach) if len(values) else values
+
+
 def _last_fall(values: Array, *, left: int, certain: int, reach: int) -> int:
     """Return the point from which on a series was below half of the rise: what fell before it has another bend."""
-    before = running_median(values[:left], reach) if left else values[:0]
+    before = _smoothed(values[:left], reach)
     lowest = float(before.min()) if left else 0.0
     high = np.flatnonzero(before > lowest + (values[certain] - lowest) / 2)
     return int(high[-1]) + 1 if len(high) else 0
