@@ -40,6 +40,9 @@ __all__ = [
 DEFAULT_RANK = 1000
 """The rank of a failure that names none: every known failure names a story before it."""
 
+RUN_FOLDER = "holdfast-run"
+"""The format of a folder that holdfast's own run wrote: its samples can be found again."""
+
 _FAILURE_NAME = re.compile(r"[a-z][a-z0-9]*(_[a-z0-9]+)*")
 
 

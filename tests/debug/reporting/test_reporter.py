@@ -17,7 +17,9 @@ from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.detectors import known_failures
 from holdfast.debug.reporting import Reporter, ReportFormat
 from holdfast.debug.reporting.terminal import print_report
+from holdfast.debug.reporting.words import next_command
 from holdfast.debug.types import (
+    RUN_FOLDER,
     AttributionHypothesis,
     DebugReport,
     Detection,
@@ -207,6 +209,19 @@ def test_findings_reach_opentelemetry_as_events_and_gauges() -> None:
 def test_a_report_with_findings_ends_with_the_next_command_to_copy(form: str) -> None:
     text = Reporter().render(MLSystemsDebugger(plugins=False).debug([signal("loss", BROKEN)]), form)
     assert "holdfast debug memory --" in text
+
+
+@pytest.mark.parametrize(("form", "cause", "command"), [
+    (RUN_FOLDER, "bad_data_window", "holdfast blame runs/night --step 3 --program FILE.py:FUNCTION"),
+    (RUN_FOLDER, "learning_rate_too_high", "holdfast debug runs/night --format html --output report.html"),
+    ("csv", "bad_data_window", "holdfast debug runs/night --format html --output report.html"),
+])  # fmt: skip
+def test_samples_are_asked_for_next_where_they_are_suspect_and_can_be_found(
+    form: str, cause: str, command: str
+) -> None:
+    seen = Detection(Failure.SPIKE, Severity.WARNING, 0.9, 3.0, 3.0)
+    finding = Finding(seen, causes=(AttributionHypothesis(cause, 0.8),))
+    assert next_command(RunReport("runs/night", form, Verdict.UNHEALTHY, (finding,))) == command
 
 
 def test_a_report_tells_the_onset_and_when_it_was_certain() -> None:

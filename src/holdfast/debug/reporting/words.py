@@ -6,7 +6,7 @@ import math
 import re
 import shlex
 
-from holdfast.debug.types import Detection, RunReport, Severity, Verdict
+from holdfast.debug.types import RUN_FOLDER, Detection, Finding, RunReport, Severity, Verdict
 
 __all__ = ["VERDICTS", "clean", "next_command", "number", "remarks", "sure", "where", "worst"]
 
@@ -61,11 +61,22 @@ def where(detection: Detection) -> str:
 
 
 def next_command(run: RunReport, *, plots_shown: bool = False) -> str:
-    """The command to run next, ready to copy: see the plots, or, with them before you, compare with a good run."""
+    """Return the command to run next, ready to copy.
+
+    Find the samples, where holdfast recorded the run and the data is the likely cause; see the plots; or, with them
+    before you, compare with a good run.
+    """
     path = shlex.quote(clean(run.path))
+    suspect = next((finding.detection for finding in run.findings if _blames_data(finding)), None)
+    if run.format == RUN_FOLDER and suspect is not None and suspect.first_step is not None:
+        return f"holdfast blame {path} --step {suspect.first_step:.0f} --program FILE.py:FUNCTION"
     if plots_shown:
         return f"holdfast debug {path} --compare LAST_GOOD_RUN"
     return f"holdfast debug {path} --format html --output report.html"
+
+
+def _blames_data(finding: Finding) -> bool:
+    return bool(finding.causes) and finding.causes[0].cause == "bad_data_window"
 
 
 def sure(confidence: float) -> str:

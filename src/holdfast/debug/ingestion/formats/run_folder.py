@@ -13,7 +13,7 @@ from holdfast.debug.ingestion.config_text import canonical_config
 from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.names import meaning_of
 from holdfast.debug.ingestion.run_log import RunLog
-from holdfast.debug.types import Signal
+from holdfast.debug.types import RUN_FOLDER, Signal
 from holdfast.errors import RunLogError, UnreadableLogError
 from holdfast.foreign import open_plain
 from holdfast.run_files import read_log_lines
@@ -75,8 +75,8 @@ def read_run_folder(folder: Path, limits: Limits) -> RunLog:
         signals += _signals(rows, replica, limits) + _signals(evaluations, replica, limits)
     if not signals:
         raise UnreadableLogError("the run has no steps yet", file=str(folder))
-    notes = (f"a run of {attempts} attempts and {len(files)} ranks",)
-    return RunLog(str(folder), "holdfast-run", tuple(signals), config, (), notes)
+    notes = (f"{attempts} attempt{'s' * (attempts != 1)}, {len(files)} rank{'s' * (len(files) != 1)}",)
+    return RunLog(str(folder), RUN_FOLDER, tuple(signals), config, (), notes)
 
 
 def _records(folder: Path, paths: list[Path]) -> Iterator[Record]:
