@@ -217,7 +217,7 @@ def test_a_report_with_findings_ends_with_the_next_command_to_copy(form: str) ->
     ("csv", "bad_data_window", "holdfast debug runs/night --format html --output report.html"),
 ])  # fmt: skip
 def test_samples_are_asked_for_next_where_they_are_suspect_and_on_record(form: str, cause: str, command: str) -> None:
-    seen = Detection(Failure.SPIKE, Severity.WARNING, 0.9, 3.0, 3.0)
+    seen = Detection(Failure.SPIKE, Severity.WARNING, 0.9, 3.0, 3.0, ())
     finding = Finding(seen, causes=(AttributionHypothesis(cause, 0.8),))
     assert next_command(RunReport("runs/night", form, Verdict.UNHEALTHY, (finding,))) == command
 
