@@ -15,6 +15,7 @@ from tests.strategies import seeds, weights
 from holdfast.errors import MixtureError
 from holdfast.order import Mixture, Order, SourceSpec
 from holdfast.order.blocks import BlockArrangement
+from holdfast.order.cycle import rows_by_number
 from holdfast.order.keys import derive_key
 from holdfast.order.mixture import ARRANGEMENTS
 from holdfast.order.weights import integer_weights, nest
@@ -442,3 +443,10 @@ def test_a_mixture_is_the_same_after_pickling() -> None:
     mixture = _mixture([0.2, 0.5, 0.3], 9)
     again = pickle.loads(pickle.dumps(mixture))  # noqa: S301 - our own bytes
     assert np.array_equal(mixture.locate(np.arange(3_000))[1], again.locate(np.arange(3_000))[1])
+
+
+def test_more_sources_than_16_bits_can_number_are_told_apart() -> None:
+    number = np.array([65_537, 1, 65_537, 0], dtype=np.int32)
+    rows, bounds = rows_by_number(number, 65_538)
+    assert rows.tolist() == [3, 1, 0, 2]
+    assert (bounds[:3], bounds[-2:]) == ([0, 1, 2], [2, 4])

@@ -22,7 +22,7 @@ from holdfast.order.numbers import Indices, Int64, Ordinal, Ordinals, whole_numb
 from holdfast.order.permutation import MAX_LENGTH, TABLE_LIMIT, Permutation, forward_each
 from holdfast.order.shuffle import EpochOrder, FullShuffle, Shuffle
 
-__all__ = ["Cycle", "locate_each"]
+__all__ = ["Cycle", "locate_each", "rows_by_number"]
 
 EPOCHS_KEPT = 8
 FEW_PLACES = 2048  # of one source: with more, one pass over all sources saves no time (bench/order.py)
@@ -124,14 +124,20 @@ class Cycle:
         return self.shuffle.bind(self.epoch_length(epoch), key)
 
 
+def rows_by_number(number: NDArray[np.int32], count: int) -> tuple[Int64, list[int]]:
+    """Return the rows that hold 0, then those that hold 1, … up to ``count``, and where each of them begins."""
+    narrow = np.uint16 if count <= 1 << 16 else np.int32  # 16 bits are sorted by radix
+    rows: Int64 = np.argsort(number.astype(narrow), kind="stable")
+    return rows, np.searchsorted(number[rows], np.arange(count + 1)).tolist()
+
+
 def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Ordinals) -> tuple[Int64, Indices]:
     """Return (epoch, index) of the ordinals, each of the cycle with its number."""
-    by_cycle = np.argsort(number.astype(np.uint16), kind="stable")  # a radix sort, as these are 16-bit
-    bounds = np.searchsorted(number[by_cycle], np.arange(len(cycles) + 1))
+    by_cycle, bounds = rows_by_number(number, len(cycles))
     ordered = ordinals[by_cycle]
     epoch, index = np.empty_like(ordered), np.empty_like(ordered)
     together: list[tuple[Permutation, Int64, Int64]] = []  # permutations that are asked for few places each
-    for cycle, (start, stop) in zip(cycles, pairwise(bounds.tolist()), strict=True):
+    for cycle, (start, stop) in zip(cycles, pairwise(bounds), strict=True):
         if start == stop:
             continue
         rows, own = by_cycle[start:stop], Ordinals(ordered[start:stop])

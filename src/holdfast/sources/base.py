@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
+from operator import add, sub
 from threading import get_ident
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
@@ -161,11 +162,11 @@ class ReadCounts(NamedTuple):
 
     def plus(self, other: ReadCounts) -> ReadCounts:
         """Return the sum with other counts."""
-        return ReadCounts(*(a + b for a, b in zip(self, other, strict=True)))  # type: ignore[arg-type]
+        return ReadCounts._make(map(add, self, other))
 
     def since(self, before: ReadCounts) -> ReadCounts:
         """Return what was read after an earlier moment."""
-        return ReadCounts(*(now - then for now, then in zip(self, before, strict=True)))  # type: ignore[arg-type]
+        return ReadCounts._make(map(sub, self, before))
 
 
 class ReadCounters:

@@ -11,6 +11,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Iterable, Mapping
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from holdfast.order.extent import count_batches, count_samples, epoch_bounds, re
 from holdfast.order.numbers import Index, whole_number
 from holdfast.order.weights import Weights
 from holdfast.sources import Source
+from holdfast.sources.document_windows import MadeOfDocuments
 from holdfast.stream.adopt import adopt
 from holdfast.stream.batch import Failed
 from holdfast.stream.config import StreamingConfig
@@ -278,7 +280,13 @@ class StreamCursor(ABC):
         """
         step = whole_number(step, "a step")
         rank = None if rank is None else whole_number(rank, "rank")
-        return with_pieces(samples_in(self.schedule, step, rank), self._sources_by_name())
+        return with_pieces(samples_in(self.schedule, step, rank), self._documents)
+
+    @cached_property
+    def _documents(self) -> dict[str, MadeOfDocuments]:
+        # Found once: to ask whether a protocol is fulfilled takes longer than to find a step's samples.
+        named = ((named.name, named.source) for named in self.dataset.sources)
+        return {name: source for name, source in named if isinstance(source, MadeOfDocuments)}
 
     def _sources_by_name(self) -> dict[str, Source]:
         return {named.name: named.source for named in self.dataset.sources}

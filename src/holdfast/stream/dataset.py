@@ -345,7 +345,8 @@ def single(dataset: HasSources, order: Locates, positions: Positions) -> Iterato
     for start in range(0, len(located.steps), READ_AT_ONCE // each):
         steps = located.steps[start : start + READ_AT_ONCE // each]
         for batch in read_batches(dataset, cut, steps, 0, collate=as_they_are, located=located):
-            yield from (None,) if batch.content is None else cast("list[Sample]", batch.content.cut(0, batch.size))
+            content: Any = batch.content
+            yield from (None,) if content is None else content.batch
 
 
 def mismatch(found: str, children: Mapping[str, Any], own: Mapping[str, Any], *, dataset: str) -> StateMismatchError:

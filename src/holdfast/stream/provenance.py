@@ -82,10 +82,8 @@ def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Se
     return seen
 
 
-def with_pieces(found: list[SampleRef], sources: Mapping[str, Source]) -> list[SampleRef]:
-    """Return the samples with the documents they are made of, where their source knows."""
-    # Asked of each source once: what a protocol is fulfilled by takes longer to find out than all else here.
-    packed = {name: source for name, source in sources.items() if isinstance(source, MadeOfDocuments)}
+def with_pieces(found: list[SampleRef], packed: Mapping[str, MadeOfDocuments]) -> list[SampleRef]:
+    """Return the samples with the documents they are made of, where their source is among these."""
     if not packed:
         return found
     return [

@@ -131,9 +131,11 @@ def _sample_batches(dataset: HasSources, rows: StepRows, on_error: OnError, coll
         for row in np.flatnonzero(rows.masked).tolist():
             samples[row] = mask_sample(samples[row])
     make, valid = collate or stack_samples, rows.valid
+    kept_samples = [sample for sample in samples if sample is not None]
+    complete = len(kept_samples) == len(samples)
     batches = []
     for step, (start, stop) in zip(rows.steps, pairwise(rows.offsets), strict=True):
-        chosen = [sample for sample in samples[start:stop] if sample is not None]
+        chosen = kept_samples[start:stop] if complete else [one for one in samples[start:stop] if one is not None]
         content = Made(make(chosen)) if chosen else None
         if content is not None and valid is not None:
             kept = [i for i in range(start, stop) if samples[i] is not None]

@@ -97,7 +97,10 @@ class StepReader:
 
     def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
         """Read some steps; an error comes with the reading, after the batches before the one that failed."""
-        began, before = perf_counter(), self._counts()
+        began = perf_counter()
+        # Each source once, though it may stand in a mixture under several names.
+        counters = {id(named.source): (named.name, named.source.counters) for named in reversed(self.dataset.sources)}
+        before = [own.own_counts() for _, own in counters.values()]
         try:
             if self.look_ahead is not None:
                 self.look_ahead.before(steps)
@@ -105,7 +108,9 @@ class StepReader:
             reading = Reading(batches, lazy=lazy and any(isinstance(batch.content, MemoryRows) for batch in batches))
         except Exception as error:
             reading = self._until_failure(steps, error)
-        reading.by_source = {name: counts.since(before[name]) for name, counts in self._counts().items()}
+        reading.by_source = {
+            name: own.own_counts().since(then) for (name, own), then in zip(counters.values(), before, strict=True)
+        }
         reading.seconds = perf_counter() - began
         return reading
 
@@ -142,11 +147,6 @@ class StepReader:
             told.__cause__ = error
             error = told
         return Reading(batches, failure=ReadFailure(error, text))
-
-    def _counts(self) -> dict[str, ReadCounts]:
-        # Each source once, though it may stand in a mixture under several names.
-        named = {id(named.source): named for named in reversed(self.dataset.sources)}.values()
-        return {one.name: one.source.counters.own_counts() for one in named}
 
 
 class _ReaderTraceback(Exception):

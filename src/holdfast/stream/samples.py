@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import pairwise
 
 import numpy as np
 
 from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.numbers import Index, Position, Positions
+from holdfast.order.cycle import rows_by_number
+from holdfast.order.numbers import Index, Int64, Position, Positions
 from holdfast.sources import Columns, Source
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -23,11 +25,10 @@ def read_columns(sources: Sequence[NamedSource], positions: Positions, located: 
     """Return the columns of the samples at the positions, those of all sources merged."""
     if len(sources) == 1:
         return _columns(sources[0], located, positions)
-    parts = []
-    for number in np.unique(located.source).tolist():
-        rows = np.flatnonzero(located.source == number)
-        columns = _columns(sources[number], located.part(rows), Positions(positions[rows]))
-        parts.append((sources[number].name, rows, columns))
+    parts = [
+        (sources[number].name, rows, _columns(sources[number], part, own))
+        for number, rows, part, own in _by_source(len(sources), positions, located)
+    ]
     return merge_columns(parts, len(positions))
 
 
@@ -35,30 +36,51 @@ def read_samples(
     sources: Sequence[NamedSource], positions: Positions, located: Located, on_error: OnError = "raise"
 ) -> tuple[list[Sample | None], list[Failed]]:
     """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
+    if len(sources) == 1:
+        return _samples(sources[0], positions, located, on_error)
     samples: list[Sample | None] = [None] * len(positions)
     failed: list[Failed] = []
-    for number in np.unique(located.source).tolist():
-        source = sources[number]
-        rows = np.flatnonzero(located.source == number)
-        part, own = located.part(rows), Positions(positions[rows])
-        stored = _rows(source, part, own, on_error, failed)
-        transform = source.transform
-        columns = (rows.tolist(), stored, part.epoch.tolist(), part.index.tolist(), own.tolist())
-        for row, sample, epoch, index, position in zip(*columns, strict=True):
-            if sample is None:
-                continue
-            try:
-                if source.seeded and transform is not None:
-                    sample = transform(sample, rng=sample_rng(source.seed, source.name, epoch, index))
-                elif transform is not None:
-                    sample = transform(sample)
-            except Exception as cause:
-                if on_error == "raise":
-                    raise _failure(cause, source, index, position) from cause
-                failed.append(Failed(source.name, index, position, repr(cause)))
-                continue
+    for number, rows, part, own in _by_source(len(sources), positions, located):
+        found, lost = _samples(sources[number], own, part, on_error)
+        failed += lost
+        for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples, failed
+
+
+def _samples(
+    source: NamedSource, positions: Positions, located: Located, on_error: OnError
+) -> tuple[list[Sample | None], list[Failed]]:
+    failed: list[Failed] = []
+    samples = _rows(source, located, positions, on_error, failed)
+    transform, seeded = source.transform, source.seeded
+    if transform is None:
+        return samples, failed
+    for row, sample in enumerate(samples):
+        if sample is None:
+            continue
+        try:
+            samples[row] = transform(sample, rng=_rng(source, located, row)) if seeded else transform(sample)
+        except Exception as cause:
+            index, position = Index(int(located.index[row])), Position(int(positions[row]))
+            if on_error == "raise":
+                raise _failure(cause, source, index, position) from cause
+            failed.append(Failed(source.name, index, position, repr(cause)))
+            samples[row] = None
+    return samples, failed
+
+
+def _by_source(count: int, positions: Positions, located: Located) -> Iterator[tuple[int, Int64, Located, Positions]]:
+    """Yield the number of every source that samples are of, which these are, and where they stand."""
+    rows, bounds = rows_by_number(located.source, count)
+    ordered, own = located.part(rows), positions[rows]
+    for number, (start, stop) in enumerate(pairwise(bounds)):
+        if start < stop:
+            yield number, rows[start:stop], ordered.part(slice(start, stop)), Positions(own[start:stop])
+
+
+def _rng(source: NamedSource, located: Located, row: int) -> np.random.Generator:
+    return sample_rng(source.seed, source.name, int(located.epoch[row]), int(located.index[row]))
 
 
 def sample_rng(*key: int | str) -> np.random.Generator:
