@@ -3,7 +3,8 @@
 It is written into a folder of its own beside the final one, whose name starts with a dot, and takes the place of what
 stands there in one step. Only files of a checkpoint are ever removed: what else lies in a folder is the user's, and
 stays where it was, or moves into the checkpoint that takes the place of the old one. What a killed saver left is
-removed by the next one on that machine; a saver holds a lock on its folder, so one that runs is never disturbed.
+removed by the next one on that machine; a saver holds a lock on its folder, so one that runs is never disturbed. Names
+change under a lock on the parent, one saver at a time: nobody sees another's folder between two steps.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import shutil
 import socket
 import uuid
 import warnings
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -81,29 +82,20 @@ class Staging:
         """Make the folder, and hold it until :meth:`close`; what dead savers left is removed."""
         parent = self.target.parent
         parent.mkdir(parents=True, exist_ok=True)
-        _clean(parent)
-        while not self._make_and_hold():
-            self.close()
-
-    def _make_and_hold(self) -> bool:
-        """Return whether the folder is ours: until it is locked, another saver may take it for a dead one's."""
-        self.folder.mkdir(exist_ok=True)
-        try:
-            self._lock = os.open(self.folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        except FileNotFoundError:
-            return False
-        with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
-            fcntl.flock(self._lock, fcntl.LOCK_EX)
-        return os.fstat(self._lock).st_nlink > 0 and self.folder.exists()
+        with _changing_names(parent):
+            _clean(parent)
+            self.folder.mkdir()
+            self._lock = _hold(self.folder)
 
     def publish(self) -> None:
         """Put the folder in the target's place: in one step, or in two where the file system cannot exchange names."""
-        replaced: list[Path] = []
-        while not self._take_place(replaced):
-            check_replaceable(self.target)
-        sync(self.target.parent)
-        for old in replaced:
-            _remove(old, keep_in=self.target)
+        with _changing_names(self.target.parent):
+            replaced: list[Path] = []
+            while not self._take_place(replaced):
+                check_replaceable(self.target)
+            sync(self.target.parent)
+            for old in replaced:
+                _remove(old, keep_in=self.target)
 
     def _take_place(self, replaced: list[Path]) -> bool:
         try:
@@ -113,9 +105,17 @@ class Staging:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
         old = _hidden(self.target, "replaced")
-        with contextlib.suppress(FileNotFoundError):  # another saver moved it first
-            exchanged = _exchange(self.folder, self.target)
-            os.rename(self.folder if exchanged else self.target, old)
+        with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
+            # Exchanged under that name: what a killed saver was writing goes with all that lies in it.
+            os.rename(self.folder, old)
+            exchanged = False
+            try:
+                exchanged = _exchange(old, self.target)
+            finally:
+                if not exchanged:
+                    os.rename(old, self.folder)
+            if not exchanged:
+                os.rename(self.target, old)
             replaced.append(old)
             return exchanged
         return False
@@ -124,8 +124,32 @@ class Staging:
         """Let go of the folder, and remove it unless it was published."""
         if self._lock >= 0:
             shutil.rmtree(self.folder, ignore_errors=True)
-            os.close(self._lock)
+            _let_go(self._lock)
             self._lock = -1
+
+
+def _hold(folder: Path) -> int:
+    """Lock a folder, waiting for whoever has it; a descriptor for :func:`_let_go`."""
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    return descriptor
+
+
+def _let_go(descriptor: int) -> None:
+    with contextlib.suppress(OSError):  # closing is not enough where a process was forked meanwhile
+        fcntl.flock(descriptor, fcntl.LOCK_UN)
+    os.close(descriptor)
+
+
+@contextlib.contextmanager
+def _changing_names(parent: Path) -> Iterator[None]:
+    """Keep other savers of this machine from looking at, or changing, the names in a folder."""
+    descriptor = _hold(parent)
+    try:
+        yield
+    finally:
+        _let_go(descriptor)
 
 
 def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
@@ -134,6 +158,11 @@ def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     Only whole checkpoints count, and only those named like the target but for digits: a damaged one stays for somebody
     to look at, and a copy under another name is the user's.
     """
+    with _changing_names(target.parent):
+        return _prune(target, manifest, keep)
+
+
+def _prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     pattern = re.compile(r"\d+".join(map(re.escape, re.split(r"\d+", target.name))))
     older = []
     for entry in target.parent.iterdir():
