@@ -41,7 +41,7 @@ def saved() -> dict[str, Any]:
     return {
         "model": {
             "matrix": random_bits(30, 20, seed=1),
-            "same": random_bits(30, 20, seed=2),
+            **{f"same{number}": random_bits(30, 20, seed=10 + number) for number in range(4)},  # read by comparison
             "half": random_bits(9, 5, dtype=torch.bfloat16, seed=3),
             "scalar": torch.tensor(1.5),
             "empty": torch.zeros(0, 3),

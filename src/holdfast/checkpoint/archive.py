@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 from holdfast.checkpoint.checksum import crc32
 
-__all__ = ["ZIP_START", "DamagedArchiveError", "ReadAt", "Record", "Templates", "read_archive", "read_record"]
+__all__ = ["ZIP_START", "DamagedArchiveError", "ReadAt", "Record", "read_archive", "read_record"]
 
 ReadAt = Callable[[int, int], "bytes | memoryview"]
 """Read ``length`` bytes at ``offset`` of the item."""
@@ -33,6 +33,7 @@ _END64_LOCATOR = struct.Struct("<4sIQI")
 _END64 = struct.Struct("<4sQHHIIQQQQ")
 _ENTRY = struct.Struct("<4sHHHHHHIIIHHHHHII")
 _LOCAL = struct.Struct("<4sHHHHHIIIHH")
+_CRC_IN_LOCAL, _CRC_IN_DESCRIPTOR, _CRC_IN_ENTRY = 14, 4, 16
 _LARGE = 0xFFFFFFFF
 _LARGE_COUNT = 0xFFFF
 _DESCRIPTOR_FOLLOWS = 0x0008
@@ -50,11 +51,12 @@ class DamagedArchiveError(ValueError):
 
 
 class Record(NamedTuple):
-    """One record: where its bytes are in the item, and their CRC-32 (0 where none was stored)."""
+    """One record: where its bytes are in the item, their CRC-32 (0 where none was stored), and where that is told."""
 
     start: int
     size: int
     crc: int
+    crc_at: tuple[int, ...]
 
 
 class _Entry(NamedTuple):
@@ -68,42 +70,12 @@ class _Entry(NamedTuple):
     crc_at: int
 
 
-class Template(NamedTuple):
-    """An archive that was read before, without its content: another that has all the same bytes reads the same.
-
-    Tensors of one shape differ in their payload and its CRC-32 only, so comparing some twenty pieces replaces parsing
-    as many structures (a third of the time of loading thousands of small tensors, ``bench/checkpoint_load.py``).
-    """
-
-    constant: tuple[tuple[int, bytes], ...]
-    checksums: tuple[tuple[int, int], ...]  # where the descriptor and the directory have the CRC-32 of each record
-    records: tuple[tuple[str, int, int], ...]
-
-    def read(self, read_at: ReadAt) -> dict[str, Record] | None:
-        """Return the records of an archive that fits the template; ``None`` when it does not fit."""
-        for offset, expected in self.constant:
-            if read_at(offset, len(expected)) != expected:
-                return None
-        records = {}
-        for (name, start, size), (descriptor, directory) in zip(self.records, self.checksums, strict=True):
-            crc = bytes(read_at(descriptor, 4))
-            if read_at(directory, 4) != crc:
-                return None
-            records[name] = Record(start, size, int.from_bytes(crc, "little"))
-        return records
-
-
-Templates = dict[int, Template | None]
-"""Templates by the length of the archive; none yet where only one of that length was seen."""
-
-
-def read_archive(read_at: ReadAt, length: int, templates: Templates | None = None) -> dict[str, Record]:
+def read_archive(read_at: ReadAt, length: int) -> dict[str, Record]:
     """Read where every record of an archive is.
 
     Args:
         read_at: reads from the item.
         length: the length of the item in bytes.
-        templates: archives that were read before.
 
     Returns:
         The records by name, without the archive's folder (``data.pkl``, ``data/0`` …).
@@ -111,10 +83,6 @@ def read_archive(read_at: ReadAt, length: int, templates: Templates | None = Non
     Raises:
         DamagedArchiveError: it is damaged, compressed, encrypted, or could be read in two ways.
     """
-    template = templates.get(length) if templates is not None else None
-    known = template.read(read_at) if template is not None else None
-    if known is not None:
-        return known
     entries, directory_at = _read_directory(read_at, length)
     records: dict[str, Record] = {}
     seen: set[bytes] = set()
@@ -129,31 +97,11 @@ def read_archive(read_at: ReadAt, length: int, templates: Templates | None = Non
         seen.add(lowered)
         if entry.header_offset != position:
             raise DamagedArchiveError("the records of the archive leave a gap or overlap", entry.header_offset, 30)
-        start, position = _check_local(read_at, entry, directory_at)
-        records[name.decode("utf-8", "replace")] = Record(start, entry.size, entry.crc)
+        start, position, crc_at = _check_local(read_at, entry, directory_at)
+        records[name.decode("utf-8", "replace")] = Record(start, entry.size, entry.crc, (*crc_at, entry.crc_at))
     if position != directory_at:
         raise DamagedArchiveError("the records of the archive do not end where its directory starts", position, 4)
-    if templates is not None and all(entry.shared[1] & _DESCRIPTOR_FOLLOWS for entry in entries):
-        # Made at the second sight of a length: of most shapes a small checkpoint has one tensor only.
-        templates[length] = _template(read_at, length, entries, records) if length in templates else None
     return records
-
-
-def _template(read_at: ReadAt, length: int, entries: list[_Entry], records: dict[str, Record]) -> Template:
-    variable: list[tuple[int, int]] = []
-    checksums = []
-    for entry, record in zip(entries, records.values(), strict=True):
-        descriptor = record.start + record.size + 4
-        checksums.append((descriptor, entry.crc_at))
-        variable += [(record.start, record.size), (descriptor, 4), (entry.crc_at, 4)]
-    constant = []
-    position = 0
-    for start, size in (*sorted(variable), (length, 0)):
-        if start > position:
-            constant.append((position, bytes(read_at(position, start - position))))
-        position = start + size
-    places = tuple((name, record.start, record.size) for name, record in records.items())
-    return Template(tuple(constant), tuple(checksums), places)
 
 
 def _read_directory(read_at: ReadAt, length: int) -> tuple[list[_Entry], int]:
@@ -223,7 +171,7 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
         size, packed, at = _widened(_zip64_body(extra, where) if extra else b"", (size, packed, at), where)
         if method or packed != size or flags & ~(_DESCRIPTOR_FOLLOWS | _UTF8):
             raise DamagedArchiveError(f"the record {raw_name!r} is compressed or encrypted", where, _ENTRY.size)
-        entries.append(_Entry((version, flags, method, time, date), crc, size, at, raw_name, where + 16))
+        entries.append(_Entry((version, flags, method, time, date), crc, size, at, raw_name, where + _CRC_IN_ENTRY))
     if position != len(directory):
         raise DamagedArchiveError("the central directory holds more than its entries", directory_at, len(directory))
     return entries
@@ -257,13 +205,14 @@ def _widened(body: bytes, fields: tuple[int, ...], where: int) -> tuple[int, ...
     return tuple(next(values) if number == _LARGE else number for number in fields)
 
 
-def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int]:
+def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int, tuple[int, ...]]:
     """Compare the local header, and the descriptor behind the payload, with the central directory.
 
     Returns:
-        Where the payload starts, and where the next record must.
+        Where the payload starts, where the next record must, and where the CRC-32 is.
     """
     at = entry.header_offset
+    crc_at = at + _CRC_IN_LOCAL
     names = len(entry.raw_name)
     if at + _LOCAL.size + names > limit:
         raise DamagedArchiveError("a record lies outside the archive", at, _LOCAL.size)
@@ -285,7 +234,7 @@ def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int]:
         size, packed = _widened(zip64, (size, packed), at)
         if (crc, packed, size) != expected:
             raise _disagrees(entry)
-        return start, end
+        return start, end, (crc_at,)
     # The header may leave to the descriptor what is not known yet: torch writes zeros, and in the zip64 field of a
     # record beyond 4 GiB the size, a zero and the place.
     wide = struct.unpack(f"<{len(zip64) // 8}Q", zip64)
@@ -296,7 +245,7 @@ def _check_local(read_at: ReadAt, entry: _Entry, limit: int) -> tuple[int, int]:
             continue
         descriptor = struct.pack(form, b"PK\x07\x08", *expected)
         if end + len(descriptor) <= limit and bytes(read_at(end, len(descriptor))) == descriptor:
-            return start, end + len(descriptor)
+            return start, end + len(descriptor), (*((crc_at,) if crc else ()), end + _CRC_IN_DESCRIPTOR)
     raise _disagrees(entry)
 
 

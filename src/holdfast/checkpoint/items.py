@@ -19,7 +19,6 @@ from holdfast.checkpoint.archive import (
     DamagedArchiveError,
     ReadAt,
     Record,
-    Templates,
     read_archive,
     read_record,
 )
@@ -27,6 +26,7 @@ from holdfast.checkpoint.checksum import crc32
 from holdfast.checkpoint.inert import DamagedPickleError
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
+from holdfast.checkpoint.template import Template
 from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
 from holdfast.errors import UnsafeCheckpointError
 
@@ -45,6 +45,8 @@ __all__ = [
 
 NO_CHECKSUM = "no checksum was stored"
 NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
+MAX_TEMPLATES = 8
+"""Kinds of archives of one length to remember: what they save, trying more of them would cost."""
 MAX_CACHED_OBJECT_BYTES = 4096
 """Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
 # What no checkpoint needs, and no line to paste should ever allow.
@@ -96,8 +98,25 @@ class KnownItems:
     """What one load has seen of the archives it read."""
 
     def __init__(self) -> None:
-        self.templates: Templates = {}
         self.recipes: dict[bytes, TensorRecipe | None] = {}
+        self.templates: dict[int, list[tuple[Template, ItemLayout]]] = {}
+        """By the length of the archive; none yet where only one of that length was seen."""
+
+    def find(self, read_at: ReadAt, length: int, *, check: bool) -> ItemLayout | None:
+        """Return the layout of an archive like one that was seen before; ``None`` when there was none."""
+        for template, layout in self.templates.get(length, ()):
+            crc = template.read(read_at, check=check)
+            if crc is not None:
+                return layout._replace(crc=crc)
+        return None
+
+    def add(self, read_at: ReadAt, length: int, records: dict[str, Record], payload: str, layout: ItemLayout) -> None:
+        """Remember an archive: from the second of its length on, since most shapes of a small checkpoint are unique."""
+        seen = self.templates.get(length)
+        if seen is None:
+            self.templates[length] = []
+        elif len(seen) < MAX_TEMPLATES and layout.crc:
+            seen.append((Template(read_at, length, records, payload), layout))
 
 
 def memory_reader(data: memoryview) -> ReadAt:
@@ -127,7 +146,10 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
     Raises:
         DamagedArchiveError: the item is damaged.
     """
-    records = _read_records(read_at, length, known.templates)
+    found = known.find(read_at, length, check=check)
+    if found is not None:
+        return found
+    records = _read_records(read_at, length)
     small = {
         name: read_record(read_at, name, record, check=check)
         for name, record in records.items()
@@ -153,6 +175,7 @@ def open_item(read_at: ReadAt, length: int, known: KnownItems, *, check: bool) -
     crc = 0 if _lacks_checksum(records) else payload.crc
     layout = ItemLayout(payload.start, payload.size, crc, recipe)
     _check_extent(layout)
+    known.add(read_at, length, records, payloads[0], layout)
     return layout
 
 
@@ -163,10 +186,10 @@ def _is_payload(name: str) -> bool:
     return name.startswith(_PAYLOADS)
 
 
-def _read_records(read_at: ReadAt, length: int, templates: Templates | None = None) -> dict[str, Record]:
+def _read_records(read_at: ReadAt, length: int) -> dict[str, Record]:
     if length < 4 or bytes(read_at(0, 4)) != ZIP_START:
         raise DamagedArchiveError("this is not an archive that torch.save wrote", 0, min(4, length))
-    records = read_archive(read_at, length, templates)
+    records = read_archive(read_at, length)
     # A "constants.pkl" makes torch take it for TorchScript, which is code.
     if _PICKLE not in records or any(name.lower() == "constants.pkl" for name in records):
         raise DamagedArchiveError("this is not the archive of a tensor or an object", 0, length)

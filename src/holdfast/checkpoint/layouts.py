@@ -62,4 +62,4 @@ def chunk_layout(
 def raw_layout(raw: RawTensor) -> ItemLayout:
     """Return the layout of a safetensors tensor: all payload."""
     strides = torch.empty(raw.shape, device="meta").stride()
-    return ItemLayout(0, raw.length, 0, TensorRecipe("", raw.length, raw.dtype, raw.shape, strides, 0))
+    return ItemLayout(0, raw.length, 0, TensorRecipe("", raw.length, raw.dtype, raw.shape, strides, 0, True))

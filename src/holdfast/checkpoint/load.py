@@ -161,9 +161,7 @@ class Load:
             and layout.recipe.shape == tuple(request.item.lengths)
             and not any(request.item.storage_offsets)
             and layout.recipe.strides == target.stride()
-            and layout.recipe.nbytes == layout.payload_bytes
-            and not layout.recipe.storage_offset
-            and is_dense(layout.recipe.shape, layout.recipe.strides)
+            and layout.recipe.fills_storage
         ):
             reason = self._check_item(chunk, item, layout)
             if layout.payload_bytes:

@@ -15,6 +15,7 @@ import hashlib
 import json
 import struct
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -33,6 +34,7 @@ MAX_MANIFEST_BYTES = 1 << 30
 WHOLE_BYTES = 16 << 10
 """Items up to this size are digested whole: they are read whole anyway."""
 _HINT = "the checkpoint was changed after it was saved: restore it from a copy, or load an older one"
+_RECORDS, _DIGEST = b',"records":', b',"digest":'
 _END64_BYTES = 98
 _STEP_BYTES = 4 << 20
 
@@ -81,22 +83,26 @@ class Manifest:
     def sealed(self) -> Manifest:
         """Return the manifest with its records in order, and with its digest."""
         records = sorted(map(list, self.records))
-        return replace(self, records=records, digest=self._sum(records))
+        return replace(self, records=records, digest=self.digest_with(_json(records)))
 
     def is_intact(self) -> bool:
         """Return whether the digest is that of the content."""
         # The first releases sealed the records in order, and wrote them in another.
-        return self.digest == self._sum(self.records) or self.digest == self._sum(sorted(self.records, key=repr))
+        orders = (self.records, sorted(self.records, key=repr))
+        return any(self.digest == self.digest_with(_json(records)) for records in orders)
 
-    def _sum(self, records: list[Any]) -> str:
-        content = [self.step, self.run_id, self.metadata, records]
-        return digest_of(json.dumps(content, separators=(",", ":")).encode())
+    def digest_with(self, records: bytes) -> str:
+        """Return the digest of the content, with the records as they are written."""
+        return digest_of(_json([self.step, self.run_id, self.metadata])[:-1] + b"," + records + b"]")
 
     def to_bytes(self) -> bytes:
         """Return the content of the file."""
         # The records are plain JSON already: only the rest is turned into it.
-        content = _FORMAT.to_json(replace(self, records=None)) | {"records": self.records}
-        return json.dumps(content, separators=(",", ":")).encode() + b"\n"
+        return _json(_FORMAT.to_json(replace(self, records=None)) | {"records": self.records}) + b"\n"
+
+
+def _json(value: Any) -> bytes:
+    return json.dumps(value, separators=(",", ":")).encode()
 
 
 _FORMAT = Format(
@@ -104,7 +110,7 @@ _FORMAT = Format(
 )
 
 
-def digest_of(data: bytes | memoryview) -> str:
+def digest_of(data: bytes | bytearray | memoryview) -> str:
     """Return the digest of bytes."""
     return hashlib.blake2b(data, digest_size=16).hexdigest()
 
@@ -120,6 +126,8 @@ def item_digest(read: ReadPart, length: int, *, whole: bool) -> str:
         length: its length.
         whole: digest all of it; else its two ends.
     """
+    if whole and length <= _STEP_BYTES:
+        return digest_of(read(0, length))
     digest = hashlib.blake2b(digest_size=16)
     if whole:
         for start in range(0, length, _STEP_BYTES):
@@ -153,8 +161,8 @@ class Bound(NamedTuple):
             )
 
 
-BoundItems = dict[tuple[str, tuple[int, ...]], list[Any]]
-"""The record of each stored item, by the tensor's name and where the part starts."""
+BoundItems = dict[tuple[str, int], Bound]
+"""What each stored item must be, by its file and where it starts there."""
 
 
 def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = False) -> Manifest | None:
@@ -173,14 +181,31 @@ def read_manifest(folder: Path, layer: FileLayer, *, follow_links_out: bool = Fa
         data = bytes(file.read(0, file.size))
     finally:
         file.close()
+    manifest = _as_written(data)
+    if manifest is not None:
+        return manifest
     try:
-        value: Any = json.loads(data)
+        manifest = _FORMAT.from_json(json.loads(data))
     except (ValueError, RecursionError) as error:
         raise UnusableCheckpointError(f"the manifest is damaged: {error}", file=MANIFEST, hint=_HINT) from error
-    manifest = _FORMAT.from_json(value)
     if type(manifest.records) is not list or not manifest.is_intact():
         raise UnusableCheckpointError("the manifest differs from its digest", file=MANIFEST, hint=_HINT)
     return manifest
+
+
+def _as_written(data: bytes) -> Manifest | None:
+    """Read a manifest that is as :meth:`Manifest.to_bytes` writes it; ``None`` when it is not.
+
+    The digest is then of the very text that is read: writing the records out again would take longer than all else.
+    """
+    head, _, rest = data.partition(_RECORDS)
+    text, _, tail = rest.rpartition(_DIGEST)
+    with suppress(ValueError, RecursionError):
+        manifest = _FORMAT.from_json(json.loads(head + _RECORDS + b"null" + _DIGEST + tail))
+        records = json.loads(text)
+        if type(records) is list and manifest.digest == manifest.digest_with(text):
+            return replace(manifest, records=records)
+    return None
 
 
 def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
@@ -196,17 +221,18 @@ def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
     """
     if digest_of(content) != manifest.metadata:
         raise UnusableCheckpointError("the metadata differs from its digest in the manifest", file=MANIFEST, hint=_HINT)
-    records, stored = manifest.records, metadata.storage_data
+    bound: BoundItems = {}
     try:
-        bound = {(record[0], tuple(record[1])): record for record in records}
-        same = len(bound) == len(records) == len(stored) and all(
-            len(record := bound[index.fqn, index.offset or ()]) == len(ManifestRecord._fields)
-            and record[2:5] == [info.relative_path, info.offset, info.length]
-            and [type(one) for one in record[5:]] == [bool, str]
-            for index, info in stored.items()
-        )
-    except (LookupError, TypeError):
-        same = False
-    if not same:
+        listed = {(record[0], *record[1]): record for record in manifest.records}
+        for index, info in metadata.storage_data.items():
+            _, _, file, offset, length, whole, digest = listed[(index.fqn, *(index.offset or ()))]
+            if file != info.relative_path or offset != info.offset or length != info.length:
+                raise ValueError("another place")
+            if type(whole) is not bool or type(digest) is not str:
+                raise TypeError("not a digest")
+            bound[file, offset] = Bound(whole, digest)
+    except (LookupError, TypeError, ValueError):
+        bound = {}
+    if not len(bound) == len(manifest.records) == len(metadata.storage_data):
         raise UnusableCheckpointError("the manifest lists other items than the metadata", file=MANIFEST, hint=_HINT)
     return bound

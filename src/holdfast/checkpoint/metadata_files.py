@@ -9,9 +9,9 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex
+from torch.distributed.checkpoint.metadata import Metadata
 
 from holdfast.checkpoint import safetensors
 from holdfast.checkpoint.files import CheckpointFile, FileLayer, LocalFiles, contained_path, is_remote
@@ -19,7 +19,14 @@ from holdfast.checkpoint.manifest import MANIFEST, Bound, BoundItems, Manifest, 
 from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.errors import UnusableCheckpointError
 
-__all__ = ["Described", "describe_checkpoint", "is_checkpoint", "read_all_metadata", "read_checkpoint_metadata"]
+__all__ = [
+    "Described",
+    "collector_paused",
+    "describe_checkpoint",
+    "is_checkpoint",
+    "read_all_metadata",
+    "read_checkpoint_metadata",
+]
 
 MAX_METADATA_BYTES = 256 << 20
 """Largest metadata to read; 2,000 tensors on 64 ranks take 18 MB."""
@@ -49,9 +56,9 @@ class Described(NamedTuple):
     metadata: Metadata
     bound: BoundItems | None
 
-    def bound_of(self, index: MetadataIndex) -> Bound | None:
-        """Return the digest that the item at an index must have, where there is a manifest."""
-        return None if self.bound is None else Bound(*self.bound[index.fqn, index.offset or ()][-2:])
+    def bound_of(self, place: Any) -> Bound | None:
+        """Return the digest that the item at a place must have, where there is a manifest."""
+        return None if self.bound is None else self.bound[place.relative_path, place.offset]
 
 
 def read_checkpoint_metadata(
@@ -102,7 +109,7 @@ def describe_checkpoint(
         data = bytes(file.read(0, file.size))
     finally:
         file.close()
-    with _collector_paused():
+    with collector_paused():
         manifest = read_manifest(folder, layer, follow_links_out=trusted) if rank is None else None
         _check_manifest(manifest, require_manifest, folder)
         metadata = load_metadata(data, file=name, trusted=trusted)
@@ -110,7 +117,7 @@ def describe_checkpoint(
 
 
 @contextmanager
-def _collector_paused() -> Iterator[None]:
+def collector_paused() -> Iterator[None]:
     """Pause the collector of cycles: it would look at a million new records again and again, for half of the time."""
     was_on = gc.isenabled()
     gc.disable()

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from types import TracebackType
 
 from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.plan import Chunk
@@ -24,17 +23,27 @@ def corrupt(chunk: Chunk, problem: str, offset: int, length: int) -> CorruptReco
     )
 
 
-@contextmanager
-def naming(chunk: Chunk) -> Iterator[None]:
+class naming:  # noqa: N801 — used like a function, and entered for every one of ten thousand small tensors
     """Turn errors of the layers below into ones that name the chunk's tensor, file, offset and length."""
-    try:
-        yield
-    except DamagedArchiveError as error:
-        raise corrupt(chunk, str(error), error.offset, error.length) from error
-    except CheckpointReadError as error:
-        if "tensor" in error.where:
-            raise
-        where = {"tensor": chunk.fqn, "file": chunk.file, "offset": chunk.offset, "length": chunk.length}
-        raise CheckpointReadError(error.message, hint=error.hint, **{**where, **error.where}) from (
-            error.__cause__ or error
-        )
+
+    __slots__ = ("_chunk",)
+
+    def __init__(self, chunk: Chunk) -> None:
+        self._chunk = chunk
+
+    def __enter__(self) -> None:
+        pass
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            return
+        chunk = self._chunk
+        if isinstance(error, DamagedArchiveError):
+            raise corrupt(chunk, str(error), error.offset, error.length) from error
+        if isinstance(error, CheckpointReadError) and "tensor" not in error.where:
+            where = {"tensor": chunk.fqn, "file": chunk.file, "offset": chunk.offset, "length": chunk.length}
+            raise CheckpointReadError(error.message, hint=error.hint, **{**where, **error.where}) from (
+                error.__cause__ or error
+            )

@@ -112,7 +112,7 @@ def gather_chunks(
     plan: LoadPlan,
     storage_data: dict[Any, Any],
     expected: ExpectedChunks,
-    bound_of: Callable[[MetadataIndex], Bound | None],
+    bound_of: Callable[[Any], Bound | None],
 ) -> list[Chunk]:
     """Group the read items of a plan by the stored chunk they want."""
     per_file: dict[str, list[tuple[ReadItem, Any]]] = {}
@@ -136,7 +136,7 @@ def gather_chunks(
             if chunk is None:
                 transforms = tuple(getattr(info, "transform_descriptors", None) or ())
                 stored = None if item.type == LoadItemType.BYTE_IO else expected.of(item.storage_index)
-                bound = bound_of(item.storage_index)
+                bound = bound_of(info)
                 chunk = chunks[key] = Chunk(file, info.offset, info.length, transforms, raw, stored, bound)
             chunk.requests.append(Request(item, order))
             order += 1

@@ -11,6 +11,7 @@ import time
 import uuid
 from collections import Counter
 from collections.abc import Callable
+from contextlib import nullcontext
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -18,7 +19,7 @@ from typing import Any, NamedTuple
 import psutil
 import torch.distributed as dist
 from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import Metadata, MetadataIndex, StorageMeta, TensorStorageMetadata
+from torch.distributed.checkpoint.metadata import Metadata, StorageMeta, TensorStorageMetadata
 from torch.distributed.checkpoint.planner import LoadPlan, LoadPlanner
 from torch.futures import Future
 
@@ -26,19 +27,20 @@ from holdfast.checkpoint.budget import MemoryBudget
 from holdfast.checkpoint.engine import Engine
 from holdfast.checkpoint.files import FileLayer, FileTable
 from holdfast.checkpoint.load import Load
-from holdfast.checkpoint.metadata_files import Described, describe_checkpoint
+from holdfast.checkpoint.metadata_files import Described, collector_paused, describe_checkpoint
 from holdfast.checkpoint.not_loaded import warn_not_loaded
 from holdfast.checkpoint.options import LoadOptions, check_choice, whole_number
 from holdfast.checkpoint.plan import Chunk, ExpectedChunks, chain_overlaps, gather_chunks, resolve
 from holdfast.checkpoint.process_engine import TransformProcesses
 from holdfast.checkpoint.progress import progress_callback
+from holdfast.checkpoint.refusals import every_refusal
 from holdfast.checkpoint.remote import is_url, locate
 from holdfast.checkpoint.report import LoadProgress, LoadReport, ReportBuilder
-from holdfast.checkpoint.sequential import load_sequentially
+from holdfast.checkpoint.sequential import load_sequentially, read_whole
 from holdfast.checkpoint.sharing import NodeSharing, check_group
-from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
+from holdfast.checkpoint.transforms import default_registry, max_unfolded_bytes
 from holdfast.checkpoint.workers import default_workers
-from holdfast.errors import UnusableCheckpointError
+from holdfast.errors import UnsafeCheckpointError, UnusableCheckpointError
 
 __all__ = ["ParallelFileSystemReader"]
 
@@ -269,12 +271,13 @@ class ParallelFileSystemReader(FileSystemReader):
     def _plan_chunks(self, plan: LoadPlan, planner: LoadPlanner, *, parallel: bool) -> list[Chunk]:
         described = self._described
         bound_of = described.bound_of if described is not None and described.metadata is self._metadata else _unbound
-        chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
-        if parallel:
-            requests = sorted((request for chunk in chunks for request in chunk.requests), key=lambda one: one.order)
-            resolve(requests, planner)
-            chunks = chain_overlaps(chunks)
-        return chunks
+        with collector_paused():
+            chunks = gather_chunks(plan, self.storage_data, ExpectedChunks(self._metadata), bound_of)
+            if parallel:
+                every = (request for chunk in chunks for request in chunk.requests)
+                resolve(sorted(every, key=lambda request: request.order), planner)
+                chunks = chain_overlaps(chunks)
+            return chunks
 
     def _read_chunks(
         self, chunks: list[Chunk], planner: LoadPlanner, report: ReportBuilder, *, parallel: bool
@@ -291,6 +294,8 @@ class ParallelFileSystemReader(FileSystemReader):
                 return self._read_parallel(chunks, planner, files, report)
             load_sequentially(chunks, planner, files, report, self._options, self._transform_registry())
             return 0, 0
+        except UnsafeCheckpointError as error:
+            raise every_refusal(error, chunks, files, self._transform_registry()) from None
         finally:
             files.close()
 
@@ -316,7 +321,8 @@ class ParallelFileSystemReader(FileSystemReader):
             processes = TransformProcesses(max(1, workers), registry, report.read, lambda: engine.cancelled)
         try:
             unfold = self._unfolder(files, budget, report, processes)
-            Load(files, budget, engine, report, self._options, unfold).run(chunks, planner)
+            with nullcontext() if workers else collector_paused():  # what is read at once is soon over
+                Load(files, budget, engine, report, self._options, unfold).run(chunks, planner)
         finally:
             engine.close()
             if processes is not None:
@@ -329,8 +335,6 @@ class ParallelFileSystemReader(FileSystemReader):
         def unfold(chunk: Chunk) -> tuple[bytearray, int]:
             expected = self._unfolded_bytes(chunk)
             budget.reserve(2 * expected)
-            # Of a tensor the metadata tells the size; an object may well be a long list of zeros.
-            most = max(1 << 30, 1000 * chunk.length) if chunk.is_bytes else 2 * expected + (64 << 20)
             if processes is not None:
                 path = files.get(chunk.file).path
                 data = processes.unfold(
@@ -340,21 +344,11 @@ class ParallelFileSystemReader(FileSystemReader):
                     chunk.length,
                     chunk.transforms,
                     expected_bytes=expected,
-                    most_bytes=most,
+                    most_bytes=max_unfolded_bytes(chunk.length, chunk.expected),
                     tensor=chunk.fqn,
                 )
             else:
-                file = files.get(chunk.file)
-                file.check_reach(chunk.offset, chunk.length)
-                with FileSlice(file, chunk.offset, chunk.length, report.read) as stream:
-                    data = undo_transforms(
-                        stream,
-                        chunk.transforms,
-                        self._transform_registry(),
-                        most_bytes=most,
-                        tensor=chunk.fqn,
-                        file=chunk.file,
-                    )
+                data = read_whole(files.get(chunk.file), chunk, self._transform_registry(), report.read)
             return data, 2 * expected
 
         return unfold
@@ -386,5 +380,5 @@ def _is_empty(entry: Any) -> bool:
     return isinstance(entry, TensorStorageMetadata) and 0 in entry.size
 
 
-def _unbound(_: MetadataIndex) -> None:
+def _unbound(_: Any) -> None:
     """Metadata that the caller brought along has no manifest."""

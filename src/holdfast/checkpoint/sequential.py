@@ -7,18 +7,31 @@ hold the fast path against it, and so can a user who distrusts a result.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 
 from holdfast.checkpoint.destination import check_request, narrow
-from holdfast.checkpoint.files import FileTable
+from holdfast.checkpoint.files import CheckpointFile, FileTable
 from holdfast.checkpoint.items import NO_CHECKSUMS_IN_SAFETENSORS, ObjectDecoder, decode_tensor, memory_reader
 from holdfast.checkpoint.naming import naming
 from holdfast.checkpoint.options import LoadOptions
 from holdfast.checkpoint.plan import Chunk, resolve
 from holdfast.checkpoint.report import ReportBuilder
-from holdfast.checkpoint.transforms import FileSlice, undo_transforms
+from holdfast.checkpoint.transforms import FileSlice, max_unfolded_bytes, undo_transforms
 
-__all__ = ["load_sequentially"]
+__all__ = ["load_sequentially", "read_whole"]
+
+
+def read_whole(file: CheckpointFile, chunk: Chunk, registry: object, on_read: Callable[[int], None]) -> bytearray:
+    """Read an item, through its transforms where it has some."""
+    if not chunk.transforms:
+        on_read(chunk.length)
+        return file.read(chunk.offset, chunk.length)
+    most = max_unfolded_bytes(chunk.length, chunk.expected)
+    file.check_reach(chunk.offset, chunk.length)
+    with FileSlice(file, chunk.offset, chunk.length, on_read) as stream:
+        return undo_transforms(stream, chunk.transforms, registry, most_bytes=most, tensor=chunk.fqn, file=chunk.file)
 
 
 def load_sequentially(
@@ -42,14 +55,7 @@ def load_sequentially(
                 stored = file.read(chunk.offset, chunk.length)
                 chunk.bound.check(memory_reader(memoryview(stored)), chunk.length)
                 report.read(chunk.length)
-            if chunk.transforms:
-                with FileSlice(file, chunk.offset, chunk.length, report.read) as stream:
-                    data = undo_transforms(
-                        stream, chunk.transforms, registry, most_bytes=1 << 62, tensor=chunk.fqn, file=chunk.file
-                    )
-            else:
-                data = file.read(chunk.offset, chunk.length)
-                report.read(chunk.length)
+            data = read_whole(file, chunk, registry, report.read)
             content = tensor = None
             if request.item.type == LoadItemType.BYTE_IO:
                 content, reason = objects.stream(data, tensor=chunk.fqn, file=chunk.file)

@@ -6,11 +6,13 @@ and strides. Anything else is not a plain tensor, and is left to :mod:`~holdfast
 
 from __future__ import annotations
 
+import math
 from typing import Any, NamedTuple
 
 import torch
 
 from holdfast.checkpoint.inert import Inert, Name, Persistent
+from holdfast.checkpoint.slices import is_dense
 
 __all__ = ["TensorRecipe", "tensor_recipe"]
 
@@ -24,14 +26,7 @@ class TensorRecipe(NamedTuple):
     shape: tuple[int, ...]
     strides: tuple[int, ...]
     storage_offset: int
-
-    @property
-    def nbytes(self) -> int:
-        """The number of bytes the tensor's elements take."""
-        count = self.dtype.itemsize
-        for size in self.shape:
-            count *= size
-        return count
+    fills_storage: bool  # the elements are all of the storage, one after the other in some order of the dimensions
 
 
 _STORAGE_DTYPES = {
@@ -94,7 +89,8 @@ def _recipe(tree: Any) -> TensorRecipe | None:
     numbers = (storage_offset, storage_bytes, *shape, *strides)
     if any(type(number) is not int or not 0 <= number < 1 << 62 for number in numbers) or len(shape) != len(strides):
         return None
-    return TensorRecipe(key, storage_bytes, dtype, shape, strides, storage_offset)
+    fills = not storage_offset and math.prod(shape) * dtype.itemsize == storage_bytes and is_dense(shape, strides)
+    return TensorRecipe(key, storage_bytes, dtype, shape, strides, storage_offset, fills)
 
 
 def _altered(value: Inert) -> bool:

@@ -8,14 +8,19 @@ the item and give another. A decompressor that releases the GIL runs well on thr
 from __future__ import annotations
 
 import io
+import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from holdfast.checkpoint.files import CheckpointFile
+from holdfast.checkpoint.items import Expected
 from holdfast.errors import CheckpointError, CorruptRecordError, UnusableCheckpointError
 
-__all__ = ["FileSlice", "default_registry", "undo_transforms"]
+__all__ = ["FileSlice", "default_registry", "max_unfolded_bytes", "undo_transforms"]
 
+MAX_UNFOLDED_OBJECT_BYTES = 1 << 30
+MAX_UNFOLDED_EXTRA_BYTES = 64 << 20
+"""What the archive of a tensor may hold beside twice its elements."""
 _STEP_BYTES = 4 << 20
 
 
@@ -66,6 +71,19 @@ def default_registry() -> Any:
     except ImportError:
         return None
     return ExtensionRegistry()
+
+
+def max_unfolded_bytes(length: int, expected: Expected | None) -> int:
+    """Return how many bytes an item may have behind its transforms.
+
+    Args:
+        length: of the item as it is stored.
+        expected: what the metadata says of a tensor; of an object it tells nothing, and that may well be a long list of
+            zeros.
+    """
+    if expected is None:
+        return max(MAX_UNFOLDED_OBJECT_BYTES, 1000 * length)
+    return 2 * math.prod(expected.shape) * expected.dtype.itemsize + MAX_UNFOLDED_EXTRA_BYTES
 
 
 def undo_transforms(

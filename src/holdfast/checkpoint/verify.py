@@ -13,7 +13,6 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-import torch
 from torch.distributed.checkpoint.metadata import TensorStorageMetadata
 
 from holdfast.checkpoint.archive import DamagedArchiveError
@@ -42,7 +41,7 @@ from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.remote import locate
 from holdfast.checkpoint.report import LoadProgress, Unverified
 from holdfast.checkpoint.safetensors import RawTensor
-from holdfast.checkpoint.transforms import FileSlice, default_registry, undo_transforms
+from holdfast.checkpoint.transforms import FileSlice, default_registry, max_unfolded_bytes, undo_transforms
 from holdfast.checkpoint.workers import max_workers
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
@@ -244,7 +243,7 @@ def _items(described: Described) -> Iterable[_Item]:
             tuple(getattr(info, "transform_descriptors", None) or ()),
             isinstance(info, RawTensor),
             stored,
-            described.bound_of(index),
+            described.bound_of(info),
         )
 
 
@@ -330,9 +329,10 @@ class _Checker:
             if item.bound is not None:
                 item.bound.check(lambda offset, length: file.read(item.offset + offset, length), item.length)
             if item.transforms:
+                most = max_unfolded_bytes(item.length, item.expected)
                 with FileSlice(file, item.offset, item.length, on_read) as stream:
                     data = undo_transforms(
-                        stream, item.transforms, self._registry, most_bytes=_most(item), tensor=item.fqn, file=item.file
+                        stream, item.transforms, self._registry, most_bytes=most, tensor=item.fqn, file=item.file
                     )
             else:
                 data = file.read(item.offset, item.length)
@@ -351,9 +351,3 @@ class _Checker:
             return decode_tensor(data, item.expected, check=True, tensor=item.fqn, file=item.file)[1]
         item.expected.check(layout.recipe.shape, layout.recipe.dtype)
         return check_payload(data, layout)
-
-
-def _most(item: _Item) -> int:
-    if item.expected is None:
-        return max(64 << 20, 1000 * item.length)
-    return 2 * torch.Size(item.expected.shape).numel() * item.expected.dtype.itemsize + (64 << 20)

@@ -1,0 +1,41 @@
+"""What the objects of a checkpoint ask for and do not get, told at once: a load stops at the first of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from holdfast.checkpoint.archive import DamagedArchiveError
+from holdfast.checkpoint.files import FileTable
+from holdfast.checkpoint.items import decode_item, refused
+from holdfast.checkpoint.plan import Chunk
+from holdfast.checkpoint.sequential import read_whole
+from holdfast.errors import CheckpointError, UnsafeCheckpointError
+
+__all__ = ["every_refusal"]
+
+
+def every_refusal(
+    first: UnsafeCheckpointError, chunks: Iterable[Chunk], files: FileTable, registry: Any
+) -> UnsafeCheckpointError:
+    """Return the error that names the refused classes and keys of all objects, not of the first alone.
+
+    Args:
+        first: what ended the load.
+        chunks: all of the load.
+        files: the checkpoint's files.
+        registry: makes stream transforms.
+    """
+    if not first.names:  # a file outside the folder, say
+        return first
+    found = {str(first.tensor): first.names}
+    for chunk in chunks:
+        if chunk.is_bytes and chunk.fqn not in found:
+            try:
+                data = read_whole(files.get(chunk.file), chunk, registry, lambda _: None)
+                decode_item(memoryview(data), check=False, tensor=chunk.fqn, file=chunk.file)
+            except UnsafeCheckpointError as error:
+                found[chunk.fqn] = error.names or []
+            except (CheckpointError, DamagedArchiveError):  # a load that is allowed more will name it
+                continue
+    return refused(found, file=first.file)
