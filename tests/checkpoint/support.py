@@ -27,6 +27,9 @@ State = dict[str, Any]
 
 # The tensors here are small, and OpenMP threads that spin for a busy core make every fill of one wait for the others.
 torch.set_num_threads(1)
+# What is imported by now stays; without this, each of hundreds of collections would look at all of torch again.
+gc.collect()
+gc.freeze()
 
 
 def save(state: State, folder: Path, **writer: Any) -> Path:

@@ -69,13 +69,13 @@ def test_large_and_small_tensors_in_one_file_or_many_load_the_same(
     load_both(saved, save(saved, tmp_path / "checkpoint", **writer), **way)
 
 
-def test_ten_thousand_tiny_tensors_load_the_same_in_a_few_reads(tmp_path: Path) -> None:
-    values = random_bits(10_000, 5)
-    saved = {"layers": {str(number): values[number].clone() for number in range(10_000)}}
+def test_thousands_of_tiny_tensors_load_the_same_in_a_few_reads(tmp_path: Path) -> None:
+    values = random_bits(2000, 5)
+    saved = {"layers": {str(number): values[number].clone() for number in range(2000)}}
     reader = load_both(saved, save(saved, tmp_path / "checkpoint"))
     assert reader.report is not None
-    assert reader.report.reads < 50
-    assert reader.report.verified == 10_000
+    assert reader.report.reads < 10
+    assert reader.report.verified == 2000
 
 
 def test_stored_views_and_transposed_tensors_load_the_same(tmp_path: Path) -> None:

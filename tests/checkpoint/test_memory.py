@@ -39,16 +39,16 @@ print(json.dumps({"grown": grown, "peak": reader.report.peak_buffer_bytes, "firs
 
 
 def test_peak_memory_above_the_destination_stays_within_the_limit(tmp_path: Path) -> None:
-    saved = {f"t{number}": torch.full((2048, 2048), float(number)) for number in range(16)}
+    saved = {f"t{number}": torch.full((2048, 2048), float(number)) for number in range(6)}
     folder = save(saved, tmp_path / "c", thread_count=4)
     limit = 24 << 20
     output = subprocess.run(
-        [sys.executable, "-c", MEASURE, str(folder), str(limit), "16"], capture_output=True, text=True, check=True
+        [sys.executable, "-c", MEASURE, str(folder), str(limit), "6"], capture_output=True, text=True, check=True
     ).stdout
     measured = json.loads(output)
     assert measured["first"] == 3.0
     assert 0 < measured["peak"] <= limit
-    # 256 MiB went through the buffers; thread stacks and torch's own caches are the slack.
+    # 96 MiB went through the buffers; thread stacks and torch's own caches are the slack.
     assert measured["grown"] <= limit + (8 << 20)
 
 

@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import io
+import itertools
 import json
+import multiprocessing
 import os
 import resource
 import shutil
 import signal
-import subprocess
 import sys
-import textwrap
 import threading
 import warnings
 from collections import OrderedDict, deque
 from collections.abc import Callable
 from dataclasses import replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
@@ -410,40 +411,35 @@ def limited(folder: Path, limit: int) -> None:
 @pytest.mark.parametrize("limit", [1000, 100_000, 361_500])
 def test_a_full_disk_leaves_the_older_checkpoints_intact_and_says_so(tmp_path: Path, limit: int) -> None:
     saved(tmp_path, 1)
-    script = f"from tests.checkpoint.test_save import limited, Path; limited(Path({str(tmp_path)!r}), {limit})"
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
-    done = subprocess.run([sys.executable, "-c", script], cwd=root, env=environment, check=False, timeout=120)
-    assert done.returncode == 17
+    saver = multiprocessing.get_context("fork").Process(target=limited, args=(tmp_path, limit))
+    saver.start()
+    saver.join(120)
+    assert saver.exitcode == 17
     assert names(tmp_path) == ["step-00000001"]
     found = latest_verified(tmp_path)
     assert found is not None
     assert found.step == 1
 
 
+def keep_saving(folder: Path, told: Connection) -> None:
+    """Save one checkpoint after the other, and tell of each, until killed."""
+    for step in itertools.count(1):
+        checkpoint.save(state(step), place(folder, step), step=step, keep=2)
+        told.send(step)
+
+
 def test_a_save_killed_at_any_moment_leaves_whole_checkpoints_only(tmp_path: Path) -> None:
-    script = textwrap.dedent(
-        """
-        import sys
-        from tests.checkpoint.test_save import Path, checkpoint, place, state
-        folder = Path(sys.argv[1])
-        for step in range(1, 1000):
-            checkpoint.save(state(step), place(folder, step), step=step, keep=2)
-            print(step, flush=True)
-        """
-    )
-    root = Path(__file__).resolve().parents[2]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join([str(root / "src"), str(root)])}
+    context = multiprocessing.get_context("fork")
     for kills in range(3):
-        process = subprocess.Popen(
-            [sys.executable, "-c", script, str(tmp_path)], cwd=root, env=environment, stdout=subprocess.PIPE, text=True
-        )
-        assert process.stdout is not None
+        heard, told = context.Pipe(duplex=False)
+        saver = context.Process(target=keep_saving, args=(tmp_path, told))
+        saver.start()
         for _ in range(3 + 2 * kills):
-            last = int(process.stdout.readline())
-        process.kill()
-        process.wait()
-        process.stdout.close()
+            last = heard.recv()
+        saver.kill()
+        saver.join()
+        heard.close()
+        told.close()
         found = latest_verified(tmp_path, require_manifest=True)
         assert found is not None
         assert found.step >= last

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.checkpoint.planners import read_box, run_plan
 from tests.checkpoint.support import random_bits, raw_bytes, save
@@ -61,7 +61,6 @@ kinds = st.sampled_from(["contiguous", "reversed", "spread", "offset"])
 plans = st.lists(st.tuples(boxes(), kinds), min_size=1, max_size=8)
 
 
-@settings(max_examples=200)
 @given(plan=plans, verify=st.sampled_from(["crc", "full", "off"]), workers=st.sampled_from([None, 1, 3]))
 def test_every_plan_of_boxes_reads_what_torchs_reader_reads(
     folder: Path, plan: list[tuple[tuple[str, tuple[int, ...], tuple[int, ...]], str]], verify: str, workers: int | None

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import pickle
 import struct
-import subprocess
 import sys
-import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -65,7 +65,7 @@ BOMBS = {
     "an integer of a million digits": b"\x80\x02\x8b\xa0\x86\x01\x00" + b"\x7f" * 100_000 + b".",
     "a list that holds itself": b"\x80\x02]q\x00h\x00a.",
     "marks without end": b"\x80\x02" + b"(" * 100_000 + b".",
-    "a reference to 1,000,000 nested tuples as a key": nested(1_000_000, as_key=True).replace(b"Ns.", b"QNs."),
+    "a reference to 300,000 nested tuples as a key": nested(300_000, as_key=True).replace(b"Ns.", b"QNs."),
     "keys of one hash": colliding(99_000),
     "tuples of one hash as keys": equal_floats(1000),
     "an unknown opcode": b"\x80\x02\x82\x01.",
@@ -105,42 +105,38 @@ def test_containers_and_marks_are_counted_while_they_are_made_not_at_the_end(mon
             read_pickle(b"\x80\x02N" + many * 1500 + end)
 
 
+def count_refusals(folder: Path) -> None:
+    """Exit with the number of bombs that were refused."""
+    original = (folder / ".metadata").read_bytes()
+    deep: tuple[Any, ...] = ()
+    for _ in range(60):
+        deep = (deep, deep)
+    long: tuple[Any, ...] = ()
+    for _ in range(400):
+        long = (long,)
+    refused = 0
+    for bomb in (deep, long):
+        for place in ("planner_data", "extra", "key"):
+            metadata = pickle.loads(original)  # noqa: S301 — our own
+            if place == "key":
+                metadata.planner_data = {0: bomb}
+            else:
+                setattr(metadata, place, {"weight": bomb})
+            (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+            try:
+                ParallelFileSystemReader(folder).read_metadata()
+            except CheckpointError:
+                refused += 1
+    sys.exit(refused)
+
+
 def test_a_bomb_inside_real_metadata_neither_hangs_nor_ends_the_process(tmp_path: Path) -> None:
     """In a process of its own: what is guarded against is a segmentation fault, and a hang beyond Ctrl-C."""
     folder = save({"weight": torch.ones(3), "step": 5}, tmp_path / "c", single_file_per_rank=False)
-    script = textwrap.dedent(
-        """
-        import pickle, sys
-        from pathlib import Path
-        from holdfast.checkpoint import ParallelFileSystemReader
-        from holdfast.errors import CheckpointError
-        from torch.distributed.checkpoint.filesystem import FileSystemReader
-        folder = Path(sys.argv[1])
-        original = (folder / ".metadata").read_bytes()
-        deep = ()
-        for _ in range(60):
-            deep = (deep, deep)
-        long = ()
-        for _ in range(400):
-            long = (long,)
-        for bomb in (deep, long):
-            for place in ("planner_data", "extra", "key"):
-                metadata = pickle.loads(original)
-                if place == "key":
-                    metadata.planner_data = {0: bomb}
-                else:
-                    setattr(metadata, place, {"weight": bomb})
-                (folder / ".metadata").write_bytes(pickle.dumps(metadata))
-                try:
-                    ParallelFileSystemReader(folder).read_metadata()
-                except CheckpointError:
-                    print("refused")
-        """
-    )
-    done = subprocess.run(
-        [sys.executable, "-c", script, str(folder)], capture_output=True, text=True, timeout=120, check=True
-    )
-    assert done.stdout.split() == ["refused"] * 6, done.stderr
+    victim = multiprocessing.get_context("fork").Process(target=count_refusals, args=(folder,))
+    victim.start()
+    victim.join(120)
+    assert victim.exitcode == 6
 
 
 def test_a_bomb_in_place_of_an_object_is_one_error(tmp_path: Path) -> None:
