@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from holdfast.errors import RunLogError
 from holdfast.foreign import line_blocks, open_plain
 
-__all__ = ["OTHER", "VALUE", "CompactedFile", "read_log_lines"]
+__all__ = ["OTHER", "VALUE", "CompactedFile", "as_numpy", "read_log_lines", "where_true"]
 
 T = TypeVar("T")
 VALUE = "value/"
@@ -97,9 +97,14 @@ class CompactedFile:
         """Return every line as it was written."""
         return self._reading(lambda: [line + b"\n" for line in self._encoded(self._column("line"))])
 
-    def lines_at(self, rows: NDArray[np.int64]) -> list[bytes]:
-        """Return the lines in some rows, from 0, which are not steps."""
-        return self._reading(lambda: self._encoded(self._column(self._others).take(rows.tolist())))
+    def lines_where(self, is_other: Any, *, skip: int = 0) -> list[bytes]:
+        """Return the lines of some rows, which are not steps.
+
+        Args:
+            is_other: whether each row is one of them.
+            skip: leave out these first rows, of which ``is_other`` says nothing.
+        """
+        return self._reading(lambda: self._encoded(self._column(self._others).slice(skip).filter(is_other)))
 
     def _encoded(self, column: Any) -> list[bytes]:
         if column.null_count:
@@ -147,6 +152,22 @@ class CompactedFile:
         return RunLogError(
             f"the compacted run log cannot be read: {reason}", file=self._path, hint="restore the file from a backup"
         )
+
+
+def as_numpy(column: Any) -> NDArray[np.float64]:
+    """Return the numbers of a column that has no nulls.
+
+    Arrow's own ``to_numpy`` imports pandas, if that is installed, and takes longer for it than for a file of the log.
+    """
+    chunks: list[Any] = [np.from_dlpack(chunk) for chunk in column.chunks]
+    return chunks[0] if len(chunks) == 1 else np.concatenate([np.empty(0), *chunks])
+
+
+def where_true(flags: Any) -> NDArray[np.bool_]:
+    """Return a column of flags as an array; without pandas, as ``as_numpy``."""
+    import pyarrow as arrow
+
+    return as_numpy(flags.cast(arrow.uint8())).astype(bool)
 
 
 def _equal(found: Any, expected: Any) -> bool:

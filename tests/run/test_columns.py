@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -121,3 +123,21 @@ def test_a_line_that_is_still_being_written_is_taken_when_it_is_whole(tmp_path: 
         stream.write('ss":1.5}\n')
     assert columns.refresh() is True
     assert columns.series("loss")[1].tolist() == [1.5]
+
+
+def test_reading_imports_neither_torch_nor_pandas(tmp_path: Path) -> None:
+    """Arrow imports pandas on its own accord, which takes longer than a part of the log does."""
+    writer = Writer(tmp_path)
+    for step in (0, 600):  # the first attempt is compacted, the second is parsed as one table
+        writer.begin(step)
+        for _ in range(600):
+            writer.make_step(1.0)
+        writer.write(event="checkpoint", step=writer.step, save_time=0.125)
+    compact(RunLog(tmp_path).folder.log_files()[0])
+    read = (
+        "import sys; from holdfast.page.feeds import feeds_of; from pathlib import Path;"
+        f"page = feeds_of([Path({str(tmp_path)!r})])[0].page(); page.to_json(columns=300);"
+        "print(page.facts[0], *sorted({'torch', 'pandas'} & set(sys.modules)))"
+    )
+    found = subprocess.run([sys.executable, "-c", read], capture_output=True, text=True, check=True)
+    assert found.stdout.split() == ["1,200", "steps"]

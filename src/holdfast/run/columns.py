@@ -16,11 +16,11 @@ from numpy.typing import NDArray
 from holdfast.errors import RunLogError
 from holdfast.foreign import line_blocks, open_plain
 from holdfast.run.buckets import BUCKETS, TIME_FIELDS, Goodput
-from holdfast.run.growing import Axis, Growing, Series, settle
+from holdfast.run.growing import Axis, Growing, Series
 from holdfast.run.layout import LogFile, RunFolder
 from holdfast.run.run_log import Record, branch_step, parsed
 from holdfast.run.step_table import checked_columns, in_portions, is_valid_table, step_table
-from holdfast.run_files import VALUE, CompactedFile
+from holdfast.run_files import VALUE, CompactedFile, as_numpy, where_true
 from holdfast.run_records import HEADER
 
 __all__ = ["RunColumns"]
@@ -65,6 +65,7 @@ class RunColumns:
     def _start_over(self) -> None:
         self._axis = Axis()
         self._series: dict[str, Growing] = {}
+        self._parts = 0
         self._read: dict[tuple[int, int], _Read] = {}  # by attempt and part
         self.events: list[Record] = []
         self.headers: list[Record] = []
@@ -103,13 +104,13 @@ class RunColumns:
         if not set(self._read) <= known:  # another run took the folder over
             self._start_over()
         changed = False
+        self._parts = len(files)
         try:
             for file in files:
                 changed |= self._read_file(file)
         except RunLogError:
             self._start_over()  # what was taken of the file that cannot be read would be taken again at the next look
             raise
-        settle([*self._series.values(), *self._spent_at.values()])
         return changed
 
     def _read_file(self, file: LogFile) -> bool:
@@ -148,8 +149,7 @@ class RunColumns:
         for place in [*(n for n, line in enumerate(lines) if not line.startswith(_STEP_LINE)), len(lines)]:
             steps = place - begin
             if table is not None and steps:
-                part = table.slice(taken, steps)
-                self._take_steps(part[VALUE + "step"].to_numpy(), part)
+                self._take_steps(table.slice(taken, steps))
             for number, line in enumerate(lines[begin : place + 1], start=before + begin + 1):
                 if table is None or number == before + place + 1:
                     self._take(file, parsed(file, number, line))
@@ -198,32 +198,38 @@ class RunColumns:
             if not len(columns):
                 return False
             is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
-            others = np.flatnonzero(~np.asarray(is_step))
-            lines = compacted.lines_at(skip + others)
+            others = np.flatnonzero(~where_true(is_step))
+            lines = compacted.lines_where(compute.invert(is_step), skip=skip)
         if not is_valid_table(columns.select(checked_columns(columns)).filter(is_step)):
             raise RunLogError("invalid number in the compacted run log", file=str(file.path))
-        steps = columns[VALUE + "step"].to_numpy()
-        start = 0
-        for row, line in zip([*others.tolist(), len(steps)], [*lines, None], strict=True):
-            if row > start:
-                self._take_steps(steps[start:row], columns.slice(start, row - start))
-            if line is not None:
-                self._take(file, parsed(file, skip + row + 1, line))
-            start = row + 1
+        self._axis.expected = self._axis.expected or self._parts * len(columns)  # parts are of about the same size
+        records = [parsed(file, skip + row + 1, line) for row, line in zip(others.tolist(), lines, strict=True)]
+        steps = columns.filter(is_step)
+        taken = 0
+        for before, record in zip((others - np.arange(len(others))).tolist(), records, strict=True):
+            if before > taken and _depends_on_steps(record):
+                self._take_steps(steps.slice(taken, before - taken))
+                taken = before
+            self._take(file, record)
+        if len(steps) > taken:
+            self._take_steps(steps.slice(taken))
+        for grown in (*self._series.values(), *self._spent_at.values()):
+            grown.arrays()  # copied out of the table, whose memory is used again for the next file's
         return True
 
-    def _take_steps(self, steps: Series, table: Any) -> None:
-        """Take the columns of steps that were written one after the other."""
+    def _take_steps(self, table: Any) -> None:
+        """Take the columns of steps, in their order, that nothing which cuts stands between."""
+        steps = as_numpy(table[VALUE + "step"])
         done_before = steps < self._reached
         self._reached = max(self._reached, int(steps[-1]) + 1)
         for column in table.column_names:
             name, found = column.removeprefix(VALUE), table[column]
             if name in ("step", "event") or found.null_count == len(found):
                 continue
-            own, values, done = steps, found.to_numpy(), done_before
+            own, values, done = steps, as_numpy(found.drop_null()), done_before
             if found.null_count:
-                present = np.asarray(found.is_valid())
-                own, values, done = steps[present], values[present], done_before[present]
+                present = where_true(found.is_valid())
+                own, done = steps[present], done_before[present]
             if name in _BUCKETS:
                 self._spend_all(_BUCKETS[name], own, values, done)
             self._grown(name).add_block(own, values)
@@ -239,3 +245,8 @@ class RunColumns:
         bucket = "redone" if redone and bucket in REDONE else bucket
         self._spent[bucket] += seconds
         self._spent_at.setdefault(bucket, Growing(self._axis)).add(step, seconds)
+
+
+def _depends_on_steps(record: Record) -> bool:
+    """Return whether taking a record needs the steps before it: it cuts them off, or belongs to the last of them."""
+    return branch_step(record) is not None or record.get("step") is None

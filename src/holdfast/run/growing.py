@@ -6,38 +6,41 @@ ones, and is a series' own from the first step on that it alone has or lacks. Wh
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Collection, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["Axis", "Growing", "Series", "settle"]
+__all__ = ["Axis", "Growing", "Series"]
 
 Series = NDArray[np.float64]
 MIN_ROOM = 1024
-MIN_SETTLED = 1 << 16
-SETTLING_THREADS = 4
-ROOM_SHARE = 8
-"""An array is made with room for an eighth more than it has to hold."""
 
 
-def _with_room(values: Series, length: int) -> Series:
-    made = np.empty(length + max(MIN_ROOM, length // ROOM_SHARE))
+MAX_EXPECTED = 1 << 24
+
+
+def _with_room(values: Series, length: int, expected: int) -> Series:
+    """Return a copy with room for as much again, or for all that is expected; it takes memory as it is filled."""
+    made = np.empty(max(length + MIN_ROOM, 2 * length, min(expected, MAX_EXPECTED)))
     made[: len(values)] = values
     return made
 
 
 class Axis:
-    """Steps, in the order in which they came; any number of series may share them."""
+    """Steps, in the order in which they came; any number of series may share them.
 
-    __slots__ = ("_length", "_steps", "lock")
+    Args:
+        steps: the first ones.
+        expected: about how many there will be, if that is known; arrays of this size are not made again and again.
+    """
 
-    def __init__(self, steps: Series | None = None) -> None:
-        self.lock = threading.Lock()
+    __slots__ = ("_length", "_steps", "expected")
+
+    def __init__(self, steps: Series | None = None, *, expected: int = 0) -> None:
+        self.expected = expected
         self._length = 0 if steps is None else len(steps)
-        self._steps = np.empty(0) if steps is None else _with_room(steps, len(steps))
+        self._steps = np.empty(0) if steps is None else _with_room(steps, len(steps), expected)
 
     def first(self, length: int) -> Series:
         """Return the first steps."""
@@ -47,11 +50,11 @@ class Axis:
         """Return an axis that holds these steps from a place on: this one, unless it holds others there."""
         stop = start + sum(map(len, blocks))
         if stop > len(self._steps):
-            self._steps = _with_room(self._steps[: self._length], stop)
+            self._steps = _with_room(self._steps[: self._length], stop, self.expected)
         for block in blocks:
             known = min(max(self._length - start, 0), len(block))
             if known and not np.array_equal(self._steps[start : start + known], block[:known]):
-                return Axis(self._steps[:start]).put(start, blocks[_place(blocks, block) :])
+                return Axis(self._steps[:start], expected=self.expected).put(start, blocks[_place(blocks, block) :])
             self._steps[start + known : start + len(block)] = block[known:]
             start += len(block)
             self._length = max(self._length, start)
@@ -89,11 +92,6 @@ class Growing:
         self._end_points()
         self._waiting.append((steps, values))
 
-    @property
-    def waiting(self) -> int:
-        """How many points have come since the arrays were last asked for."""
-        return len(self._steps) + sum(len(steps) for steps, _ in self._waiting)
-
     def _end_points(self) -> None:
         if self._steps:
             self._waiting.append((np.array(self._steps, dtype=np.float64), np.array(self._new, dtype=np.float64)))
@@ -105,9 +103,8 @@ class Growing:
         if self._waiting:
             stop = self._length + sum(len(steps) for steps, _ in self._waiting)
             if stop > len(self._values):
-                self._values = _with_room(self._values[: self._length], stop)
-            with self._axis.lock:
-                self._axis = self._axis.put(self._length, [steps for steps, _ in self._waiting])
+                self._values = _with_room(self._values[: self._length], stop, self._axis.expected)
+            self._axis = self._axis.put(self._length, [steps for steps, _ in self._waiting])
             for _, values in self._waiting:
                 self._values[self._length : self._length + len(values)] = values
                 self._length += len(values)
@@ -127,14 +124,6 @@ class Growing:
             key = self._axis, stop
             axis = shortened.get(key)
             if axis is None:
-                axis = shortened[key] = Axis(steps[:stop])
-            self._axis, self._length, self._values = axis, stop, _with_room(values[:stop], stop)
+                axis = shortened[key] = Axis(steps[:stop], expected=self._axis.expected)
+            self._axis, self._length, self._values = axis, stop, _with_room(values[:stop], stop, axis.expected)
         return steps[stop:], values[stop:]
-
-
-def settle(series: Collection[Growing]) -> None:
-    """Put what has come into the arrays of many series, where it is much: copying lets other threads run."""
-    if sum(each.waiting for each in series) >= MIN_SETTLED:
-        with ThreadPoolExecutor(SETTLING_THREADS) as threads:
-            for _ in threads.map(Growing.arrays, series):
-                pass

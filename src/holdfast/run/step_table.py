@@ -15,7 +15,7 @@ import numpy as np
 
 from holdfast.foreign import MAX_DEPTH
 from holdfast.run.buckets import OWN_TIME, TIME_FIELDS
-from holdfast.run_files import VALUE
+from holdfast.run_files import VALUE, as_numpy
 from holdfast.run_records import HEADER, MAX_SECONDS
 from holdfast.versioned import MAX_COUNT
 
@@ -62,7 +62,7 @@ def step_table(lines: list[bytes]) -> Any:
         return None
     numeric = [name for name, kind in kinds.items() if arrow.types.is_integer(kind) or arrow.types.is_floating(kind)]
     table = arrow.table({VALUE + name: found[name].cast(arrow.float64()) for name in numeric})
-    if any(np.isinf(table[name].to_numpy()).any() for name in table.column_names):
+    if any(np.isinf(as_numpy(table[name].drop_null())).any() for name in table.column_names):
         return None  # Arrow reads a number that is too large as infinite
     return table if is_valid_table(table) else None
 
@@ -91,7 +91,7 @@ def is_valid_table(table: Any) -> bool:
     if not len(table):
         return True
     steps = table[VALUE + "step"]
-    if steps.null_count or not _all_between(steps, MAX_COUNT) or np.any(steps.to_numpy() % 1):
+    if steps.null_count or not _all_between(steps, MAX_COUNT) or np.any(as_numpy(steps) % 1):
         return False
     return all(_all_between(table[name].drop_null(), MAX_SECONDS) for name in checked_columns(table)[1:])
 
@@ -102,5 +102,5 @@ def checked_columns(table: Any) -> list[str]:
 
 
 def _all_between(column: Any, high: float) -> bool:
-    values = column.to_numpy()
+    values = as_numpy(column)
     return bool(np.all((values >= 0) & (values <= high)))
