@@ -23,7 +23,7 @@ def test_any_step_is_encoded_as_the_ordinary_encoder_does(
     step: int, values: dict[str, float], spent: dict[str, float], at: float, redone: bool
 ) -> None:
     values = {name: value for name, value in values.items() if name not in TIME_FIELDS.values()}
-    body = LINES.encode(step, (step, step + 1), values, spent, at=at, redone=redone)
+    body = LINES.encode(step, (step, step + 1), values, spent, at, redone)
     record = json.loads(body + b"}")
     expected = {"step": step, "batches": [step, step + 1], **values}
     expected |= {f"{name}_bits": bits_of(values[name]) for name in ("loss", "grad_norm") if name in values}
@@ -43,6 +43,6 @@ def test_bits_are_those_of_the_number(value: float) -> None:
 def test_names_that_change_at_every_step_do_not_fill_the_memory() -> None:
     lines = StepLines()
     for step in range(3 * MAX_FORMATS):
-        body = lines.encode(step, (0, 1), {f"n{step}": 1.0}, {}, at=0.0, redone=False)
+        body = lines.encode(step, (0, 1), {f"n{step}": 1.0}, {}, 0.0, False)
         assert json.loads(body + b"}")[f"n{step}"] == 1.0
     assert len(lines._formats) <= MAX_FORMATS

@@ -103,12 +103,13 @@ class Stopwatch:
         mark: when the last lap ended, on the monotonic clock.
     """
 
-    __slots__ = ("_began", "_spent", "_stall_after", "_usual", "mark")
+    __slots__ = ("_began", "_data", "_spent", "_stall_after", "_step", "_usual", "mark")
 
     def __init__(self, began: float, *, stall_after: float) -> None:
         self._began = self.mark = began
         self._stall_after = stall_after
-        self._spent: dict[str, float] = {}
+        self._data = self._step = 0.0  # of the two buckets that every step is lapped into
+        self._spent: dict[str, float] = {}  # of all others, by their field
         self._usual: dict[str, float] = {}  # what was spent before the last ``take`` that no stall lengthened
 
     def lap(self, bucket: str) -> None:
@@ -116,19 +117,31 @@ class Stopwatch:
         now = monotonic()
         seconds = now - self.mark
         self.mark = now
-        spent, name = self._spent, TIME_FIELDS[bucket]
         if seconds > self._stall_after and bucket in STALLING:
-            usual = min(seconds, self._usual.get(name, 0.0))
-            spent["stalled_time"] = spent.get("stalled_time", 0.0) + seconds - usual
-            seconds = usual
-        if name in spent:
-            spent[name] += seconds
+            seconds = self._cut_stall(seconds, TIME_FIELDS[bucket])
+        if bucket == "step":
+            self._step += seconds
+        elif bucket == "data":
+            self._data += seconds
         else:
-            spent[name] = seconds
+            self._add(TIME_FIELDS[bucket], seconds)
+
+    def _cut_stall(self, seconds: float, name: str) -> float:
+        """Count as stalled what a lap took beyond what is usual; returns what is usual."""
+        usual = min(seconds, self._usual.get(name, 0.0))
+        self._add("stalled_time", seconds - usual)
+        return usual
+
+    def _add(self, name: str, seconds: float) -> None:
+        self._spent[name] = self._spent.get(name, 0.0) + seconds
 
     def take(self) -> tuple[dict[str, float], float]:
         """Return the laps since the last call by their field, and the attempt's age at the last lap."""
-        spent, self._spent = self._spent, {}
+        spent = {"data_time": self._data, "step_time": self._step}
+        if self._spent or not self._data or not self._step:
+            spent = {name: seconds for name, seconds in spent.items() if seconds} | self._spent
+            self._spent = {}
+        self._data = self._step = 0.0
         if "stalled_time" not in spent:
             self._usual = spent
         return spent, self.mark - self._began

@@ -57,12 +57,15 @@ class Feed:
             self.held.clear()
 
     def close_step(self, step: int) -> None:
-        """Take the batches since the last step for those of this one."""
+        """Count a step, and take the batches since the last one for its own."""
+        attempt = self._attempt
+        attempt.step = step + 1
         self._batches_of.append((step, self.first_batch))
-        self.first_batch = self._attempt.batch
-        self.held.clear()
+        self.first_batch = attempt.batch
         if self.has_order:
             self._loader_step = self._loader.step
+        else:
+            self.held.clear()
 
     def take_back(self) -> bool:
         """Go back to the first batch no step was made of; returns whether the loader can."""

@@ -116,15 +116,14 @@ class Gauge:
         self._handles: list[Any] = []
         self._taken: dict[int, _Taken] = {}  # by optimizer: what its last step used
         self._stepped = False
+        self._are_sparse = False  # some gradients are
         self._idle = False  # no optimizer made a step between the last two calls of ``take``
         self._rate: float | None = None
         self._unclipped: Norms | None = None
         self._ahead: set[int] = set()  # optimizers whose gradients were measured before they were clipped
         self.forward_ended = 0.0
         self.wants_layers: Callable[[], bool] = lambda: False
-        if self._optimizers:
-            self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
-            self._handles += [each.register_step_post_hook(self._after_step) for each in self._optimizers]
+        self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
         # Models that are trained together have no forward pass in common.
         models = model.values() if isinstance(model, nn.ModuleDict) else [model]
         self._handles += [each.register_forward_hook(self._after_forward) for each in models]
@@ -156,14 +155,17 @@ class Gauge:
 
     def _before_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
         self._stepped = True
-        if not _has_closure(arguments, options) and id(optimizer) not in self._ahead:
+        key = id(optimizer)
+        if key in self._ahead:
+            self._ahead.discard(key)
+        elif not _has_closure(arguments, options):
             self._measure(optimizer)
+        else:  # which makes the gradients inside the step
+            handle = optimizer.register_step_post_hook(lambda *_: self._after_closure(optimizer, handle))
 
-    def _after_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
-        # The gradients of a step with a closure were made inside it.
-        if _has_closure(arguments, options) and id(optimizer) not in self._ahead:
-            self._measure(optimizer)
-        self._ahead.discard(id(optimizer))
+    def _after_closure(self, optimizer: torch.optim.Optimizer, handle: Any) -> None:
+        handle.remove()
+        self._measure(optimizer)
 
     def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure an optimizer's gradients now, before they are clipped, and not when it makes its step."""
@@ -187,31 +189,37 @@ class Gauge:
         if not self._grad_norm and not layers:
             return
         owners = [parameter for group in groups for parameter in group["params"]]
-        grads = [parameter.grad for parameter in owners]
-        if any(gradient is None or gradient.is_sparse for gradient in grads):
+        norms = self._norms_of_all([parameter.grad for parameter in owners])
+        if norms is None:
             owners = [owner for owner in owners if owner.grad is not None and not owner.grad.is_sparse]
-            grads = [owner.grad for owner in owners]
-        if not grads:
-            return
-        names = [self._names.get(id(parameter), "?") for parameter in owners] if layers else []
-        self._taken[id(optimizer)] = _Taken(_norms(grads), names, _norms(owners) if layers else [])
+            norms = _norms([owner.grad for owner in owners])
+        if norms:
+            names = [self._names.get(id(parameter), "?") for parameter in owners] if layers else []
+            self._taken[id(optimizer)] = _Taken(norms, names, _norms(owners) if layers else [])
+
+    def _norms_of_all(self, grads: list[Any]) -> list[Any] | None:
+        """Return the norms of gradients as nearly all are, asking as little as each step can afford; None of others."""
+        if self._are_sparse or {*map(type, grads)} != _PLAIN:
+            return None
+        try:
+            return _norms(grads)
+        except NotImplementedError:
+            self._are_sparse = True
+            return None
 
     def take(self) -> Measured:
         """Return what was measured since the last call."""
         self._idle = not self._stepped
         if self._idle:
             return NOTHING
-        norms: list[Any] = []
-        weights: list[Any] = []
-        layers: list[str] = []
-        for taken in self._taken.values():
-            norms += taken.norms
-            weights += taken.weights
-            layers += taken.layers
-        made = Measured(_together(norms), _together(weights), tuple(layers), self._rate, self._unclipped)
-        self._taken, self._unclipped = {}, None
         self._stepped = False
-        self._rate = None
+        if len(self._taken) == 1:
+            ((norms, layers, weights),) = self._taken.values()
+        else:
+            norms, layers, weights = ([each for taken in self._taken.values() for each in taken[n]] for n in range(3))
+        made = Measured(_together(norms), _together(weights), tuple(layers), self._rate, self._unclipped)
+        self._taken.clear()
+        self._unclipped = self._rate = None
         return made
 
 
@@ -226,7 +234,9 @@ def _norms(tensors: list[torch.Tensor]) -> list[Any]:
     All ranks measure at the same place of the same step, so what is sharded is added up by one small all-reduce per
     mesh, queued behind the backward pass like its own collectives.
     """
-    if {*map(type, tensors)} == _PLAIN:  # as nearly every gradient: few questions, as each step asks them
+    if not tensors:
+        return []
+    if {*map(type, tensors)} == _PLAIN:
         return _read(torch._foreach_norm(tensors))
     norms: list[Any] = list(torch._foreach_norm([local_tensor(tensor) for tensor in tensors]))
     together: dict[Any, list[int]] = {}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import sys
 import warnings
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
@@ -81,10 +82,10 @@ class Loop:
         self._reading = ReadingNotes(attempt, components.loader)
         self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
         self._jumped = False
+        self._due_at = 0  # the step at which a save, or a note of the metrics, may be due
+        self._is_shared = attempt.ranks.world > 1
         # Alone, there is only something to decide where somebody has a wish.
-        self._always_agrees = (
-            attempt.ranks.world > 1 or options.time_limit is not None or options.save_minutes is not None
-        )
+        self._always_agrees = self._is_shared or options.time_limit is not None or options.save_minutes is not None
         self._agreement = Agreement(attempt.ranks)
         self._comparison = RankComparison(attempt.ranks.world)
         self._gauge = Gauge(
@@ -202,7 +203,7 @@ class Loop:
             raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
         batches = (self._feed.first_batch, attempt.batch)
         self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
-        if attempt.ranks.world > 1:
+        if self._is_shared:
             self._pending.own_time = self._own_seconds()
 
     @contextlib.contextmanager
@@ -227,27 +228,40 @@ class Loop:
 
     def _settle(self) -> None:
         """Close the step that is done: write it, watch it, agree with the other ranks, act."""
-        attempt, saving = self.attempt, self._saving
-        self._close_step()
-        waiting = self._waiting
-        while waiting and (waiting[0].is_ready or len(waiting) > MAX_BEHIND):
-            found = self._writer.write(waiting.popleft())
-            if found:
-                self._reactions.note(found)
-        if self._always_agrees or self._preemption.received is not None or self._reactions.waiting:
+        reactions, attempt = self._reactions, self.attempt
+        record = self._close_step()
+        if record.is_deferred or self._waiting:
+            self._write_ready(record)
+        elif found := self._writer.write(record):
+            reactions.note(found)
+        if self._always_agrees or self._preemption.received is not None or reactions.waiting:
             agreed = self._agreement.reach(self._wish())
             if agreed is not None:
                 self._act(agreed)
-        if self.ended is None and not self._jumped:
-            if saving.every is not None and attempt.step % saving.every == 0:
-                self._save("interval")
-            if saving.under_way is not None:
-                saving.poll()
-            if self._metrics.every and attempt.step % self._metrics.every == 0:
-                self._metrics.write()
+        if attempt.step >= self._due_at:
+            self._save_and_note()
+        if self._saving.under_way is not None:
+            self._saving.poll()
         if attempt.stopwatch.mark >= self._reading.due:
             self._reading.write()
         attempt.stopwatch.lap("step")
+
+    def _write_ready(self, record: StepRecord) -> None:
+        """Write what has arrived from the device; this step waits for its turn."""
+        waiting = self._waiting
+        waiting.append(record)
+        while waiting and (waiting[0].is_ready or len(waiting) > MAX_BEHIND):
+            self._reactions.note(self._writer.write(waiting.popleft()))
+
+    def _save_and_note(self) -> None:
+        """Do what is due at this step, and say at which step something is due again."""
+        step, intervals = self.attempt.step, [every for every in (self._saving.every, self._metrics.every) if every]
+        self._due_at = min((step - step % every + every for every in intervals), default=sys.maxsize)
+        if self.ended is None and not self._jumped:
+            if self._saving.every and step % self._saving.every == 0:
+                self._save("interval")
+            if self._metrics.every and step % self._metrics.every == 0:
+                self._metrics.write()
 
     def _wish(self) -> Wish:
         limit = self._options.time_limit
@@ -260,13 +274,11 @@ class Loop:
             seconds=self._own_seconds(),
         )
 
-    def _close_step(self) -> None:
+    def _close_step(self) -> StepRecord:
         record, self._pending = self._pending, None
         assert record is not None
-        attempt = self.attempt
-        self._waiting.append(record)
         self._feed.close_step(record.step)
-        attempt.step += 1
+        return record
 
     def _settle_last(self) -> bool:
         """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
@@ -348,6 +360,7 @@ class Loop:
         self._feed.jump()
         self._pass = None
         self._jumped = True
+        self._due_at = 0
 
     def _compare_hashes(self, step: int, hashes: list[int]) -> None:
         if self.attempt.ranks.is_first:
@@ -371,7 +384,7 @@ class Loop:
         """
         if self._pending is not None:
             self.attempt.stopwatch.lap("step")
-            self._close_step()
+            self._waiting.append(self._close_step())
         elif self._in_loop and not self._take_back() and self.attempt.step != self.attempt.saved_step:
             self._write_all()
             self.attempt.event("unsaved", step=self.attempt.step, reason="the loop was left between two steps")
@@ -396,7 +409,7 @@ class Loop:
         try:
             if self._pending is not None:
                 attempt.stopwatch.lap("step")
-                self._close_step()
+                self._waiting.append(self._close_step())
             self._write_all()
             if wait:
                 self._saving.wait()

@@ -29,6 +29,9 @@ class Reactions:
         folder: the run's folder.
         policy: what to do.
         alerts: where alerts go.
+
+    Attributes:
+        waiting: findings of this rank that ask for more than the log.
     """
 
     def __init__(self, attempt: Attempt, folder: RunFolder, policy: Policy, alerts: Sequence[Alert]) -> None:
@@ -36,19 +39,14 @@ class Reactions:
         self._folder = folder
         self._policy = policy
         self._alerts = Alerts(alerts)
-        self._found: list[dict[str, Any]] = []
-
-    @property
-    def waiting(self) -> bool:
-        """Whether any finding of this rank asks for more than the log."""
-        return bool(self._found)
+        self.waiting: list[dict[str, Any]] = []
 
     @property
     def wanted(self) -> Action:
         """The most that this rank's new findings ask for."""
-        if not self._found:
+        if not self.waiting:
             return Action.LOG
-        return max(self._policy.action(finding["failure"], finding["severity"]) for finding in self._found)
+        return max(self._policy.action(finding["failure"], finding["severity"]) for finding in self.waiting)
 
     def note(self, findings: Sequence[dict[str, Any]]) -> None:
         """Log this rank's findings; those that ask for more than that wait to be shared."""
@@ -56,11 +54,11 @@ class Reactions:
             action = self._policy.action(finding["failure"], finding["severity"])
             self._attempt.event("finding", **finding, action=action.name.lower())
             if action > Action.LOG:
-                self._found.append(finding)
+                self.waiting.append(finding)
 
     def take(self) -> list[dict[str, Any]]:
         """Return the findings that wait, and forget them."""
-        found, self._found = self._found, []
+        found, self.waiting = self.waiting, []
         return found
 
     def act(self, shared: Sequence[dict[str, Any]]) -> dict[str, Any] | None:

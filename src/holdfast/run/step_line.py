@@ -52,7 +52,6 @@ class StepLines:
         batches: tuple[int, int],
         numbers: Mapping[str, float],
         times: Mapping[str, float],
-        *,
         at: float,
         redone: bool,
     ) -> bytes:

@@ -35,10 +35,11 @@ class StepRecord:
         measured: what hooks measured during the step.
 
     Attributes:
+        is_deferred: whether any of its numbers may still be on its way to the host.
         own_time: how long the rank was busy with the step before it waited for others; None where it is alone.
     """
 
-    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "own_time", "step")
+    __slots__ = ("_deferred", "_measured", "_numbers", "batches", "is_deferred", "own_time", "step")
 
     def __init__(
         self,
@@ -55,14 +56,16 @@ class StepRecord:
         self._numbers: dict[str, float] = {}
         self._deferred: dict[str, Deferred] | None = None
         self._measured = measured
+        self.is_deferred = type(measured.norms) is Deferred
         if loss is not None:
             self._add("loss", loss)
         if grad_norm is not None:
             self._add("grad_norm", grad_norm)
-        for name, value in metrics.items():
-            if name in RESERVED:
-                raise ConfigError("this name is taken in the run log", metric=name, hint="choose another name")
-            self._add(name, value)
+        if metrics:
+            for name, value in metrics.items():
+                if name in RESERVED:
+                    raise ConfigError("this name is taken in the run log", metric=name, hint="choose another name")
+                self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
         if type(value) is torch.Tensor and value.is_cpu:  # as nearly every loss: few questions, as each step asks them
@@ -77,6 +80,7 @@ class StepRecord:
                 raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
             if not value.is_cpu or hasattr(value, "to_local"):
                 self._deferred = {**(self._deferred or {}), name: Deferred(value)}
+                self.is_deferred = True
                 return
             value = value.item()
         try:
@@ -87,12 +91,8 @@ class StepRecord:
     @property
     def is_ready(self) -> bool:
         """Whether writing it waits for nothing."""
-        if self._deferred is None and self._measured is NOTHING:
-            return True
-        norms = self._measured.norms
-        if isinstance(norms, Deferred) and not norms.is_ready:
-            return False
-        return self._deferred is None or all(value.is_ready for value in self._deferred.values())
+        waiting = (self._measured.norms, *(self._deferred or {}).values())
+        return all(value.is_ready for value in waiting if isinstance(value, Deferred))
 
     def numbers(self) -> dict[str, float]:
         """Return every number of the step by name; waits for those that are not on the host yet."""

@@ -22,23 +22,25 @@ class StepWriter:
         monitor: watches this rank's series; None for nobody.
     """
 
-    __slots__ = ("_attempt", "_lines", "_monitor")
+    __slots__ = ("_append", "_attempt", "_encode", "_monitor", "_take_times")
 
     def __init__(self, attempt: Attempt, monitor: Monitor | None) -> None:
         self._attempt = attempt
         self._monitor = monitor
-        self._lines = StepLines()
+        # Bound once, as every step comes through here.
+        self._take_times = attempt.stopwatch.take
+        self._append = attempt.recorder.write_encoded
+        self._encode = StepLines().encode
 
     def write(self, record: StepRecord) -> Sequence[dict[str, Any]]:
         """Write a step with the time spent since the record before it; returns the findings that are new."""
-        attempt, step = self._attempt, record.step
+        attempt, step, monitor = self._attempt, record.step, self._monitor
         numbers = record.numbers()
-        times, at = attempt.stopwatch.take()
+        times, at = self._take_times()
         if record.own_time is not None:
             times = {**times, OWN_TIME: record.own_time}
         redone = step < attempt.reached
         if not redone:
             attempt.reached = step + 1
-        line = self._lines.encode(step, record.batches, numbers, times, at=at, redone=redone)
-        attempt.recorder.write_encoded(line)
-        return () if self._monitor is None else self._monitor.update(step, numbers, times, redone)
+        self._append(self._encode(step, record.batches, numbers, times, at, redone))
+        return () if monitor is None else monitor.update(step, numbers, times, redone)
