@@ -8,6 +8,7 @@ import subprocess
 import sys
 import threading
 from pathlib import Path
+from typing import Any
 
 import fsspec
 import pytest
@@ -64,6 +65,36 @@ def test_any_limit_loads_everything(tmp_path: Path, limit: int, workers: int) ->
     other = {"x": torch.zeros(70_000), "y": torch.zeros(80, 60)}
     load(other, ParallelFileSystemReader(packed, memory_limit=limit, num_workers=workers))
     assert_same(other, {"x": saved["large"], "y": saved["bent"]})
+
+
+@pytest.mark.parametrize("extensions", [[], [ZStandard()]], ids=["plain", "compressed"])
+@pytest.mark.parametrize("workers", [None, 2])
+def test_a_load_gives_back_all_the_memory_that_it_took(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, extensions: list[ZStandard], workers: int | None
+) -> None:
+    made: list[MemoryBudget] = []
+
+    class Kept(MemoryBudget):
+        def __init__(self, *arguments: Any, **options: Any) -> None:
+            super().__init__(*arguments, **options)
+            made.append(self)
+
+    monkeypatch.setattr("holdfast.checkpoint.reader.MemoryBudget", Kept)
+    saved: dict[str, Any] = {
+        "bent": random_bits(600, 500),
+        "large": random_bits(900_000),
+        "small": random_bits(3),
+        "object": "x" * 400_000,
+    }
+    folder = save(saved, tmp_path / "c", _extensions=extensions)
+    state = {name: torch.zeros_like(value) for name, value in saved.items() if isinstance(value, torch.Tensor)}
+    state |= {"bent": torch.zeros(500, 600).t(), "object": None}
+    load(state, ParallelFileSystemReader(folder, num_workers=workers))
+    assert state["object"] == saved["object"]
+    assert_same(state["bent"].contiguous(), saved["bent"])
+    (budget,) = made
+    assert budget.peak > 0
+    assert budget._used == 0
 
 
 def test_a_request_beyond_the_whole_budget_is_admitted_alone() -> None:

@@ -68,6 +68,7 @@ OBJECTS: dict[str, Any] = {
     "torch dtype": torch.bfloat16,
     "torch size": torch.Size((1, 2)),
     "torch device": torch.device("cpu"),
+    "torch device with a number": torch.device("cuda", 1),
     "parameter": [torch.nn.Parameter(torch.ones(2)), torch.eye(2).to_sparse()],
     "tuple keys": {(1, "a"): 2},
 }

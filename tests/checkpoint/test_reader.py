@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 import torch
 from tests.checkpoint.support import assert_same, load, nothing_left_behind, random_bits, save
+from tests.faults.checkpoint_layers import FaultyFiles
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.default_planner import DefaultLoadPlanner
 from torch.distributed.checkpoint.filesystem import FileSystemWriter
@@ -136,10 +137,12 @@ def test_progress_true_draws_a_bar_on_a_terminal_and_nothing_in_a_pipe(
 
 def test_the_report_counts_what_was_read_and_checked(tmp_path: Path) -> None:
     saved = {"large": random_bits(500_000), "small": random_bits(10), "step": 5}
-    reader = ParallelFileSystemReader(save(saved, tmp_path / "c"))
+    counting = FaultyFiles()
+    reader = ParallelFileSystemReader(save(saved, tmp_path / "c"), file_layer=counting)
     load({"large": torch.zeros(500_000), "small": torch.zeros(10), "step": None}, reader)
     report = reader.report
     assert report is not None
+    assert report.reads == counting.reads - 1, "all but that of the metadata"
     assert (report.items, report.verified, report.unverified, report.generic) == (3, 3, (), ())
     assert report.bytes_needed <= report.bytes_read <= 1.05 * report.bytes_needed
 

@@ -127,9 +127,10 @@ def test_columns_that_lie_far_apart_are_read_one_by_one(folder: Path) -> None:
     data=st.data(),
     block=st.integers(8, 200),
     skip=st.booleans(),
+    direct=st.booleans(),
 )
-def test_the_leaves_of_any_box_cover_each_of_its_elements_once(
-    shape: list[int], data: st.DataObject, block: int, skip: bool
+def test_the_leaves_of_any_box_cover_each_of_its_elements_once_and_fit_a_buffer(
+    shape: list[int], data: st.DataObject, block: int, skip: bool, direct: bool
 ) -> None:
     order = data.draw(st.permutations(range(len(shape))))
     strides = [0] * len(shape)
@@ -151,7 +152,7 @@ def test_the_leaves_of_any_box_cover_each_of_its_elements_once(
             strides=strides,
             storage_offset=0,
             itemsize=8,
-            target_strides=seen.stride(),
+            target_strides=seen.stride() if direct else None,
             block_bytes=block,
             skip_holes=skip,
         )
@@ -197,3 +198,20 @@ def test_destinations_that_overlap_in_any_way_end_as_torchs_reader_leaves_them(
         run_plan(reader, items, targets)
         results.append(raw_bytes(shared))
     assert results[0] == results[1]
+
+
+@pytest.mark.parametrize("shape", [(3, 100), (2, 3, 50), (40, 2, 2)])
+def test_rows_that_are_larger_than_a_buffer_are_cut(shape: tuple[int, ...]) -> None:
+    strides = torch.empty(shape, device="meta").stride()
+    leaves = cut_box(
+        box_start=[0] * len(shape),
+        lengths=shape,
+        strides=strides,
+        storage_offset=0,
+        itemsize=8,
+        target_strides=None,
+        block_bytes=64,
+    )
+    lengths = [leaf.length for leaf in leaves]
+    assert max(lengths) <= 64
+    assert sum(lengths) == 8 * torch.Size(shape).numel()
