@@ -147,12 +147,20 @@ def test_the_report_counts_what_was_read_and_checked(tmp_path: Path) -> None:
     assert report.bytes_needed <= report.bytes_read <= 1.05 * report.bytes_needed
 
 
-def test_a_tiny_checkpoint_starts_no_thread(tmp_path: Path) -> None:
-    saved = {f"t{number}": random_bits(30, seed=number) for number in range(5)}
-    reader = ParallelFileSystemReader(save(saved, tmp_path / "c"))
-    load({name: torch.zeros(30) for name in saved}, reader)
+@pytest.mark.parametrize(
+    ("count", "size", "threads"),
+    [(5, 30, False), (300, 4000, False), (300, 4200, True)],
+    ids=["tiny", "many that are small", "many that are not"],
+)
+def test_only_a_checkpoint_that_takes_time_to_read_starts_threads(
+    tmp_path: Path, count: int, size: int, threads: bool
+) -> None:
+    """Small tensors cost Python time, of which threads bring no more."""
+    values = random_bits(count, size)
+    reader = ParallelFileSystemReader(save({f"t{row}": values[row].clone() for row in range(count)}, tmp_path / "c"))
+    load({f"t{row}": torch.zeros(size) for row in range(count)}, reader)
     assert reader.report is not None
-    assert reader.report.workers == 0
+    assert (reader.report.workers > 0) is threads
 
 
 @pytest.mark.parametrize(
