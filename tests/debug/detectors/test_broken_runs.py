@@ -140,6 +140,35 @@ def test_an_early_explosion_that_recovers_is_a_warning() -> None:
     assert found_by(GradientExplosionDetector(), signal("loss", loss))[0].severity is Severity.WARNING
 
 
+def test_a_loss_that_began_high_and_went_on_learning_is_told_not_blamed() -> None:
+    loss = np.concatenate(([1.1e5], np.logspace(3, 2.2, 30), np.logspace(2.2, 1.4, 170)))
+    assert found_by(GradientExplosionDetector(), signal("loss", loss))[0].severity is Severity.INFO
+
+
+def test_a_loss_that_stands_is_no_plateau_while_the_learning_rate_still_rises() -> None:
+    loss = signal("loss", 6.9 - np.linspace(0, 0.05, 400))
+    rate = signal("lr", np.linspace(2e-6, 6e-4, 400), kind="lr")
+    assert found_by(LossPlateauDetector(), loss)
+    assert found_by(LossPlateauDetector(), loss, rate) == ()
+    assert found_by(LossPlateauDetector(), loss, signal("lr", np.minimum(rate.values, 1e-4), kind="lr"))
+
+
+def test_a_held_out_loss_that_was_nan_once_is_told_where_the_training_loss_never_was() -> None:
+    held_out = signal("val_loss", falling_loss(40), kind="eval_loss")
+    held_out.values[7] = np.nan
+    assert found_by(NaNDetectionDetector(), signal("loss", falling_loss(40)), held_out)[0].severity is Severity.INFO
+    assert found_by(NaNDetectionDetector(), held_out)[0].severity is Severity.WARNING
+
+
+def test_a_first_evaluation_far_above_the_rest_hides_no_rise() -> None:
+    turn = np.concatenate((np.geomspace(40, 1.3, 20), np.linspace(1.3, 2.4, 280)))
+    losses = (
+        signal("Loss/Training", falling_loss(300, end=0.01), kind="loss"),
+        signal("Loss/Evaluation", turn, kind="eval_loss"),
+    )
+    assert found_by(OverfittingDetector(), *losses)[0].severity is Severity.CRITICAL
+
+
 def test_growing_gradients_count_only_when_the_loss_suffers() -> None:
     norm = np.exp(np.linspace(-1, 3, 400))
     assert found_by(GradientExplosionDetector(), signal("loss", falling_loss(400)), signal("grad_norm", norm)) == ()

@@ -157,6 +157,28 @@ def test_a_reward_that_sinks_to_the_lowest_there_is_is_a_plateau() -> None:
     assert found.severity is Severity.WARNING
 
 
-@pytest.mark.parametrize("values", [LOWEST[:150], LOWEST[::-1], np.full(290, -21.0), -21.0 + (np.arange(290) > 200)])
-def test_a_short_or_rising_reward_or_one_that_never_varies_is_no_plateau(values: np.ndarray) -> None:
+@pytest.mark.parametrize("values", [LOWEST[:150], LOWEST[::-1], np.full(290, 21.0), -21.0 + (np.arange(290) > 200)])
+def test_a_short_or_rising_reward_or_one_that_may_be_the_highest_there_is_is_no_plateau(values: np.ndarray) -> None:
     assert not found_by(LossPlateauDetector(), reward(values))
+
+
+def test_a_reward_that_is_the_same_in_every_episode_and_not_above_zero_is_a_plateau() -> None:
+    (found,) = found_by(LossPlateauDetector(), reward(-0.3636 + 1e-4 * np.sin(np.arange(140))))
+    assert found.failure.name == "plateau"
+    assert found_by(LossPlateauDetector(), reward(np.zeros(60))) == ()
+
+
+def test_a_mean_reward_that_wandered_down_as_far_as_up_is_a_plateau() -> None:
+    wandering = -477 + 0.5 * NOISE[:400] - 15 * np.exp(-(((np.arange(400) - 320) / 30) ** 2))
+    (found,) = found_by(LossPlateauDetector(), signal("rollout/ep_rew_mean", wandering, kind="reward"))
+    assert found.failure.name == "plateau"
+    climbs = wandering + np.linspace(0, 20, 400)
+    assert found_by(LossPlateauDetector(), signal("rollout/ep_rew_mean", climbs, kind="reward")) == ()
+
+
+def test_a_loss_of_exactly_zero_before_the_first_update_is_no_level_to_grow_from() -> None:
+    loss = np.concatenate((np.zeros(8), 100 + 20 * np.abs(NOISE[:400])))
+    rewards = np.linspace(0, 500, 408) + NOISE[:408]
+    assert found_by(GradientExplosionDetector(), signal("loss", loss), reward(rewards)) == ()
+    loss[300:] = np.exp(np.linspace(5, 25, 108))
+    assert found_by(GradientExplosionDetector(), signal("loss", loss))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 
 import numpy as np
@@ -252,3 +253,17 @@ def test_series_that_only_say_on_what_they_were_measured_are_losses_where_one_fa
     assert {signal.kind for signal in signals} == {None}
     (signals,) = runs_of(tmp_path, "named.json", json.dumps({"train": up, "val": LOSSES, "loss": LOSSES}))
     assert {signal.name: signal.kind for signal in signals if signal.kind} == {"loss": "loss"}
+
+
+def test_settings_in_the_name_of_a_file_do_not_name_its_numbers(tmp_path: Path) -> None:
+    path = tmp_path / "lr=0.01_processed_train_loss.txt"
+    path.write_text("".join(f"{2 / (n + 1) + 0.1}\n" for n in range(50)))
+    (run,) = DEBUGGER.debug(path).runs
+    assert [signal.kind for signal in run.signals] == ["loss"]
+
+
+def test_numbers_that_end_a_little_lower_by_chance_are_no_loss(tmp_path: Path) -> None:
+    path = tmp_path / "train_result7.txt"
+    path.write_text("".join(f"{1200 + 300 * math.sin(n / 2) - n / 100}\n" for n in range(3000)))
+    (run,) = DEBUGGER.debug(path).runs
+    assert [signal.kind for signal in run.signals] == [None]

@@ -296,3 +296,19 @@ def test_errors_to_the_end_of_a_log_without_training_are_a_crash(tmp_path: Path)
     error = "[12:00] ERROR: bad line\n, with msg: " + TRACEBACK + "Exception: a.jpg is not there\n"
     run = diagnose(tmp_path, "learning_rate : 0.0005\n" + 30 * error)
     assert [finding.detection.failure.name for finding in run.findings] == ["crash"]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "ERROR during training: 'charmap' codec can't encode character",
+        "Training failed: no such file",
+        "❌ Error in training: index 3 is out of bounds",
+    ],
+)
+def test_a_program_that_reports_what_its_training_raised_has_crashed(tmp_path: Path, line: str) -> None:
+    rows = "".join(f"step {n} loss: {2 / (n + 1):.4f}\n" for n in range(20))
+    (finding,) = diagnose(tmp_path, f"{rows}{line}\n").findings
+    assert (finding.detection.failure.name, finding.detection.severity.value) == ("crash", "critical")
+    assert line in finding.detection.evidence[0].claim
+    assert diagnose(tmp_path, f"{line}\n{rows}").findings == ()

@@ -129,7 +129,7 @@ def test_chatter_before_training_does_not_spoil_the_rest(tmp_path: Path) -> None
 
 def test_a_score_told_in_a_sentence_is_read(tmp_path: Path) -> None:
     run = run_of(tmp_path, "train.log", "".join(f"Score at iteration {n} is {x}\n" for n, x in enumerate(LOSSES)))
-    (only,) = [signal for signal in run.signals if "core" in signal.name]
+    (only,) = [signal for signal in run.signals if signal.kind == "loss"]  # What DL4J calls a score it minimises.
     assert (only.values.tolist(), only.steps.tolist()) == (LOSSES, list(map(float, range(24))))
 
 
@@ -353,3 +353,11 @@ def test_a_table_that_names_a_file_in_each_row_lists_samples(tmp_path: Path, nam
     else:
         with pytest.raises(UnreadableLogError):
             run_of(tmp_path, "results.csv", text)
+
+
+def test_settings_above_a_table_and_its_column_of_splits_are_understood(tmp_path: Path) -> None:
+    rows = "".join(f"train\t{n}\t0.9\t0.8\t{1 - x}\neval\t{n}\t0.7\t0.6\t0.5\n" for n, x in enumerate(LOSSES))
+    text = f"Run configurations: model=base train=./a.json epochs=24\nDataset\tEpoch\tPrecision\tRecall\tF1\n{rows}"
+    run = run_of(tmp_path, "train.log", text)
+    assert len(series(run, "F1").values) == 24
+    assert set(series(run, "eval/F1").values.tolist()) == {0.5}

@@ -135,3 +135,10 @@ def test_a_line_printed_every_few_rows_begins_no_run(tmp_path: Path) -> None:
         for n in range(0, 120, 10)
     )
     assert lengths(tmp_path, text) == [120]
+
+
+def test_an_epoch_that_begins_again_begins_another_run_whatever_the_loss_does(tmp_path: Path) -> None:
+    rows = [(n, 1.0 / (k + n + 1)) for k in (0, 9, 30) for n in range(1, 12 - k // 10)]
+    path = tmp_path / "results.csv"
+    path.write_text("epoch,train_loss\n" + "".join(f"{n},{x}\n" for n, x in rows))
+    assert len(MLSystemsDebugger(plugins=False).debug(path).runs) == 3

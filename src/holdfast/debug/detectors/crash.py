@@ -35,7 +35,7 @@ _TITLES: Mapping[str, str] = {
     "killed": "the job was killed",
     "collective_timeout": "a collective timed out",
     "device_error": "the device failed",
-    "logged_error": "nothing was trained, and the last line is an error",
+    "logged_error": "the program reported an error and ended",
     "interrupted": "the run was stopped by hand",
 }
 # What says most about why comes first.

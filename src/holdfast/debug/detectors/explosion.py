@@ -109,9 +109,12 @@ class GradientExplosionDetector(BaseDetector):
             often_right=self.often_right,
         )
         grown = [self.loss.find(loss, agent=agent, classifier=classifier) for loss in losses]
-        if self._often_right(signals):  # Wild at first and right in the end: a sum, or a start that was mended.
+        right = self._often_right(signals)
+        if right is not None:  # Wild at first and right in the end: a sum, or a start that was mended.
+            severity = Severity.INFO if right else Severity.WARNING
+            early = (GrowthShape.EARLY, Severity.INFO if not right else Severity.WARNING)
             grown = [
-                replace(growth, severity=Severity.INFO) if growth and growth.shape is GrowthShape.EARLY else growth
+                replace(growth, severity=severity) if growth and (growth.shape, growth.severity) == early else growth
                 for growth in grown
             ]
         found = [
@@ -155,19 +158,20 @@ class GradientExplosionDetector(BaseDetector):
             layer=layer,
         )
 
-    def _often_right(self, signals: Sequence[Signal]) -> bool:
+    def _often_right(self, signals: Sequence[Signal]) -> bool | None:
         """Return whether a share of right answers is above ``often_right`` in the last third of its points.
 
-        One less a rate of errors is such a share.
+        One less a rate of errors is such a share; None where none was measured.
         """
         metrics = [metric for metric in of_kind(signals, "metric") if len(metric.values) >= self.accuracy_points]
         shares = [self.select.as_share(m.values) for m in metrics if m.metadata.get("higher_is_better")]
         shares += [1.0 - self.select.as_share(m.values) for m in metrics if _ERROR_RATE.search(m.name)]
-        return any(
+        right = [
             float(np.nanmin(share)) >= 0.0 and self.often_right < float(np.median(share[-(len(share) // 3) :])) <= 1.0
             for share in shares
             if np.isfinite(share).any()
-        )
+        ]
+        return any(right) if right else None
 
     def _first_pass(self, signals: Sequence[Signal]) -> Detection | None:
         """Return a forward pass that is out of range from the first step: inputs or weights on the wrong scale."""

@@ -70,7 +70,7 @@ class NaNDetectionDetector(BaseDetector):
             ),
             (self._lasting(signal, losses) for signal in of_kind(signals, "grad_norm", "weight_norm")),
             (self._counted(signal) for signal in of_kind(signals, "nan_count")),
-            (self._values(signal) for signal in evaluation_losses(signals)),
+            (self._evaluated(signal, losses) for signal in evaluation_losses(signals)),
             (self._at_any_scale(signal) for signal in of_kind(signals, "loss_scale")),
             (self._to_the_end(signal) for signal in of_kind(signals, *_TO_THE_END)),
             # Beside a finite loss a metric that cannot be computed (no positives, no variance) is no failure by itself.
@@ -83,6 +83,14 @@ class NaNDetectionDetector(BaseDetector):
 
     def _values(self, signal: Signal) -> Detection | None:
         return _non_finite(self.failure, signal, np.isnan(signal.values), "NaN", self.critical_share)
+
+    def _evaluated(self, signal: Signal, losses: Sequence[Signal]) -> Detection | None:
+        """Return a held-out loss that is NaN; one that came back beside a finite training loss touched no weight."""
+        found = self._values(signal)
+        if found is None or found.severity is Severity.CRITICAL or not losses:
+            return found
+        finite = all(bool(np.isfinite(loss.values).all()) for loss in losses)
+        return replace(found, severity=Severity.INFO) if finite else found
 
     def _to_the_end(self, signal: Signal) -> Detection | None:
         """Return a series that was a number and is none from some point to the end of the log."""

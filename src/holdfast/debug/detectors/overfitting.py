@@ -10,7 +10,7 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.baseline import noise_of
+from holdfast.debug.detectors.steps.baseline import TENTH, noise_of
 from holdfast.debug.detectors.steps.evidence import LIKELY, detection, graded
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, of_kind, sum_of_parts
 from holdfast.debug.types import Detection, DetectionContext, DetectionResult, Failure, Severity, Signal
@@ -31,7 +31,8 @@ class OverfittingDetector(BaseDetector):
     minimum_rise_of_perplexity: float = 1.0
     """The same for a held-out perplexity: twice its best are 0.7 nats per word, whatever the loss is summed over."""
     minimum_given_up: float = 0.1
-    """The same rise as a share of how far the held-out loss had fallen: a wiggle below a long descent is none."""
+    """The same rise as a share of how far the held-out loss had fallen: a wiggle below a long descent is none. Where it
+    rose by ``critical_rise``, since its first tenth: the very first evaluations are those of an untrained model."""
     minimum_evaluations: int = 3
     """How many evaluations after the best must agree."""
     noises: float = 2.0
@@ -186,7 +187,9 @@ class OverfittingDetector(BaseDetector):
         third = max(1, len(after) // 3)
         climbing = float(np.median(after[-third:])) >= float(np.median(after[:third]))
         clear = bool((after[-self.minimum_evaluations :] > best * (1 + self.minimum_rise / 2)).all())
-        least = max(self.minimum_rise * best, self.noises * noise, self.minimum_given_up * (float(values[0]) - best))
+        ruined = end > best * (1 + self.critical_rise)
+        start = float(np.median(values[: max(1, len(values) // TENTH)]) if ruined else values[0])
+        least = max(self.minimum_rise * best, self.noises * noise, self.minimum_given_up * (start - best))
         return climbing and clear and end - best >= least
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:

@@ -29,6 +29,7 @@ Floats = NDArray[np.float64]
 _RANK_NAMES = frozenset(("rank", "replica", "global_rank", "local_rank", "gpu", "gpu_id", "worker_rank", "dp_rank"))
 _LAYER_NAMES = frozenset(("layer", "layer_name", "param", "parameter", "param_name", "module", "parameter_name"))
 _SPLIT_NAMES = frozenset(("split", "phase", "mode", "stage", "dataset_split", "subset"))
+_SET_NAMES = frozenset(("dataset", "data", "set", "partition", "data_set"))
 _TAG_NAMES = frozenset(("metric", "tag", "key", "metric_name", "name", "variable", "type", "kind"))
 _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 _VALUE_NAMES = frozenset(("value", "values", "scalar", "metric_value"))
@@ -86,7 +87,8 @@ def read_columns(
     rest = named_by_context(rest, source_name)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
-    whole = step is not None and plain(step.name) in _WHOLE_RUN
+    # An epoch is never counted again within a run: where it stands for the step, going back begins another.
+    whole = step is None or plain(step.name) in _WHOLE_RUN
     begins = (
         _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule or RestartRule())
         if divide and reading.has_step
@@ -263,11 +265,17 @@ def _groups(
         ]
     for name, words in labels.items():
         word = plain(name)
-        if word in _SPLIT_NAMES:
+        if word in _SPLIT_NAMES or (word in _SET_NAMES and _are_splits(words)):
             groups = list(_split(groups, words, count, "split"))
         elif word in _LAYER_NAMES:
             groups = list(_split(groups, words, count, "layer"))
     return columns, groups
+
+
+def _are_splits(words: NDArray[Any]) -> bool:
+    """Return whether every word names a part of the data: ``train``, ``val``, ``test``."""
+    distinct = {plain(str(word)) for word in words.tolist() if word is not None}
+    return bool(distinct) and distinct <= _SPLITS
 
 
 def _split(groups: list[Group], words: NDArray[Any], count: int, what: str) -> Iterator[Group]:

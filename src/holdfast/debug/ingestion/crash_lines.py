@@ -65,6 +65,11 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
             r"|[Ee]xit(?:ed)?(?: with)? (?:code|status)[ :=]+-?[1-9]\d*\b|exitcode\s*:\s*-?[1-9]\d*|ChildFailedError"
             r"|^\S+: error: (?:argument |unrecognized |the following arguments|ambiguous option|too few|invalid )",
         ),
+        (  # What a program prints that catches whatever its training raises, and ends.
+            "logged_error",
+            r"^\W{0,6}(?:ERROR|Error|FATAL|Exception)\b.{0,20}\b(?:during|while|in) (?:training|fit\w*)\b\s*:"
+            r"|^\W{0,6}(?:Training|TRAINING) (?:failed|FAILED|crashed|CRASHED|aborted|ABORTED)\b\s*:",
+        ),
         (
             "device_error",
             r"CUDA error: (?!out of memory)|device-side assert triggered|CUBLAS_STATUS_\w+_FAILED|CUDNN_STATUS_\w+",
@@ -74,6 +79,7 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
 CRASH_HINT = re.compile(
     r"rror|Traceback|emory|xit|illed|File \"|abort|Abort|NCCL|nccl|imed out|ollective|dumped|CANCELLED|TIME LIMIT"
     r"|SIG|Arguments|xception|nterrupt|CUDA|CUBLAS|CUDNN|RESOURCE_EXHAUSTED|OOM|bad_alloc|fault"
+    r"|FATAL|ERROR|raining (?:failed|crashed|aborted)|RAINING [FCA]"
 )
 """Cheap to look for: a line without any of these words says nothing about a crash."""
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")

@@ -112,6 +112,8 @@ def with_gaps(line: str) -> str:
     """
     printed = "ensor(" in line or "rray(" in line or ".float" in line
     line = TENSOR.sub(" ", line.strip()) if printed else line.strip()
+    if line.endswith("is", 0, line.rfind(" ")) and "Score at iteration " in line:
+        line = line.replace("Score at iteration ", "Loss at iteration ", 1)  # What DL4J calls the loss.
     if "last " in line or "past " in line or "previous " in line:
         line = _WINDOW.sub("", line)
     if "->" in line:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import Enum
 
 import numpy as np
@@ -78,6 +78,9 @@ class LossGrowthRule:
     """How many times its end a loss may begin at."""
     recovery_level: float = 1e6
     """The least level of such a beginning."""
+    goes_on: float = 0.5
+    """A loss that began wild, but not ``absurd``, is told, not blamed, where it falls below this share of the level it
+    came down to: only its first steps were lost."""
     while_high: float = 30.0
     """An early explosion lasts while the loss is this many times its median."""
     absurd: float = 1e7
@@ -91,7 +94,7 @@ class LossGrowthRule:
 
     def find(self, signal: Signal, *, agent: bool, classifier: bool) -> Growth | None:
         """Return the first way in which the loss is far too large; None for one that is not."""
-        shape = self.shape.of(signal)
+        shape = self.shape.of(_since_measured(signal))
         if shape is None or shape.is_signed or shape.count < 2:
             return None
         return (
@@ -170,7 +173,9 @@ class LossGrowthRule:
         claim = f"began at {begin:.3g} at step {shape.steps[0]:g} and came down to {end:.3g}"
         last = int(over[-1]) if len(over) else 0
         numbers = {"first": begin, "end": end}
-        return _growth(signal, shape, GrowthShape.EARLY, claim, (0, last), Severity.WARNING, FAIR, numbers)
+        goes_on = at_once and begin < self.absurd and end <= self.goes_on * soon
+        severity = Severity.INFO if goes_on else Severity.WARNING
+        return _growth(signal, shape, GrowthShape.EARLY, claim, (0, last), severity, FAIR, numbers)
 
     def _absurd(self, signal: Signal, shape: Shape) -> Growth | None:
         """Return a loss out of all proportion from the first row to the last."""
@@ -214,6 +219,13 @@ def is_classifier(
     wild = any(float(np.median(rate.values)) >= wild_rate for rate in of_kind(signals, "lr"))
     still = [last <= stands_still * first and last <= often_right for first, last in grown]
     return bool(grown) and (wild or all(still))
+
+
+def _since_measured(signal: Signal) -> Signal:
+    """Return a loss without the exact zeros it begins with: nothing was learnt from yet, so there was no loss."""
+    measured = np.flatnonzero(signal.values)
+    begin = int(measured[0]) if len(measured) else 0
+    return replace(signal, steps=signal.steps[begin:], values=signal.values[begin:]) if begin else signal
 
 
 def _first_level(values: Array) -> float:

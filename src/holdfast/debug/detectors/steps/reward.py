@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -13,6 +14,9 @@ from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import Signal
 
 __all__ = ["Fall", "RewardRule"]
+
+
+_MEAN = re.compile(r"(?:^|[^a-z])(?:mean|avg|average|ma\d*)(?:[^a-z]|$)", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,6 +57,8 @@ class RewardRule:
     """The share of all earlier rewards that may lie below the last tenth: a swing ends where it was before."""
     flat_points: int = 500
     """Rewards from which one that never rises says that nothing was learnt: many agents need hundreds of episodes."""
+    mean_points: int = 200
+    """The same for means over many episodes, which one that wandered down as far as up was not raised by."""
     flat_noises: float = 0.5
     """How far the mean of any tenth may be from that of the first, in units of how far rewards of one tenth differ …"""
     flat_step: float = 2.0
@@ -63,6 +69,10 @@ class RewardRule:
     """Rewards from which one that lies at the lowest there is says the same …"""
     floor_share: float = 0.75
     """… at this share of the points of its second half, where the mean of that half is no better than of the first."""
+    constant_points: int = 100
+    """Rewards from which one that is the same at every point, and not above zero, says that nothing is earned …"""
+    constant_share: float = 1e-3
+    """… to within this share of it."""
     ceiling_share: float = 0.05
     """The share of the rewards that are the highest there is, from which there may be no more to learn."""
 
@@ -104,11 +114,16 @@ class RewardRule:
         Means, not medians: a reward that comes in one episode of twenty has a median of zero whatever is learnt.
         """
         values = signal.values[np.isfinite(signal.values)]
-        if len(values) < self.flat_points or float(np.mean(values == values.max())) >= self.ceiling_share:
+        averaged = bool(_MEAN.search(signal.name))
+        if len(values) < (self.mean_points if averaged else self.flat_points):
+            return False
+        if float(np.mean(values == values.max())) >= self.ceiling_share:
             return False
         tenths = np.array_split(values, TENTH)
         levels = np.array([float(part.mean()) for part in tenths])
         noise = float(np.median([part.std() for part in tenths]))
+        if averaged and abs(levels[-1] - levels[0]) <= noise:
+            return float(levels.max() - levels[0]) <= float(levels[0] - levels.min())
         if float(np.abs(levels - levels[0]).max()) > self.flat_noises * noise:
             return False
         if float(np.median(levels[1:])) - levels[0] > self.flat_step * float(levels[1:].std()):
@@ -117,8 +132,14 @@ class RewardRule:
         return float(levels[0] - start.mean()) <= self.flat_start_errors * noise / float(np.sqrt(len(start)))
 
     def at_floor(self, signal: Signal) -> bool:
-        """Return whether a reward varies, but is mostly the lowest there is later on, and no better on average."""
+        """Return whether a reward is mostly the lowest there is later on, and no better on average.
+
+        One that is the same at every point and above zero may be the highest there is.
+        """
         values = signal.values[np.isfinite(signal.values)]
+        level = float(np.abs(values).max(initial=0.0))
+        if len(values) >= self.constant_points and float(np.ptp(values)) <= self.constant_share * level:
+            return float(values[0]) <= 0.0
         early, late = np.array_split(values, 2)
         if len(values) < self.floor_points or float(np.ptp(values)) == 0.0 or float(late.mean()) > float(early.mean()):
             return False

@@ -218,7 +218,7 @@ def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
 
 def _named_totals(losses: Sequence[Signal]) -> list[Signal]:
     """Return the losses that are totals by name, with the words that say they are held out left out."""
-    return [signal for signal in losses if _TOTAL.match(_HELD_OUT.sub("", signal.name))]
+    return [signal for signal in losses if _TOTAL.match(_HELD_OUT.sub("", signal.name).rstrip("_ ./-"))]
 
 
 def evaluation_losses(signals: Sequence[Signal]) -> list[Signal]:

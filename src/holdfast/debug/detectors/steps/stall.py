@@ -125,6 +125,10 @@ class StallRule:
     """The same in units of how far neighbours differ."""
     errors: float = 2.0
     """Standard errors a comparison may be off by."""
+    warmup_points: int = 8
+    """Learning rates from which one that only ever rose says that the run ended in its warm-up …"""
+    warmup_factor: float = 3.0
+    """… where the last is this many times the first: what learns so little so early may learn yet."""
     doubt: DoubtRule = field(default_factory=DoubtRule)
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
@@ -137,6 +141,8 @@ class StallRule:
         """Return the loss of a run that never learnt; None when it did, or when that cannot be told."""
         if self.reward.any_rises(signals):
             return None  # An agent that gets better learns, wherever its loss stands: that grows with the rewards.
+        if any(self._still_rises(rate) for rate in of_kind(signals, "lr")):
+            return None
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = self.select.training_losses(signals) or evaluation_losses(signals)
         if not candidates:
@@ -179,6 +185,12 @@ class StallRule:
             return None
         better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
         return None if better else flat[0]
+
+    def _still_rises(self, rate: Signal) -> bool:
+        """Return whether a learning rate rises from the first row to the last: the run is in its warm-up."""
+        values = rate.values[np.isfinite(rate.values)]
+        long = len(values) >= self.warmup_points and bool(values[-1] > self.warmup_factor * values[0] >= 0.0)
+        return long and float(np.diff(values).min()) >= 0.0 and bool(values[-1] > values[-1 - len(values) // FIFTHS])
 
     def _frozen_metric(self, signal: Signal) -> Stall | None:
         """A share of right answers that is the same, to the last digit, at every evaluation of a log without a loss."""

@@ -49,12 +49,16 @@ MIN_COUNTING_SHARE = 0.9
 """The share of the rows that must go on from the one before for a column to be a counter."""
 SUM_TOLERANCE = 0.01
 """How near the sum of the other columns a total must be, relative to it: logs round."""
+FALLEN_SHARE = 0.9
+"""The share of the last tenth of a nameless series that must lie below the middle of the first for it to have fallen:
+what is predicted or measured ends a little lower by chance."""
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf|infinity)", re.I
 )
 _LOGGER = re.compile(r"^(?:INFO|DEBUG|WARNING):[\w.]{0,60}:")
 # The time before a row: "2021-03-04 12:00:01,123	7	0.52", "[2021/03/04 12:00:01] 7 0.52".
 _STAMP = re.compile(r"^\s*\[?\d{4}[-/]\d\d[-/]\d\d[ T]\d\d:\d\d:\d\d(?:[.,]\d{1,9})?Z?\]?[\s,;|:-]{1,4}(?=[-+.\dnNiI])")
+_SETTING = re.compile(r"(?:^|(?<=[_ -]))[A-Za-z]\w{0,20}=[\w.+]{1,20}?(?=[_ -]|$)")
 _TIME = re.compile(r"datetime\.datetime\([\d, ]{1,60}\)")
 # A counter with its name, or joined to its value: "epoch1 0.25", "epoch 0:1655.6", "1_1.8458".
 _COUNTER = re.compile(
@@ -114,7 +118,7 @@ class BareNumbersFormat(LogFormat):
         first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
         names[first] = _name_of(file, values[first]) if sure else ""
         # Of more columns than can be told apart any may be what the file's name says.
-        guess = meaning_of(file.path.stem) if _named(file) and not sure else None
+        guess = meaning_of(_title(file)) if _named(file) and not sure else None
         named = [
             Column(name or f"column {number}", column.values, column.rows)
             if name or guess is None
@@ -220,8 +224,13 @@ def _counts_in_pairs(columns: list[Column]) -> bool:
     return counts and bool(np.all(batches[1:][again] <= batches[0] + stride))
 
 
+def _title(file: LogFile) -> str:
+    """Return the file's name without its ending and the settings in it: ``lr=0.01_train_loss`` holds losses."""
+    return _SETTING.sub("", file.path.stem).strip("_- ") or file.path.stem
+
+
 def _named(file: LogFile) -> bool:
-    return meaning_of(file.path.stem).kind is not None
+    return meaning_of(_title(file)).kind is not None
 
 
 def _is_training(file: LogFile) -> bool:
@@ -231,14 +240,14 @@ def _is_training(file: LogFile) -> bool:
 def _name_of(file: LogFile, first: Column) -> str:
     """Return the name of the first column that does not count; empty where nothing says what it is."""
     if _named(file):
-        return file.path.stem
+        return _title(file)
     return "loss" if _is_training(file) and _falls(first.values) else ""
 
 
 def _falls(values: Floats) -> bool:
-    """Return whether the numbers end below where they began, as a loss does, or are lost in between."""
+    """Return whether the numbers end clearly below where they began, as a loss does, or are lost in between."""
     finite = values[np.isfinite(values)]
     if len(finite) < MIN_ROWS or float(finite.min()) < 0.0:
         return False
     width = max(1, len(finite) // 10)
-    return float(np.median(finite[-width:])) < float(np.median(finite[:width]))
+    return float(np.quantile(finite[-width:], FALLEN_SHARE)) < float(np.median(finite[:width]))

@@ -232,8 +232,24 @@ def _is_table(file: LogFile) -> bool:
     return file.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 
+def _sure_names(line: str) -> list[str] | None:
+    """Return the names of a line that is a header whatever stands above it: words between tabs, a counter among them.
+
+    Programs write the settings of a run over such a table.
+    """
+    names = _cells(line.strip(), "\t")
+    words = {plain(name) for name in names}
+    if len(names) < WIDE or len(words) < len(names) or not all(_WORD.match(name) for name in names):
+        return None
+    counted = bool(words & {*STEP_NAMES, *EPOCH_NAMES})
+    return names if counted and any(meaning_of(name).kind for name in names) else None
+
+
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
     """Return the header's names, the delimiter, and how many lines stand before it."""
+    for skip, line in enumerate(file.sample_lines[1 : MAX_PREAMBLE + 1], 1):
+        if (names := _sure_names(line)) is not None:
+            return names, "\t", skip
     for skip, line in enumerate(file.sample_lines[:50]):
         text = line.strip().lstrip("\ufeff")
         if not text:
