@@ -19,7 +19,7 @@ from tests.sources.test_arrow_ipc import write
 
 from holdfast.errors import ConfigError, SourceError
 from holdfast.sources import ArrowSource, MDSSource, MegatronSource, ParquetSource, Source, TFRecordSource
-from holdfast.sources.convert import PLAN, convert
+from holdfast.sources.convert import PLAN, Format, convert
 from holdfast.sources.shard_writers import arrow_table
 from holdfast.testing import check_source
 
@@ -94,6 +94,19 @@ def test_a_conversion_continues_and_another_one_is_refused(tmp_path: Path) -> No
     (tmp_path / "full" / "mine").write_text("x")
     with pytest.raises(ConfigError, match="not empty"):
         convert(path, tmp_path / "full")
+
+
+@pytest.mark.parametrize("kept", [0, 3, 100, -1])
+@pytest.mark.parametrize("to", ["parquet", "mds"])
+def test_a_finished_shard_that_was_cut_is_written_again(to: Format, kept: int, tmp_path: Path) -> None:
+    path, _ = source_of("megatron", tmp_path)
+    out = tmp_path / "out"
+    convert(path, out, to=to, samples_per_shard=6, workers=1)
+    shard = sorted(out.glob("part-*" if to == "parquet" else "shard.*"))[1]
+    whole = shard.read_bytes()
+    shard.write_bytes(whole[:kept])
+    assert convert(path, out, to=to, samples_per_shard=6, workers=1).written == 1
+    assert shard.read_bytes() == whole
 
 
 def test_a_killed_conversion_is_finished_by_the_same_command(tmp_path: Path) -> None:

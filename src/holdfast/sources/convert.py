@@ -2,7 +2,8 @@
 
 The samples are cut into shards of one size; which samples a shard holds depends on nothing but its number. A shard is
 written aside and named when it is whole, so what has its name is done: a run that was killed leaves out the shards that
-are there. A plan beside them says what is converted, and how; another plan for the same folder is refused.
+are there, unless one was cut since. A plan beside them says what is converted, and how; another plan for the same
+folder is refused.
 """
 
 from __future__ import annotations
@@ -28,6 +29,8 @@ from holdfast.sources.shard_writers import (
     check_compression,
     mds_encoding,
     mds_index,
+    mds_samples,
+    parquet_samples,
     write_mds,
     write_parquet,
 )
@@ -127,7 +130,7 @@ def convert(
     with _writing(folder), _locked(folder):
         plan = _plan(source, layout or TokenLayout(), to, samples_per_shard, compression, opened)
         _check_plan(folder, plan)
-        missing = [number for number in range(plan.shards) if not (folder / plan.name(number)).exists()]
+        missing = [number for number in range(plan.shards) if not _is_there(plan, folder, number)]
         done = plan.shards - len(missing)
         for _ in _written(plan, folder, missing, workers, opened):
             done += 1
@@ -186,6 +189,13 @@ def _check_plan(folder: Path, plan: _Plan) -> None:
             "the folder is not empty", folder=str(folder), holds=strange[:5], hint="choose another folder"
         )
     _write_whole(place, json.dumps(wanted, indent=1).encode())
+
+
+def _is_there(plan: _Plan, folder: Path, number: int) -> bool:
+    """Say whether a shard is there, and was not cut since it was written."""
+    path = folder / plan.name(number)
+    found = (mds_samples if plan.to == "mds" else parquet_samples)(path) if path.exists() else None
+    return found == len(plan.rows(number))
 
 
 def _written(plan: _Plan, folder: Path, missing: list[int], workers: int, opened: Source) -> Iterator[int]:

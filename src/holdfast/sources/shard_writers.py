@@ -15,7 +15,16 @@ from holdfast.sources.base import Column, Columns
 from holdfast.sources.mds_encodings import SCALARS
 from holdfast.sources.ragged import Ragged
 
-__all__ = ["arrow_table", "mds_encoding", "mds_index", "write_mds", "write_parquet"]
+__all__ = [
+    "arrow_table",
+    "check_compression",
+    "mds_encoding",
+    "mds_index",
+    "mds_samples",
+    "parquet_samples",
+    "write_mds",
+    "write_parquet",
+]
 
 MAX_SHARD_BYTES = 2**32 - 1  # offsets in MDS shards have 32 bits
 
@@ -116,6 +125,26 @@ def write_mds(columns: Columns, path: Path, *, encodings: dict[str, str]) -> Non
     with open(path, "wb") as out:
         out.write(np.array([len(samples)], dtype="<u4").tobytes() + offsets.astype("<u4").tobytes() + config)
         out.writelines(samples)
+
+
+def mds_samples(path: Path) -> int | None:
+    """Return how many samples an MDS shard holds; None where it is not as long as its head says."""
+    with open(path, "rb") as shard:
+        count = int.from_bytes(shard.read(4), "little")
+        shard.seek(4 * (count + 1))
+        return count if int.from_bytes(shard.read(4), "little") == os.path.getsize(path) > 0 else None
+
+
+def parquet_samples(path: Path) -> int | None:
+    """Return how many samples a Parquet file holds; None where its end is not a footer."""
+    import pyarrow as pa
+    import pyarrow.parquet as parquet
+
+    try:
+        count: int = parquet.read_metadata(path).num_rows
+    except (pa.ArrowException, OSError):
+        return None
+    return count
 
 
 def mds_index(shards: Sequence[tuple[Path, int]], encodings: dict[str, str]) -> dict[str, Any]:
