@@ -19,6 +19,7 @@ from tests.sources.support import rows
 from holdfast.errors import RemoteReadError, SourceChangedError
 from holdfast.sources import RemoteOptions
 from holdfast.sources.fetch.claims import Claims
+from holdfast.sources.fetch.fetcher import FEW_REQUESTS
 from holdfast.sources.fetch.pace import MIN_CONNECTIONS, Pace
 from holdfast.sources.fetch.process import fetcher_of
 from holdfast.sources.remote import RemoteFile, look_at
@@ -71,6 +72,43 @@ def test_neighbours_are_asked_for_together(server: FaultyServer, options: Remote
     assert blob(server, few).read(0, len(BLOB)) == BLOB
     assert covered(server) == [1] * 40
     assert len(server.ranges) <= 4
+
+
+def test_what_nobody_waits_for_is_asked_for_in_long_requests(server: FaultyServer, options: RemoteOptions) -> None:
+    file = blob(server, options)
+    file.want(rows(0), rows(len(BLOB)), 1)
+    fetcher_of(options).wait_until_idle()
+    assert server.ranges == [("blob", 0, len(BLOB))]
+
+
+def test_few_blocks_wait_for_more_while_requests_are_under_way(server: FaultyServer, options: RemoteOptions) -> None:
+    calm = replace(options, hedge=False)
+    file = blob(server, calm)
+    server.faults.extend(["stall"] * FEW_REQUESTS)
+    for number in range(FEW_REQUESTS):
+        file.want(rows(2 * number * BLOCK), rows((2 * number + 1) * BLOCK), 1)
+    while server.faults:  # all of them are under way
+        threading.Event().wait(0.001)
+    for number in (20, 21, 22):
+        file.want(rows(number * BLOCK), rows((number + 1) * BLOCK), 1)
+    assert file.read(30 * BLOCK, 31 * BLOCK) == BLOB[30 * BLOCK : 31 * BLOCK]  # whoever waits does not wait for more
+    assert file.read(22 * BLOCK, 23 * BLOCK) == BLOB[22 * BLOCK : 23 * BLOCK]
+    assert [start for _, start, _ in server.ranges] == [30 * BLOCK, 22 * BLOCK]
+    server.release()
+    fetcher_of(calm).wait_until_idle()
+    assert ("blob", 20 * BLOCK, 22 * BLOCK) in server.ranges
+
+
+def test_a_reader_that_has_named_enough_names_more_when_it_has_read_a_part(
+    server: FaultyServer, options: RemoteOptions
+) -> None:
+    narrow = replace(options, memory_limit=16 * BLOCK)
+    file = blob(server, narrow)
+    assert not file.want(rows(0), rows(16 * BLOCK), 1)
+    file.read(0, BLOCK)
+    assert not file.has_room(1)
+    file.read(BLOCK, 2 * BLOCK)
+    assert file.has_room(1)
 
 
 def test_a_reader_is_told_to_stop_naming_and_may_go_on_once_it_has_read(

@@ -85,11 +85,11 @@ class RemoteFile(DataFile):
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
-        return fetcher_of(self.options).has_room(owner)
+        return self._fetcher().has_room(owner)
 
     def release(self, owner: int) -> None:
         """Forget what a reader named."""
-        fetcher_of(self.options).release(owner)
+        self._fetcher().release(owner)
 
     def read_apart(self, start: int, stop: int) -> bytes:
         """Read a few bytes without the blocks they are in: for what lies alone in many files, and is kept elsewhere."""
@@ -106,7 +106,7 @@ class RemoteFile(DataFile):
 
     def _retry(self, call: Callable[[Request], Value], doing: str) -> Value:
         """Ask for something that is not a block, again where it fails, each time within ``timeout``."""
-        fetcher, options = fetcher_of(self.options), self.options
+        fetcher, options = self._fetcher(), self.options
         found: Value = retry(lambda: fetcher.ask(call, options.timeout), options, self.name, doing)
         return found
 
@@ -126,11 +126,15 @@ class RemoteFile(DataFile):
             reach = self._reached[os.getpid()] = fetcher_of(self.options), file
         return reach
 
+    def _fetcher(self) -> Fetcher:
+        reach = self._reached.get(os.getpid())
+        return fetcher_of(self.options) if reach is None else reach[0]
+
 
 def gather_files(files: Sequence[RemoteFile], ranges: Ranges) -> Ragged:
     """Copy byte ranges of some files that are read with the same options, in the order given."""
     first = files[0]
-    fetcher, size = fetcher_of(first.options), first.options.block_size
+    fetcher, size = first._fetcher(), first.options.block_size
     gathered, cost = gather_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1])
     first.counters.add_fetch(cost)
     return gathered
@@ -138,7 +142,7 @@ def gather_files(files: Sequence[RemoteFile], ranges: Ranges) -> Ragged:
 
 def want_files(files: Sequence[RemoteFile], ranges: Ranges, owner: int | None) -> bool:
     """Have byte ranges of some files fetched that a reader will read; return whether it should name more now."""
-    fetcher, size = fetcher_of(files[0].options), files[0].options.block_size
+    fetcher, size = files[0]._fetcher(), files[0].options.block_size
     return want_ranges(ranges, size, fetcher, lambda number: files[number]._reach()[1], owner)
 
 

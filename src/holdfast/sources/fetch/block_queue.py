@@ -15,6 +15,8 @@ __all__ = ["URGENT", "BlockQueue"]
 
 # A request for neighbours is at most this long: long enough for its transfer to outlast any usual latency.
 MAX_REQUEST_BYTES = 8 * 2**20
+# And this long, where there are as many and nobody waits: a request costs as much processor time as copying a megabyte.
+LONG_REQUEST_BYTES = 4 * 2**20
 URGENT = -1.0
 
 
@@ -58,11 +60,13 @@ class BlockQueue:
         if block.place is Place.QUEUED:
             self.bytes -= block.size
 
-    def take(self, connections: int) -> list[Block]:
+    def take(self, connections: int, long: int) -> list[Block]:
         """Take the most urgent block, and the neighbours that are as urgent.
 
         Args:
-            connections: how many are free. A long queue is cut into long requests, a short one is spread over all.
+            connections: how many are free. A long queue is cut into long requests; what somebody waits for is spread
+                over all.
+            long: how many bytes are asked for together where nobody waits.
         """
         while self._heap:
             rank, _, key = heapq.heappop(self._heap)
@@ -74,7 +78,7 @@ class BlockQueue:
                 self._memory.drop(block)
                 continue
             taken = [block]
-            most = min(MAX_REQUEST_BYTES, self.bytes // max(1, connections))
+            most = min(MAX_REQUEST_BYTES, max(self.bytes // max(1, connections), 0 if rank == URGENT else long))
             size = block.size
             for step in (1, -1):
                 number = block.number + step

@@ -20,7 +20,7 @@ from time import monotonic, perf_counter
 from typing import TypeVar
 
 from holdfast.errors import HoldfastError, RemoteReadError
-from holdfast.sources.fetch.block_queue import URGENT, BlockQueue
+from holdfast.sources.fetch.block_queue import LONG_REQUEST_BYTES, URGENT, BlockQueue
 from holdfast.sources.fetch.blocks import Block, BlockFile, Cost, Place, Spot
 from holdfast.sources.fetch.claims import Claims
 from holdfast.sources.fetch.memory import BlockMemory
@@ -40,6 +40,8 @@ IDLE_SECONDS, LOOK_SECONDS = 5.0, 0.01
 SWEEP_SECONDS = 0.05
 # How many requests may be second tries, as a share of all connections.
 MAX_HEDGED_SHARE = 0.125
+# With this many requests under way, blocks that nobody waits for are left until there are enough for a long request.
+FEW_REQUESTS = 4
 
 
 class Fetcher:
@@ -83,7 +85,7 @@ class Fetcher:
                 block = self._memory.blocks.get((file.key, number))
                 if block is not None:
                     if owner is None:
-                        self._queue.hurry(block)
+                        self._hurry(block)
                     continue
                 if owner is None and ahead + file.size_of(number) > self.memory_limit // 2:
                     break  # it would be dropped again before it is read
@@ -143,7 +145,7 @@ class Fetcher:
                 elif block.place is Place.READY:
                     found[at] = self._memory.take(block, cost)
                 else:
-                    self._queue.hurry(block)
+                    self._hurry(block)
                     block.waiters += 1
                     waited.append((at, block))
         # Looked for here, as handing them to another thread would take longer.
@@ -159,7 +161,7 @@ class Fetcher:
                     else:
                         block.place = Place.WAITING  # it never was in the queue, whose bytes are counted
                         self._memory.blocks[block.key] = block
-                self._queue.hurry(block)
+                self._hurry(block)
                 block.waiters += 1
                 if data is not None and block.place is not Place.READY:
                     block.cost.cache_hits += 1
@@ -203,6 +205,12 @@ class Fetcher:
         self._queue.push(block)
         self._call_for_work()
 
+    def _hurry(self, block: Block) -> None:
+        """Have a block fetched first; threads may have left it for a longer request."""
+        self._queue.hurry(block)
+        if block.place is Place.QUEUED:
+            self._call_for_work()
+
     def _call_for_work(self) -> None:
         if self._idle:
             self._work.notify()
@@ -213,6 +221,16 @@ class Fetcher:
     def _most_running(self) -> int:
         """Return how many requests may run: as many as pay off, or all that may where somebody waits."""
         return self._max_connections if self._queue.is_urgent else self._pace.connections
+
+    def _may_ask(self) -> bool:
+        """Say whether another request may be sent now."""
+        running = self._running - self._hedged
+        enough = self._queue.is_urgent or running < FEW_REQUESTS or self._queue.bytes >= self._long_request()
+        return enough and running < self._most_running()
+
+    def _long_request(self) -> int:
+        """Return how much is asked for at once: what all connections bring must fit into half of what may be held."""
+        return min(LONG_REQUEST_BYTES, self.memory_limit // (2 * self._pace.connections))
 
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
@@ -246,8 +264,8 @@ class Fetcher:
                 if self._second:  # bounded where they are made
                     self._running += 1
                     return self._second.popleft()
-                if self._running - self._hedged < self._most_running() and (
-                    blocks := self._queue.take(self._pace.connections - self._running)
+                if self._may_ask() and (
+                    blocks := self._queue.take(self._pace.connections - self._running, self._long_request())
                 ):
                     self._running += 1
                     if self._queue:

@@ -26,6 +26,8 @@ __all__ = ["LookAhead"]
 
 # How many ranges of steps are named at most before one is read: naming takes time that the first batch would wait for.
 RANGES_AT_ONCE = 16
+# Ranges are named together once this many times as many were named: what is too much is then a small part of it all.
+RANGES_PER_EXTRA = 16
 
 _readers = count()
 
@@ -51,6 +53,7 @@ class LookAhead:
         self._located = LocatedAhead(schedule, rank, "short", first=start, stop=stop, each=each * RANGES_AT_ONCE)
         self._reader = next(_readers)
         self._start = self._next = start
+        self._named = 0  # ranges
         self._lock = threading.Lock()
         weakref.finalize(self, _forget, list(self._remote.values()), self._reader)
 
@@ -60,16 +63,22 @@ class LookAhead:
             return  # another thread is at it
         try:
             self._next = max(self._next, steps.start)
-            for _ in range(RANGES_AT_ONCE):
-                if (self._stop is not None and self._next >= self._stop) or not self._has_room():
-                    return
-                last = self._next + self._each
-                coming = range(self._next, last if self._stop is None else min(last, self._stop))
-                self._next = last
+            last = self._next + self._each * RANGES_AT_ONCE
+            last = last if self._stop is None else min(last, self._stop)
+            while self._next < last and self._has_room():
+                coming = range(self._next, min(last, self._next + self._portion()))
+                self._next = coming.stop
+                self._named += -(-len(coming) // self._each)
                 with suppress(HoldfastError):  # what cannot be read fails at its own step, or is skipped there
                     self._name(coming)
         finally:
             self._lock.release()
+
+    def _portion(self) -> int:
+        """Return how many steps are named together: at most those that were located together."""
+        located = self._each * RANGES_AT_ONCE
+        left = located - (self._next - self._start) % located
+        return min(left, self._each * max(1, self._named // RANGES_PER_EXTRA))
 
     def _has_room(self) -> bool:
         none = np.empty(0, dtype=np.int64)

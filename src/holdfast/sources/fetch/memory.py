@@ -12,6 +12,10 @@ from holdfast.sources.fetch.transport import Data
 
 __all__ = ["BlockMemory"]
 
+# A reader that has named as much as may be held names more when this part of it was read: many blocks at a time make
+# few, long requests.
+REFILL_PART = 8
+
 
 class BlockMemory:
     """The blocks that a fetcher knows, and the bytes of those that have come.
@@ -28,6 +32,7 @@ class BlockMemory:
         self._read: OrderedDict[Key, Block] = OrderedDict()  # the one read longest ago first
         self._unread: OrderedDict[Key, Block] = OrderedDict()  # named by a reader that is still to come
         self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
+        self._full: set[int] = set()  # readers that have named enough for now
 
     def name(self, owner: int, size: int) -> None:
         """Count bytes that a reader has named."""
@@ -35,7 +40,12 @@ class BlockMemory:
 
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
-        return self._ahead.get(owner, 0) < self.limit
+        ahead = self._ahead.get(owner, 0)
+        if ahead >= self.limit:
+            self._full.add(owner)
+        elif ahead <= self.limit - self.limit // REFILL_PART:
+            self._full.discard(owner)
+        return owner not in self._full
 
     def is_abandoned(self, block: Block) -> bool:
         """Say whether the reader that named a block is gone, and nobody waits for it."""
@@ -43,6 +53,7 @@ class BlockMemory:
 
     def forget(self, owner: int) -> None:
         """Forget a reader: what it named and is here counts as read."""
+        self._full.discard(owner)
         if self._ahead.pop(owner, None) is None:
             return
         for key, block in list(self._unread.items()):
