@@ -63,7 +63,7 @@ class Schedule:
         self.skips = tuple(skips)
         self.masks = tuple(masks)
         check_masks(self.masks, order)
-        self.epochs = 1 if epochs is None and order.length is not None else epochs
+        self.epochs = self._ends(epochs)
         if epochs is not None and epochs < 1:
             raise ConfigError("epochs must be at least 1", epochs=epochs)
         if not self.segments or self.segments[0].start_step != 0:
@@ -225,7 +225,11 @@ class Schedule:
 
     def ending(self, epochs: int | None) -> Schedule:
         """Return the same schedule with another number of epochs."""
-        return self._with(epochs=epochs)
+        return self if self._ends(epochs) == self.epochs else self._with(epochs=epochs)
+
+    def _ends(self, epochs: int | None) -> int | None:
+        """Return after how many epochs there is an end: an order that has one ends after its first."""
+        return 1 if epochs is None and self.order.length is not None else epochs
 
     def _with(self, **changes: Any) -> Schedule:
         """Return this schedule with other values for some of its arguments."""

@@ -125,6 +125,8 @@ class Kept:
             if indices[-1] >= length:
                 raise OrderError("a skip names no sample of the source", source=name, index=indices[-1], length=length)
             self._samples[numbers[name]] = Indices(np.array(indices, dtype=np.int64))
+        self.trivial = not len(self._starts) and not self._samples
+        """Whether nothing is skipped."""
         if all(
             source in self._samples and len(self._samples[source]) >= _final_length(order.cycles[source])
             for source in order.endless_sources()
@@ -136,11 +138,6 @@ class Kept:
         # Samples that are skipped anyway and stand inside a skipped interval must not be counted twice.
         self._only_interval = lengths - (self._occurrences(self._stops) - self._occurrences(self._starts))
         self._before_interval = np.concatenate(([0], np.cumsum(self._only_interval)))
-
-    @property
-    def trivial(self) -> bool:
-        """Whether nothing is skipped."""
-        return not len(self._starts) and not self._samples
 
     def intervals(self) -> list[tuple[int, int]]:
         """Return the skipped intervals of positions."""

@@ -11,7 +11,7 @@ from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, derive_key
 from holdfast.order.cycle import rows_by_number
 from holdfast.order.numbers import Index, Int64, Position, Positions
-from holdfast.sources import Columns, Source
+from holdfast.sources import Columns
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
 from holdfast.stream.collate import merge_columns
@@ -36,42 +36,34 @@ def read_samples(
     sources: Sequence[NamedSource], positions: Positions, located: Located, on_error: OnError = "raise"
 ) -> tuple[list[Sample | None], list[Failed]]:
     """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
-    if len(sources) == 1:
-        return _samples(sources[0], positions, located, on_error)
     samples: list[Sample | None] = [None] * len(positions)
     failed: list[Failed] = []
     for number, rows, part, own in _by_source(len(sources), positions, located):
-        found, lost = _samples(sources[number], own, part, on_error)
-        failed += lost
+        source = sources[number]
+        found, transform, seeded = _rows(source, part, own, on_error, failed), source.transform, source.seeded
+        for row, sample in enumerate(found):
+            if sample is None or transform is None:
+                continue
+            try:
+                found[row] = transform(sample, rng=_rng(source, part, row)) if seeded else transform(sample)
+            except Exception as cause:
+                index, position = Index(int(part.index[row])), Position(int(own[row]))
+                if on_error == "raise":
+                    raise _failure(cause, source, index, position) from cause
+                failed.append(Failed(source.name, index, position, repr(cause)))
+                found[row] = None
+        if len(sources) == 1:
+            return found, failed
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples, failed
 
 
-def _samples(
-    source: NamedSource, positions: Positions, located: Located, on_error: OnError
-) -> tuple[list[Sample | None], list[Failed]]:
-    failed: list[Failed] = []
-    samples = _rows(source, located, positions, on_error, failed)
-    transform, seeded = source.transform, source.seeded
-    if transform is None:
-        return samples, failed
-    for row, sample in enumerate(samples):
-        if sample is None:
-            continue
-        try:
-            samples[row] = transform(sample, rng=_rng(source, located, row)) if seeded else transform(sample)
-        except Exception as cause:
-            index, position = Index(int(located.index[row])), Position(int(positions[row]))
-            if on_error == "raise":
-                raise _failure(cause, source, index, position) from cause
-            failed.append(Failed(source.name, index, position, repr(cause)))
-            samples[row] = None
-    return samples, failed
-
-
 def _by_source(count: int, positions: Positions, located: Located) -> Iterator[tuple[int, Int64, Located, Positions]]:
     """Yield the number of every source that samples are of, which these are, and where they stand."""
+    if count == 1:
+        yield 0, np.arange(len(positions)), located, positions
+        return
     rows, bounds = rows_by_number(located.source, count)
     ordered, own = located.part(rows), positions[rows]
     for number, (start, stop) in enumerate(pairwise(bounds)):
@@ -89,19 +81,15 @@ def sample_rng(*key: int | str) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=words))
 
 
-def _read(source: Source, located: Located) -> Columns:
-    """Read samples, of a source that differs from epoch to epoch as they are in theirs."""
-    read_at = getattr(source, "read_at", None)
-    columns: Columns = source.read(located.index) if read_at is None else read_at(located.index, located.epoch)
-    if "__valid__" in columns:
-        raise SourceError("a column cannot be called __valid__: batches say there which samples are real")
-    return columns
-
-
 def _columns(source: NamedSource, located: Located, positions: Positions) -> Columns:
     columns: Columns | None = None
     try:
-        columns = _read(source.source, located)
+        # A source that differs from epoch to epoch is read as it is in theirs.
+        read_at = getattr(source.source, "read_at", None)
+        read = source.source.read(located.index) if read_at is None else read_at(located.index, located.epoch)
+        if "__valid__" in read:
+            raise SourceError("a column cannot be called __valid__: batches say there which samples are real")
+        columns = read
         return columns if source.column_transform is None else source.column_transform(columns)
     except Exception as cause:
         if len(positions) == 1:
