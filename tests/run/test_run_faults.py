@@ -15,8 +15,10 @@ from tests.run.job import QUICK, make_job, train
 from tests.run.lives import kill_at, live
 
 import holdfast.run.attempt
+import holdfast.run.checkpoints
 import holdfast.run.compact
 import holdfast.run.recorder
+import holdfast.run.saving
 import holdfast.run.snapshot
 from holdfast.errors import RunLockedError
 from holdfast.run import RunLog, RunOptions
@@ -143,6 +145,29 @@ def test_checkpoints_are_taken_by_the_clock_where_the_steps_do_not_say_when(tmp_
         folder = tmp_path / str(minutes)
         trained(folder, steps=6, options=RunOptions(save_every=None, save_minutes=minutes, handle_signals=False))
         assert [event["step"] for event in RunLog(folder).events("checkpoint")] == expected
+
+
+def test_a_save_of_the_last_step_that_fails_under_way_is_made_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whether a rank has noticed the failure by then must not decide what it does: all ranks save together."""
+    save, refused = holdfast.run.checkpoints.async_save, [10]
+    (tmp_path / "file").write_bytes(b"")
+
+    def fails_once(state: Any, path: Path, *, step: int, **more: Any) -> Any:
+        if step in refused:
+            refused.remove(step)
+            path = tmp_path / "file" / path.name
+        return save(state, path, step=step, **more)
+
+    monkeypatch.setattr(holdfast.run.checkpoints, "async_save", fails_once)
+    monkeypatch.setattr(holdfast.run.saving.Saving, "poll", lambda saving: None)  # it takes longer than the last step
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=10))
+    job.loader.close()
+    log = RunLog(tmp_path / "run")
+    assert [event["step"] for event in log.events("save_failed")] == [10]
+    assert [event["step"] for event in log.events("checkpoint")] == [0, 5, 10]
 
 
 def test_the_buckets_sum_to_the_wall_clock_over_a_crash_and_a_stall(tmp_path: Path) -> None:

@@ -329,6 +329,8 @@ class Loop:
 
     def _save(self, reason: str, *, wait: bool = False) -> None:
         self._write_all()
+        if wait:  # for a save of this very step too: if it fails, all ranks know it and save again
+            self._saving.wait()
         if self.attempt.step != self.attempt.saved_step and self._is_owed():
             self.attempt.event("unsaved", step=self.attempt.step, reason="batches are to be handed out once more")
         elif self.attempt.step != self.attempt.saved_step:
@@ -337,8 +339,6 @@ class Loop:
                 _warn("gradients that wait for an optimizer are not saved: call run.step() once per optimizer step")
             self._saving.save(reason, wait=wait)
             self._metrics.write()
-        elif wait:
-            self._saving.wait()
 
     def _is_owed(self) -> bool:
         """Return whether the loader of any rank is ahead of what a checkpoint would count; all ranks call it."""
