@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
-from holdfast.sources import Columns, Ragged
+from holdfast.sources import Columns, Ragged, Source
 
 T = TypeVar("T")
 
@@ -29,6 +29,12 @@ def ragged(columns: Columns, name: str) -> Ragged:
     column = columns[name]
     assert isinstance(column, Ragged)
     return column
+
+
+def answer_first_values(source: Source, indices: NDArray[np.int64], name: str, answers: Any) -> None:
+    """Read in a child process. It stands here because a child that is not forked imports the module it stands in."""
+    column = plain(source.read(indices), name)
+    answers.put(column.reshape(len(column), -1)[:, 0].tolist())
 
 
 def rows(*indices: int) -> NDArray[np.int64]:

@@ -12,12 +12,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from tests.sources.support import plain, ragged, rows
+from tests.sources.support import answer_first_values, plain, ragged, rows
 
 import holdfast.sources
 from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.errors import ConfigError, SourceFormatError
-from holdfast.sources import ArraySource, ConcatSource, JsonlSource, PackedSource, Ragged, Source
+from holdfast.sources import ArraySource, ConcatSource, JsonlSource, PackedSource, Ragged
 from holdfast.testing import check_source
 
 
@@ -84,17 +84,13 @@ def test_nothing_to_join_is_refused() -> None:
         ConcatSource([])
 
 
-def read_in_process(source: Source, answers: Any) -> None:
-    answers.put(plain(source.read(rows(9, 2)), "id").tolist())
-
-
 @pytest.mark.parametrize("context", [multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")])
 def test_a_source_open_in_its_parent_reads_in_a_child(tmp_path: Path, context: Any) -> None:
     (tmp_path / "a.jsonl").write_text("".join(f'{{"id": {i}}}\n' for i in range(20)))
     source = JsonlSource(tmp_path / "a.jsonl")
     source.read(rows(0))
     answers = context.Queue()
-    child = context.Process(target=read_in_process, args=(source, answers))
+    child = context.Process(target=answer_first_values, args=(source, rows(9, 2), "id", answers))
     child.start()
     assert answers.get(timeout=60) == [9, 2]
     child.join()

@@ -18,7 +18,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.sources.servers import FaultyServer
-from tests.sources.support import plain, ragged, rows, through_pickle
+from tests.sources.support import answer_first_values, plain, ragged, rows, through_pickle
 
 from holdfast.errors import ConfigError, RemoteReadError, SourceChangedError
 from holdfast.sources import JsonlSource, ParquetSource, RemoteOptions, Source, TarSource, TokenFileSource
@@ -284,10 +284,6 @@ def test_a_remote_file_has_the_fingerprint_of_the_same_file_on_disk(
     assert remote["shard"].fingerprint() == TarSource(tmp_path / "shard.tar").fingerprint()
 
 
-def read_in_process(source: Source, answers: multiprocessing.Queue[list[int]]) -> None:
-    answers.put(plain(source.read(rows(3, 1)), "tokens")[:, 0].tolist())
-
-
 @pytest.mark.parametrize("context", [multiprocessing.get_context("fork"), multiprocessing.get_context("spawn")])
 def test_a_source_used_by_its_parent_is_read_in_a_child_too(
     server: FaultyServer, options: RemoteOptions, context: Any
@@ -295,7 +291,7 @@ def test_a_source_used_by_its_parent_is_read_in_a_child_too(
     source = TokenFileSource(server.url("tokens.bin"), 50, remote=options)
     source.read(rows(0))
     answers: multiprocessing.Queue[list[int]] = context.Queue()
-    child = context.Process(target=read_in_process, args=(source, answers))
+    child = context.Process(target=answer_first_values, args=(source, rows(3, 1), "tokens", answers))
     child.start()
     assert answers.get(timeout=60) == [150, 50]
     child.join()
