@@ -106,6 +106,16 @@ def test_a_jump_that_comes_back_is_a_spike_and_a_warning(seed: int, at: int, len
     assert found_by(DivergentTrainingDetector(), signal("loss", loss)) == ()
 
 
+@given(seed=st.integers(0, 5000), heights=st.lists(st.floats(1e2, 1e5), min_size=1, max_size=6))
+def test_batches_out_of_all_proportion_do_not_hide_each_other(seed: int, heights: list[float]) -> None:
+    loss = falling_loss(600, seed=seed)
+    at = np.sort(np.random.default_rng(seed).choice(np.arange(150, 580, 10), len(heights), replace=False))
+    loss[at] += heights
+    (found,) = found_by(LossSpikeDetector(), signal("loss", loss))
+    assert found.severity is Severity.WARNING
+    assert (found.first_step, found.last_step) == (at[0], at[-1])
+
+
 def test_a_jump_the_log_ends_in_is_a_critical_spike() -> None:
     loss = [2.78, 2.77, 2.77, 2.78, 8.7, 8.2, 7.5, 6.8]
     (found,) = found_by(LossSpikeDetector(), signal("loss", loss))

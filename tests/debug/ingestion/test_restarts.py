@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.ingestion import read_path
+from holdfast.debug.ingestion.reading_rules import StepRule
 from holdfast.debug.ingestion.restarts import Counters, divide_runs
 from holdfast.debug.ingestion.steps import repair_steps
 
@@ -141,4 +142,25 @@ def test_an_epoch_that_begins_again_begins_another_run_whatever_the_loss_does(tm
     rows = [(n, 1.0 / (k + n + 1)) for k in (0, 9, 30) for n in range(1, 12 - k // 10)]
     path = tmp_path / "results.csv"
     path.write_text("epoch,train_loss\n" + "".join(f"{n},{x}\n" for n, x in rows))
+    assert len(MLSystemsDebugger(plugins=False).debug(path).runs) == 3
+
+
+def test_what_going_back_means_can_be_changed_by_name(tmp_path: Path) -> None:
+    steps = np.array([*range(0, 400, 10), 290, *range(300, 600, 10)], dtype=np.float64)
+    assert [event["type"] for event in repair_steps(steps).events] == ["restart"]
+    assert repair_steps(steps, rule=StepRule(late_strides=20, disorder_share=0.5, near_start_share=0.9)).events == ()
+    path = tmp_path / "metrics.csv"
+    path.write_text("step,loss\n" + "".join(f"{int(step)},{2 / (n + 1)}\n" for n, step in enumerate(steps)))
+    (run,) = (
+        MLSystemsDebugger(plugins=False, thresholds={"reading": {"restarts.steps.near_start_share": 0.9}})
+        .debug(path)
+        .runs
+    )
+    assert any("counted on" in note for note in run.notes)
+
+
+def test_only_epochs_in_a_text_that_begin_again_begin_another_run(tmp_path: Path) -> None:
+    rows = [(n, 1.0 / (k + n + 1)) for k in (0, 9, 30) for n in range(1, 12 - k // 10)]
+    path = tmp_path / "train.log"
+    path.write_text("".join(f"Epoch {n} loss: {x:.5f}\n" for n, x in rows))
     assert len(MLSystemsDebugger(plugins=False).debug(path).runs) == 3

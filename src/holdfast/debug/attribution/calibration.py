@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import ConfigError
+from holdfast.versioned import Format
 
 __all__ = ["Calibration", "expected_calibration_error", "fit_table"]
 
@@ -60,10 +61,7 @@ class Calibration:
 
     def as_json(self) -> dict[str, Any]:
         """Return the tables as they are stored."""
-        tables = {"findings": self.findings, "causes": self.causes, "learned": self.learned}
-        if self.unwitnessed is not None:
-            tables["unwitnessed"] = self.unwitnessed
-        return {"version": 1, **{name: [list(point) for point in table] for name, table in tables.items()}}
+        return STORED.to_json(_Stored(self.findings, self.causes, self.learned, self.unwitnessed))
 
     @classmethod
     def load(cls, path: Path | None = None) -> Calibration:
@@ -88,11 +86,10 @@ class Calibration:
         """Return the tables out of what :meth:`as_json` gave.
 
         Raises:
-            KeyError, TypeError, ValueError: the tables are missing or invalid.
+            ConfigError: the tables are missing or invalid, or of a newer release.
         """
-        tables = {name: _checked(body[name]) for name in ("findings", "causes", "learned")}
-        bare = body.get("unwitnessed")
-        return cls(**tables, unwitnessed=None if bare is None else _checked(bare))
+        stored = STORED.from_json(body)
+        return cls(stored.findings, stored.causes, stored.learned, stored.unwitnessed)
 
     def raw_finding(self, confidence: float) -> float:
         """The raw confidence behind a finding's calibrated one: the middle of those that give it, or come nearest."""
@@ -103,13 +100,24 @@ class Calibration:
         return _look_back(self.learned if method == "learned" else self.causes, confidence)
 
 
-def _checked(points: Sequence[Sequence[float]]) -> Table:
-    table = tuple((float(raw), float(share)) for raw, share in points)
-    if len(table) < 2 or any(not 0 <= share <= 1 for _, share in table):
-        raise ValueError("a table needs at least two points with shares between 0 and 1")
-    if any(b[0] <= a[0] or b[1] < a[1] for a, b in itertools.pairwise(table)):
-        raise ValueError("the points of a table must rise")
-    return table
+@dataclass(frozen=True, slots=True)
+class _Stored:
+    """The tables as they are stored."""
+
+    findings: Table
+    causes: Table
+    learned: Table
+    unwitnessed: Table | None = None
+
+    def __post_init__(self) -> None:
+        for table in (self.findings, self.causes, self.learned, self.unwitnessed or IDENTITY):
+            if len(table) < 2 or any(not 0 <= share <= 1 for _, share in table):
+                raise ValueError("a table needs at least two points with shares between 0 and 1")
+            if any(b[0] <= a[0] or b[1] < a[1] for a, b in itertools.pairwise(table)):
+                raise ValueError("the points of a table must rise")
+
+
+STORED = Format("calibration table", _Stored, error=ConfigError, version_error=ConfigError)
 
 
 def _look_up(table: Table, raw: float) -> float:

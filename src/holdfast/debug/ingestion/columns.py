@@ -70,7 +70,7 @@ def read_columns(
 
     Several runs in the rows are told apart, unless ``divide`` is false.
     """
-    reading = Reading()
+    reading, rule = Reading(), rule or RestartRule()
     # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
     columns = [c for c in columns if c.name and not c.name.endswith(("__MIN", "__MAX")) and not _INDEX.match(c.name)]
     columns = _from_long_form(columns, labels)
@@ -89,11 +89,7 @@ def read_columns(
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
     # An epoch is never counted again within a run: where it stands for the step, going back begins another.
     whole = step is None or plain(step.name) in _WHOLE_RUN
-    begins = (
-        _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule or RestartRule())
-        if divide and reading.has_step
-        else [0]
-    )
+    begins = _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule) if divide and reading.has_step else [0]
     for begin, end in zip(begins, [*begins[1:], count], strict=True):
         one = reading if begin == 0 else Reading()
         if one is not reading:
@@ -105,14 +101,16 @@ def read_columns(
                 continue
             part = rest if own is None else [restrict(column, own, count) for column in rest]
             axis = repair_steps(
-                steps if own is None else steps[own], None if epochs is None else epochs if own is None else epochs[own]
+                steps if own is None else steps[own],
+                None if epochs is None else epochs if own is None else epochs[own],
+                rule=rule.steps,
             )
             named = [
                 _named(column, prefix, layer, replica)
                 for column in part
                 if len(column.values) or column.placeholder_rows is not None
             ]
-            one.signals += Table(axis, named).signals()
+            one.signals += Table(axis, named, rule.means).signals()
             one.notes += [note for note in axis.notes if note not in one.notes]
             one.events += axis.events
     return reading

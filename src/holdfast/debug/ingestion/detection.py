@@ -24,8 +24,6 @@ from holdfast.errors import UnreadableLogError
 __all__ = ["default_formats", "rank_formats", "read_file"]
 
 _LEAST = 0.15
-MIN_READ_SHARE = 0.5
-"""A format that reads less of the lines that look like training gives way to one that reads more."""
 
 
 def default_formats(limits: Limits | None = None) -> list[LogFormat]:
@@ -76,7 +74,7 @@ def read_file(
         log = _attempt(form, file, refusals)
         if log is not None and (best is None or _grasp(log) > _grasp(best)):
             best = log
-        if best is not None and _is_telling(best) and _share(best) >= MIN_READ_SHARE:
+        if best is not None and _is_telling(best) and _share(best) >= file.limits.text.read_share:
             break
     crashed = read_crash(file) if file.is_text and (best is None or not _is_telling(best)) else None
     if best is not None and crashed is not None:

@@ -17,8 +17,6 @@ from holdfast.debug.ingestion.run_log import RunLog
 
 __all__ = ["with_ending"]
 
-MIN_NUMBERS_SHARE = 0.4
-"""The share of a line's cells that are numbers in a row of a table: a frame of a traceback has one in six."""
 _SEPARATORS = str.maketrans(",;|\t[](){}", " " * 10)
 
 
@@ -27,7 +25,7 @@ def with_ending(log: RunLog, file: LogFile) -> RunLog:
     scanner = CrashScanner()
     for number, line in enumerate(file.tail_lines(), 1):
         line = clean_line(line)
-        if _is_row(line):
+        if _is_row(line, file.limits.ending.numbers_share):
             scanner.went_on()
             continue
         for part in apart_from_traceback(line):
@@ -42,10 +40,10 @@ def with_ending(log: RunLog, file: LogFile) -> RunLog:
     return replace(log, events=(*log.events, *events))
 
 
-def _is_row(line: str) -> bool:
+def _is_row(line: str, numbers_share: float) -> bool:
     """Return whether a line is a record or mostly numbers."""
     if line.lstrip().startswith("{"):
         return json_object(line) is not None
     cells = line.translate(_SEPARATORS).split()
     numbers = sum(number_of(cell) is not None or cell.lower() in PLACEHOLDERS for cell in cells)
-    return bool(cells) and numbers >= MIN_NUMBERS_SHARE * len(cells)
+    return bool(cells) and numbers >= numbers_share * len(cells)

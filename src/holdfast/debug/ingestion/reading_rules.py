@@ -5,9 +5,44 @@ Reachable as ``reading.restarts``, ``reading.ending`` and ``reading.text`` in a 
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
-__all__ = ["EndingRule", "RestartRule", "TextRule"]
+__all__ = ["EndingRule", "RestartRule", "RunningMeanRule", "StepRule", "TextRule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StepRule:
+    """What a counter that goes back within one run means."""
+
+    late_share: float = 0.02
+    """A row may be late by this share of the run and still be put in its place: loggers flush within seconds."""
+    late_strides: float = 8.0
+    """Or by this many logging intervals."""
+    disorder_share: float = 0.1
+    """But never by more than this share of the run: that is a restart, however coarse the log."""
+    resumes_share: float = 0.02
+    """Resumes are rare: more drops than this share of the rows (but at least three) are something else."""
+    near_start_share: float = 0.05
+    """The share of the run's span within which a pass over the data may begin."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RunningMeanRule:
+    """When a series is averaged or added up within each epoch."""
+
+    minimum_epochs: int = 8
+    """Epochs from which their ends are a series of their own."""
+    points_per_epoch: int = 8
+    """Points per epoch from which it shows how they settle."""
+    settling: float = 3.0
+    """How many times smaller the changes in the last third of an epoch are than at its beginning: a mean of n values
+    changes by one n-th of what a single one does, and batch losses change alike throughout."""
+    reset: float = 0.2
+    """A sum begins below this share of what the epoch before it ended at …"""
+    agreeing_share: float = 0.8
+    """… in this share of the epochs."""
+    rising_share: float = 0.9
+    """The share of its points that go up within an epoch."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -38,6 +73,10 @@ class RestartRule:
     """Letters from which the first line of a text, printed again, may say that its program was started again."""
     alike_launches: float = 0.5
     """The share of the stretches between such lines that may be equally long: those of an epoch are, runs seldom."""
+    steps: StepRule = field(default_factory=StepRule)
+    """What going back means where it begins no other run."""
+    means: RunningMeanRule = field(default_factory=RunningMeanRule)
+    """When an epoch is read at its end only."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,6 +89,8 @@ class EndingRule:
     """Lines after the last sign of a crash in a text without training, a long traceback's own ones included …"""
     share_after: float = 0.1
     """… or this share of the text: a program that prints more than that went on."""
+    numbers_share: float = 0.4
+    """The share of a line's cells that are numbers in a row of a table: a frame of a traceback has one in six."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,6 +103,8 @@ class TextRule:
     """The share of a line with a counter: little is enough, but a paragraph is not a row."""
     covered_lost: float = 0.25
     """The same where a number is lost: "WARNING: Loss is NaN, skipping batch" is worth reading."""
+    read_share: float = 0.5
+    """A format that reads less of the lines that look like training gives way to one that reads more."""
     sure_share: float = 0.5
     """What of that share is enough where a number is lost ("nan" is half as long as "0.5217") or the counter has its
     total, as on a progress bar, which is long whatever it tells."""

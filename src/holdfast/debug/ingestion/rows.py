@@ -235,7 +235,8 @@ class RowCollector:
         steps = _floats(self._steps, shared=ended)
         if self.prefer_logged_step:
             steps = self._logged_step(steps)
-        if epochs is not None and not np.isfinite(steps).any() and np.isfinite(epochs).any():
+        only_epochs = epochs is not None and not np.isfinite(steps).any() and bool(np.isfinite(epochs).any())
+        if only_epochs and epochs is not None:
             steps, epochs = epochs, None
         columns = self._columns(kinds, shared=ended)
         series = main_column(columns)
@@ -246,7 +247,7 @@ class RowCollector:
             main[series.rows] = True
         begins = [0]
         if divide and count:
-            begins = self._begins(steps, epochs, level, main)
+            begins = self._begins(steps, epochs, level, main, only_epochs=only_epochs)
         readings = []
         for begin, end in zip(begins, [*begins[1:], count], strict=True):
             rows = np.arange(begin, end)
@@ -257,14 +258,18 @@ class RowCollector:
                 None if epochs is None else epochs[begin:end],
                 None if main is None else main[begin:end],
                 pass_length=self._pass_length,
+                rule=self._limits.restarts.steps,
             )
-            signals = Table(axis, [c for c in own if len(c.values) or c.placeholder_rows is not None]).signals()
+            filled = [column for column in own if len(column.values) or column.placeholder_rows is not None]
+            signals = Table(axis, filled, self._limits.restarts.means).signals()
             readings.append(Reading(signals, list(axis.notes), list(axis.events), rows=None if whole else (begin, end)))
         readings[0].notes = [*self.notes, *readings[0].notes]
         readings[0].later = readings[1:]
         return readings[0]
 
-    def _begins(self, steps: Floats, epochs: Floats | None, level: Floats | None, main: Mask | None) -> list[int]:
+    def _begins(
+        self, steps: Floats, epochs: Floats | None, level: Floats | None, main: Mask | None, *, only_epochs: bool
+    ) -> list[int]:
         """Return the rows at which runs begin, by the rows that hold the main series."""
         rows = np.arange(len(steps)) if main is None else np.flatnonzero(main)
         if self._launches and epochs is None and not np.isfinite(steps).any():
@@ -275,6 +280,7 @@ class RowCollector:
             None if level is None else level[rows],
             np.searchsorted(rows, self._marks).tolist(),
             self._pass_length,
+            whole_run=only_epochs,
             rule=self._limits.restarts,
         )
         begins = rows[divide_runs(counters)]

@@ -12,69 +12,64 @@ import itertools
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.reading_rules import RunningMeanRule
+
 __all__ = ["at_epoch_ends"]
 
 Floats = NDArray[np.float64]
 
-MIN_EPOCHS = 8
-"""Epochs from which their ends are a series of their own."""
-MIN_POINTS_PER_EPOCH = 8
-"""Points per epoch from which it shows how they settle."""
-MIN_SETTLING = 3.0
-"""How many times smaller the changes in the last third of an epoch are than at its beginning: a mean of n values
-changes by one n-th of what a single one does, and batch losses change alike throughout."""
-MAX_RESET = 0.2
-"""A sum begins below this share of what the epoch before it ended at …"""
-MIN_AGREEING_SHARE = 0.8
-"""… in this share of the epochs."""
-MIN_RISING_SHARE = 0.9
-"""The share of its points that go up within an epoch."""
 
-
-def at_epoch_ends(steps: Floats, values: Floats, boundaries: Floats | None) -> NDArray[np.int64] | None:
+def at_epoch_ends(
+    steps: Floats, values: Floats, boundaries: Floats | None, rule: RunningMeanRule
+) -> NDArray[np.int64] | None:
     """Return the points to keep of a series that is averaged or summed up within each epoch; None for any other.
 
     Args:
         steps: where the points stand, in order.
         values: the series.
         boundaries: the first step of each epoch but the first.
+        rule: when a series is averaged or added up.
     """
-    if boundaries is None or len(boundaries) < MIN_EPOCHS or len(values) < MIN_EPOCHS * MIN_POINTS_PER_EPOCH:
+    if (
+        boundaries is None
+        or len(boundaries) < rule.minimum_epochs
+        or len(values) < rule.minimum_epochs * rule.points_per_epoch
+    ):
         return None
     begins = np.unique(np.searchsorted(steps, np.concatenate(([steps[0]], boundaries))))
     begins = begins[begins < len(values)]
     ends = np.append(begins[1:], len(values))
     usual = float(np.median(ends - begins))
-    whole = np.flatnonzero((ends - begins) >= MIN_POINTS_PER_EPOCH)
-    if usual < MIN_POINTS_PER_EPOCH or len(whole) < MIN_EPOCHS:
+    whole = np.flatnonzero((ends - begins) >= rule.points_per_epoch)
+    if usual < rule.points_per_epoch or len(whole) < rule.minimum_epochs:
         return None
     epochs = [values[begins[n] : ends[n]] for n in whole]
-    if not (_sums(epochs) or _means(epochs)):
+    if not (_sums(epochs, rule) or _means(epochs, rule)):
         return None
     complete = 2 * (ends - begins) >= usual  # The last epoch may have just begun.
     lost = np.flatnonzero(~np.isfinite(values))
-    return np.union1d(ends[complete] - (2 if _sums_up_beside(epochs) else 1), lost)
+    return np.union1d(ends[complete] - (2 if _sums_up_beside(epochs, rule) else 1), lost)
 
 
-def _sums_up_beside(epochs: list[Floats]) -> bool:
+def _sums_up_beside(epochs: list[Floats], rule: RunningMeanRule) -> bool:
     """Return whether the last value of each epoch is another one's, as a summary with a held-out loss after it."""
     changes = np.abs([np.diff(epoch[-3:]) for epoch in epochs])
     before, last = np.nanmedian(changes, axis=0)
-    return bool(last > MIN_SETTLING * before)
+    return bool(last > rule.settling * before)
 
 
-def _sums(epochs: list[Floats]) -> bool:
+def _sums(epochs: list[Floats], rule: RunningMeanRule) -> bool:
     """Return whether the values go up within each epoch, and begin near nothing again with the next."""
-    rising = [float(np.mean(np.diff(epoch) >= 0.0)) >= MIN_RISING_SHARE for epoch in epochs]
-    again = [0.0 <= after[0] < MAX_RESET * before[-1] for before, after in itertools.pairwise(epochs)]
-    return float(np.mean(rising)) >= MIN_AGREEING_SHARE and float(np.mean(again)) >= MIN_AGREEING_SHARE
+    rising = [float(np.mean(np.diff(epoch) >= 0.0)) >= rule.rising_share for epoch in epochs]
+    again = [0.0 <= after[0] < rule.reset * before[-1] for before, after in itertools.pairwise(epochs)]
+    return float(np.mean(rising)) >= rule.agreeing_share and float(np.mean(again)) >= rule.agreeing_share
 
 
-def _means(epochs: list[Floats]) -> bool:
+def _means(epochs: list[Floats], rule: RunningMeanRule) -> bool:
     """Return whether the values settle within each epoch, as the mean of more and more batches does."""
     changes = [np.abs(np.diff(epoch[np.isfinite(epoch)])) for epoch in epochs]
     first = np.concatenate([change[: max(2, len(change) // 6)] for change in changes])
     last = np.concatenate([change[-max(2, len(change) // 3) :] for change in changes])
     if not len(first) or not len(last):
         return False
-    return float(np.median(first)) >= MIN_SETTLING * float(np.median(last)) > 0.0
+    return float(np.median(first)) >= rule.settling * float(np.median(last)) > 0.0

@@ -14,21 +14,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from holdfast.debug.ingestion.reading_rules import StepRule
+
 __all__ = ["StepAxis", "fill_gaps", "repair_steps"]
 
 Floats = NDArray[np.float64]
 Mask = NDArray[np.bool_]
-
-MAX_LATE_SHARE = 0.02
-"""A row may be late by this share of the run and still be put in its place: loggers flush within seconds."""
-MAX_LATE_STRIDES = 8.0
-"""Or by this many logging intervals."""
-MAX_DISORDER_SHARE = 0.1
-"""But never by more than this share of the run: that is a restart, however coarse the log."""
-MAX_RESUMES_SHARE = 0.02
-"""Resumes are rare: more drops than this share of the rows (but at least three) are something else."""
-NEAR_START_SHARE = 0.05
-"""The share of the run's span within which a pass over the data may begin."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +35,12 @@ class StepAxis:
 
 
 def repair_steps(
-    raw: Floats, epochs: Floats | None = None, main: Mask | None = None, *, pass_length: float | None = None
+    raw: Floats,
+    epochs: Floats | None = None,
+    main: Mask | None = None,
+    *,
+    pass_length: float | None = None,
+    rule: StepRule | None = None,
 ) -> StepAxis:
     """Make the step of every row of one run.
 
@@ -54,13 +50,16 @@ def repair_steps(
         main: the rows whose counter is the run's own; others (an evaluation that counts its own batches) are placed
             between them. All rows by default.
         pass_length: the steps of an epoch, where the log prints them.
+        rule: what going back means.
     """
     if len(raw) == 0:
         return StepAxis(raw)
     steps = fill_gaps(raw)
     whole_epochs = None if epochs is None else np.floor(fill_gaps(epochs) + 1e-9)
     own = np.arange(len(steps)) if main is None or not main.any() else np.flatnonzero(main)
-    axis = _repair_main(steps[own], None if whole_epochs is None else whole_epochs[own], pass_length)
+    axis = _repair_main(
+        steps[own], None if whole_epochs is None else whole_epochs[own], pass_length, rule or StepRule()
+    )
     if len(own) < len(steps):
         axis = _with_others(axis, steps, own)
     ordered = axis.steps if axis.order is None else axis.steps[axis.order]
@@ -87,7 +86,7 @@ def fill_gaps(values: Floats) -> Floats:
     return filled
 
 
-def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None) -> StepAxis:
+def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None, rule: StepRule) -> StepAxis:
     """Put right the counter of rows that all count the same thing."""
     rises = np.diff(steps)
     dropped = rises < 0
@@ -99,7 +98,7 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
         return StepAxis(steps)
     epoch_grows = epochs is not None and bool(np.all(epochs[drops] > epochs[drops - 1]))
     span = float(np.ptp(steps)) or 1.0
-    near_start = bool(np.all(steps[drops] <= steps[0] + NEAR_START_SHARE * span))
+    near_start = bool(np.all(steps[drops] <= steps[0] + rule.near_start_share * span))
     late = np.maximum.accumulate(steps)[drops - 1] - steps[drops]
     stride = _interval(steps) or 1.0
     if epoch_grows and epochs is not None:
@@ -109,11 +108,11 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
     if near_start and len(drops) * 2 <= len(steps) + 1 and not np.all(late <= stride):
         note = f"the step counter starts again {len(drops)} times; the passes are counted on"
         return StepAxis(_count_on(steps, drops), notes=(note,))
-    limit = min(max(MAX_LATE_STRIDES * stride, MAX_LATE_SHARE * span), MAX_DISORDER_SHARE * span)
+    limit = min(max(rule.late_strides * stride, rule.late_share * span), rule.disorder_share * span)
     if np.all(late <= limit) and len(drops) > 1:
         order = np.argsort(steps, kind="stable")
         return StepAxis(steps, order, notes=("rows were a little out of step order; they were put in order",))
-    if len(drops) <= max(3, MAX_RESUMES_SHARE * len(steps)):
+    if len(drops) <= max(3, rule.resumes_share * len(steps)):
         order, events = _drop_superseded(steps, drops)
         note = f"the run went back {len(events)} times and wrote steps again; the later writing is used"
         return StepAxis(steps, order, tuple(events), (note,))

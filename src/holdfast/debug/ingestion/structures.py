@@ -103,13 +103,16 @@ def read_structure(data: Any, limits: Limits, *, source_name: str = "", divide: 
     if kind == "golden":
         return _golden_values(data, limits)
     if kind == "series":
-        return _series(data)
+        return _series(data, limits)
     if kind == "numbers":
         numbers = [number_of(value) for value in data]
-        return read_columns(len(numbers), [Column(source_name or "loss", np.array(numbers, dtype=np.float64))], {})
+        column = Column(source_name or "loss", np.array(numbers, dtype=np.float64))
+        return read_columns(len(numbers), [column], {}, rule=limits.restarts)
     if kind == "triples":
         values = np.array([[number_of(cell) for cell in row] for row in data], dtype=np.float64)
-        table = Table(repair_steps(values[:, 1]), [Column(source_name or "value", values[:, 2])])
+        table = Table(
+            repair_steps(values[:, 1], rule=limits.restarts.steps), [Column(source_name or "value", values[:, 2])]
+        )
         return Reading(table.signals())
     if kind == "wrapped":
         name = next(name for name in _WRAPPERS if structure_of(data.get(name)))
@@ -154,7 +157,7 @@ def _columns(data: Mapping[str, Any], limits: Limits, source_name: str) -> Readi
         columns, labels = builder.finish()
         if spread and not any(is_ambient(name) for name in group):
             columns.append(Column("step", np.floor(np.linspace(count / length - 1, count - 1, length))))
-        part = read_columns(builder.count, columns, labels, source_name=source_name, divide=False)
+        part = read_columns(builder.count, columns, labels, source_name=source_name, divide=False, rule=limits.restarts)
         reading.has_step = reading.has_step or part.has_step
         reading.signals += part.signals
         reading.events += part.events
@@ -212,7 +215,7 @@ def _golden_values(data: Mapping[str, Any], limits: Limits) -> Reading:
         elif isinstance(values, list):
             start, interval = entry.get("start_step", 0), entry.get("step_interval", 1)
             series[str(name)] = {str(start + interval * number): value for number, value in enumerate(values)}
-    return _series(series)
+    return _series(series, limits)
 
 
 def _is_series(value: Any) -> bool:
@@ -225,7 +228,7 @@ def _is_series(value: Any) -> bool:
     return False
 
 
-def _series(data: Mapping[str, Any]) -> Reading:
+def _series(data: Mapping[str, Any], limits: Limits) -> Reading:
     steps = sorted({step for value in data.values() if _is_series(value) for step, _ in _pairs(value)})
     place = {step: row for row, step in enumerate(steps)}
     columns = []
@@ -252,8 +255,8 @@ def _series(data: Mapping[str, Any]) -> Reading:
                 np.array(sorted(blanks), dtype=np.int64) if blanks else None,
             )
         )
-    axis = repair_steps(np.array(steps, dtype=np.float64))
-    return Reading(Table(axis, columns).signals())
+    axis = repair_steps(np.array(steps, dtype=np.float64), rule=limits.restarts.steps)
+    return Reading(Table(axis, columns, limits.restarts.means).signals())
 
 
 def _pairs(value: Any) -> list[tuple[float, Any]]:

@@ -20,6 +20,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.debug.ingestion.names import EVALUATION_WORDS, Meaning, is_ambient, meaning_of, plain
+from holdfast.debug.ingestion.reading_rules import RunningMeanRule
 from holdfast.debug.ingestion.running_means import at_epoch_ends
 from holdfast.debug.ingestion.steps import StepAxis
 from holdfast.debug.types import Signal
@@ -74,12 +75,13 @@ class Table:
 
     axis: StepAxis
     columns: Sequence[Column]
+    means: RunningMeanRule = field(default_factory=RunningMeanRule)
 
     def signals(self) -> list[Signal]:
         """Make one signal per column, with its kind and what is known of its gaps."""
         metrics = [column for column in self.columns if not is_ambient(column.name)]
         if metrics and len(metrics) < len(self.columns):
-            return Table(self.axis, metrics).signals()
+            return Table(self.axis, metrics, self.means).signals()
         meanings = _with_losses([column.meaning or meaning_of(column.name) for column in self.columns], self.columns)
         positions = self._positions()
         missing = self._missing_rows(meanings)
@@ -91,7 +93,7 @@ class Table:
             steps, values = self._along_axis(column, positions)
             steps, values = _without_filler(steps, values)
             if meaning.kind in _AVERAGED:
-                kept = at_epoch_ends(steps, values, self.axis.epoch_boundaries)
+                kept = at_epoch_ends(steps, values, self.axis.epoch_boundaries, self.means)
                 steps, values = (steps, values) if kept is None else (steps[kept], values[kept])
             gone = missing.get(number)
             if gone is not None and len(gone):

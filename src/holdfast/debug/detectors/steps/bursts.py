@@ -46,6 +46,12 @@ class BurstRule:
     """How many times the next largest deviation a single point must reach to be believed; a pair three quarters."""
     standing_pair: float = 3.0
     """The same for two points or more."""
+    standing_group: float = 20.0
+    """The same for one of several that stand out together: bad samples come back, and must not hide each other …"""
+    group_points: int = 6
+    """… up to this many others …"""
+    group_share: int = 50
+    """… and one in n points."""
     standing_ratio: float = 1.6
     """The least multiple of the level such a point must reach."""
     standing_factors: float = 5.5
@@ -102,6 +108,7 @@ class BurstRule:
         raised = residual > self.shoulder * bar
         found = []
         for first, last in join_stretches(stretches_of(over), gap=max(2, self.minimum_points - 1)):
+            standing, group_standing = self._standing(residual, first, last)
             before = float(
                 np.median(shape.values[max(0, first - self.background_points) : first] if first else level[:1])
             )
@@ -121,7 +128,8 @@ class BurstRule:
                     noise=noise,
                     points=int(np.count_nonzero(over[first:last])),
                     recovered=recovered_share(before=before, peak=peak, after=after),
-                    standing=self._standing(residual, first, last),
+                    standing=standing,
+                    group_standing=group_standing,
                     extent=raised_around(raised, first, last),
                     chance=_chance(over, raised, first, last),
                 )
@@ -135,7 +143,7 @@ class BurstRule:
             return True
         least = max(self.standing_ratio, float(np.exp(min(self.standing_factors * factor, MAX_EXPONENT))))
         standing = self.standing_pair if burst.points >= 2 else self.standing
-        return burst.ratio > least and burst.standing > standing
+        return burst.ratio > least and (burst.standing > standing or burst.group_standing > self.standing_group)
 
     def hump(self, shape: Shape) -> Rise | None:
         """The widest kind of spike: the level climbs far above what it had been, stays a good while and comes back."""
@@ -219,13 +227,22 @@ class BurstRule:
         )
         return level, np.maximum.reduce(bars)
 
-    def _standing(self, residual: Array, first: int, last: int) -> float:
-        """Return how far a burst stands out among the other high points: an outlier among outliers, or one of many."""
+    def _standing(self, residual: Array, first: int, last: int) -> tuple[float, float]:
+        """Return how far a burst stands out among the other high points, and among those far below the highest of them.
+
+        The first tells an outlier among outliers from one of many; the second sees several that are out of all
+        proportion to the rest, each of which hides the others from the first.
+        """
         margin = self.minimum_points
         settled = residual[len(residual) // self.quiet_start : max(first - margin + 1, 0)]
         others = np.concatenate((settled, residual[last + margin :]))
-        largest = float(others.max()) if len(others) else 0.0
-        return float(residual[first:last].max()) / largest if largest > 0 else float("inf")
+        group = min(self.group_points, len(others) // self.group_share)
+        highest = np.sort(others)[::-1][: group + 1].tolist()
+        own = float(residual[first:last].max())
+        ratios = [
+            min((own, *highest[:place])) / rest if rest > 0 else float("inf") for place, rest in enumerate(highest)
+        ]
+        return (ratios[0], max(ratios)) if ratios else (float("inf"), float("inf"))
 
 
 def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last: int) -> float:

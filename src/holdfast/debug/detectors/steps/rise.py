@@ -38,6 +38,8 @@ class Rise:
     """How much of the rise was gone again at the end of the log: 1 is all of it."""
     standing: float = 1.0
     """For a burst: its height over the largest deviation anywhere else in the run after its beginning."""
+    group_standing: float = 1.0
+    """For a burst: the same for it and the few others that are as high, over the rest."""
     chance: float = 0.0
     """For a burst: how many as dense as it chance makes in the run."""
     extent: int = 0

@@ -60,7 +60,7 @@ class NamedListsFormat(LogFormat):
     def read(self, file: LogFile) -> RunLog:
         """Read every list."""
         readings = [
-            read_columns(max(len(values) for values in run.values()), _columns(run), {})
+            read_columns(max(map(len, run.values())), _columns(run), {}, rule=file.limits.restarts)
             for run in _runs(file)
         ]  # fmt: skip
         readings = [reading for reading in readings if reading.signals]
