@@ -160,6 +160,54 @@ def test_metadata_that_does_not_add_up_says_why(folder: Path, change: Callable[[
         load_metadata(pickle.dumps(metadata), file=".metadata")
 
 
+def longer_nothing(metadata: Metadata) -> None:
+    entry_of(metadata, "empty").size = torch.Size((0, 35))
+
+
+def index_with(name: str, offset: torch.Size | None) -> Callable[[Metadata], None]:
+    def change(metadata: Metadata) -> None:
+        (old,) = [index for index in metadata.storage_data if index.fqn == name]
+        metadata.storage_data[MetadataIndex(name, offset)] = metadata.storage_data.pop(old)
+
+    return change
+
+
+def index_without_offset(metadata: Metadata) -> None:
+    (old,) = [index for index in metadata.storage_data if index.fqn == "scalar"]
+    place = metadata.storage_data.pop(old)
+    del old.__dict__["offset"]
+    metadata.storage_data[old] = place
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (longer_nothing, "the parts of empty"),
+        (index_with("scalar", None), "a part of scalar"),
+        (index_with("step", torch.Size(())), "a part of step"),
+        (index_without_offset, "a part of scalar"),
+    ],
+    ids=["longer nothing", "scalar without offset", "object with offset", "no offset at all"],
+)
+def test_a_tensor_of_no_or_one_element_must_be_what_its_parts_say(
+    tmp_path: Path, change: Callable[[Metadata], None], said: str
+) -> None:
+    """Where there is nothing to count, or a single place, that a load finds it is still to be checked."""
+    folder = save({"empty": torch.zeros(0, 3), "scalar": torch.tensor(1.0), "step": 5}, tmp_path / "c")
+    metadata = FileSystemReader(folder).read_metadata()
+    assert load_metadata(pickle.dumps(metadata), file=".metadata") == metadata
+    change(metadata)
+    with pytest.raises(UnusableCheckpointError, match=said):
+        load_metadata(pickle.dumps(metadata), file=".metadata")
+
+
+@pytest.mark.parametrize(
+    "boxes", [[((0, 0), (0, 8))], [((0, 0), (0, 3)), ((0, 3), (0, 5))], [((0, 0), (0, 8)), ((0, 8), (0, 0))], []]
+)
+def test_parts_that_reach_to_the_ends_of_a_tensor_without_elements_make_it_up(boxes: Any) -> None:
+    check_tiling((0, 8), boxes)
+
+
 def test_a_grid_with_one_cell_twice_and_another_missing_is_no_tiling() -> None:
     cells = [(0, 0), (0, 0), (0, 1), (1, 1)]
     with pytest.raises(ValueError, match="overlap"):

@@ -315,6 +315,7 @@ def check_metadata(metadata: Any) -> None:
     if not isinstance(metadata, Metadata):
         raise ValueError(f"it holds a {type(metadata).__name__}")
     parts: dict[str, set[tuple[int, ...]]] = {}
+    objects: set[str] = set()
     for fqn, entry in metadata.state_dict_metadata.items():
         if isinstance(entry, TensorStorageMetadata):
             try:
@@ -324,12 +325,14 @@ def check_metadata(metadata: Any) -> None:
             parts[fqn] = {chunk.offsets for chunk in entry.chunks}
         elif isinstance(entry, BytesStorageMetadata):
             parts[fqn] = {()}
+            objects.add(fqn)
         else:
             raise ValueError(f"{fqn} is described by a {type(entry).__name__}")
     places: dict[str, list[tuple[int, int, str]]] = {}
     for index, info in metadata.storage_data.items():
         part = index.offset or ()
-        if part not in parts.get(index.fqn, ()):
+        is_object = index.offset is None  # a load looks for just that
+        if part not in parts.get(index.fqn, ()) or is_object != (index.fqn in objects):
             raise ValueError(f"a place for a part of {index.fqn} that the metadata does not list, or lists once")
         parts[index.fqn].remove(part)
         if not _whole((info.offset, info.length)) or type(info.relative_path) is not str:

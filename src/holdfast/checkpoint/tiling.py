@@ -8,6 +8,7 @@ compared with those that share a stretch of the first dimension with it.
 from __future__ import annotations
 
 import math
+import operator
 from collections.abc import Iterable, Sequence
 
 import numpy as np
@@ -29,17 +30,23 @@ def check_tiling(shape: Sequence[int], boxes: Iterable[Box]) -> None:
         raise ValueError(f"a tensor of {total} elements")
     filled: list[tuple[tuple[int, ...], tuple[int, ...]]] = []
     covered = 0
+    reached: tuple[int, ...] | None = None
     for offsets, sizes in boxes:
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise ValueError(f"a part of {len(sizes)} dimensions of a tensor of {len(shape)}")
         if any(start + size > extent for start, size, extent in zip(offsets, sizes, shape, strict=True)):
             raise ValueError(f"the part at {list(offsets)} of size {list(sizes)} reaches out of {list(shape)}")
         volume = math.prod(sizes)
+        if not total:  # there is nothing to count, but a load makes a tensor of this shape all the same
+            ends = map(operator.add, offsets, sizes)
+            reached = tuple(map(max, ends, reached or [0] * len(shape)))
         if volume:
             covered += volume
             filled.append((tuple(offsets), tuple(sizes)))
     if covered != total:
         raise ValueError(f"its parts hold {covered} of {total} elements")
+    if reached is not None and reached != tuple(shape):
+        raise ValueError(f"its parts reach to {list(reached)} of {list(shape)}")
     if len(filled) > 1 and not _is_grid(shape, filled) and _overlap(filled):
         raise ValueError("its parts overlap, and leave gaps")
 
