@@ -64,3 +64,13 @@ EDITS: dict[str, Edit] = {
 def test_a_healthy_log_that_looks_different_is_healthy(tmp_path: Path, style: str, edit: str) -> None:
     text = write(style, falling_loss(TOTAL).tolist())
     assert verdict(tmp_path / "train.log", EDITS[edit](text)) is Verdict.HEALTHY
+
+
+def test_a_loss_that_hardly_fell_or_ends_far_above_its_best_is_not_called_healthy() -> None:
+    hardly = [{"step": n, "val_loss": 11.8649 - 0.0008 * n} for n in range(12)]
+    lost = [
+        {"step": n, "loss": x} for n, x in enumerate([2.3, 0.5, 0.1, *[0.02] * 20, 0.6, 0.1, 0.5, 0.3, 0.6, 0.2, 0.08])
+    ]
+    for rows in (hardly, lost):
+        (run,) = MLSystemsDebugger(plugins=False).debug(rows).runs
+        assert run.verdict is not Verdict.HEALTHY

@@ -6,6 +6,7 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from tests.debug.public_reading import read_once
 
 from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.types import RunReport, Verdict
@@ -51,8 +52,7 @@ BROKEN = {
 
 @cache
 def diagnose(path: Path) -> RunReport:
-    (run,) = MLSystemsDebugger(plugins=False).debug(str(path)).runs
-    return run
+    return MLSystemsDebugger(plugins=False).diagnose(read_once(path))
 
 
 @pytest.mark.parametrize("name", HEALTHY)

@@ -44,6 +44,14 @@ class VerdictRule:
     """The rows it began with."""
     most_compared: int = 2048
     """Points of a third that are enough to compare."""
+    least_fall: float = 0.02
+    """The share of its level that a loss must have fallen by: what falls by less may have learnt nothing."""
+    far_above_best: float = 3.0
+    """A loss that ends at this many times the best it held is not where it was: it may have been lost …"""
+    best_parts: int = 50
+    """… where both are the middle of this part of its points, …"""
+    best_points: int = 12
+    """… of which there are this many."""
     zero_metrics: int = 2
     """So many metrics that are exactly 0 in every row, and none that is not, say that nothing was measured or nothing
     learned; one alone may not fit the task, as an accuracy does not fit a regression."""
@@ -120,7 +128,20 @@ class VerdictRule:
         if not any(self._got_better(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")
+        losses = [signal for signal in long if signal.kind in ("loss", "eval_loss")]
+        if losses and not rewards and all(self._left_its_best(signal) for signal in losses):
+            text = f"every loss ends at {self.far_above_best:g} times its best or more ({losses[0].name})"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
         return None
+
+    def _left_its_best(self, signal: Signal) -> bool:
+        """Return whether a loss ends many times above the best it held for a few points."""
+        values = _badness(signal)
+        if len(values) < self.best_points or float(values.min()) <= 0.0:
+            return False
+        width = max(self.start_points, len(values) // self.best_parts)
+        held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
+        return float(held[-1]) > self.far_above_best * float(held.min())
 
     def _improves(self, signal: Signal) -> bool:
         """Return whether a short series gets better: its end below its beginning, and no point far above it."""
@@ -138,6 +159,9 @@ class VerdictRule:
         share = float(np.mean(above + ties / 2)) / len(early)
         chance = float(np.sqrt((len(early) + len(late) + 1) / (12 * len(early) * len(late))))
         began = float(np.median(values[: self.start_points]))
+        best = float(np.median(late))
+        if signal.kind in ("loss", "eval_loss") and best > 0.0 and began - best < self.least_fall * began:
+            return False
         return share >= min(1.0, 0.5 + self.better_deviations * chance) or began > float(
             np.quantile(late, self.better_start)
         )

@@ -79,7 +79,7 @@ def test_a_missed_failure_counts_against_its_detector() -> None:
 
 def test_refitting_mends_thresholds_that_cry_wolf() -> None:
     runs = []
-    for seed in range(6):
+    for seed in range(3):
         loss = falling_loss(400, seed=seed)
         loss[300:] += 0.35
         runs.append(LabelledRun(Label(Path(f"{seed}"), None), (signal("loss", loss),), DetectionContext()))

@@ -495,3 +495,33 @@ def test_gradients_that_grow_beyond_all_bounds_need_no_loss_beside_them(top: flo
     reward = signal("episode_reward_mean", np.zeros(80), kind="reward", metadata={"higher_is_better": True})
     found = found_by(GradientExplosionDetector(), signal("grad_gnorm", np.abs(norms), kind="grad_norm"), reward)
     assert len(found) == alarms
+
+
+def test_a_gradient_norm_that_was_high_at_first_did_not_grow_when_the_loss_broke() -> None:
+    norm = np.concatenate(([7.8, 16.3, 11.8, 5.0, 3.5, 0.8, 0.5, 0.3, 0.2, 0.14], np.full(30, 0.05)))
+    loss = np.concatenate((np.geomspace(0.7, 0.017, 9), [0.1], np.full(30, 0.002)))
+    signals = (signal("grad_norm", norm, kind="grad_norm"), signal("loss", loss, kind="loss"))
+    assert found_by(GradientExplosionDetector(), *signals) == ()
+
+
+def test_a_held_out_loss_that_swings_while_the_answers_get_better_is_told_not_blamed() -> None:
+    swings = signal("val_loss", [0.50, 0.48, 0.50, 0.40, 0.51, 0.44, 0.43, 0.47, 0.58, 0.50], kind="eval_loss")
+    loss = signal("loss", np.linspace(0.36, 0.24, 10), kind="loss")
+    better = signal("val_accuracy", np.linspace(0.84, 0.90, 10), kind="metric")
+    better = replace(better, metadata={**better.metadata, "higher_is_better": True, "split": "eval"})
+    assert found_by(DivergentTrainingDetector(), loss, swings)[0].severity is Severity.CRITICAL
+    assert found_by(DivergentTrainingDetector(), loss, swings, better)[0].severity is Severity.INFO
+
+
+def test_a_metric_that_loses_a_hundredth_of_its_level_has_not_fallen_back() -> None:
+    recall = np.concatenate((np.linspace(64.4, 64.7, 40), np.full(26, 64.1)))
+    assert found_by(DivergentTrainingDetector(), accuracy("recall", recall)) == ()
+    assert found_by(DivergentTrainingDetector(), accuracy("recall", 10 * (recall - 64.1) + 30)) != ()
+
+
+def test_a_jump_of_a_run_that_came_back_and_halved_its_loss_is_told_not_blamed() -> None:
+    loss = falling_loss(2000, start=1.0, end=0.08, noise=0.005)
+    loss[300:360] += 0.7
+    assert {seen.severity for seen in found_by(LossSpikeDetector(), signal("loss", loss, kind="loss"))} <= {
+        Severity.INFO
+    }

@@ -312,3 +312,17 @@ def test_a_program_that_reports_what_its_training_raised_has_crashed(tmp_path: P
     assert (finding.detection.failure.name, finding.detection.severity.value) == ("crash", "critical")
     assert line in finding.detection.evidence[0].claim
     assert diagnose(tmp_path, f"{line}\n{rows}").findings == ()
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "forrtl: error (200): program aborting due to window-CLOSE event",
+        "2023-06-30 14:18:28 | WARNING | trainer | OOM: CUDA out of memory. Tried to allocate 2.00 GiB",
+    ],
+)
+def test_an_abort_of_the_runtime_and_a_warning_of_no_memory_that_nothing_follows_are_crashes(
+    tmp_path: Path, line: str
+) -> None:
+    (finding,) = diagnose(tmp_path, f"loading\n{line}\n").findings
+    assert finding.detection.failure.name == "crash"

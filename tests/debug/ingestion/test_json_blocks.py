@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.debug.ingestion import json_blocks
@@ -67,9 +67,14 @@ def comparable(signal: Signal) -> tuple[Any, ...]:
     return signal.steps.tolist(), [repr(value) for value in signal.values.tolist()], repr(sorted(told.items())), missing
 
 
-@settings(deadline=None, max_examples=150)
 @given(text=logs())
 def test_blocks_give_what_lines_give(text: str) -> None:
+    assert read(text, quick=True) == read(text, quick=False)
+
+
+@pytest.mark.soak
+@given(text=logs())
+def test_blocks_of_many_more_logs_give_what_lines_give(text: str) -> None:
     assert read(text, quick=True) == read(text, quick=False)
 
 

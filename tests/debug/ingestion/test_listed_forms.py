@@ -361,3 +361,8 @@ def test_settings_above_a_table_and_its_column_of_splits_are_understood(tmp_path
     run = run_of(tmp_path, "train.log", text)
     assert len(series(run, "F1").values) == 24
     assert set(series(run, "eval/F1").values.tolist()) == {0.5}
+
+
+def test_a_single_letter_is_the_loss_where_no_other_is_named(tmp_path: Path) -> None:
+    run = run_of(tmp_path, "train.out", "".join(f"[ep 0 step {n}] L={x}  PSNR= 9.47\n" for n, x in enumerate(LOSSES)))
+    assert (series(run, "L").kind, series(run, "L").values.tolist()) == ("loss", LOSSES)

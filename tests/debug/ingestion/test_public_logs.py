@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from tests.debug.public_reading import read_once
 
 from holdfast.debug.ingestion import read_path
 
@@ -51,7 +52,7 @@ FORMATS = {
 
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_public_log_reads_into_ordered_signals(public_logs: Path, name: str) -> None:
-    (log,) = read_path(public_logs / name)
+    log = read_once(public_logs / name)
     assert log.format == FORMATS[name]
     kinds = {signal.kind for signal in log.signals}
     assert kinds & {"loss", "perplexity", "param_hash", "collective"}
@@ -66,10 +67,10 @@ def test_a_folder_of_public_logs_is_many_runs(public_logs: Path) -> None:
 
 
 def test_zeros_and_placeholders_of_public_logs_are_not_values(public_logs: Path) -> None:
-    (bloom,) = read_path(public_logs / "spike/bloom_tr1_13B_megatron_excerpt.md")
+    bloom = read_once(public_logs / "spike/bloom_tr1_13B_megatron_excerpt.md")
     norm = next(signal for signal in bloom.signals if signal.kind == "grad_norm")
     assert "not_collected" in norm.metadata
-    (golden,) = read_path(public_logs / "healthy/megatron_gpt3_15b_nan_placeholders.golden.json")
+    golden = read_once(public_logs / "healthy/megatron_gpt3_15b_nan_placeholders.golden.json")
     loss = next(signal for signal in golden.signals if signal.kind == "loss")
     assert np.isfinite(loss.values).all()
     assert "missing_steps" not in loss.metadata

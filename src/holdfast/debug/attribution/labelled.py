@@ -97,8 +97,9 @@ def load_labels(path: Path) -> list[Label]:
     """
     try:
         text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DebugError(f"the labels cannot be read: {error.strerror}", file=str(path)) from error
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "they are not text in UTF-8"
+        raise DebugError(f"the labels cannot be read: {reason}", file=str(path)) from error
     try:
         entries = (
             json.loads(text)

@@ -101,6 +101,11 @@ class DivergentTrainingDetector(BaseDetector):
     """How many times its best the loss of an agent must end at where its reward stands still: it has no fixed scale."""
     metric_points: int = 12
     """Points of a metric for that."""
+    metric_fall: float = 0.05
+    """The share of its level that it must lose: less is how evaluations differ."""
+    gained: float = 0.5
+    """A held-out loss that swings is told, not blamed, where a share of right answers beside it ends this share of its
+    range above its first third."""
     dead_points: int = 5
     """A share of correct answers or successes that is exactly 0 at this many final points …"""
     dead_chance: float = 0.01
@@ -141,6 +146,7 @@ class DivergentTrainingDetector(BaseDetector):
         if not found and not self.reward.holds(signals):
             held_out = (self._of_held_out(signal, losses) for signal in evaluation_losses(signals))
             found = [seen for seen in held_out if seen is not None and not self._is_nearly_right(seen, signals)][:1]
+            found = [self._told_only(seen) if self._answers_better(seen, signals) else seen for seen in found]
         if not found and not losses and not evaluation_losses(signals):
             found = [seen for s in of_kind(signals, "metric") if (seen := self._of_metric(s)) is not None][:1]
         return DetectionResult(self.name, tuple(found))
@@ -185,6 +191,23 @@ class DivergentTrainingDetector(BaseDetector):
             return None
         return self._unstable(signal)
 
+    @staticmethod
+    def _told_only(seen: Detection) -> Detection:
+        return replace(seen, severity=Severity.INFO)
+
+    def _answers_better(self, seen: Detection, signals: Sequence[Signal]) -> bool:
+        """Return whether a held-out loss merely swings while the answers on held-out data get better."""
+        if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.UNSTABLE:
+            return False
+        shares = [
+            self.select.as_share(metric.values[np.isfinite(metric.values)])
+            for metric in of_kind(signals, "metric")
+            if metric.metadata.get("higher_is_better") and metric.metadata.get("split") == "eval"
+        ]
+        thirds = [(share, max(1, len(share) // 3)) for share in shares if len(share) >= self.accuracy_points]
+        gains = [float(np.median(share[-n:]) - np.median(share[:n])) / (np.ptp(share) or 1.0) for share, n in thirds]
+        return any(gain >= self.gained for gain in gains)
+
     def _is_nearly_right(self, seen: Detection, signals: Sequence[Signal]) -> bool:
         """Return whether a held-out loss merely swings, beside an accuracy (held out, where one is) near one."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.UNSTABLE:
@@ -205,6 +228,8 @@ class DivergentTrainingDetector(BaseDetector):
         rise = self.rise.lasting(turned)
         if rise is None or self.rise.is_coming_back(rise) or not self.metric_lost <= rise.lost < np.inf:
             return self._dead(signal) if direction else None
+        if rise.after - rise.before < self.metric_fall * abs(rise.before):
+            return None
         sign = -1.0 if direction else 1.0
         before, after = sign * rise.before, sign * rise.after
         claim = f"fell back from {before:.4g} to {after:.4g} from step {rise.first_step:g} on and stayed there"

@@ -61,15 +61,12 @@ class LossSpikeDetector(BaseDetector):
     """A jump that had come back by less than this share when the log ended is critical."""
     learns: float = 0.9
     """A loss that swings, and ends below this share of its level half-way, learns all the same."""
-    forgotten: float = 0.1
-    """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed."""
-    mild: float = 2.0
-    """The same for a worst jump below this many times the level before it …"""
+    forgotten: float = 0.5
+    """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed: it
+    cost steps, and nothing of what was learnt."""
     few_given_up: float = 0.5
     """The share of what was gained since the start that fewer points than ``burst.minimum_points`` must give up: near
     zero a loss of small batches differs by factors."""
-    mild_forgotten: float = 0.3
-    """… where the run ends below this share of that level."""
     brief: float = 0.003
     """Jumps that took at most this share of the run's points between them …"""
     brief_ratio: float = 3.0
@@ -142,9 +139,9 @@ class LossSpikeDetector(BaseDetector):
     def _is_forgotten(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
         """Return whether nothing is left of the jumps: the run ends far below them, or they were brief and mild."""
         worst = max(jumps, key=lambda jump: jump.height)
-        left = self.mild_forgotten if worst.ratio < self.mild else self.forgotten
         brief = sum(jump.points for jump in jumps) <= self.brief * shape.count and worst.ratio < self.brief_ratio
-        return shape.end < max(left, self.brief_end if brief else 0.0) * worst.before or self._is_habit(shape, jumps)
+        left = max(self.forgotten, self.brief_end if brief else 0.0)
+        return shape.end < left * worst.before or self._is_habit(shape, jumps)
 
     def _is_habit(self, shape: Shape, jumps: Sequence[Rise]) -> bool:
         """Return whether jumps are frequent throughout a run that learns: they are its noise then."""

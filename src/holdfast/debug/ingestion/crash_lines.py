@@ -51,7 +51,8 @@ _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
         ),
         (
             "killed",
-            r"^\s*Killed\s*$|\bKilled\s+python|: line \d+: +\d+ Killed\s|Segmentation fault"
+            r"^\s*Killed\s*$|^forrtl: (?:severe|error) \(\d+\)"
+            r"|\bKilled\s+python|: line \d+: +\d+ Killed\s|Segmentation fault"
             r"|core dumped|\bBus error\b|^\s*Aborted\b"
             r"|slurmstepd: error: .*\bkilled|DUE TO TIME LIMIT"
             r"|Received (?:signal|SIG)\S* ?1?5?:? ?(?:SIGTERM|death)"
@@ -101,6 +102,10 @@ _HARMLESS = re.compile(
 )
 
 
+# An exit code is one whatever it is said with; so is a lack of memory that nothing follows, though it be a warning.
+_NEVER_HARMLESS = frozenset(("exit_code", "out_of_memory"))
+
+
 @dataclass(slots=True)
 class CrashScanner:
     """Remembers the first sign of a crash that no line of training has followed."""
@@ -141,7 +146,7 @@ class CrashScanner:
             self._error(number, match.group(1)[:MAX_QUOTED_CHARACTERS])
             return
         kind = next((kind for kind, pattern in _ALONE if pattern.search(line)), None)
-        if kind is not None and (kind == "exit_code" or not _HARMLESS.search(line)):
+        if kind is not None and (kind in _NEVER_HARMLESS or not _HARMLESS.search(line)):
             self._add(kind, number, text)
 
     def _begin(self, number: int, text: str) -> None:

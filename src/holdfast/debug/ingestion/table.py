@@ -202,8 +202,11 @@ class Table:
 def _with_losses(meanings: list[Meaning], columns: Sequence[Column]) -> list[Meaning]:
     """Take series that are called ``train`` and ``val``, and nothing else, for losses where none is named.
 
-    One of them must fall; the others measure the same.
+    One of them must fall; the others measure the same. So is an ``L``, as papers write a loss, beside no other.
     """
+    letters = {number for number, column in enumerate(columns) if column.name == "L"}
+    if letters and not any(meaning.kind in _JUDGED for meaning in meanings):
+        return [replace(meaning, kind="loss" if n in letters else meaning.kind) for n, meaning in enumerate(meanings)]
     splits = {number: word for number, column in enumerate(columns) if (word := plain(column.name)) in _SPLITS}
     unnamed = splits and not any(meaning.kind in _JUDGED for meaning in meanings)
     if not unnamed or not any(_falls(columns[number].values) for number in splits):

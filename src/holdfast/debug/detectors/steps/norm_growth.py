@@ -156,11 +156,14 @@ class NormGrowthRule:
         before = values[steps < broke_at]
         known = len(before) >= self.before_points
         usual = float(np.median(before)) if known else float(np.quantile(values, 0.25))
-        over = np.flatnonzero(values > self.growth * usual)
-        peak = float(values.max())
+        high = values > self.growth * usual
+        high[: int(np.argmin(high))] = False  # What is high from the first point on came down; it did not grow.
+        over = np.flatnonzero(high)
+        peak = float(values.max(where=high, initial=0.0))
         if len(over) < self.over_points and not (len(over) and peak > self.single * self.growth * usual):
             return None
-        claim = f"grew from {usual:.3g} to {peak:.3g} at step {steps[int(np.argmax(values))]:g} while the loss broke"
+        highest = float(steps[int(np.argmax(np.where(high, values, 0.0)))])
+        claim = f"grew from {usual:.3g} to {peak:.3g} at step {highest:g} while the loss broke"
         return self._told(
             signal, values, steps, int(over[0]), int(over[-1]), usual=usual, claim=claim, confidence=CLEAR
         )
