@@ -20,6 +20,7 @@ import holdfast as hfast
 from holdfast.errors import RemoteReadError
 from holdfast.order import Shuffle, WindowShuffle
 from holdfast.sources import ParquetSource, RemoteOptions, Source, TokenFileSource
+from holdfast.sources.fetch import look_ahead
 from holdfast.sources.fetch.process import fetcher_of
 
 LENGTH, FILES, PER_FILE = 50, 4, 1000
@@ -226,3 +227,27 @@ class Unsteady(hfast.ArraySource):
 def test_a_fault_of_looking_ahead_is_no_fault_of_a_batch() -> None:
     batches = list(loader_of(Unsteady({"x": np.arange(200)}), "none"))
     assert torch.cat([batch["x"] for batch in batches]).tolist() == list(range(200))
+
+
+class Recording(hfast.ArraySource):
+    """A source that says it is remote, always has room, and keeps what was named to it."""
+
+    is_remote = True
+
+    def __init__(self, count: int) -> None:
+        super().__init__({"x": np.arange(count)})
+        self.named: list[int] = []
+
+    def prefetch(self, indices: Any, reader: int) -> bool:
+        self.named += indices.tolist()
+        return True
+
+
+def test_samples_are_named_once_in_their_order_and_not_without_end(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(look_ahead, "MAX_RANGES_AHEAD", 40)
+    source = Recording(100)
+    schedule = loader_of(source, "none", batch_size=2, epochs=None).schedule
+    ahead = look_ahead.LookAhead([source], schedule, 0, start=0, stop=None, each=3)
+    for step in (0, 3, 6):
+        ahead.before(range(step, step + 3))
+    assert source.named == [position % 100 for position in range(2 * (6 + 3 * 40))]

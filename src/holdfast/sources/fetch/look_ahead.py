@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import count
+from time import perf_counter
 from typing import Any
 
 import numpy as np
@@ -24,8 +25,12 @@ from holdfast.sources.base import Source
 
 __all__ = ["LookAhead"]
 
-# How many ranges of steps are named at most before one is read: naming takes time that the first batch would wait for.
+# How many ranges of steps are located together, and are named before one is read.
 RANGES_AT_ONCE = 16
+# How long naming goes on before the first: what is named at once shares its round trip, but that batch waits for it.
+FIRST_SECONDS = 0.01
+# How far ahead ranges are named: blocks that are here already leave room for more without end.
+MAX_RANGES_AHEAD = 4096
 # Ranges are named together once this many times as many were named: what is too much is then a small part of it all.
 RANGES_PER_EXTRA = 16
 
@@ -63,10 +68,11 @@ class LookAhead:
             return  # another thread is at it
         try:
             self._next = max(self._next, steps.start)
-            last = self._next + self._each * RANGES_AT_ONCE
-            last = last if self._stop is None else min(last, self._stop)
-            while self._next < last and self._has_room():
-                coming = range(self._next, min(last, self._next + self._portion()))
+            most, until = self._named + RANGES_AT_ONCE, 0.0 if self._named else perf_counter() + FIRST_SECONDS
+            end = steps.start + self._each * MAX_RANGES_AHEAD
+            end = end if self._stop is None else min(end, self._stop)
+            while self._next < end and (self._named < most or perf_counter() < until) and self._has_room():
+                coming = range(self._next, min(end, self._next + self._portion()))
                 self._next = coming.stop
                 self._named += -(-len(coming) // self._each)
                 with suppress(HoldfastError):  # what cannot be read fails at its own step, or is skipped there
