@@ -17,6 +17,7 @@ from __future__ import annotations
 import resource
 import time
 from collections.abc import Callable
+from importlib.util import find_spec
 from typing import Any
 
 import numpy as np
@@ -176,38 +177,50 @@ def padding_of(kind: str, capacity: int, count: int, missing: dict[str, Any]) ->
     return found
 
 
-def main() -> None:
-    options = arguments(__doc__ or "")
-    count = 2 * WINDOW if options.quick else 16 * WINDOW
-    figures: dict[str, float] = {}
-    about: dict[str, Any] = {"documents": count, "window": WINDOW, "grain bins": GRAIN_BINS}
-    for kind in ("web",) if options.quick else KINDS:
-        for capacity in CAPACITIES[1:2] if options.quick else CAPACITIES:
-            figures |= padding_of(kind, capacity, count, about)
-    few = lengths_of("web", count // 2)
+def rates(count: int, rounds: int, about: dict[str, Any]) -> dict[str, float]:
+    """Documents per second of CPU by packer, and holdfast's rate over the others'."""
+    few = lengths_of("web", count)
     documents, cut = documents_of(few), cut_rows(documents_of(few), 4_096)
     sides: dict[str, Callable[[], object]] = {"holdfast": lambda: holdfast_packs(documents, 4_096)}
-    if "grain" not in about:
-        sides["grain"] = lambda: grain_packs(cut, 4_096)
-    if "trl bfd" not in about:
-        sides["trl bfd"] = lambda: trl_packs(cut, 4_096)
-    taken = alternate(sides, rounds=1 if options.quick else 5, clock=time.process_time)
-    for name, seconds in taken.items():
-        figures[f"documents/s, {name}"] = len(few) / seconds
-    for name in taken:
-        if name != "holdfast":
-            figures[f"documents/s, holdfast over {name}"] = taken[name] / taken["holdfast"]
-    small, large = 256 * WINDOW, -(-BILLION // WINDOW) * WINDOW
-    before = 0.0
-    for count, name in ((small, "10^6"), (large, "10^9")):
-        for shuffle, batch_size in (("full", 1), ("full", 8), ("window", 8)):
-            taken_ms, memory = resumed(count, shuffle=shuffle, batch_size=batch_size, rounds=5)
-            where = f"{shuffle} shuffle, {batch_size} packs, {name} documents"
-            figures[f"first batch after a resume, ms, {where}"] = taken_ms
-        if count == small:
-            before = memory
+    for name, library, pack in (("grain", "grain", grain_packs), ("trl bfd", "trl", trl_packs)):
+        if find_spec(library) is None:
+            about[name] = "not installed"
         else:
-            figures["memory more at 10^9 than at 10^6 documents, MiB"] = memory - before
+            sides[name] = lambda pack=pack: pack(cut, 4_096)
+    taken = alternate(sides, rounds=rounds, clock=time.process_time)
+    figures = {f"documents/s, {name}": len(few) / seconds for name, seconds in taken.items()}
+    others = [name for name in taken if name != "holdfast"]
+    return figures | {f"documents/s, holdfast over {name}": taken[name] / taken["holdfast"] for name in others}
+
+
+def resumes() -> dict[str, float]:
+    """Milliseconds to the first batch after a resume at 10^6 and 10^9 documents, and how much more memory that took."""
+    figures: dict[str, float] = {}
+    memory = []
+    for count, name in ((256 * WINDOW, "10^6"), (-(-BILLION // WINDOW) * WINDOW, "10^9")):
+        for shuffle, batch_size in (("full", 1), ("full", 8), ("window", 8)):
+            taken, most = resumed(count, shuffle=shuffle, batch_size=batch_size, rounds=5)
+            where = f"{shuffle} shuffle, {batch_size} packs, {name} documents"
+            figures[f"first batch after a resume, ms, {where}"] = taken
+        memory.append(most)
+    figures["memory more at 10^9 than at 10^6 documents, MiB"] = memory[1] - memory[0]
+    return figures
+
+
+def main() -> None:
+    options = arguments(__doc__ or "", parts=("resumes", "rates", "padding"))
+    # Four windows: with sixteen, the peers take more than ten minutes.
+    count = WINDOW if options.quick else 4 * WINDOW
+    figures: dict[str, float] = {}
+    about: dict[str, Any] = {"documents": count, "window": WINDOW, "grain bins": GRAIN_BINS}
+    if "resumes" in options.parts:  # first, as memory is counted at its highest
+        figures |= resumes()
+    if "rates" in options.parts:
+        figures |= rates(count // 2, 1 if options.quick else 5, about)
+    if "padding" in options.parts:
+        for kind in ("web",) if options.quick else KINDS:
+            for capacity in CAPACITIES[1:2] if options.quick else CAPACITIES:
+                figures |= padding_of(kind, capacity, count, about)
     publish(figures, about, as_json=options.json)
 
 
