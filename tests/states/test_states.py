@@ -1,4 +1,4 @@
-"""Frozen files of every released format: whatever a release saved, every later one loads and continues exactly.
+"""Frozen files of every format: whatever a release saved, every later one loads and continues exactly.
 
 A folder ``v<n>`` holds what one release wrote, with what followed from it then. Files are added, never changed.
 """
@@ -20,6 +20,7 @@ from tests.stream.streams import ids, marks, mixture, streamed
 
 from holdfast.coordinate import StreamCoordinator
 from holdfast.debug.attribution.calibration import Calibration
+from holdfast.errors import ConfigError
 from holdfast.metrics import MetricsAggregator
 from holdfast.order import (
     Adaptive,
@@ -41,6 +42,7 @@ from holdfast.stream import (
 )
 
 FROZEN = Path(__file__).parent / "v1"
+SECOND = Path(__file__).parent / "v2"  # what is of version 2, once it had changed
 
 
 def one(length: int = 40, **options: Any) -> StreamDataset:
@@ -73,21 +75,27 @@ STREAMS: dict[str, tuple[Callable[[], OrderedDataset], dict[str, Any]]] = {
 }
 
 
-def frozen(name: str) -> Any:
-    return json.loads((FROZEN / f"{name}.json").read_text())
+def frozen(name: str, folder: Path = FROZEN) -> Any:
+    return json.loads((folder / f"{name}.json").read_text())
 
 
 def test_every_frozen_file_is_loaded_by_a_test() -> None:
+    assert {path.stem for path in SECOND.iterdir()} == {f"stream-{name}" for name in SECOND_STREAMS} | set(DATASETS)
     known = {f"stream-{name}" for name in STREAMS} | set(DATASETS)
     known |= {"state-000000000004", "leased-job", "metrics", "calibration", "live-debugger", "trainer"}
     known |= {"finished-checkpoint"}
     assert {path.stem for path in FROZEN.glob("*.json")} == known
 
 
-@pytest.mark.parametrize("name", STREAMS)
-def test_a_frozen_stream_state_continues_with_the_samples_it_had(name: str) -> None:
-    make, options = STREAMS[name]
-    kept = frozen(f"stream-{name}")
+CHANGED: tuple[Callable[[], OrderedDataset], dict[str, Any]] = (nested, {})
+SECOND_STREAMS = {**STREAMS, "changed": CHANGED}  # skipped, masked, mixed by other weights and resized
+EVERY_STREAM = [(FROZEN, name) for name in STREAMS] + [(SECOND, name) for name in SECOND_STREAMS]
+
+
+@pytest.mark.parametrize(("folder", "name"), EVERY_STREAM)
+def test_a_frozen_stream_state_continues_with_the_samples_it_had(folder: Path, name: str) -> None:
+    make, options = SECOND_STREAMS[name]
+    kept = frozen(f"stream-{name}", folder)
     state = kept["state"]
     segment = state["segments"][-1]
     config = StreamingConfig(rank=0, world_size=segment[1], batch_size=segment[2] // segment[1], **options)
@@ -124,10 +132,11 @@ DATASETS: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 }
 
 
+@pytest.mark.parametrize("folder", [FROZEN, SECOND])
 @pytest.mark.parametrize("name", DATASETS)
-def test_a_frozen_dataset_state_continues_with_the_samples_it_had(name: str) -> None:
+def test_a_frozen_dataset_state_continues_with_the_samples_it_had(name: str, folder: Path) -> None:
     make, tell = DATASETS[name]
-    kept = frozen(name)
+    kept = frozen(name, folder)
     dataset = make()
     dataset.load_state_dict(kept["state"])
     assert tell(islice(dataset, len(kept["then"]))) == kept["then"]
@@ -172,3 +181,11 @@ def test_a_frozen_calibration_loads() -> None:
     state = frozen("calibration")["state"]
     calibration = Calibration.from_json(state)
     assert [list(point) for point in calibration.findings] == state["findings"]
+
+
+def test_a_calibration_of_a_newer_release_or_without_a_table_is_refused() -> None:
+    state = frozen("calibration")["state"]
+    with pytest.raises(ConfigError, match="made by a newer holdfast"):
+        Calibration.from_json({**state, "version": 2})
+    with pytest.raises(ConfigError, match="causes is missing"):
+        Calibration.from_json({name: table for name, table in state.items() if name != "causes"})
