@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.faults.coordinate_runs import wait_until
 from tests.run.job import make_job
 from tests.run.test_rollback import OPTIONS, nan_job
 
@@ -89,8 +90,7 @@ def test_a_paused_run_waits_until_the_file_is_deleted(tmp_path: Path) -> None:
     seen: list[str] = []
 
     def person() -> None:
-        while not paused.exists():
-            pass
+        wait_until(paused.exists, "the run pauses")
         seen.append(json.loads(paused.read_text() or "{}").get("failure", ""))
         paused.unlink()
 

@@ -304,7 +304,7 @@ def test_every_time_of_a_record_is_checked() -> None:
 def test_any_damage_is_read_or_refused_with_one_line(
     sound: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    attack(sound, tmp_path, range(60), capsys, per_case=1)
+    attack(sound, tmp_path, range(30), capsys, per_case=1)
 
 
 @pytest.mark.soak

@@ -43,7 +43,7 @@ def test_waiting_for_data_and_evaluating_have_their_own_buckets(tmp_path: Path) 
 def test_a_time_limit_saves_before_the_end_of_time(tmp_path: Path) -> None:
     job = make_job()
     elapsed = time.clock_gettime(time.CLOCK_BOOTTIME) - _process_start()
-    run = job.run(tmp_path / "run", options=RunOptions(save_every=10_000, time_limit=elapsed + 3.0))
+    run = job.run(tmp_path / "run", options=RunOptions(save_every=10_000, time_limit=elapsed + 1.0))
     for batch in run:
         run.step(loss=job.step(batch))
     run.close()
