@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import holdfast as hfast
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StateError
 from holdfast.integrations.carried import Carried, carried_in
 
 accelerate = pytest.importorskip("accelerate")
@@ -43,6 +43,32 @@ def test_save_state_and_load_state_carry_the_stream(tmp_path: Path) -> None:
     assert next(iter(resumed))["index"].tolist() == expected
     with pytest.raises(ConfigError, match="skipping batches now would lose them"):
         accelerate.skip_first_batches(resumed, 5)
+
+
+@pytest.mark.parametrize(
+    ("others", "error", "said"),
+    [
+        (0, RuntimeError, "does not match the number of registered objects"),  # Accelerate's own check
+        (1, StateError, "holds no stream state"),
+    ],
+)
+def test_a_checkpoint_without_a_stream_state_is_refused(
+    others: int, error: type[Exception], said: str, tmp_path: Path
+) -> None:
+    """Accelerate knows registered objects by their number only: another one's state must not pass for the stream's."""
+    import torch
+
+    from holdfast.integrations.accelerate import prepare
+
+    before = accelerate.Accelerator(cpu=True)
+    for _ in range(others):
+        optimizer = torch.optim.SGD(torch.nn.Linear(1, 1).parameters(), lr=0.1)
+        before.register_for_checkpointing(torch.optim.lr_scheduler.StepLR(optimizer, 1))
+    before.save_state(str(tmp_path))
+    again = accelerate.Accelerator(cpu=True)
+    prepare(again, make_loader())
+    with pytest.raises(error, match=said):
+        again.load_state(str(tmp_path))
 
 
 @pytest.mark.parametrize("automatic", [True, False])

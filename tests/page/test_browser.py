@@ -230,6 +230,24 @@ def test_hostile_text_is_shown_and_does_not_run(text: str, tab: Any, tmp_path: P
     assert tab.query_selector("img, svg, #detail script, .verdict script") is None
 
 
+def test_the_policy_stops_what_would_get_into_the_document_all_the_same(browser: Any, tmp_path: Path) -> None:
+    """Were text ever written as markup: the browser itself runs no handler, no script and asks no other host."""
+    tab, complaints = open_tab(browser)
+    tab.goto(mailed(tmp_path, full_page(steps=100)))
+    title = tab.title()
+    tab.evaluate(
+        """async () => { const [box, script] = ['div', 'script'].map((tag) => document.createElement(tag));
+        const spoil = "document.title='pwned'"; document.body.append(box);
+        box.innerHTML = `<img src=x onerror="${spoil}"><button onclick="${spoil}">b</button>`;
+        box.querySelector('button').click();
+        script.textContent = spoil; box.append(script);
+        await fetch('http://127.0.0.1:9/').catch(() => null); }"""
+    )
+    assert tab.title() == title
+    assert len([text for text in complaints if "Content Security Policy" in text]) >= 4
+    tab.close()
+
+
 @pytest.mark.parametrize("width", [1200, 390])
 def test_text_that_turns_its_surroundings_or_never_breaks_leaves_them_as_they_are(
     width: int, tab: Any, tmp_path: Path

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
 import numpy as np
 import pytest
 from tests.page.pages import HOSTILE, full_page
 
+from holdfast.cli.main import run
 from holdfast.page import render_page
 
 
@@ -39,6 +41,20 @@ def test_the_policy_allows_this_script_and_nothing_else() -> None:
 
 def test_a_million_steps_of_twenty_series_fit_in_a_megabyte() -> None:
     assert len(render_page(full_page(steps=1_000_000, series=19)).encode()) <= 1_000_000
+
+
+def test_debug_writes_the_same_page_of_a_foreign_log_as_report(tmp_path: Path) -> None:
+    log, (first, second) = tmp_path / "train.jsonl", (tmp_path / "debug.html", tmp_path / "report.html")
+    log.write_text("".join(json.dumps({"step": n, "loss": 5.0 / (n + 1) + 1}) + "\n" for n in range(120)))
+    for arguments in (
+        ["debug", str(log), "--format", "html", "-o", str(first)],
+        ["report", str(log), "-o", str(second)],
+    ):
+        with pytest.raises(SystemExit) as ended:
+            run(arguments)
+        assert not ended.value.code
+    assert "Loss" in first.read_text()
+    assert first.read_text() == second.read_text()
 
 
 def test_numbers_that_json_cannot_hold_are_drawn_not_written() -> None:
