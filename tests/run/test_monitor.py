@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from holdfast.debug.online import OnlineDebugger
+from holdfast.run.glance import Glance
 from holdfast.run.monitor import BUDGET_EVERY, CONFIRM_STEPS, MAX_LOOK_SHARE, MIN_LOOK_SECONDS, Monitor
 
 
@@ -36,6 +37,16 @@ def test_a_gradient_norm_that_stays_up_is_reported_a_few_steps_later() -> None:
     _, onset, found_at = found[0]
     assert 76 <= onset <= 82
     assert found_at <= 78 + 12 + CONFIRM_STEPS
+
+
+def test_a_loss_far_beyond_all_before_is_looked_at_though_a_look_was_just_paid_for() -> None:
+    glance = Glance()
+    looks = []
+    for step, loss in enumerate([1.0, 1.1] * 30 + [3.0] + [1.0] * 30 + [3.0] + [1.0] * 30 + [300.0]):
+        if glance.wants_look(loss):
+            looks.append(step)
+            glance.paid(1e6)
+    assert looks == [60, 63, 68, 84, 122], "the second 3.0, at step 91, is not worth another look"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,9 @@ class Glance:
         deviations: how many of its usual deviations above its level a loss must be.
         warm_up: losses before the first alarm.
         looks: after how many steps, from the alarm on, to look.
-        share: of the time, that such looks may cost.
+        share: of the time, that such looks may cost. A loss that is farther out than ever is looked at all the same:
+            of those there are few.
+        record: how many times farther out than ever.
     """
 
     def __init__(
@@ -24,11 +26,14 @@ class Glance:
         warm_up: int = 24,
         looks: tuple[int, ...] = (0, 3, 8, 24),
         share: float = 0.005,
+        record: float = 10.0,
     ) -> None:
         self._deviations = deviations
         self._warm_up = warm_up
         self._looks = looks
         self._share = share
+        self._record = record
+        self._farthest = float("inf")
         self._level = self._deviation = 0.0
         self._seen = 0
         self._due: list[int] = []
@@ -52,8 +57,9 @@ class Glance:
         weight = 0.02 if seen >= 50 else 1.0 / seen
         self._level += weight * kept if distance > 0.0 else -weight * kept
         self._deviation += weight * (kept - deviation)
-        if alarm and not due and time.monotonic() >= self._free_at:
+        if alarm and not due and (distance > self._farthest or time.monotonic() >= self._free_at):
             self._due = due = list(self._looks)
+            self._farthest = self._record * distance
         return bool(due) and self._take_due()
 
     def _take_due(self) -> bool:
