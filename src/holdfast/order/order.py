@@ -8,17 +8,18 @@ those that go by index lay an epoch out lane by lane.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import blake2b
+from itertools import pairwise
 from typing import Annotated, Any, Literal, NamedTuple, get_args
 
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
 from holdfast.errors import ConfigError, MixtureError, OrderError
-from holdfast.order.cycle import Cycle, locate_each
+from holdfast.order.cycle import Cycle, locate_each, rows_by_number
 from holdfast.order.mixture import ArrangementName, Mixture
 from holdfast.order.numbers import Indices, Int64, Ordinals, Position, Positions, whole_number
 from holdfast.order.partition import Partition, RoundRobin, parse_partition
@@ -87,6 +88,17 @@ class Located(NamedTuple):
     def part(self, rows: slice | NDArray[np.intp]) -> Located:
         """Return what stands at some of the positions."""
         return Located(self.source[rows], self.epoch[rows], Indices(self.index[rows]))
+
+    def by_source(self, positions: Positions, count: int) -> Iterator[tuple[int, Int64, Located, Positions]]:
+        """Yield the number of every source that stands here, in which rows it does, what stands there, and where."""
+        if count == 1:
+            yield 0, np.arange(len(positions)), self, positions
+            return
+        rows, bounds = rows_by_number(self.source, count)
+        ordered, own = self.part(rows), positions[rows]
+        for number, (start, stop) in enumerate(pairwise(bounds)):
+            if start < stop:
+                yield number, rows[start:stop], ordered.part(slice(start, stop)), Positions(own[start:stop])
 
 
 class Order:

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from itertools import pairwise
+from collections.abc import Sequence
 
 import numpy as np
 
 from holdfast.errors import SourceError, TransformError
 from holdfast.order import Located, derive_key
-from holdfast.order.cycle import rows_by_number
-from holdfast.order.numbers import Index, Int64, Position, Positions
+from holdfast.order.numbers import Index, Position, Positions
 from holdfast.sources import Columns
 from holdfast.sources.ragged import rows_of
 from holdfast.stream.batch import Failed
@@ -27,7 +25,7 @@ def read_columns(sources: Sequence[NamedSource], positions: Positions, located: 
         return _columns(sources[0], located, positions)
     parts = [
         (sources[number].name, rows, _columns(sources[number], part, own))
-        for number, rows, part, own in _by_source(len(sources), positions, located)
+        for number, rows, part, own in located.by_source(positions, len(sources))
     ]
     return merge_columns(parts, len(positions))
 
@@ -38,7 +36,7 @@ def read_samples(
     """Return the samples one by one, None where a transform left one out or one failed, and those that failed."""
     samples: list[Sample | None] = [None] * len(positions)
     failed: list[Failed] = []
-    for number, rows, part, own in _by_source(len(sources), positions, located):
+    for number, rows, part, own in located.by_source(positions, len(sources)):
         source = sources[number]
         found, transform, seeded = _rows(source, part, own, on_error, failed), source.transform, source.seeded
         for row, sample in enumerate(found):
@@ -57,18 +55,6 @@ def read_samples(
         for row, sample in zip(rows.tolist(), found, strict=True):
             samples[row] = sample
     return samples, failed
-
-
-def _by_source(count: int, positions: Positions, located: Located) -> Iterator[tuple[int, Int64, Located, Positions]]:
-    """Yield the number of every source that samples are of, which these are, and where they stand."""
-    if count == 1:
-        yield 0, np.arange(len(positions)), located, positions
-        return
-    rows, bounds = rows_by_number(located.source, count)
-    ordered, own = located.part(rows), positions[rows]
-    for number, (start, stop) in enumerate(pairwise(bounds)):
-        if start < stop:
-            yield number, rows[start:stop], ordered.part(slice(start, stop)), Positions(own[start:stop])
 
 
 def _rng(source: NamedSource, located: Located, row: int) -> np.random.Generator:
