@@ -89,19 +89,10 @@ def spiky(every: int, *, end: float) -> Signal:
 
 @pytest.mark.parametrize(
     ("every", "end", "severity"),
-    [(200, 0.2, Severity.INFO), (2000, 0.2, Severity.WARNING), (200, 0.9, Severity.WARNING)],
+    [(200, 0.2, Severity.INFO), (2000, 0.7, Severity.WARNING), (200, 0.9, Severity.WARNING)],
 )
 def test_dozens_of_jumps_all_along_a_run_that_learns_are_its_noise(every: int, end: float, severity: Severity) -> None:
     (found,) = found_by(LossSpikeDetector(), spiky(every, end=end))
-    assert found.severity is severity
-
-
-@pytest.mark.parametrize(("name", "severity"), [("temporal_loss", Severity.INFO), ("total_loss", Severity.WARNING)])
-def test_an_early_jump_of_one_part_that_ends_far_below_is_told(name: str, severity: Severity) -> None:
-    values = falling_loss(3000, start=9.0, end=3.5, noise=0.1)
-    values[60:75] = 20.0
-    other = signal("2d_loss", falling_loss(3000, start=8.0, end=0.2, noise=0.01), kind="loss")
-    (found,) = found_by(LossSpikeDetector(), signal(name, values, kind="loss"), other)
     assert found.severity is severity
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
@@ -79,10 +79,6 @@ class LossSpikeDetector(BaseDetector):
     """… spread over this many tenths of the run show how its batches differ, and are no event …"""
     habit_end: float = 0.5
     """… where it ends below this share of its start: they are told, not blamed."""
-    part_early: float = 0.05
-    """A jump of one of several parts of a loss within this share of the run …"""
-    part_end: float = 0.5
-    """… that ends below this share of the level before it is told, not blamed: parts find their balance at first."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -112,8 +108,6 @@ class LossSpikeDetector(BaseDetector):
             if shape is None or shape.is_signed:
                 continue
             seen = self._jump_or_swing(signal, shape, norms, rates)
-            if seen is not None and self._is_part_finding_balance(seen, signal, shape, signals):
-                seen = replace(seen, severity=Severity.INFO)
             if seen is not None and self._matters(seen, signal, signals):
                 found.append(seen)
         return DetectionResult(self.name, tuple(found))
@@ -149,16 +143,6 @@ class LossSpikeDetector(BaseDetector):
             return False
         places = np.searchsorted(shape.steps, [jump.certain_step for jump in jumps])
         return len(np.unique(places * TENTH // shape.count)) >= self.habit_tenths
-
-    def _is_part_finding_balance(
-        self, seen: Detection, signal: Signal, shape: Shape, signals: Sequence[Signal]
-    ) -> bool:
-        """Return whether one of several parts of a loss jumped in the first moments, and ends far below that."""
-        first, span = float(shape.steps[0]), float(shape.steps[-1] - shape.steps[0])
-        late = seen.last_step is None or seen.last_step > first + self.part_early * span
-        if late or shape.end >= self.part_end * seen.evidence[0].numbers.get("before", 0.0):
-            return False
-        return self.select.is_part(signal, signals)
 
     def _believed(self, shape: Shape, norms: Sequence[Signal]) -> list[Rise]:
         """Return the bursts that are more than noise; the first moments of a run are all over the place."""

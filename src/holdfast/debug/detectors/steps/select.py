@@ -148,10 +148,6 @@ class SelectRule(SharedRule):
         values = [float(np.interp(step, part.steps, part.values)) for part in parts.values()]
         return float(np.nansum(np.abs(values)))
 
-    def is_part(self, signal: Signal, signals: Sequence[Signal]) -> bool:
-        """Return whether a loss is one of several and not called the total of them."""
-        return len({loss.name for loss in main_losses(signals)}) > 1 and not _TOTAL.match(signal.name)
-
     def began(self, steps: NDArray[np.float64]) -> bool:
         """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""
         return len(steps) > 0 and float(steps[0]) <= self.beginning * float(steps[-1])
