@@ -9,9 +9,11 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
+from tests.cli.calling import call
 from tests.cli.test_without_torch import without_torch
 from typer.testing import CliRunner
 
+from holdfast.cli import doctor
 from holdfast.cli.main import build_app
 from holdfast.integrations import trial
 from holdfast.integrations.trial import TRIALS
@@ -31,6 +33,15 @@ def test_it_works_where_torch_is_not_installed() -> None:
     ((code, told),) = without_torch(["doctor"])
     assert code in (0, 1)
     assert "transformers" in told
+
+
+def test_an_install_for_the_debugger_alone_is_not_broken(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_version", {"numpy": "2.0"}.get)  # what such an install has
+    answer = call(capsys, "doctor")
+    assert answer.code == 0
+    assert "torch is not installed: streams, checkpoints and runs need it" in answer.out
 
 
 @pytest.mark.soak

@@ -144,7 +144,7 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str], files: dic
         ("torn.jsonl", (), "torn.jsonl"),
         ("torn.tar", (), "torn.tar"),
         ("odd.csv", (), "does not recognise this path"),
-        ("*", (), "does not say what kind"),
+        ("*", (), "cannot tell the kind"),
     ],
 )
 @pytest.mark.usefixtures("files")

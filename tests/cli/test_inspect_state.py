@@ -5,10 +5,13 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
+from tests.cli.calling import call
 from tests.stream.jobs import dataset_of, numbers
 
 from holdfast.cli import main as cli
 from holdfast.order import Stratified
+from holdfast.run import Run, RunOptions
 from holdfast.stream import StreamingConfig, StreamingShardLoader
 
 
@@ -56,3 +59,17 @@ def test_a_torn_state_exits_two_and_says_so(capsys: pytest.CaptureFixture[str], 
     code, _, err = run(capsys, str(path))
     assert code == 2
     assert "torn" in err
+
+
+def test_a_run_is_inspected_as_the_list_of_runs_shows_it(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    model = torch.nn.Linear(1, 1)
+    loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4))
+    options = RunOptions(handle_signals=False)
+    with Run(tmp_path / "run", model=model, loader=loader, steps=3, monitor=False, options=options) as made:
+        for _ in made:
+            made.step(loss=1.0)
+    shown = json.loads(call(capsys, "inspect", tmp_path / "run", "--json").out)
+    assert (shown["steps"], shown["attempts"]) == (3, 1)
+    (row,) = json.loads(call(capsys, "runs", tmp_path, "--json").out)["runs"]
+    assert row == {**shown, "verdict": row["verdict"]}
+    assert "steps" in call(capsys, "inspect", tmp_path / "run").out

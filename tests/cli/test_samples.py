@@ -60,7 +60,7 @@ def test_one_rank_may_be_asked_for_and_the_table_names_the_samples(
     ("arguments", "said"),
     [
         (("--step", "99"), "no such step"),
-        (("--step", "-1"), "no such step"),
+        (("--step", "-1"), "'--step'"),
         (("--step", "4", "--rank", "7"), "rank"),
     ],
 )

@@ -58,3 +58,21 @@ def test_a_sample_that_is_not_there_exits_two(
     code, _, err = run(capsys, "when", str(tmp_path), source, index)
     assert code == 2
     assert said in err
+
+
+@pytest.mark.usefixtures("loader")
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["5", "--epochs", "0"], "'--epochs'"),
+        (["5", "--epochs", "-1"], "'--epochs'"),
+        (["5", "--epochs", "1000000000"], "100000"),
+        (["-5"], "an argument cannot be negative: -5"),
+    ],
+)
+def test_a_number_out_of_range_is_refused_by_its_name(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, words: list[str], said: str
+) -> None:
+    code, out, err = run(capsys, "when", str(tmp_path), "a", *words)
+    assert (code, out) == (2, "")
+    assert said in err

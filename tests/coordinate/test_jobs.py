@@ -581,7 +581,7 @@ def test_dead_letters_are_shown_and_tried_again_by_command(tmp_path: Path, capsy
         reader = lease(coordinator, folder=tmp_path)
         assert reader.process(lambda chunk: "mended") == 1
         assert (reader.generation, reader.dead_letters()) == (2, [])
-    results = json.loads(command(capsys, "results", str(tmp_path), "--json")[1])
+    results = json.loads(command(capsys, "results", str(tmp_path), "--json")[1])["results"]
     assert [(entry["chunk"], entry["payload"]) for entry in results] == [
         (chunk, "mended" if chunk == 5 else "") for chunk in range(CHUNKS)
     ]

@@ -211,7 +211,7 @@ def test_runs_and_serve_list_every_other_run_and_say_of_the_damaged_that_they_ca
     shutil.copytree(sound, tmp_path / "zzz-sound")
     with ending():
         code, out, error = called(["runs", str(tmp_path), "--json"], capsys)
-        rows = {Path(row["folder"]).name: row for row in json.loads(out)}
+        rows = {Path(row["folder"]).name: row for row in json.loads(out)["runs"]}
         assert (code, error) == (0, "")
         assert len(rows) == len(damaged) + 1
         assert rows["zzz-sound"]["steps"] == 20

@@ -112,6 +112,7 @@ def test_the_commands_replay_blame_and_prove_through_a_program(tmp_path: Path) -
 )
 def test_a_program_that_fails_is_bad_input_and_no_difference(tmp_path: Path, program: str) -> None:
     (tmp_path / "train.py").write_text(program)
+    (tmp_path / "run.json").write_text("{}")
     arguments = ["replay", str(tmp_path), "--steps", "3:5", "--program", f"{tmp_path / 'train.py'}:build"]
     error = CliRunner().invoke(build_app(), arguments).exception
     assert isinstance(error, ConfigError)

@@ -180,7 +180,7 @@ def test_holdfast_runs_lists_every_run_once(finished: Path) -> None:
     command = [sys.executable, "-m", "holdfast", "runs", str(finished.parent)]
     assert "step-00000020" in subprocess.run(command, capture_output=True, text=True, check=True).stdout
     shown = subprocess.run([*command, "--json"], capture_output=True, text=True, check=True).stdout
-    assert json.loads(shown)[0]["steps"] == 20
+    assert json.loads(shown)["runs"][0]["steps"] == 20
     nothing = subprocess.run([*command[:-1], str(finished / "log")], capture_output=True, text=True, check=False)
     assert nothing.returncode == 2
     assert "holds no run" in nothing.stderr

@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing, existing_file
 from holdfast.cli.program import PROGRAM_HELP, load_program
 from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError, RunLogError
@@ -18,15 +20,27 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+EXAMPLES = examples(
+    "holdfast audit runs/exp7 --samples optout.csv --output statement.json",
+    "holdfast audit statement.json",
+    exit_codes="0 the question is answered, 2 a check failed or the input is unusable.",
+)
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def audit(
-        run: Annotated[Path, typer.Argument(help="A run's folder, or a statement to recompute.", show_default=False)],
+        run: Annotated[
+            Path,
+            typer.Argument(metavar="RUN", callback=existing, help="A run's folder, or a statement to recompute."),
+        ],
         samples: Annotated[
-            Path | None, typer.Option(help="A CSV file with the columns source and index.", show_default=False)
+            Path | None,
+            typer.Option(
+                callback=existing_file, help="A CSV file with the columns source and index.", show_default=False
+            ),
         ] = None,
         program: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
         head: Annotated[str | None, typer.Option(help="A digest the log must contain.", show_default=False)] = None,
@@ -39,12 +53,7 @@ def register(app: typer.Typer) -> None:
         """Show at which steps a run saw samples, or prove that it did not.
 
         The log's hash chain is checked first; with --program, the data is also compared with the data the run read.
-        Given a statement instead of a run, its answer is recomputed. Exit code 2 if any check fails.
-
-        Examples:
-          holdfast audit runs/exp7 --samples optout.csv --output statement.json
-
-          holdfast audit statement.json
+        Given a statement instead of a run, its answer is recomputed.
         """
         from holdfast.run.audit import audit as find
         from holdfast.run.audit import check_statement
@@ -57,8 +66,9 @@ def register(app: typer.Typer) -> None:
             return
         if samples is None:
             raise ConfigError("no samples were given", hint="pass --samples FILE.csv with the columns source and index")
+        asked = _read_samples(samples)
         loader = load_program(program, run).components.loader if program is not None else None
-        found = find(run, _read_samples(samples), loader=loader, head=head, unfinished=unfinished)
+        found = find(run, asked, loader=loader, head=head, unfinished=unfinished)
         statement = found.to_json() if as_json or output is not None else {}
         if output is not None:
             write_whole(output, json.dumps(statement))
@@ -107,11 +117,11 @@ def _show(found: Audit) -> None:
 
     from holdfast.cli.console import table_console
 
-    table = Table("source", "index", "step", "epoch", "rank", "")
+    table = Table("source", "index", "step", "epoch", "rank", "remark")
     for source, seen in found.seen.items():
         for row in seen.rows():
             index, step, _, epoch, rank, _, _, counted, masked = row
-            remarks = [*([] if counted else ["repeated later"]), *(["masked"] if masked else [])]
+            remarks = [*([] if counted else ["step redone; does not count"]), *(["masked"] if masked else [])]
             table.add_row(source, str(index), str(step), str(epoch), str(rank), ", ".join(remarks))
     never = {source: indices for source, indices in found.never_seen.items() if indices}
     console = table_console()

@@ -8,42 +8,43 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_folder
 from holdfast.cli.program import PROGRAM_HELP, load_program
 from holdfast.errors import ConfigError, RunError
 
 __all__ = ["register"]
 
 EXIT_PART = 1
+EXAMPLES = examples(
+    "holdfast bisect runs/exp7 runs/exp7-again",
+    exit_codes="0 they agree in all steps that both have, 1 they diverge, 2 unusable input.",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def bisect(
-        run_a: Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)],
-        run_b: Annotated[Path, typer.Argument(help="Another run's folder.", show_default=False)],
+        run_a: Annotated[Path, typer.Argument(metavar="RUN_A", callback=existing_folder, help="A run's folder.")],
+        run_b: Annotated[Path, typer.Argument(metavar="RUN_B", callback=existing_folder, help="Another run's folder.")],
         program_a: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
         program_b: Annotated[str | None, typer.Option(help=PROGRAM_HELP, show_default=False)] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
-        """Find where two runs diverge: data order, batch content, learning rate, loss, gradient of a layer, parameters.
-
-        Exit code 0 if they agree in all steps that both have, 1 if they diverge.
-
-        Example:
-          holdfast bisect runs/exp7 runs/exp7-again
-        """
+        """Find where two runs diverge: order, batch content, learning rate, loss, gradient of a layer, parameters."""
         from holdfast.run.bisect import bisect as find
         from holdfast.run.run_log import RunLog
 
         if (program_a is None) != (program_b is None):
             raise ConfigError("comparing batches needs the programs of both runs", hint="pass both, or neither")
+        logs = RunLog(run_a), RunLog(run_b)
         loaders = None
         if program_a is not None and program_b is not None:
             programs = [load_program(program_a, run_a), load_program(program_b, run_b)]
             loaders = (programs[0].components.loader, programs[1].components.loader)
-        found = find(RunLog(run_a), RunLog(run_b), loaders=loaders)
+        found = find(*logs, loaders=loaders)
         if found.step is None and not found.compared:
             raise RunError(
                 "the runs have no step in common, so there is nothing to compare",

@@ -6,6 +6,7 @@ import json
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
 
 __all__ = ["register"]
@@ -14,7 +15,7 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=examples("holdfast blame runs/exp7 --step 1003 --program train.py:build"))
     def blame(
         run: Folder,
         step: Step,
@@ -23,11 +24,7 @@ def register(app: typer.Typer) -> None:
         horizon: Horizon = 3,
         as_json: Json = False,
     ) -> None:
-        """Name the samples behind a jump in the loss, or say that none stands out; the run is not changed.
-
-        Example:
-          holdfast blame runs/exp7 --step 1003 --program train.py:build
-        """
+        """Name the samples behind a jump in the loss, or say that none stands out; the run is not changed."""
         from holdfast.run.blame import BlameOptions
 
         looking = BlameOptions(before=before, horizon=horizon)

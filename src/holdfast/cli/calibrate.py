@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_file
 from holdfast.cli.write_whole import write_whole
 
 if TYPE_CHECKING:
@@ -17,30 +19,50 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
+EXAMPLES = examples(
+    "holdfast calibrate labels.jsonl --output fitted.json",
+    "holdfast calibrate labels.jsonl --thresholds old.json --against fitted.json",
+    "holdfast calibrate --feedback holdfast-feedback.jsonl --output fitted.json",
+)
+
 Claims = list[tuple[float, bool]]
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def calibrate(
         labels: Annotated[
-            Path | None, typer.Argument(help="JSON or JSON lines: path, failure (or null), cause.", show_default=False)
+            Path | None,
+            typer.Argument(
+                metavar="LABELS", callback=existing_file, help="JSON or JSON lines: path, failure (or null), cause."
+            ),
         ] = None,
         output: Annotated[Path | None, typer.Option("--output", "-o", help="Write the fitted numbers here.")] = None,
         thresholds: Annotated[
-            Path | None, typer.Option("--thresholds", help="Start from these thresholds (set A).")
+            Path | None,
+            typer.Option("--thresholds", callback=existing_file, help="Start from these thresholds (set A)."),
         ] = None,
         against: Annotated[
-            Path | None, typer.Option("--against", help="Compare with these thresholds (set B); fits nothing.")
+            Path | None,
+            typer.Option(
+                "--against", callback=existing_file, help="Compare with these thresholds (set B); fits nothing."
+            ),
         ] = None,
         feedback: Annotated[
-            Path | None, typer.Option("--feedback", help="Also fit on verdicts recorded by `holdfast feedback`.")
+            Path | None,
+            typer.Option(
+                "--feedback", callback=existing_file, help="Also fit on verdicts recorded by `holdfast feedback`."
+            ),
         ] = None,
         calibration: Annotated[
             Path | None,
-            typer.Option("--calibration", help="The calibration used for the reports that the verdicts are about."),
+            typer.Option(
+                "--calibration",
+                callback=existing_file,
+                help="The calibration used for the reports that the verdicts are about.",
+            ),
         ] = None,
         search: Annotated[bool, typer.Option("--search/--no-search", help="Also search for better thresholds.")] = True,
         as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import sys
 from collections.abc import Callable, Iterator
@@ -12,24 +13,33 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import check_path
+
 __all__ = ["register"]
+
+MAX_PROCESSES = 1024
+EXAMPLES = examples(
+    "holdfast convert corpus_text_document.idx parquet/",
+    "holdfast convert 'shards/*.tar' mds/ --to mds --workers 8",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def convert(
         source: Annotated[
-            str, typer.Argument(help="Data: a file, folder, 'glob' or URL of any kind.", show_default=False)
+            str, typer.Argument(metavar="SOURCE", help="Data: a file, folder, 'glob' or URL of any kind.")
         ],
-        destination: Annotated[Path, typer.Argument(help="The folder to write to.", show_default=False)],
+        destination: Annotated[Path, typer.Argument(metavar="DESTINATION", help="The folder to write to.")],
         to: Annotated[str, typer.Option(help="parquet or mds.")] = "parquet",
         samples_per_shard: Annotated[int, typer.Option(min=1, help="Samples per shard.")] = 65_536,
         compression: Annotated[
             str, typer.Option(help="Compression of Parquet files: zstd, snappy, gzip or none.")
         ] = "zstd",
-        workers: Annotated[int, typer.Option(min=1, help="Processes to convert with.")] = 2,
+        workers: Annotated[int, typer.Option(min=1, max=MAX_PROCESSES, help="Processes to convert with.")] = 2,
         seq_len: Annotated[
             int | None, typer.Option(help="Token files and chunks: tokens per sequence.", show_default=False)
         ] = None,
@@ -43,14 +53,12 @@ def register(app: typer.Typer) -> None:
         """Write data of any kind as Parquet or MDS, in parallel.
 
         To continue a conversion that was stopped or killed, run the same command again.
-
-        Examples:
-            holdfast convert corpus_text_document.idx parquet/
-            holdfast convert 'shards/*.tar' mds/ --to mds --workers 8
         """
         from holdfast.sources.convert import convert as convert_data
         from holdfast.sources.open_data import TokenLayout
 
+        if "://" not in source and not glob.has_magic(source):
+            check_path(source)
         layout = TokenLayout(length=seq_len, dtype=dtype, header_bytes=header_bytes, split=split)
         with _bar(sys.stderr.isatty() and not as_json) as progress:
             report = convert_data(

@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.cli.log_sources import local_paths, read_logs
+from holdfast.cli.paths import existing_file
 from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError, UnreadableLogError
 
@@ -20,20 +22,18 @@ if TYPE_CHECKING:
     from holdfast.debug.debugger import MLSystemsDebugger
     from holdfast.debug.types import DebugReport
 
-EXAMPLES = """\b
-Examples:
-  holdfast debug trainer_state.json
-  holdfast debug runs/ --format html --output report.html
-  holdfast debug metrics.csv --fail-on critical          (exit code 1 stops a CI job)
-  holdfast debug new.jsonl --compare last_good.jsonl
-  holdfast debug train.log --watch                       (follows a growing log)
-  holdfast debug train.log --watch --json | jq .verdict  (one object per line)
-  kubectl logs job/train | holdfast debug -              (standard input)
-  holdfast debug https://example.org/run/train.log
-  holdfast debug train.log --calibration fitted.json --thresholds fitted.json
-
-Exit codes: 0 healthy, 1 findings at or above --fail-on, 2 unusable input.
-"""
+EXAMPLES = examples(
+    "holdfast debug trainer_state.json",
+    "holdfast debug runs/ --format html --output report.html",
+    "holdfast debug metrics.csv --fail-on critical",
+    "holdfast debug new.jsonl --compare last_good.jsonl",
+    "holdfast debug train.log --watch",
+    "holdfast debug train.log --watch --json | jq .verdict",
+    "kubectl logs job/train | holdfast debug -",
+    "holdfast debug https://example.org/run/train.log",
+    "holdfast debug train.log --calibration fitted.json --thresholds fitted.json",
+    exit_codes="0 no findings, 1 findings at or above --fail-on, 2 unusable input.",
+)
 
 
 class Format(str, Enum):
@@ -63,11 +63,11 @@ class Attribution(str, Enum):
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command(epilog=EXAMPLES, no_args_is_help=True)
+    @app.command(cls=Command, epilog=EXAMPLES, no_args_is_help=True)
     def debug(
         paths: Annotated[
             list[str],
-            typer.Argument(metavar="PATH...", help="Logs, folders of runs, URLs, or - for standard input."),
+            typer.Argument(metavar="PATH", help="Logs, folders of runs, URLs, or - for standard input."),
         ],
         format: Annotated[Format, typer.Option("--format", "-f", help="How to print the report.")] = Format.TEXT,  # noqa: A002
         as_json: Annotated[bool, typer.Option("--json", help="Print JSON; with --watch, one object per line.")] = False,
@@ -80,10 +80,14 @@ def register(app: typer.Typer) -> None:
             Attribution, typer.Option("--attribution", help="How causes are ranked.")
         ] = Attribution.RULES,
         calibration: Annotated[
-            Path | None, typer.Option("--calibration", help="Confidences fitted by `holdfast calibrate`.")
+            Path | None,
+            typer.Option("--calibration", callback=existing_file, help="Confidences fitted by `holdfast calibrate`."),
         ] = None,
         thresholds: Annotated[
-            Path | None, typer.Option("--thresholds", help="Thresholds fitted by `holdfast calibrate`, or your own.")
+            Path | None,
+            typer.Option(
+                "--thresholds", callback=existing_file, help="Thresholds fitted by `holdfast calibrate`, or your own."
+            ),
         ] = None,
     ) -> None:
         """Read any training log and say whether the run is healthy: what failed, when, why, and what to do."""

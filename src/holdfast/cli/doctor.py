@@ -7,7 +7,19 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_folder
+
 __all__ = ["register"]
+
+EXAMPLES = examples(
+    "holdfast doctor",
+    "# stops and resumes a tiny run under each trainer",
+    "holdfast doctor --try",
+    "# a trainer's output: does its checkpoint include the stream?",
+    "holdfast doctor out",
+    exit_codes="0 nothing is broken, 1 something needs attention, 2 unusable input.",
+)
 
 PACKAGES = ("torch", "numpy", "pyarrow", "fsspec", "zlib-ng", "datasets", "s3fs", "redis")
 # Trainer -> how to make its runs resume exactly. A test runs each with the version pinned in constraints.txt.
@@ -27,27 +39,20 @@ SLOW_BYTES_PER_SECOND = 100e6
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def doctor(
         folder: Annotated[
-            Path | None, typer.Argument(help="The checkpoint folder, whose disk is measured.", show_default=False)
+            Path | None,
+            typer.Argument(
+                metavar="FOLDER", callback=existing_folder, help="The checkpoint folder, whose disk is measured."
+            ),
         ] = None,
         try_out: Annotated[
             bool, typer.Option("--try", help="Train a tiny model under each trainer, stop, resume, and compare.")
         ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the result as JSON.")] = False,
     ) -> None:
-        """Show what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is.
-
-        Exit code 0 if all is well, 1 if something needs attention.
-
-        Examples:
-            holdfast doctor
-
-            holdfast doctor --try                      # stops and resumes a tiny run under each trainer
-
-            holdfast doctor out                        # a trainer's output: does its checkpoint include the stream?
-        """
+        """Show what is installed, whether trainers resume exactly here, and how fast the checkpoint disk is."""
         import json
 
         found = examine(folder, try_out=try_out)
@@ -67,8 +72,6 @@ def examine(folder: Path | None, *, try_out: bool = False) -> dict[str, Any]:
     versions = {name: _version(name) for name in PACKAGES}
     trainers = {name: _version(name) for name in TRAINERS}
     advice = []
-    if versions["torch"] is None:
-        advice.append("torch is not installed: streams, checkpoints and runs need it (pip install 'holdfast[torch]')")
     for name, version in trainers.items():
         if version is not None and versions["torch"] is None:
             advice.append(f"{name} is installed, but torch is not")
@@ -190,3 +193,5 @@ def _print(found: dict[str, Any]) -> None:
         is_tried = any("tried" in trainer for trainer in found["trainers"].values())
         untried = "" if is_tried else "; --try stops and resumes a tiny run under each trainer, to be sure"
         typer.echo(f"nothing needs attention{untried}")
+    if found["packages"]["torch"] is None:
+        typer.echo("torch is not installed: streams, checkpoints and runs need it (pip install 'holdfast[torch]')")

@@ -11,11 +11,20 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_file
 from holdfast.errors import ConfigError, DebugError
 
 __all__ = ["read_feedback", "register"]
 
 DEFAULT_STORE = Path("holdfast-feedback.jsonl")
+EXAMPLES = examples(
+    "holdfast feedback report.json --verdict true",
+    "holdfast feedback report.json --finding 2 --verdict false --note planned",
+    "holdfast feedback report.json --missed spike",
+    "# what was recorded so far",
+    "holdfast feedback",
+)
 
 
 class Answer(str, Enum):
@@ -28,9 +37,14 @@ class Answer(str, Enum):
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def feedback(
-        report: Annotated[Path | None, typer.Argument(help="A report from `holdfast debug --format json`.")] = None,
+        report: Annotated[
+            Path | None,
+            typer.Argument(
+                metavar="REPORT", callback=existing_file, help="A report from `holdfast debug --format json`."
+            ),
+        ] = None,
         verdict: Annotated[Answer | None, typer.Option("--verdict", help="Was the finding true?")] = None,
         finding: Annotated[int, typer.Option("--finding", min=1, help="Number of the finding, from 1.")] = 1,
         run: Annotated[int, typer.Option("--run", min=1, help="Number of the run in the report, from 1.")] = 1,
@@ -114,9 +128,10 @@ def read_feedback(store: Path) -> list[dict[str, Any]]:
     """
     try:
         lines = store.read_text(encoding="utf-8").splitlines()
-    except OSError as error:
+    except (OSError, UnicodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "they are not text in UTF-8"
         raise DebugError(
-            f"the verdicts cannot be read: {error.strerror}", file=str(store), hint="pass their file with --store"
+            f"the verdicts cannot be read: {reason}", file=str(store), hint="pass their file with --store"
         ) from error
     entries: list[dict[str, Any]] = []
     for number, line in enumerate(lines, 1):
@@ -139,7 +154,7 @@ def _summarise(store: Path, *, as_json: bool) -> None:
         failure: {answer: counts[failure, answer] for answer in ("true", "false", "missed")} for failure in failures
     }
     if as_json:
-        typer.echo(json.dumps(table))
+        typer.echo(json.dumps({"verdicts": table}))
         return
     for failure, row in table.items():
         typer.echo(f"{failure:<22}{row['true']} true  {row['false']} false  {row['missed']} missed")

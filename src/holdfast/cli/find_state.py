@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.paths import existing
 from holdfast.errors import ConfigError, StateFileError
 from holdfast.run.layout import RunFolder, is_run_folder
 
@@ -25,7 +26,9 @@ _RUN_KEY = "run.rank-00000"  # the state is the same on every rank
 StateArgument = Annotated[
     Path,
     typer.Argument(
-        help="A stream state's file, a folder of them, a checkpoint, or a run's folder.", show_default=False
+        metavar="STATE",
+        callback=existing,
+        help="A stream state's file, a folder of them, a checkpoint, or a run's folder.",
     ),
 ]
 KeyOption = Annotated[

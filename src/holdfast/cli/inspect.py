@@ -7,6 +7,7 @@ Only checkpoints need torch; states and data are inspected without it.
 from __future__ import annotations
 
 import dataclasses
+import glob
 import json
 import os
 from collections.abc import Callable
@@ -17,9 +18,19 @@ from typing import Annotated, Any, NamedTuple
 import typer
 
 from holdfast.cli.console import printable, table_console
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import check_path
 from holdfast.errors import ConfigError, HoldfastError
 
 __all__ = ["INSPECTORS", "Asked", "Inspector", "register"]
+
+EXAMPLES = examples(
+    "holdfast inspect runs/exp7",
+    "holdfast inspect runs/exp7/checkpoints/step-00001000",
+    "holdfast inspect state/",
+    "holdfast inspect 'shards/*.tar' --json",
+    "holdfast inspect tokens.bin --seq-len 2048 --dtype uint16",
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -188,7 +199,24 @@ def _names(folder: Path) -> list[str]:
         return []
 
 
+def _is_run(asked: Asked) -> bool:
+    from holdfast.run.layout import is_run_folder
+
+    return is_run_folder(asked.path)
+
+
+def _show_run(asked: Asked) -> None:
+    from holdfast.cli.runs import describe_run, show_runs
+
+    row = describe_run(asked.path)
+    if asked.as_json:
+        typer.echo(json.dumps(row, indent=2))
+    else:
+        show_runs(table_console(), [row])
+
+
 INSPECTORS: tuple[Inspector, ...] = (
+    Inspector("run", _is_run, _show_run),
     Inspector("checkpoint", _is_checkpoint, _show_checkpoint),
     Inspector("stream state", _is_stream_state, _show_stream_state),
     Inspector(
@@ -202,13 +230,13 @@ INSPECTORS: tuple[Inspector, ...] = (
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def inspect(
         path: Annotated[
             str,
             typer.Argument(
-                help="A checkpoint's folder, a stream state, or data: a file, folder, 'glob' or URL.",
-                show_default=False,
+                metavar="PATH",
+                help="A run, a checkpoint's folder, a stream state, or data: a file, folder, 'glob' or URL.",
             ),
         ],
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
@@ -224,7 +252,9 @@ def register(app: typer.Typer) -> None:
             str | None, typer.Option(help="Hugging Face folders: the split to read.", show_default=False)
         ] = None,
     ) -> None:
-        """Show the content of a checkpoint or of data, or the position of a stream."""
+        """Show the content of a run, a checkpoint or data, or the position of a stream."""
+        if "://" not in path and not glob.has_magic(path):
+            check_path(path)
         asked = Asked(
             name=path,
             as_json=as_json,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 import numpy as np
 
 from holdfast.errors import HoldfastError
+from holdfast.foreign import open_plain
 from holdfast.stream.state import CheckpointState
 from holdfast.stream.state_files import FORMAT, state_files
 
@@ -20,7 +22,7 @@ def is_state(path: Path) -> bool:
     if path.is_dir():
         return bool(state_files(path))
     try:
-        with open(path, "rb") as file:
+        with open_plain(path, within=Path(os.path.realpath(path)).parent) as file:
             return FORMAT.encode() in file.read(256) or path in state_files(path.parent)
     except OSError:
         return False

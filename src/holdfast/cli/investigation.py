@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.paths import existing_folder
 from holdfast.cli.program import PROGRAM_HELP, load_program, program_failed
 from holdfast.errors import HoldfastError
 
@@ -17,11 +18,11 @@ if TYPE_CHECKING:
 
 __all__ = ["Before", "Folder", "Horizon", "Json", "Program", "Step", "investigating"]
 
-Folder = Annotated[Path, typer.Argument(help="A run's folder.", show_default=False)]
-Step = Annotated[int, typer.Option(help="The step at which the loss jumped.", show_default=False)]
-Program = Annotated[str, typer.Option(help=PROGRAM_HELP, show_default=False)]
-Before = Annotated[int, typer.Option(help="Number of steps before it that are also suspect.")]
-Horizon = Annotated[int, typer.Option(help="Number of steps after it in which the damage is measured.")]
+Folder = Annotated[Path, typer.Argument(metavar="RUN", callback=existing_folder, help="A run's folder.")]
+Step = Annotated[int, typer.Option(min=0, help="The step at which the loss jumped.", show_default=False)]
+Program = Annotated[str, typer.Option(metavar="FILE.py:FUNCTION", help=PROGRAM_HELP, show_default=False)]
+Before = Annotated[int, typer.Option(min=0, help="Number of steps before it that are also suspect.")]
+Horizon = Annotated[int, typer.Option(min=0, help="Number of steps after it in which the damage is measured.")]
 Json = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
@@ -32,6 +33,7 @@ def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[]
     Raises:
         ConfigError: the program does not exist, or it fails.
     """
+    _check_run(folder)
     run = load_program(program, folder)
     with _count_of_steps() as on_step:
         try:
@@ -41,6 +43,13 @@ def investigating(program: str, folder: Path) -> Iterator[tuple[Run, Callable[[]
         except (Exception, SystemExit) as error:
             hint = "its step function is called again, with smaller batches: it must accept those"
             raise program_failed(program, error, hint=hint) from error
+
+
+def _check_run(folder: Path) -> None:
+    """Refuse what is not a run before its program is built, which may take minutes."""
+    from holdfast.run.run_log import RunLog
+
+    RunLog(folder)
 
 
 @contextmanager

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_folder
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -17,7 +19,9 @@ if TYPE_CHECKING:
 
 __all__ = ["register"]
 
-Folder = Annotated[Path, typer.Argument(help="The folder passed to the job's workers.", show_default=False)]
+Folder = Annotated[
+    Path, typer.Argument(metavar="FOLDER", callback=existing_folder, help="The folder passed to the job's workers.")
+]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON instead of text.")]
 
 
@@ -73,43 +77,37 @@ def register(app: typer.Typer) -> None:
     job = typer.Typer(no_args_is_help=True, help="Show a leased job's folder, or have its dead letters retried.")
     app.add_typer(job, name="job")
 
-    @job.command()
+    @job.command(cls=Command, epilog=examples("holdfast job show runs/captions --tracebacks"))
     def show(
         folder: Folder,
         tracebacks: Annotated[bool, typer.Option("--tracebacks", help="Print each dead letter's traceback.")] = False,
         as_json: AsJson = False,
     ) -> None:
-        """Show how far a job is, and which chunks were given up.
-
-        Example: holdfast job show runs/captions --tracebacks
-        """
+        """Show how far a job is, and which chunks were given up."""
         summary = _summary(_open(folder))
         if as_json:
             typer.echo(json.dumps(summary))
         else:
             _show(summary, tracebacks=tracebacks)
 
-    @job.command()
+    @job.command(cls=Command, epilog=examples("holdfast job results runs/captions --json > results.json"))
     def results(folder: Folder, as_json: AsJson = False) -> None:
-        """List every committed chunk: its number, fencing token, output and payload.
-
-        Example: holdfast job results runs/captions --json > results.json
-        """
+        """List every committed chunk: its number, fencing token, output and payload."""
         from holdfast.coordinate.records import Done
 
         ends = _open(folder).read()
         found = [asdict(entry) for _, entry in sorted(ends.items()) if isinstance(entry, Done)]
         if as_json:
-            typer.echo(json.dumps(found))
+            typer.echo(json.dumps({"results": found}))
             return
         for entry in found:
             typer.echo(_shown(f"{entry['chunk']}\t{entry['token']}\t{entry['file']}\t{entry['payload']}"))
 
-    @job.command()
+    @job.command(cls=Command, epilog=examples("holdfast job retry runs/captions --chunk 17 --chunk 23"))
     def retry(
         folder: Folder,
         chunk: Annotated[
-            list[int] | None, typer.Option("--chunk", help="Retry only this chunk; may be repeated.")
+            list[int] | None, typer.Option("--chunk", metavar="N", help="Retry only this chunk; may be repeated.")
         ] = None,
         as_json: AsJson = False,
     ) -> None:
@@ -117,8 +115,6 @@ def register(app: typer.Typer) -> None:
 
         Run it when the job has ended, because workers that still run can commit nothing more. Then start workers as
         before.
-
-        Example: holdfast job retry runs/captions --chunk 17 --chunk 23
         """
         chosen = _open(folder).retry(chunk)
         if as_json:

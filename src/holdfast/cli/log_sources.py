@@ -9,7 +9,8 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from holdfast.errors import ConfigError
+from holdfast.cli.paths import check_path
+from holdfast.errors import ConfigError, UnreadableLogError
 
 if TYPE_CHECKING:
     from holdfast.debug.debugger import MLSystemsDebugger
@@ -43,17 +44,28 @@ def local_paths(sources: list[str]) -> list[Path]:
     for source in sources:
         if source == STANDARD_INPUT or is_url(source):
             raise ConfigError("only files and folders can be watched", source=source, hint="leave out --watch")
+        check_path(source)
     return [Path(source) for source in sources]
 
 
 def _read(debugger: MLSystemsDebugger, source: str, progress: Callable[[int], None] | None) -> list[RunLog]:
-    if source != STANDARD_INPUT:
-        return debugger.read(source, progress=progress)
     from holdfast.debug.ingestion.limits import Limits
-    from holdfast.debug.ingestion.remote import copied
+    from holdfast.debug.ingestion.remote import copied, is_url
 
-    with copied(sys.stdin.buffer, "standard_input", Limits()) as path:
-        return [replace(log, path="standard input") for log in debugger.read(path, progress=progress)]
+    if source != STANDARD_INPUT:
+        if is_url(source):
+            return debugger.read(source, progress=progress)
+        check_path(source)
+        return debugger.read(Path(source), progress=progress)  # a text of several lines would be taken for a log
+    if sys.stdin is None:
+        raise UnreadableLogError("standard input is closed", hint="pipe a log into the command, or pass its path")
+    try:
+        with copied(sys.stdin.buffer, "standard_input", Limits()) as path:
+            return [replace(log, path="standard input") for log in debugger.read(path, progress=progress)]
+    except OSError as error:
+        raise UnreadableLogError(
+            f"standard input cannot be read: {error.strerror}", hint="pipe a log into it"
+        ) from error
 
 
 @contextmanager

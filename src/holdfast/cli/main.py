@@ -1,19 +1,22 @@
-"""The entry point: collects the commands and turns holdfast's errors into exit code 2 without a traceback.
+"""The entry point: collects the commands, and turns everything that can go wrong into one sentence and an exit code.
 
 A command lives in its own module of this package and offers ``register(app)``. Modules import the heavy parts of the
-library inside the command function, so that ``holdfast --help`` stays fast.
+library inside the command function, so that ``holdfast --help`` stays fast. This module imports even Typer late: an
+interrupt during any import then ends as quietly as one during the work.
 """
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
 from importlib import import_module
-from typing import Any
+from itertools import pairwise
+from typing import TYPE_CHECKING
 
-import typer
-
-from holdfast import __version__
-from holdfast.errors import HoldfastError
+if TYPE_CHECKING:
+    import typer
 
 __all__ = ["COMMANDS", "build_app", "run"]
 
@@ -43,34 +46,35 @@ COMMANDS = (
 )
 
 EXIT_UNUSABLE = 2
-# Click's, or the copy of it inside newer releases of Typer.
-WRONG_USE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
-
-# Package that may be missing -> the extra that installs it.
-EXTRAS = {"torch": "torch", "zlib_ng": "torch", "datasets": "hf", "transformers": "hf", "accelerate": "hf"}
-
-
-def _show_version(value: bool) -> None:
-    if value:
-        typer.echo(f"holdfast {__version__}")
-        raise typer.Exit()
+EXIT_INTERRUPTED = 130
+EXIT_BROKEN_PIPE = 141
+"""What shells show for a program that SIGPIPE ended. Not 0, which would say that a run is healthy, nor 1: findings."""
 
 
 def build_app() -> typer.Typer:
     """Build the command line with every command registered."""
+    import typer
+
+    from holdfast import __version__
+
+    def show_version(value: bool) -> None:
+        if value:
+            typer.echo(f"holdfast {__version__}")
+            raise typer.Exit()
+
     app = typer.Typer(
         name="holdfast",
         help="Keep a PyTorch training run honest: data streams, metrics, checkpoints, and a debugger.",
         no_args_is_help=True,
         pretty_exceptions_enable=False,
-        rich_markup_mode="rich",
+        rich_markup_mode=None,
         context_settings={"help_option_names": ["-h", "--help"]},
     )
 
     @app.callback()
     def main(
         version: bool = typer.Option(
-            False, "--version", callback=_show_version, is_eager=True, help="Print the version and exit."
+            False, "--version", callback=show_version, is_eager=True, help="Print the version and exit."
         ),
     ) -> None:
         """Keep a PyTorch training run honest."""
@@ -80,41 +84,81 @@ def build_app() -> typer.Typer:
     return app
 
 
-def _explain(error: Any) -> None:
-    """Say in one line what is wrong with the arguments and where to read more; without arguments, show the help."""
-    context = error.ctx
-    if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
-        typer.echo(context.get_help())
-        return
-    command = "holdfast" if context is None else context.command_path
-    message = " ".join(error.format_message().split())
-    typer.echo(f"holdfast: {message[:1].lower()}{message[1:].rstrip('.')} — see {command} --help", err=True)
-
-
 def run(arguments: list[str] | None = None) -> None:
     """Run the command line; exit with 2 and one clear line on bad input, with 130 on Ctrl-C."""
-    command = typer.main.get_command(build_app())
-    given = sys.argv[1:] if arguments is None else arguments
-    if "" in given:  # as a path, it would be the current folder
-        typer.echo("holdfast: an argument is empty — is a shell variable not set?", err=True)
-        sys.exit(EXIT_UNUSABLE)
     try:
-        code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)  # Ctrl-C comes out as 130
-        sys.exit(code if isinstance(code, int) else 0)
-    except WRONG_USE as error:
-        _explain(error)
-        sys.exit(EXIT_UNUSABLE)
-    except HoldfastError as error:
-        typer.echo(f"holdfast: {error}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except ModuleNotFoundError as error:
-        missing = (error.name or "").partition(".")[0]
-        if missing not in EXTRAS:
+        sys.exit(_run(sys.argv[1:] if arguments is None else arguments))
+    except KeyboardInterrupt:
+        sys.exit(EXIT_INTERRUPTED)
+
+
+def _run(arguments: list[str]) -> int:
+    """Run one command and return its exit code; whatever it raises is told here."""
+    _open_missing_streams()
+    try:
+        if sys.stdout is None:
+            raise OSError(errno.EBADF, "standard output is closed")
+        code = _answer(arguments)
+        sys.stdout.flush()
+        return code
+    except BrokenPipeError:  # the reader of the output (head, less) has exited, which is not worth a word
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except SystemExit as ended:
+        # Typer and Rich end the process with 1 where the pipe is broken, and 1 means findings.
+        if not isinstance(ended.__context__, BrokenPipeError):
             raise
-        hint = f"pip install 'holdfast[{EXTRAS[missing]}]'"
-        typer.echo(f"holdfast: this command needs {missing}, which is not installed — {hint}", err=True)
-        sys.exit(EXIT_UNUSABLE)
-    except BrokenPipeError:
-        # The reader of the output (head, less) has exited, which is not an error.
-        sys.stderr.close()
-        sys.exit(0)
+        _drop_output()
+        return EXIT_BROKEN_PIPE
+    except Exception as error:
+        from holdfast.cli.failure import explain
+
+        failure = explain(error)
+        if not failure.shown_already:
+            failure.show(as_json=_asks_for_json(arguments))
+        if _output_fails():
+            _drop_output()
+        return EXIT_UNUSABLE
+
+
+def _answer(arguments: list[str]) -> int:
+    import typer
+
+    from holdfast.errors import ConfigError
+
+    command = typer.main.get_command(build_app())
+    if "" in arguments:  # as a path, it would be the current folder
+        raise ConfigError("an argument is empty", hint="is a shell variable not set?")
+    code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)  # Ctrl-C comes out as 130
+    return code if isinstance(code, int) else 0
+
+
+def _asks_for_json(arguments: list[str]) -> bool:
+    options = arguments[: arguments.index("--")] if "--" in arguments else arguments
+    values = [value for option, value in pairwise(options) if option in ("--format", "-f")]
+    return "--json" in options or "--format=json" in options or "json" in values
+
+
+def _open_missing_streams() -> None:
+    """Give the program somewhere to write messages and something to read, where the caller has closed the stream."""
+    if sys.stderr is None:
+        sys.stderr = open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115 - for the life of the process
+
+
+def _output_fails() -> bool:
+    """Return whether there is something left to print that cannot be written."""
+    if sys.stdout is None:
+        return False
+    try:
+        sys.stdout.flush()
+    except (OSError, ValueError):
+        return True
+    return False
+
+
+def _drop_output() -> None:
+    """Let Python's own last flush succeed: it would print a second message and change the exit code."""
+    with suppress(OSError, ValueError):
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        os.dup2(nowhere, sys.stdout.fileno())
+        os.close(nowhere)

@@ -9,6 +9,7 @@ import traceback
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from holdfast.cli.paths import existing_file
 from holdfast.errors import ConfigError, HoldfastError
 
 if TYPE_CHECKING:
@@ -31,8 +32,7 @@ def load_program(program: str, folder: Path) -> Run:
     path = Path(name)
     if not name or not function.isidentifier():
         raise ConfigError("a program is given as FILE.py:FUNCTION", program=program)
-    if not path.is_file():
-        raise ConfigError("the program does not exist", file=name)
+    existing_file(path)
     module_name = f"_holdfast_program_{path.stem}"
     spec = importlib.util.spec_from_file_location(module_name, path)
     if spec is None or spec.loader is None:
@@ -71,13 +71,15 @@ def program_failed(program: str, error: Exception | SystemExit, *, hint: str = _
     """Return the error that says where a program failed: an exit code of 1 means something else."""
     file = Path(program.rpartition(":")[0]).resolve()
     frames = traceback.extract_tb(error.__traceback__)
-    own = [frame for frame in frames if Path(frame.filename).resolve() == file] or list(frames)
+    own = [frame.lineno for frame in frames if Path(frame.filename).resolve() == file]
+    if isinstance(error, SyntaxError) and error.filename is not None and Path(error.filename).resolve() == file:
+        own = [error.lineno]  # a file that cannot be compiled has no frame of its own
     return ConfigError(
         # A program that exits, even with 0, has proven nothing.
         f"the program exited with code {error.code}"
         if isinstance(error, SystemExit)
         else f"the program failed: {type(error).__name__}: {error}",
         program=program,
-        line=own[-1].lineno if own else None,
+        line=own[-1] if own else None,
         hint=hint,
     )

@@ -7,6 +7,7 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Before, Folder, Horizon, Json, Program, Step, investigating
 
 __all__ = ["register"]
@@ -15,7 +16,7 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=examples("holdfast prove runs/exp7 --step 1003 --program train.py:build"))
     def prove(
         run: Folder,
         step: Step,
@@ -25,11 +26,7 @@ def register(app: typer.Typer) -> None:
         draws: Annotated[int, typer.Option(help="Number of times that random samples are left out.", min=1)] = 3,
         as_json: Json = False,
     ) -> None:
-        """Find the cause of a jump in the loss: the machine, these samples, or model and optimizer.
-
-        Example:
-          holdfast prove runs/exp7 --step 1003 --program train.py:build
-        """
+        """Find the cause of a jump in the loss: the machine, these samples, or model and optimizer."""
         from holdfast.run.blame import BlameOptions
         from holdfast.run.proof import ProofOptions
 

@@ -7,33 +7,38 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.cli.investigation import Folder, Json, Program, investigating
 from holdfast.errors import ConfigError
 
 __all__ = ["register"]
 
 EXIT_DIFFERS = 1
+EXAMPLES = examples(
+    "holdfast replay runs/exp7 --steps 980:1010 --program train.py:build",
+    exit_codes="0 every step matches the record, 1 one does not, 2 unusable input.",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def replay(
         run: Folder,
-        steps: Annotated[str, typer.Option(help="FIRST:STOP, such as 980:1010.", show_default=False)],
+        steps: Annotated[
+            str,
+            typer.Option(
+                metavar="FIRST:STOP", help="The steps, such as 980:1010; STOP is not replayed.", show_default=False
+            ),
+        ],
         program: Program,
         as_json: Json = False,
     ) -> None:
-        """Run recorded steps again and compare them with the record; the run is not changed.
-
-        Exit code 0 if every step matches the record, 1 if one does not.
-
-        Example:
-          holdfast replay runs/exp7 --steps 980:1010 --program train.py:build
-        """
+        """Run recorded steps again and compare them with the record; the run is not changed."""
+        chosen = _parse_steps(steps)  # before the program, which may take minutes to build its run
         with investigating(program, run) as (built, on_step):
-            found = built.replay(_parse_steps(steps), on_step=on_step)
+            found = built.replay(chosen, on_step=on_step)
         if as_json:
             typer.echo(json.dumps(found.to_json()))
         else:

@@ -7,37 +7,39 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing
 from holdfast.cli.write_whole import write_whole
 
 __all__ = ["register"]
+
+EXAMPLES = examples(
+    "holdfast report runs/exp7",
+    "holdfast report trainer_state.json -o page.html",
+    "holdfast report runs/exp8 --compare runs/exp7",
+    "holdfast report runs/exp7 --verify",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def report(
-        path: Annotated[Path, typer.Argument(help="A run's folder, or any training log.", show_default=False)],
+        path: Annotated[
+            Path, typer.Argument(metavar="PATH", callback=existing, help="A run's folder, or any training log.")
+        ],
         output: Annotated[Path, typer.Option("--output", "-o", help="Where to write the page.")] = Path("report.html"),
         compare: Annotated[
-            Path | None, typer.Option("--compare", help="Another run to overlay.", show_default=False)
+            Path | None,
+            typer.Option("--compare", callback=existing, help="Another run to overlay.", show_default=False),
         ] = None,
         verify: Annotated[
             bool, typer.Option("--verify", help="Check every checkpoint of the run, and mark damaged ones.")
         ] = False,
         as_json: Annotated[bool, typer.Option("--json", help="Print the page's data as JSON instead.")] = False,
     ) -> None:
-        """Write a run's page: verdict, charts, findings and events in one file that loads nothing from other hosts.
-
-        Examples:
-            holdfast report runs/exp7
-
-            holdfast report trainer_state.json -o page.html
-
-            holdfast report runs/exp8 --compare runs/exp7
-
-            holdfast report runs/exp7 --verify
-        """
+        """Write a run's page: verdict, charts, findings and events in one file that loads nothing from other hosts."""
         import json
 
         from holdfast.page import render_page
@@ -46,7 +48,7 @@ def register(app: typer.Typer) -> None:
 
         pages = [feed_of(each, verify=verify).page() for each in (path, compare) if each is not None]
         if as_json:
-            typer.echo(json.dumps([page.to_json(columns=MAX_COLUMNS) for page in pages], allow_nan=False))
+            typer.echo(json.dumps({"pages": [page.to_json(columns=MAX_COLUMNS) for page in pages]}, allow_nan=False))
             return
         text = render_page(*pages)
         write_whole(output, text)

@@ -8,15 +8,16 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_folder
 from holdfast.errors import HoldfastError, RunFolderError, UnreadableLogError
 
-__all__ = ["describe_run", "find_runs", "register"]
+__all__ = ["describe_run", "find_runs", "register", "show_runs"]
 
-EXAMPLES = """\b
-Examples:
-  holdfast runs runs/
-  holdfast runs runs/ --json | jq '.[] | select(.verdict != "healthy")'
-"""
+EXAMPLES = examples(
+    "holdfast runs runs/",
+    """holdfast runs runs/ --json | jq '.runs[] | select(.verdict != "healthy")'""",
+)
 MAX_DEPTH = 4
 UNREADABLE = "unreadable"
 """The verdict on a run whose log cannot be read."""
@@ -95,14 +96,15 @@ def _row(folder: Path) -> dict[str, Any]:
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command(epilog=EXAMPLES, no_args_is_help=True)
+    @app.command(cls=Command, epilog=EXAMPLES, no_args_is_help=True)
     def runs(
-        folder: Annotated[Path, typer.Argument(help="A folder with runs in it, or one run.")],
-        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON list.")] = False,
+        folder: Annotated[
+            Path,
+            typer.Argument(metavar="FOLDER", callback=existing_folder, help="A folder with runs in it, or one run."),
+        ],
+        as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
     ) -> None:
         """List runs with their verdict, progress, goodput and last checkpoint."""
-        if not folder.is_dir():
-            raise RunFolderError("the folder does not exist", folder=str(folder))
         found = find_runs(folder)
         if not found:
             raise RunFolderError(
@@ -117,12 +119,13 @@ def register(app: typer.Typer) -> None:
         describe = describe_run if found == [folder] else _row  # a single requested run must be readable
         rows = [describe(path) for path in track(found, "reading", disable=quiet, transient=True, console=console)]
         if as_json:
-            typer.echo(json.dumps(rows))
+            typer.echo(json.dumps({"runs": rows}))
         else:
-            _show(console, rows)
+            show_runs(console, rows)
 
 
-def _show(console: Any, rows: list[dict[str, Any]]) -> None:
+def show_runs(console: Any, rows: list[dict[str, Any]]) -> None:
+    """Print the table of runs."""
     from rich.markup import escape
     from rich.table import Table
 

@@ -11,6 +11,8 @@ import typer
 
 from holdfast.cli.console import table_console
 from holdfast.cli.find_state import KeyOption, StateArgument, find_state
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_file
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 from holdfast.errors import ConfigError
 
@@ -20,12 +22,19 @@ __all__ = ["register"]
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(
+        cls=Command,
+        epilog=examples(
+            "holdfast samples runs/exp7 --step 1003", "holdfast samples state/ --step 1003 --rank 2 --json"
+        ),
+    )
     def samples(
         state: StateArgument,
-        step: Annotated[int, typer.Option(help="The step, from 0.", show_default=False)],
-        rank: Annotated[int | None, typer.Option(help="One rank only.", show_default=False)] = None,
-        labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
+        step: Annotated[int, typer.Option(min=0, help="The step, from 0.", show_default=False)],
+        rank: Annotated[int | None, typer.Option(min=0, help="One rank only.", show_default=False)] = None,
+        labels: Annotated[
+            Path | None, typer.Option(callback=existing_file, help=LABELS_HELP, show_default=False)
+        ] = None,
         key: KeyOption = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:
@@ -35,8 +44,10 @@ def register(app: typer.Typer) -> None:
 
         schedule = stored_schedule(find_state(state, key), labels)
         total = schedule.total_steps
-        if step < 0 or (total is not None and step >= total):
-            raise ConfigError("the stream has no such step", step=step, steps=total, hint="steps are numbered from 0")
+        if total is not None and step >= total:
+            raise ConfigError(
+                "the stream has no such step", step=step, steps=total, hint=f"it has {total:,}, numbered from 0"
+            )
         found = samples_in(schedule, step, rank)
         if as_json:
             typer.echo(json.dumps({"step": step, "samples": [asdict(ref) for ref in found]}))

@@ -7,16 +7,30 @@ from typing import Annotated
 
 import typer
 
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing
+
 __all__ = ["register"]
+
+EXAMPLES = examples(
+    "holdfast serve runs/exp7",
+    "# a list of runs; each can be compared with another",
+    "holdfast serve runs/ --port 0",
+    "# prints an address with a token",
+    "holdfast serve runs/ --host 0.0.0.0",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def serve(
         paths: Annotated[
-            list[Path], typer.Argument(help="Run folders, folders of runs, or any training logs.", show_default=False)
+            list[Path],
+            typer.Argument(
+                metavar="PATH", callback=existing, help="Run folders, folders of runs, or any training logs."
+            ),
         ],
         host: Annotated[str, typer.Option("--host", help="Address to listen on.")] = "127.0.0.1",
         port: Annotated[
@@ -28,25 +42,28 @@ def register(app: typer.Typer) -> None:
         ] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the address as JSON.")] = False,
     ) -> None:
-        """Serve the page live until Ctrl-C: a new step is visible about a second later.
-
-        Examples:
-            holdfast serve runs/exp7
-
-            holdfast serve runs/ --port 0              # a list of runs; each can be compared with another
-
-            holdfast serve runs/ --host 0.0.0.0        # prints an address with a token
-        """
+        """Serve the page live until Ctrl-C: a new step is visible about a second later."""
         import json
 
         import pyarrow.compute
         import pyarrow.json
         import pyarrow.parquet  # noqa: F401 - before anyone waits for a page
 
-        from holdfast.page.feeds import feeds_of
+        from holdfast.errors import UnreadableLogError
+        from holdfast.page.feeds import LogFeed, feeds_of
         from holdfast.page.server import PageServer
 
-        with PageServer(feeds_of(paths), host=host, port=port, token=token) as server:
+        feeds = feeds_of(paths)
+        for feed in feeds:
+            if isinstance(feed, LogFeed):
+                try:
+                    feed.page()  # read once, here: a page that can show nothing is refused before it is served
+                except UnreadableLogError:
+                    log = Path(feed.name)
+                    if log.is_dir() or log.stat().st_size > 0:
+                        raise
+                    typer.echo(f"{log} is empty so far: the page fills when it is written to", err=True)
+        with PageServer(feeds, host=host, port=port, token=token) as server:
             if as_json:
                 typer.echo(json.dumps({"url": server.url, "runs": list(server.feeds)}))
             else:

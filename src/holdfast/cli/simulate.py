@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.cli.write_whole import write_whole
 from holdfast.errors import ConfigError
 
@@ -120,7 +121,13 @@ def _save(path: Path, results: dict[str, Any]) -> None:
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(
+        cls=Command,
+        epilog=examples(
+            "holdfast simulate --ranks 1024 --hours 24",
+            "holdfast simulate --ranks 1024 --mode leased --output plot.svg",
+        ),
+    )
     def simulate(
         ranks: int = typer.Option(1024, help="Data-parallel ranks, up to 100,000."),
         mode: Annotated[Literal["training", "leased", "both"], typer.Option(help="What to simulate.")] = "both",

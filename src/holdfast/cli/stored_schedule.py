@@ -42,9 +42,10 @@ def _with_labels(partition: Partition, path: Path) -> Partition:
 
     try:
         values = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError) as error:
-        reason = str(error).splitlines()[0]
+    except OSError as error:
+        raise ConfigError(f"the labels cannot be read: {error.strerror or error}", file=str(path)) from error
+    except (ValueError, EOFError) as error:  # NumPy's own words would advise to load pickles
         raise ConfigError(
-            f"the labels cannot be read: {reason}", file=str(path), hint="write them with np.save"
+            "the labels are not a .npy file of numbers or text", file=str(path), hint="write them with np.save"
         ) from error
     return partition.with_values(values)

@@ -10,34 +10,45 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.console import printable
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_folder
 
 __all__ = ["register"]
 
 EXIT_CODES = {"sound": 0, "damaged": 1, "incomplete": 3}
 """Exit codes by verdict; 2 is for checkpoints that cannot be read at all."""
 _MAX_LINES = 50
+MAX_THREADS = 1024
+EXAMPLES = examples(
+    "holdfast verify runs/exp7/checkpoints/step-00001000",
+    "holdfast verify checkpoint/ --require-manifest --json",
+    exit_codes="0 sound, 1 damaged, 2 it cannot be read, 3 nothing is damaged, but the check is incomplete.",
+)
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def verify(
-        path: Annotated[Path, typer.Argument(help="The checkpoint's folder.", show_default=False)],
+        path: Annotated[
+            Path, typer.Argument(metavar="FOLDER", callback=existing_folder, help="The checkpoint's folder.")
+        ],
         as_json: bool = typer.Option(False, "--json", help="Print the whole report as JSON."),
         require_manifest: bool = typer.Option(
             False, "--require-manifest", help="Refuse a checkpoint that has no holdfast.json."
         ),
-        workers: int | None = typer.Option(None, "--workers", min=1, help="Number of threads to read with."),
+        workers: int | None = typer.Option(
+            None, "--workers", min=1, max=MAX_THREADS, help="Number of threads to read with."
+        ),
         trusted: bool = typer.Option(
             False, "--trusted", help="Unpickle metadata that names custom classes: only for checkpoints you made."
         ),
     ) -> None:
         """Check everything in a checkpoint that a load would use.
 
-        Exit code 0 if it is sound: it loads, and every byte was compared with a checksum. Exit code 1 if something is
-        damaged (each damaged tensor is named), 2 if it cannot be read, and 3 if nothing is damaged but the check is
-        incomplete: there are no checksums, or there are objects that a load refuses.
+        Sound means that it loads, and that every byte was compared with a checksum. Each damaged tensor is named. The
+        check is incomplete if there are no checksums, or objects that a load refuses.
         """
         from holdfast.checkpoint import verify_checkpoint
 

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
 from holdfast.errors import ConfigError, CoordinatorLost
 
 if TYPE_CHECKING:
@@ -105,12 +106,12 @@ def _watch_live(survey: Survey, console: Console, *, interval: float, looks: int
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=examples("holdfast watch redis://10.0.0.5:6379 --once"))
     def watch(
         store: Annotated[
             str,
             typer.Argument(
-                help="redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT of a TCPStore, or file:PATH.", show_default=False
+                metavar="STORE", help="redis://HOST:PORT, etcd://HOST:PORT, HOST:PORT of a TCPStore, or file:PATH."
             ),
         ],
         prefix: str = typer.Option("holdfast", help="The coordinator's prefix in the store."),
@@ -127,8 +128,6 @@ def register(app: typer.Typer) -> None:
 
         A single table (--once, --json, a pipe) takes one heartbeat if all workers are alive, and one TTL if one is
         dead: it cannot be known sooner.
-
-        Example: holdfast watch redis://10.0.0.5:6379 --once
         """
         from rich.console import Console
 

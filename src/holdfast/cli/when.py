@@ -10,24 +10,37 @@ import typer
 
 from holdfast.cli.console import table_console
 from holdfast.cli.find_state import KeyOption, StateArgument, find_state
+from holdfast.cli.help import Command, examples
+from holdfast.cli.paths import existing_file
 from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 
 __all__ = ["register"]
+
+MAX_EPOCHS = 100_000
+"""Each epoch takes about a tenth of a millisecond and one row."""
+EXAMPLES = examples("holdfast when runs/exp7 chat 5", "holdfast when state/ wiki 123 --epochs 10 --json")
 
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(cls=Command, epilog=EXAMPLES)
     def when(
         state: StateArgument,
-        source: Annotated[str, typer.Argument(help="The source's name.", show_default=False)],
-        index: Annotated[int, typer.Argument(help="The sample's index in the source.", show_default=False)],
+        source: Annotated[str, typer.Argument(metavar="SOURCE", help="The source's name.")],
+        index: Annotated[int, typer.Argument(metavar="INDEX", min=0, help="The sample's index in the source.")],
         epochs: Annotated[
             int | None,
-            typer.Option(help="Number of epochs; by default those begun and the next one.", show_default=False),
+            typer.Option(
+                min=1,
+                max=MAX_EPOCHS,
+                help="Number of epochs; by default those begun and the next one.",
+                show_default=False,
+            ),
         ] = None,
-        labels: Annotated[Path | None, typer.Option(help=LABELS_HELP, show_default=False)] = None,
+        labels: Annotated[
+            Path | None, typer.Option(callback=existing_file, help=LABELS_HELP, show_default=False)
+        ] = None,
         key: KeyOption = None,
         as_json: bool = typer.Option(False, "--json", help="Print JSON instead of a table."),
     ) -> None:

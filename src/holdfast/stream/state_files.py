@@ -9,13 +9,16 @@ the newest file is always the one that was saved last, whatever the clocks say.
 from __future__ import annotations
 
 import json
+import os
 import re
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from holdfast.arguments import check_path
 from holdfast.durable import write_whole
 from holdfast.errors import StateFileError
+from holdfast.foreign import read_plain
 from holdfast.stream.state import CheckpointState
 
 __all__ = ["load_state", "save_state", "state_files"]
@@ -29,7 +32,12 @@ LARGEST = 256 << 20
 def save_state(folder: str | Path, state: CheckpointState, *, keep: int = 3) -> Path:
     """Save the state atomically in the folder, as its newest, and remove all but the ``keep`` saved last."""
     directory = Path(folder)
-    directory.mkdir(parents=True, exist_ok=True)
+    check_path("the folder of stream states", directory)
+    try:
+        directory.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        reason = "there is a file of this name" if isinstance(error, FileExistsError) else error.strerror
+        raise StateFileError(f"the folder cannot be made: {reason}", folder=str(directory)) from error
     body = json.dumps(state.to_json(), separators=(",", ":"))
     text = json.dumps({"format": FORMAT, "digest": _digest(body), "state": body})
     newest = _newest(state.step, directory)
@@ -61,9 +69,8 @@ def load_state(path: str | Path) -> CheckpointState:
             raise StateFileError("the folder holds no stream state", folder=str(target))
         target = files[-1]
     try:
-        if target.stat().st_size > LARGEST:
-            raise StateFileError("the file is too large to be a stream state", file=str(target))
-        envelope = json.loads(target.read_text(encoding="utf-8"))
+        content = read_plain(target, within=Path(os.path.realpath(target)).parent, max_bytes=LARGEST)
+        envelope = json.loads(content.decode("utf-8"))
     except OSError as error:
         raise StateFileError(f"the state file cannot be read: {error.strerror}", file=str(target)) from error
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
@@ -72,15 +79,17 @@ def load_state(path: str | Path) -> CheckpointState:
         raise _refused(target, "the file is not a holdfast stream state")
     if envelope.get("digest") != _digest(envelope["state"]):
         raise _refused(target, "the state file is damaged: its digest does not match")
-    content: Any = json.loads(envelope["state"])
-    return CheckpointState.from_json(content)
+    state: Any = json.loads(envelope["state"])
+    return CheckpointState.from_json(state)
 
 
 def _refused(path: Path, message: str) -> StateFileError:
     siblings = state_files(path.parent)
     earlier = siblings[: siblings.index(path)] if path in siblings else []
-    hint = f"the one before it is {earlier[-1]}" if earlier else "there is no earlier one beside it"
-    return StateFileError(message, file=str(path), previous=str(earlier[-1]) if earlier else None, hint=hint)
+    if not earlier:
+        return StateFileError(message, file=str(path), hint="there is no earlier one beside it")
+    previous = str(earlier[-1])
+    return StateFileError(message, file=str(path), previous=previous, hint=f"the one before it is {previous}")
 
 
 Place = tuple[int, int]

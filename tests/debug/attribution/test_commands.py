@@ -50,7 +50,7 @@ def test_verdicts_and_misses_are_recorded_and_summed_up(report: Path, tmp_path: 
     run("feedback", str(report), "--verdict", "true", "--cause", "bad_data_window", "--store", store)
     run("feedback", str(report), "--verdict", "false", "--store", store)
     run("feedback", str(report), "--missed", "spike", "--store", store)
-    counts = json.loads(run("feedback", "--store", store, "--json"))
+    counts = json.loads(run("feedback", "--store", store, "--json"))["verdicts"]
     assert counts == {"nan": {"true": 1, "false": 1, "missed": 0}, "spike": {"true": 0, "false": 0, "missed": 1}}
 
 

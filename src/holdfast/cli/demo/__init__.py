@@ -18,6 +18,8 @@ from typing import Annotated, Any
 
 import typer
 
+from holdfast.cli.help import Command, examples
+
 __all__ = ["Row", "Stage", "register"]
 
 
@@ -46,17 +48,20 @@ STAGES = {
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
 
-    @app.command()
+    @app.command(
+        cls=Command,
+        epilog=examples(
+            "holdfast demo",
+            "holdfast demo --folder runs/demo",
+            exit_codes="0 everything held, 1 something did not, 2 unusable input.",
+        ),
+    )
     def demo(
         folder: Annotated[Path | None, typer.Option(help="Keep the demo's files here; temporary by default.")] = None,
         as_json: Annotated[bool, typer.Option("--json", help="Print the summary as one JSON object.")] = False,
     ) -> None:
-        """Show holdfast at work: about two minutes, everything measured as you watch.
-
-        Examples:
-          holdfast demo
-          holdfast demo --folder runs/demo
-        """
+        """Show holdfast at work: about two minutes, everything measured as you watch."""
+        import torch  # noqa: F401 - before anything is shown: without it there is nothing to show
         from rich.console import Console
 
         console = Console(stderr=as_json, highlight=False)

@@ -81,4 +81,4 @@ class LogIngestor(BaseIngestor):
 
 
 def _is_text(source: Any) -> bool:
-    return isinstance(source, str) and ("\n" in source or "\r" in source)
+    return isinstance(source, str) and ("\n" in source or "\r" in source) and not os.path.exists(source)
