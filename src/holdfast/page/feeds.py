@@ -1,4 +1,4 @@
-"""Runs to look at: what stands behind a path, read again when it changes."""
+"""Runs to look at: what a path leads to, read again when it changes."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class LogFeed:
 
 
 def feed_of(path: Path, *, name: str | None = None, wait: bool = True, verify: bool = False) -> Feed:
-    """Return what stands at a path: a run of holdfast's own, or any log.
+    """Return what is at a path: a run of holdfast's own, or any log.
 
     Args:
         path: a run's folder, a file or a folder of logs.
@@ -91,7 +91,7 @@ def feeds_of(paths: Iterable[Path]) -> list[Feed]:
             raise UnreadableLogError("there is no such file or folder", path=str(path), hint="check the path")
         if path.is_dir() and not any(path.iterdir()):
             raise UnreadableLogError(
-                "the folder is empty", path=str(path), hint="name a folder with runs or logs in it"
+                "the folder is empty", path=str(path), hint="give a folder that contains runs or logs"
             )
         runs = sorted(each for each in path.iterdir() if is_run_folder(each)) if path.is_dir() else []
         for each, name in [(run, run.name) for run in runs] or [(path, str(path))]:

@@ -44,7 +44,7 @@ LOOK_SECONDS = 20.0
 
 
 def page_of_run(folder: str | Path) -> Page:
-    """Return the page of a run's folder as it stands."""
+    """Return the page of a run's folder as it is."""
     return RunFeed(Path(folder)).page()
 
 
@@ -232,5 +232,5 @@ class RunFeed:
 
 
 def _rank_of(chart: Chart) -> int:
-    """Return where a chart stands: what people look at first, then the others as they came."""
+    """Return the place of a chart: what people look at first, then the others as they came."""
     return FIRST.index(chart.title) if chart.title in FIRST else len(FIRST)

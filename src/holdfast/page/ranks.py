@@ -1,4 +1,4 @@
-"""The ranks of a run beside each other: who is late, and who stood still."""
+"""The ranks of a run beside each other: which are late, and which stalled."""
 
 from __future__ import annotations
 

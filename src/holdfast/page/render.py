@@ -1,6 +1,6 @@
 """The page as one file: markup, style, script and data, with a policy that lets nothing else in.
 
-The data stands in a block that browsers do not execute, with every ``<`` escaped; the script writes it into the
+The data is in a block that browsers do not execute, with every ``<`` escaped; the script writes it into the
 document as text only. The policy names the script and style by their digests and allows no other source, so hostile
 text in a log can neither run nor send anything anywhere.
 """

@@ -32,7 +32,7 @@ __all__ = ["Feed", "PageServer"]
 COOKIE = "holdfast_token"
 DEFAULT_COLUMNS = 1000
 MAX_STEP = 2.0**53
-"""Beyond it steps cannot be told apart."""
+"""Beyond it steps cannot be distinguished."""
 MAX_CONNECTIONS = 100
 """Each has a thread of its own; a browser keeps up to six."""
 MAX_IDLE_SECONDS = 30.0
@@ -40,7 +40,7 @@ MAX_IDLE_SECONDS = 30.0
 
 
 class Feed(Protocol):
-    """A run that can be looked at while it goes on."""
+    """A run that can be viewed while it is going."""
 
     @property
     def name(self) -> str:
@@ -70,9 +70,9 @@ class PageServer(ThreadingHTTPServer):
         self, feeds: Sequence[Feed], *, host: str = "127.0.0.1", port: int = 0, token: str | None = None
     ) -> None:
         if not feeds:
-            raise ConfigError("there is no run to serve", hint="name a run folder or a log")
+            raise ConfigError("there is no run to serve", hint="give a run folder or a log")
         if token is not None and not token.strip():
-            raise ConfigError("the token is empty", hint="leave it out, and one is made up where it is needed")
+            raise ConfigError("the token is empty", hint="omit it, and one is generated if needed")
         self.feeds = {feed.name: feed for feed in feeds}
         self._rows: dict[str, tuple[str, dict[str, Any]]] = {}
         self._room = threading.BoundedSemaphore(MAX_CONNECTIONS)
@@ -92,7 +92,7 @@ class PageServer(ThreadingHTTPServer):
 
         def read() -> None:
             for feed in self.feeds.values():
-                with suppress(HoldfastError, OSError):  # told to whoever looks at it
+                with suppress(HoldfastError, OSError):  # reported to the viewer
                     feed.version()
 
         threading.Thread(target=read, name="holdfast-read-ahead", daemon=True).start()

@@ -46,7 +46,7 @@ def is_of_source(name: str, sources: Sequence[str]) -> tuple[str, str] | None:
 
 
 def source_charts(columns: RunColumns, signals: Sequence[Signal]) -> Iterator[Chart]:
-    """Yield a chart for every figure that is told by source, and one with every source's share of the samples."""
+    """Yield a chart for every figure that is recorded by source, and one with every source's share of the samples."""
     sources = sources_of(columns)[:MAX_SOURCES]
     if not sources:
         return

@@ -20,8 +20,8 @@ def thinned(
     The first and the last point of the stretch are always kept.
 
     Args:
-        steps: where the values stand; sorted where they are not.
-        values: NaN and infinities stay visible: one of them stands for those of its column.
+        steps: the steps of the values; sorted if they are not.
+        values: NaN and infinities stay visible: one of them represents those of its column.
         columns: how many stretches of equal width the steps are divided into.
         first: leave out what comes before this step.
         last: leave out what comes after it.
