@@ -1,7 +1,7 @@
 """One generation of a job: what it begins with, and how its folder is read back.
 
-What a crash leaves behind can be told from damage: each journal has its check, a commit's own file is never cut short,
-and each generation knows the number and digest of all records before it.
+What a crash leaves behind can be distinguished from damage: each journal has its check, a commit's own file is never
+truncated, and each generation knows the number and digest of all records before it.
 """
 
 from __future__ import annotations
@@ -173,4 +173,4 @@ def _add_rest(text: str, ends: Ends, file: Path) -> None:
     for line in torn:
         begun = _BEGINS_WITH_CHUNK.match(line)
         if begun is not None and int(begun[1]) not in ends.entries:
-            _log.warning("a record in %s was cut short, so chunk %s will be done again: %s", file, begun[1], line[:80])
+            _log.warning("a record in %s was truncated, so chunk %s will be done again: %s", file, begun[1], line[:80])

@@ -1,7 +1,7 @@
 """A job's own record, in a folder that all workers share: what ended, with its result, even if the store is lost.
 
 The model: a job goes through generations, one per store that it begins on. Each has a folder in which every accepted
-commit becomes a file *before* its worker is told that it counts. Beginning a new generation renames the last one's
+commit becomes a file *before* its worker learns that it counts. Beginning a new generation renames the last one's
 folder, which is atomic: a worker of the old store that is still alive (a zombie) finds no folder for its commit, and is
 refused. So the folders hold exactly what was committed, each chunk once.
 
@@ -9,8 +9,9 @@ One file per commit would be too many: every ``interval`` seconds a worker appen
 removes their files. A file is removed after the journal is on disk, so a chunk may be in both for a while, with the
 same record.
 
-Damage can be told from what a crash leaves behind: each journal has its check, each generation knows the number and
-digest of all records before it, and a commit's own file is never cut short. Damaged records are refused, never skipped.
+Damage can be distinguished from what a crash leaves behind: each journal has its check, each generation knows the
+number and digest of all records before it, and a commit's own file is never truncated. Damaged records are refused,
+never skipped.
 
 The folder must be on a file system where ``rename`` is atomic for all workers: local disks, NFS, Lustre, GPFS.
 """

@@ -104,7 +104,7 @@ class Survey:
         return Snapshot(workers, [job for job in jobs if job is not None], ttl, roster.heartbeat, certain)
 
     def watch_until_certain(self, wait: Callable[[float], None] = time.sleep) -> Snapshot:
-        """Look until living workers can be told from dead ones: a heartbeat if all are alive, a TTL at most."""
+        """Look until it is certain which workers live: a heartbeat if all of them do, a TTL at most."""
         snapshot = self.look()
         end = time.monotonic() + snapshot.ttl
         while not snapshot.certain and time.monotonic() < end:

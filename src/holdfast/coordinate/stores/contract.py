@@ -4,7 +4,7 @@ The rules, which ``holdfast.testing.check_store`` checks:
 
 - Every operation is atomic and, once answered, seen by every client that asks afterwards.
 - No operation waits for a key to appear. Reading changes nothing, not even on disk.
-- A value is never empty, so ``b""`` can stand for "absent".
+- A value is never empty, so ``b""`` can mean "absent".
 - A counter is stored as decimal digits, so ``get`` reads one without changing it.
 - A server that cannot be reached raises ``ConnectionError`` within seconds. Whether the operation took effect is then
   unknown; the store itself must not repeat it. The next call reconnects if it can. A connection that was lost while
