@@ -128,7 +128,7 @@ def assert_exact_resume(
 ) -> None:
     """Assert that a pipeline resumed from a checkpoint continues exactly as if it had never stopped.
 
-    Halfway through ``steps_after`` it is stopped and resumed once more, as real runs are: a state taken from a resumed
+    Halfway through ``steps_after`` it is stopped and resumed again, as real runs are: a state taken from a resumed
     pipeline must be as good as the first.
 
     Args:
