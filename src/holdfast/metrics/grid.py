@@ -1,6 +1,6 @@
 """Float64 values on a grid of buckets: ordered integers, coarsened octave by octave, counted without sorting.
 
-A **key** is an integer that stands for a float and sorts like it. The top 12 bits of a key (sign and exponent) name its
+A **key** is an integer that represents a float and sorts like it. The top 12 bits of a key (sign and exponent) name its
 octave; an octave's **shift** says how many of the remaining 52 bits its buckets ignore. A :class:`Grid` is the shifts
 of the octaves that hold values.
 

@@ -139,7 +139,7 @@ def merge_state_dicts(states: Iterable[Mapping[str, Any]], *, handlers: GivenHan
             tables = [merge_tables(tables, known)]
     if len(scopes) > 1 and "run" in scopes:
         raise MetricError(
-            "a state of the whole run cannot be merged with others: its totals would be counted twice",
+            "a state of the entire run cannot be merged with others: its totals would be counted twice",
             hint="load it as it is; every rank may load it, and only rank 0 keeps the totals",
         )
     if len(windows) > 1:
