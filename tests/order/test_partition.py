@@ -225,7 +225,7 @@ def test_a_stratified_share_is_mixed_over_classes() -> None:
     [
         (np.array([0, 1, 7]), 3, "label=7"),
         (np.array([0, -1, 1]), 3, "index=1"),
-        (np.array([0, 1]), 2, "one value for each sample"),
+        (np.array([0, 1]), 2, "one value per sample"),
         (np.array([0.0, 1.0, 2.0]), 3, "whole numbers"),
         ("label", 3, "must be read from the data first"),
     ],
@@ -302,5 +302,5 @@ def test_partitions_by_index_need_one_source_that_does_not_grow() -> None:
         Order(pair, weights={"a": 1, "b": 1}, partition=HashBased(4))
     with pytest.raises(ConfigError, match="cannot follow a source that grows"):
         Order([SourceSpec("a", 10, growth=((1, 20),))], partition=HashBased(4))
-    with pytest.raises(ConfigError, match="window shuffle does not combine"):
+    with pytest.raises(ConfigError, match="window shuffle cannot be combined"):
         Order([SourceSpec("a", 10, shuffle=WindowShuffle(2))], partition=HashBased(4))

@@ -224,7 +224,7 @@ def test_an_adaptive_partition_brings_its_first_shares_along() -> None:
     ("shares", "wrong"),
     [
         ((0.5, 0.6), "add up to 1"),
-        ((1.0,), "one share for each rank"),
+        ((1.0,), "one share per rank"),
         ((1.5, -0.5), "above 0"),
         ((1.0, 0.0), "rank=1"),
     ],
@@ -291,7 +291,7 @@ def test_segments_must_begin_at_zero_and_go_forward(starts: list[int]) -> None:
 
 
 def test_a_segment_cannot_refer_to_skips_that_are_not_there() -> None:
-    with pytest.raises(OrderError, match="skips that are not there"):
+    with pytest.raises(OrderError, match="skips that do not exist"):
         Schedule(Order([SourceSpec("a", 10)]), [Segment(0, 1, 1, None, 1)])
 
 
@@ -365,7 +365,7 @@ def test_going_back_before_a_change_of_weights_forgets_it() -> None:
     assert changed.resized(25, world_size=1).reweightings == changed.reweightings[:1]
     assert changed.resized(10, world_size=1).reweightings == ()
     assert [position for position, _ in changed.reweighted(20, {"a": 1}).reweightings] == [160]
-    with pytest.raises(MixtureError, match="names no source"):
+    with pytest.raises(MixtureError, match="names a source that is not in"):
         schedule.reweighted(5, {"c": 1})
 
 

@@ -97,7 +97,7 @@ def test_every_name_in_the_tree_is_unique(build: Any) -> None:
 
 
 def test_a_weight_for_an_unknown_child_and_a_mixture_of_nothing_are_refused() -> None:
-    with pytest.raises(MixtureError, match="names no source"):
+    with pytest.raises(MixtureError, match="names a source that is not in the mixture"):
         InterleavedDataset([child("a")], {"a": 1, "z": 1})
     with pytest.raises(MixtureError, match="at least one"):
         InterleavedDataset([])

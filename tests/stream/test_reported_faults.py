@@ -355,7 +355,7 @@ def test_masked_steps_are_masked_where_they_are_and_resumed_so() -> None:
     valid = [batch["__valid__"].tolist() for batch in take(again, 6)]
     assert valid == [[True] * 4, [True] * 4, [False] * 4, [False] * 4, [True] * 4, [True] * 4]
     assert "__valid__" not in again.batch_at(1)  # a past step stays what it was
-    with pytest.raises(StreamError, match="masked any more"):
+    with pytest.raises(StreamError, match="already delivered"):
         again.mask(steps=[0])
 
 
@@ -430,11 +430,11 @@ def test_the_length_of_a_loader_is_the_number_of_batches_that_come(partition: An
 )
 def test_a_child_that_no_weight_names_is_refused(weights: Any) -> None:
     children = [StreamDataset(ArraySource({"v": np.arange(9)}), name=name) for name in ("x", "y")]
-    with pytest.raises(MixtureError, match="no weight is given") as caught:
+    with pytest.raises(MixtureError, match="has no weight") as caught:
         InterleavedDataset(children, weights)
     assert caught.value.source == "y"
     mixture = InterleavedDataset(children, {"x": 1, "y": 0})
-    with pytest.raises(MixtureError, match="no weight is given"):
+    with pytest.raises(MixtureError, match="has no weight"):
         StreamingShardLoader(mixture).reweight({"x": 1})
 
 
@@ -465,7 +465,7 @@ def test_a_partition_is_an_object_and_a_step_within_reach() -> None:
         with pytest.raises(ConfigError, match="must be a Partition"):
             StreamingConfig(partition_strategy=wrong)  # type: ignore[arg-type]
     loader = StreamingShardLoader(StreamDataset(ArraySource({"v": np.arange(9)}), name="a"))
-    with pytest.raises(OrderError, match="out of reach"):
+    with pytest.raises(OrderError, match="too large"):
         loader.samples_in(10**20)
 
 

@@ -1,4 +1,4 @@
-"""Which sample stands where: pure arithmetic over NumPy arrays, with no state and no random generator.
+"""Which sample is where: pure arithmetic over NumPy arrays, with no state and no random generator.
 
 Read the modules in this order: ``numbers`` (positions, ordinals, indices), ``permutation`` (one epoch), ``shuffle``
 (its modes), ``cycle`` (one source, epoch after epoch), ``even`` and ``mixture`` (many sources), ``order`` (all of it

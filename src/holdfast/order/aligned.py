@@ -58,7 +58,7 @@ class Aligned(Walk):
             chained = self._step[segment] > first
             self._begin.append(_Begin(epoch, chained=chained, done=self._step[segment] - first if chained else 0))
         if epochs is not None and not self.total_steps():
-            raise EverythingSkippedError("the skips leave nothing of the stream", positions=order.epoch_start(epochs))
+            raise EverythingSkippedError("the skips leave nothing in the stream", positions=order.epoch_start(epochs))
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's places of these steps as positions, epoch by epoch."""

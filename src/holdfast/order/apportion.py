@@ -1,9 +1,9 @@
 """Exact counts in blocks: how many places of the first b blocks belong to each source.
 
 The model: with cumulative weights A(s), the places below ``round(P · A(s))`` of a prefix of P places go to sources
-0 … s. Every source then stands within one sample of its weight at every prefix of whole blocks, the counts add up
+0 … s. Every source is then within one sample of its weight at every prefix of whole blocks, the counts add up
 exactly, and any prefix is computed on its own. Counts must also never shrink from one block to the next; a difference
-of two rounded lines can do so only for sources that get less than two places a block. Those light sources stand at the
+of two rounded lines can do so only for sources that get less than two places a block. Those light sources are at the
 two ends, where a count is bounded by one rounded line alone, and up to two share an end by one more exact
 split. Blocks grow (up to ``MAX_BLOCK``) until no more than four sources are light; should there be more even then, each
 end is a balanced tree of such splits, and ``max_deviation`` says the bound that is proved for it.
@@ -103,7 +103,7 @@ class Apportionment:
         for end in ends:
             bounds += end.deviation(0.5) if end else []
         self.max_deviation = max([1.0, *bounds])
-        """How far, at most, a source's count may stand from its weight at any prefix of whole blocks."""
+        """How far, at most, a source's count may deviate from its weight at any prefix of whole blocks."""
 
     @staticmethod
     def _choose_block(weights: Sequence[int]) -> int:
@@ -123,7 +123,7 @@ class Apportionment:
         return np.stack(columns, axis=1)[:, self._column_of].astype(np.int64)
 
     def find_block(self, source: int, ordinals: Int64) -> Int64:
-        """Return the block in which each of the source's samples (by ordinal) stands; -1 from 2^62 places on."""
+        """Return the block of each of the source's samples (by ordinal); -1 from 2^62 places on."""
         per_block = self.weights[source] * self.block / WHOLE
         limit = WHOLE // self.block
         slack = 3 + np.abs(ordinals) * 2.0**-45  # deviation, and the rounding of float64 at large ordinals

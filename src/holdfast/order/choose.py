@@ -20,7 +20,7 @@ def chosen(
     for step in sorted(whole_numbers(() if steps is None else steps, "the steps")):
         if step < next_step:
             raise StreamError(
-                "a step that was delivered cannot be skipped or masked any more",
+                "a step that was already delivered cannot be skipped or masked",
                 step=step,
                 next_step=next_step,
                 hint="load a state from before it first",

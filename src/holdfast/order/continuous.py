@@ -41,7 +41,7 @@ class Continuous(Walk):
             if segment + 1 < len(segments):
                 self._position.append(self._position_after(segment, self._step[segment + 1] - self._step[segment]))
         if self._left[0] == 0:
-            raise EverythingSkippedError("the skips leave nothing of the stream", positions=self._end)
+            raise EverythingSkippedError("the skips leave nothing in the stream", positions=self._end)
 
     def positions_in(self, first: int, stop: int, rank: int) -> tuple[Positions, Int64]:
         """Return the rank's numbers of these steps as positions."""

@@ -61,7 +61,7 @@ class Cycle:
         steps = ((0, self.length), *self.growth)
         for (epoch, before), (later, after) in pairwise(steps):
             if later <= epoch or not before < after <= MAX_LENGTH:
-                raise ConfigError("a source can only grow, at later and later epochs", source=name, growth=steps)
+                raise ConfigError("a source can only grow, at increasing epochs", source=name, growth=steps)
         spans = (size * (later - epoch) for (epoch, size), (later, _) in pairwise(steps))
         self._from_epoch = [epoch for epoch, _ in steps]
         self._length = [size for _, size in steps]
@@ -109,7 +109,7 @@ class Cycle:
         return epoch, Indices(index)
 
     def ordinal_of(self, epoch: int, indices: Indices) -> Ordinals:
-        """Return the ordinals at which the indices stand in the epoch."""
+        """Return the ordinals of the indices in the epoch."""
         size = self.epoch_length(epoch)
         outside = (indices < 0) | (indices >= size)
         if epoch < 0 or outside.any():

@@ -1,8 +1,8 @@
-"""The even arrangement where no tree of splits will do: every sample has a span of places, and stands inside it.
+"""The even arrangement where no tree of splits will do: every sample has a span of places, and is inside it.
 
-The model: with weight w, the ideal count of a column after P places is P · w, and its k-th sample (from 0) may stand
+The model: with weight w, the ideal count of a column after P places is P · w, and its k-th sample (from 0) may be
 at any place from the one at which P · w passes k to the last at which P · w is below k + 1. A column whose samples all
-stand in their spans is within one sample of its weight after every place, and the weights of all columns add up to
+are in their spans is within one sample of its weight after every place, and the weights of all columns add up to
 one, so there is room for everybody (it is the fairness of S. Baruah et al., Proportionate progress, 1996; for the least
 bound that any arrangement can keep see R. Tijdeman, The chairman assignment problem, 1980).
 
@@ -40,7 +40,7 @@ PASSES = 2  # over all distances at which samples may change places
 
 
 class DeadlineArrangement(TabledArrangement):
-    """Columns arranged so that every sample stands in its span.
+    """Columns arranged so that every sample is in its span.
 
     Args:
         weights: positive integers out of 2^62, one per column, of which ``fits`` says yes.

@@ -93,7 +93,7 @@ class EvenArrangement(Arrangement):
         return ~node, numbers.astype(np.int64)
 
     def count(self, column: int, places: Int64) -> Int64:
-        """Return how many of the column stand before each place, by going down its path."""
+        """Return how many of the column come before each place, by going down its path."""
         numbers = places.astype(np.uint64)
         for node, light in self._paths[column]:
             before, _ = _split(numbers, self._nodes.at(node))
@@ -159,7 +159,7 @@ def _split(numbers: UInt64, nodes: _Nodes) -> tuple[UInt64, NDArray[np.bool_]]:
 
 
 def _place_of_light(numbers: UInt64, node: _Nodes, reached: NDArray[np.bool_]) -> UInt64:
-    """Return the node's places at which these samples of its lighter side stand."""
+    """Return the node's places of these samples of its lighter side."""
     step = float(node.half) * 2.0**-63
     threshold = _threshold(numbers, node)
     found = _start((numbers + threshold * 2.0**-64) / step, reached)
@@ -175,7 +175,7 @@ def _place_of_light(numbers: UInt64, node: _Nodes, reached: NDArray[np.bool_]) -
 
 
 def _place_of_heavy(numbers: UInt64, node: _Nodes, reached: NDArray[np.bool_]) -> UInt64:
-    """Return the node's places at which these samples of its heavier side stand."""
+    """Return the node's places of these samples of its heavier side."""
     found = _start(numbers / (1 - float(node.half) * 2.0**-63), reached)
     while True:
         before, light = _split(found, node)

@@ -1,7 +1,7 @@
 """Layouts: an epoch laid out lane by lane, for partitions that go by a sample's index rather than by its position.
 
 A lane is a set of indices that belong together: a hash partition, a given range, the samples of one class. The places
-of an epoch are the lanes laid end to end, and shuffling stays inside a lane, so that whoever owns a lane owns one run
+of an epoch are the lanes laid end to end, and shuffling stays inside a lane, so that the owner of a lane owns one run
 of places, and the same samples in every epoch.
 """
 
@@ -43,7 +43,7 @@ class Layout(ABC):
         """Return one epoch's order, shuffled inside the lanes."""
         if shuffle.by_shard:
             raise ConfigError(
-                "a window shuffle does not combine with a partition by index",
+                "a window shuffle cannot be combined with a partition by index",
                 hint="use RoundRobin, Contiguous or Adaptive over them with a window shuffle, or shuffle='full'",
             )
         return _Laned(self, shuffle, key)

@@ -43,7 +43,7 @@ class Mask:
         return cls(from_step, Skips.from_json(samples))
 
     def covers(self, order: Order, positions: Int64, located: Located) -> Bool:
-        """Say of each position, and what stands there, whether it is masked."""
+        """Return for each position, and what is there, whether it is masked."""
         found = np.zeros(len(positions), dtype=bool)
         for start, stop in self.samples.intervals:
             found |= (positions >= start) & (positions < stop)
@@ -59,7 +59,9 @@ def check_masks(masks: Sequence[Mask], order: Order) -> None:
             cycle = order.cycles[order.number_of(name)]
             length = cycle.growth[-1][1] if cycle.growth else cycle.length
             if indices[-1] >= length:
-                raise OrderError("a mask names no sample of the source", source=name, index=indices[-1], length=length)
+                raise OrderError(
+                    "a mask names a sample that the source does not have", source=name, index=indices[-1], length=length
+                )
 
 
 def masked(masks: Sequence[Mask], order: Order, step: int, positions: Positions, located: Located) -> Bool | None:

@@ -1,4 +1,4 @@
-"""A mixture: which source stands at each position, and which of its samples.
+"""A mixture: which source is at each position, and which of its samples.
 
 The model: an ``Arrangement`` gives places to sources by weight. A source's samples keep their own order: its k-th place
 in the mixture holds its k-th sample. Weights may follow a schedule: from each given position on, other weights hold.
@@ -29,7 +29,7 @@ __all__ = ["ARRANGEMENTS", "ArrangementName", "Mixture"]
 
 ArrangementName = Literal["even", "blocks"]
 ARRANGEMENTS: tuple[ArrangementName, ...] = get_args(ArrangementName)
-"""How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 1 wrote."""
+"""How sources may be arranged: ``even`` for new streams; ``blocks`` is what holdfast 0.1 used."""
 
 ARRANGEMENTS_KEPT = 8  # a resumed or reweighted order computes its blocks from the start again otherwise
 NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are rounded
@@ -42,11 +42,11 @@ class _Stretch:
     weights: tuple[int, ...]  # theirs, out of 2^62
     arrangement: Arrangement
     max_deviation: float
-    base: Int64  # how many samples of each source (of all sources) stand before `start`
+    base: Int64  # how many samples of each source (of all sources) come before `start`
     owed: tuple[int, ...]  # how many each is behind its weights there, out of 2^62
 
     def counts(self, position: Position) -> Int64:
-        """Return how many samples of each source stand before the position."""
+        """Return how many samples of each source come before the position."""
         counts = self.base.copy()
         for column, source in enumerate(self.sources):
             counts[source] += int(self.arrangement.count(column, np.array([position - self.start]))[0])
@@ -109,7 +109,7 @@ class Mixture:
 
     @property
     def max_deviation(self) -> float:
-        """How far, at most, a source may stand from its weights.
+        """How far, at most, a source may deviate from its weights.
 
         At every position with the even arrangement; with ``blocks`` at the end of every block, counted from the start
         of a stretch of the schedule.
@@ -129,7 +129,7 @@ class Mixture:
         return source, Ordinals(ordinal)
 
     def position_of(self, source: int, ordinals: ArrayLike) -> Positions:
-        """Return the position at which each of the source's samples (by ordinal) stands, or -1 where it never does."""
+        """Return the position at which each of the source's samples (by ordinal) is, or -1 if it never occurs."""
         ordinals = Ordinals(np.asarray(ordinals, dtype=np.int64))
         result = np.full(ordinals.shape, -1, dtype=np.int64)
         bases = np.array([stretch.base[source] for stretch in self._stretches])
@@ -144,7 +144,7 @@ class Mixture:
         return Positions(result)
 
     def count(self, source: int, positions: ArrayLike) -> Ordinals:
-        """Return how many samples of the source stand before each position."""
+        """Return how many samples of the source come before each position."""
         positions = Positions(np.asarray(positions, dtype=np.int64))
         result = np.empty(positions.shape, dtype=np.int64)
         for stretch, here in self._by_stretch(positions):

@@ -1,4 +1,4 @@
-"""The integers of the order, told apart by type: a position is no ordinal, and an ordinal is no index.
+"""The integers of the order, distinguished by type: a position is not an ordinal, and an ordinal is not an index.
 
 At run time they are arrays of int64, or an int where there is one. The type checker proves that what a mixture returns
 for a position goes into a source's cycle and nothing else does, and that no step is taken for a position.
@@ -70,5 +70,5 @@ def whole_numbers(values: Iterable[Any], what: str) -> set[int]:
     try:
         each = list(values)
     except TypeError:
-        raise ConfigError(f"{what} must come as a list or another iterable", found=f"{values!r}"[:80]) from None
+        raise ConfigError(f"{what} must be a list or another iterable", found=f"{values!r}"[:80]) from None
     return {whole_number(value, f"each of {what}") for value in each}

@@ -1,6 +1,6 @@
 """The order: position → (source, epoch, index), and back, for one source or a mixture of many.
 
-Composes the other modules: a ``Mixture`` says which source stands at a position and which of its samples (by ordinal);
+Composes the other modules: a ``Mixture`` says which source is at a position and which of its samples (by ordinal);
 the source's ``Cycle`` turns the ordinal into an epoch and a shuffled index. The partition is part of the order because
 those that go by index lay an epoch out lane by lane.
 """
@@ -79,18 +79,18 @@ FORMAT = Format(
 
 
 class Located(NamedTuple):
-    """What stands at each position: the source (by number), its epoch and the index of the sample."""
+    """What is at each position: the source (by number), its epoch and the index of the sample."""
 
     source: NDArray[np.int32]
     epoch: Int64
     index: Indices  # type: ignore[assignment]  # a tuple, as the design says; nobody calls tuple.index
 
     def part(self, rows: slice | NDArray[np.intp]) -> Located:
-        """Return what stands at some of the positions."""
+        """Return what is at some of the positions."""
         return Located(self.source[rows], self.epoch[rows], Indices(self.index[rows]))
 
     def by_source(self, positions: Positions, count: int) -> Iterator[tuple[int, Int64, Located, Positions]]:
-        """Yield the number of every source that stands here, in which rows it does, what stands there, and where."""
+        """Yield the number of every source that stands here, in which rows it does, what is there, and where."""
         if count == 1:
             yield 0, np.arange(len(positions)), self, positions
             return
@@ -102,7 +102,7 @@ class Located(NamedTuple):
 
 
 class Order:
-    """Which sample stands at each position of an endless stream; pure arithmetic, nothing remembered.
+    """Which sample is at each position of an endless stream; pure arithmetic, nothing remembered.
 
     Args:
         sources: one or more sources.
@@ -112,7 +112,7 @@ class Order:
         partition: how an epoch is divided among ranks.
         stop: ``cycle_forever`` (endless), ``first_exhausted`` (ends when the first source has been passed through once)
             or ``all_exhausted`` (when the last one has).
-        arrangement: how a mixture is arranged: ``even``, or ``blocks`` as holdfast 1 did.
+        arrangement: how a mixture is arranged: ``even``, or ``blocks`` as in holdfast 0.1.
     """
 
     def __init__(
@@ -171,7 +171,7 @@ class Order:
         return None if self._mixture is None else self._mixture.arrangement
 
     def locate(self, positions: ArrayLike) -> Located:
-        """Return the source, epoch and index that stand at each position."""
+        """Return the source, epoch and index at each position."""
         array = np.asarray(positions, dtype=np.int64)
         if array.size and int(array.min()) < 0:
             raise OrderError("a position cannot be negative", position=int(array.min()))
@@ -184,7 +184,7 @@ class Order:
         return Located(source.reshape(shape), epoch.reshape(shape), Indices(index.reshape(shape)))
 
     def position_of(self, source: str, epoch: int, indices: ArrayLike) -> Positions:
-        """Return the positions at which these samples of the source stand in its epoch; -1 where they never do."""
+        """Return the positions of these samples of the source in its epoch; -1 for those that never occur."""
         number = self.number_of(source)
         array = np.asarray(indices, dtype=np.int64)
         ordinals = self.cycles[number].ordinal_of(epoch, Indices(array.ravel()))
@@ -202,12 +202,12 @@ class Order:
         return Positions(ordinals) if self._mixture is None else self._mixture.position_of(source, ordinals)
 
     def count(self, source: int, positions: ArrayLike) -> Ordinals:
-        """Return how many samples of the source stand before each position."""
+        """Return how many samples of the source come before each position."""
         array = Positions(np.asarray(positions, dtype=np.int64))
         return Ordinals(array) if self._mixture is None else self._mixture.count(source, array)
 
     def reweighted(self, position: Position, weights: Weights) -> Order:
-        """Return the order with other weights from this position on; what stands before it does not change."""
+        """Return the order with other weights from this position on; what comes before it does not change."""
         if self._mixture is None:
             raise MixtureError("a single source has no weights to change", source=self.sources[0].name)
         earlier = [(start, table) for start, table in self.weight_schedule if start < position]
@@ -226,7 +226,7 @@ class Order:
         )
 
     def endless_sources(self) -> tuple[int, ...]:
-        """Return the sources, by number, that the stream goes on with for ever."""
+        """Return the sources, by number, that the stream repeats indefinitely."""
         last = self.weight_schedule[-1][1]
         return tuple(number for number, spec in enumerate(self.sources) if last[spec.name] > 0)
 
@@ -253,7 +253,7 @@ class Order:
 
     @property
     def max_deviation(self) -> float:
-        """How far a source of the mixture may stand from its weight: see ``Mixture.max_deviation``."""
+        """How far a source of the mixture may deviate from its weight: see ``Mixture.max_deviation``."""
         return 0.0 if self._mixture is None else self._mixture.max_deviation
 
     @property
@@ -276,10 +276,10 @@ class Order:
                 ends.append(last + 1)
             elif self.stop == "all_exhausted":
                 raise MixtureError(
-                    "this source is never passed through, so 'all_exhausted' would never stop", source=spec.name
+                    "this source is never exhausted, so 'all_exhausted' would never stop", source=spec.name
                 )
         if not ends:
-            raise MixtureError("no source is ever passed through, so the stream would never stop", stop=self.stop)
+            raise MixtureError("no source is ever exhausted, so the stream would never stop", stop=self.stop)
         return min(ends) if self.stop == "first_exhausted" else max(ends)
 
     def to_json(self) -> dict[str, Any]:

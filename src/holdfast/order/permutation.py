@@ -65,14 +65,14 @@ class Permutation:
         return f"Permutation(n={self.n}, key={self.key.hex()[:8]}…)"
 
     def forward(self, positions: ArrayLike) -> Int64:
-        """Return what stands at each position."""
+        """Return what is at each position."""
         places = self._checked(positions, "position")
         if self.n <= TABLE_LIMIT:
             return np.asarray(self._forward_table()[places])
         return self._walk(places.ravel(), self._encrypt).reshape(places.shape)
 
     def inverse(self, indices: ArrayLike) -> Int64:
-        """Return the position at which each index stands."""
+        """Return the position of each index."""
         items = self._checked(indices, "index")
         if self.n <= TABLE_LIMIT:
             if self._inverse_table is None:
@@ -84,7 +84,7 @@ class Permutation:
         array = np.asarray(values, dtype=np.int64)
         if array.size and (int(array.min()) < 0 or int(array.max()) >= self.n):
             bad = array[(array < 0) | (array >= self.n)].flat[0]
-            raise OrderError(f"{what} {bad} is outside the permutation", length=self.n)
+            raise OrderError(f"{what} {bad} is out of range for the permutation", length=self.n)
         return array
 
     def _forward_table(self) -> Int64:
@@ -121,7 +121,7 @@ class Permutation:
 
 
 def forward_each(permutations: Sequence[Permutation], number: NDArray[np.intp], places: Int64) -> Int64:
-    """Return what stands at places of several permutations, each of the one with its number.
+    """Return what is at places of several permutations, each of the one with its number.
 
     The same as `Permutation.forward` of each, in one pass: for few places per permutation, calling NumPy is what costs.
 

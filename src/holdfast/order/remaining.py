@@ -23,7 +23,7 @@ class Remaining(ABC):
 
     @abstractmethod
     def place_of(self, numbers: Int64) -> Int64:
-        """Return the place that each number stands for."""
+        """Return the place that each number denotes."""
 
     @abstractmethod
     def number_of(self, places: Int64) -> Int64:
@@ -92,7 +92,7 @@ class Excluding(Remaining):
 
     def place_of(self, numbers: Int64) -> Int64:
         """Return the places, stepping over the removed ones."""
-        # removed[j] - j is how many kept numbers stand before the j-th removed one.
+        # removed[j] - j is how many kept numbers come before the j-th removed one.
         over = np.searchsorted(self._removed - np.arange(len(self._removed)), numbers, "right")
         return self._before.place_of(numbers + over)
 

@@ -35,11 +35,11 @@ class Schedule:
     """The positions of every step and rank.
 
     Args:
-        order: what stands at each position.
+        order: what is at each position.
         segments: the stretches of the run, the first at step 0.
         skips: records of what was left out, in the order they came; each segment says how many apply.
         epochs: how many epochs of the stream there are; None for no end (or the order's own).
-        reweightings: weights that were changed while the run went on, each from a position on.
+        reweightings: weights that were changed during the run, each from a position on.
         masks: what keeps its place but is marked as invalid, each from a step on.
     """
 
@@ -71,12 +71,16 @@ class Schedule:
         steps = [segment.start_step for segment in self.segments]
         changes = [position for position, _ in self.reweightings]
         if any(later <= earlier for ordered in (steps, changes) for earlier, later in pairwise(ordered)):
-            raise OrderError("a schedule's segments and weights change later and later", steps=steps, positions=changes)
+            raise OrderError(
+                "the segments and weight changes of a schedule must be in increasing order",
+                steps=steps,
+                positions=changes,
+            )
         for segment in self.segments:
             lanes = None if order.layout is None else order.layout.offsets
             order.partition.check(order.epoch_length(0), segment.world_size, lanes)
             if not 0 <= segment.skips <= len(self.skips):
-                raise OrderError("a segment refers to skips that are not there", skips=segment.skips)
+                raise OrderError("a segment refers to skips that do not exist", skips=segment.skips)
         self._steps = steps
         self._changes = sorted({*steps, *(mask.from_step for mask in self.masks)})
         walk = Continuous if order.partition.continuous else Aligned
@@ -114,7 +118,7 @@ class Schedule:
         if type(step) is not int:
             step = whole_number(step, "a step")
         if not 0 <= step <= MAX_STEP:
-            raise OrderError("there is no such step: it is negative, or out of reach", step=step)
+            raise OrderError("there is no such step: it is negative or too large", step=step)
         return self.segments[bisect_right(self._steps, step) - 1]
 
     def positions(self, step: int, rank: int) -> Positions:
@@ -187,7 +191,7 @@ class Schedule:
         global_batch_size: int | None = None,
         shares: Sequence[float] | None = None,
     ) -> Schedule:
-        """Return the schedule that goes on from this step with another topology; what was planned after it is gone."""
+        """Return the schedule that continues from this step with another topology; later plans are dropped."""
         last = self.segment_at(step)
         world = last.world_size if world_size is None else world_size
         total = last.global_batch_size if global_batch_size is None else global_batch_size

@@ -40,7 +40,7 @@ class EpochOrder(ABC):
 
     @abstractmethod
     def forward(self, places: Int64) -> Int64:
-        """Return the index that stands at each place of the epoch."""
+        """Return the index at each place of the epoch."""
 
     @abstractmethod
     def inverse(self, indices: Int64) -> Int64:
@@ -104,7 +104,7 @@ class NoShuffle(Shuffle):
 
 @dataclass(frozen=True, slots=True)
 class FullShuffle(Shuffle):
-    """Every sample may stand anywhere in its epoch."""
+    """Every sample may be anywhere in its epoch."""
 
     def bind(self, length: int, key: bytes) -> EpochOrder:
         """Return one permutation of the whole epoch."""

@@ -52,7 +52,9 @@ class Skips:
             else:
                 joined.append([start, stop])
         if not isinstance(samples or {}, Mapping):
-            raise ConfigError("samples are named by their source", found=f"{samples!r}"[:80], hint=SAMPLES_BY_SOURCE)
+            raise ConfigError(
+                "samples must be a mapping from source to indices", found=f"{samples!r}"[:80], hint=SAMPLES_BY_SOURCE
+            )
         chosen = {
             name: tuple(sorted(whole_numbers(indices, f"the indices of samples of {name!r}")))
             for name, indices in (samples or {}).items()
@@ -85,10 +87,10 @@ class Skips:
         """Read what ``to_json`` wrote."""
         for name, indices in value["samples"].items():
             if not isinstance(indices, (list, tuple)):
-                raise OrderError("skips and masks name samples in a list", source=name, found=f"{indices!r}"[:80])
+                raise OrderError("skips and masks take lists of samples", source=name, found=f"{indices!r}"[:80])
         for number in chain(*value["intervals"], *value["samples"].values()):
             if type(number) is not int or not 0 <= number <= FARTHEST:
-                raise OrderError("skips and masks name whole numbers, zero or more", found=number)
+                raise OrderError("skips and masks take integers, 0 or more", found=number)
         return cls.of([(start, stop) for start, stop in value["intervals"]], value["samples"])
 
 
@@ -100,7 +102,7 @@ class CountedOrder(Protocol):
         """Return the sources, by number."""
 
     def count(self, source: int, positions: Positions) -> Ordinals:
-        """Return how many samples of the source stand before each position."""
+        """Return how many samples of the source come before each position."""
 
     def position_of_ordinal(self, source: int, ordinals: Ordinals) -> Positions:
         """Return the positions of a source's samples counted from its start, over all epochs."""
@@ -120,10 +122,14 @@ class Kept:
         self._samples: dict[int, Indices] = {}
         for name, indices in skips.samples:
             if name not in numbers:
-                raise OrderError("a skip names no source of this order", source=name, sources=sorted(numbers))
+                raise OrderError(
+                    "a skip names a source that is not in this order", source=name, sources=sorted(numbers)
+                )
             length = _final_length(order.cycles[numbers[name]])
             if indices[-1] >= length:
-                raise OrderError("a skip names no sample of the source", source=name, index=indices[-1], length=length)
+                raise OrderError(
+                    "a skip names a sample that the source does not have", source=name, index=indices[-1], length=length
+                )
             self._samples[numbers[name]] = Indices(np.array(indices, dtype=np.int64))
         self.trivial = not len(self._starts) and not self._samples
         """Whether nothing is skipped."""
@@ -135,7 +141,7 @@ class Kept:
             raise EverythingSkippedError("every sample of every source is skipped", sources=names)
         self._skipped_places = lru_cache(maxsize=EPOCHS_KEPT)(self._find_skipped_places)
         lengths = self._stops - self._starts
-        # Samples that are skipped anyway and stand inside a skipped interval must not be counted twice.
+        # Samples that are skipped anyway and are inside a skipped interval must not be counted twice.
         self._only_interval = lengths - (self._occurrences(self._stops) - self._occurrences(self._starts))
         self._before_interval = np.concatenate(([0], np.cumsum(self._only_interval)))
 
@@ -218,7 +224,7 @@ class Kept:
         low, high = numbers.copy(), numbers + 1
         while (short := self.count_before(Positions(high)) <= numbers).any():
             if int(high[short].max()) > FARTHEST:
-                raise EverythingSkippedError("the skips leave nothing within reach", after=int(numbers[short][0]))
+                raise EverythingSkippedError("the skips leave nothing within range", after=int(numbers[short][0]))
             high = np.where(short, high + 2 * (high - low), high)
         while (unsure := high - low > 1).any():
             middle = low + (high - low) // 2
@@ -228,7 +234,7 @@ class Kept:
         return Positions(high - 1)
 
     def _occurrences(self, positions: Positions) -> Int64:
-        """Return how often a skipped sample stands before each position."""
+        """Return how often a skipped sample comes before each position."""
         total = np.zeros(np.shape(positions), dtype=np.int64)
         for source, indices in self._samples.items():
             cycle = self._order.cycles[source]

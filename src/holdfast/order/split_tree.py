@@ -1,4 +1,4 @@
-"""Which sources of a mixture are told apart first: a binary tree whose every source stays close to its weight.
+"""Which sources of a mixture are separated first: a binary tree whose every source stays close to its weight.
 
 The model: a node gives its lighter side a fraction f of its own places, rounded, which adds half a sample of deviation;
 further down, that half counts in proportion. A source's deviation is thus half a sample times the sum, over itself and
@@ -46,7 +46,7 @@ class Split:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """The tree over all sources, and how far any of them may stand from its weight, at any position."""
+    """The tree over all sources, and how far any of them may deviate from its weight, at any position."""
 
     root: Split | int
     max_deviation: float

@@ -1,4 +1,4 @@
-"""What a rank reads at some steps: positions, what stands there, and which of it is real.
+"""What a rank reads at some steps: positions, what is there, and which of it is real.
 
 ``locate_steps`` is arithmetic without any state. ``LocatedAhead`` does it for many steps at a time and hands out parts:
 over few positions at a time, calling NumPy is what costs (``bench/order.py``).
@@ -23,10 +23,10 @@ STRETCHES_KEPT = 2
 
 
 class Locates(Protocol):
-    """Says what stands at positions: an ``Order``."""
+    """Says what is at positions: an ``Order``."""
 
     def locate(self, positions: Positions) -> Located:
-        """Return the source, epoch and index that stand at each position."""
+        """Return the source, epoch and index at each position."""
 
 
 class Cut(NamedTuple):

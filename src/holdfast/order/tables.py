@@ -1,6 +1,6 @@
 """Arrangements that are computed block by block: a block's table is made when it is needed, and some are kept.
 
-A kind of arrangement says how many of each column stand before a block, which column stands at each of its places, and
+A kind of arrangement says how many of each column come before a block, which column is at each of its places, and
 in which block a sample is; the rest follows from the tables.
 """
 
@@ -37,7 +37,7 @@ class TabledArrangement(Arrangement):
 
     Args:
         block: how many places a block has.
-        max_deviation: how far, at most, a column's count may stand from its weight.
+        max_deviation: how far, at most, a column's count may deviate from its weight.
     """
 
     def __init__(self, block: int, max_deviation: float) -> None:
@@ -47,7 +47,7 @@ class TabledArrangement(Arrangement):
 
     @abstractmethod
     def counts_before(self, number: int) -> Int64:
-        """Return how many of each column stand before a block."""
+        """Return how many of each column come before a block."""
 
     @abstractmethod
     def columns_in(self, number: int) -> NDArray[np.uint16]:
@@ -55,7 +55,7 @@ class TabledArrangement(Arrangement):
 
     @abstractmethod
     def find_block(self, column: int, counts: Int64) -> Int64:
-        """Return the block in which the column stands after this many of it before; -1 if too far out."""
+        """Return the block of the column's sample with this many before it; -1 if too far out."""
 
     def locate(self, places: Int64) -> tuple[NDArray[np.intp], Int64]:
         """Look column and count up in the tables of the blocks."""
@@ -98,7 +98,7 @@ class TabledArrangement(Arrangement):
 
 
 def _groups(numbers: Int64) -> list[tuple[int, Any]]:
-    """Split an array of block numbers into (number, where it stands); runs come as slices, which cost no copy."""
+    """Split an array of block numbers into (number, its place); runs are slices, which cost no copy."""
     if not numbers.size:
         return []
     edges = np.flatnonzero(numbers[1:] != numbers[:-1]) + 1

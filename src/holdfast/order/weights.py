@@ -40,7 +40,7 @@ def check_weights(weights: Weights, names: Sequence[str]) -> dict[str, float | F
         raise MixtureError("two sources of a mixture have the same name", source=twice, hint="give each its own name")
     for name, weight in weights.items():
         if name not in known:
-            raise MixtureError("a weight names no source of the mixture", source=name, sources=sorted(known))
+            raise MixtureError("a weight names a source that is not in the mixture", source=name, sources=sorted(known))
         if not isinstance(weight, Real) or not isfinite(weight) or weight < 0:
             raise MixtureError("a weight must be a finite number, zero or more", source=name, weight=weight)
     # NumPy's own float types become floats; ints and fractions stay exact.
@@ -71,7 +71,7 @@ def as_schedule(weights: Weights | WeightSchedule) -> list[tuple[int, Weights]]:
     for entry in schedule:
         if not isinstance(entry, (tuple, list)) or len(entry) != 2 or not isinstance(entry[1], Mapping):
             raise MixtureError(
-                "weights are given by name, or as a schedule of (position, weights by name)",
+                "weights must be given by name, or as a schedule of (position, weights by name)",
                 found=f"{entry!r}"[:80],
                 hint='{"web": 3, "code": 1}',
             )
@@ -82,9 +82,7 @@ def check_named(schedule: WeightSchedule, names: Sequence[str]) -> None:
     """Raise ``MixtureError`` where no table of a schedule names one of the children: it was forgotten, or renamed."""
     for name in names:
         if not any(name in table for _, table in schedule):
-            raise MixtureError(
-                "no weight is given for a child of the mixture", source=name, hint="give it one; 0 leaves it out"
-            )
+            raise MixtureError("a child of the mixture has no weight", source=name, hint="give it one; 0 leaves it out")
 
 
 def integer_weights(weights: Sequence[float | Fraction]) -> list[int]:

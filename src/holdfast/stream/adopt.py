@@ -63,8 +63,8 @@ def _ending(schedule: Schedule, state: CheckpointState, epochs: int | None) -> S
     before, after = (each.delivered_before(state.step) for each in (schedule, own))
     if before != after:
         raise StateMismatchError(
-            "the stream cannot be given another number of epochs any more: it has passed the new end, or has ended "
-            "in a batch that was not full",
+            "the number of epochs cannot be changed any more: the stream is past the new end, or has ended with an "
+            "incomplete batch",
             epochs=epochs,
             expected=state.epochs,
             position=before,

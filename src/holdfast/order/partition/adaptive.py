@@ -1,4 +1,4 @@
-"""``Adaptive``: any other partition, in proportion to shares that may change while the run goes on."""
+"""``Adaptive``: any other partition, in proportion to shares that may change during the run."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ __all__ = ["Adaptive", "check_shares"]
 
 @dataclass(frozen=True, slots=True)
 class Adaptive(Partition):
-    """Assigns as its base does, but in proportion to shares that may change while the run goes on.
+    """Assigns as its base does, but in proportion to shares that may change during the run.
 
     Args:
         base: the strategy whose order is kept.
@@ -82,7 +82,7 @@ def check_shares(shares: Sequence[float], world_size: int | None = None) -> tupl
     """Return the shares as floats, or say what is wrong with them."""
     values = tuple(float(share) for share in shares)
     if world_size is not None and len(values) != world_size:
-        raise PartitionError("there must be one share for each rank", shares=len(values), world_size=world_size)
+        raise PartitionError("there must be one share per rank", shares=len(values), world_size=world_size)
     for rank, share in enumerate(values):
         if not 0 < share <= 1:
             raise PartitionError("a share must be above 0 and at most 1", rank=rank, share=share)

@@ -48,7 +48,7 @@ class Partition(ABC):
     def with_values(self, values: NDArray[Any]) -> Partition:
         """Return this partition, as read from a saved state, with the labels or keys it goes by."""
         kind = self.to_json().get("kind", type(self).__name__)
-        raise ConfigError("the partition goes by no labels or keys", partition=kind)
+        raise ConfigError("the partition does not use labels or keys", partition=kind)
 
     def resolve(self, read_column: ReadColumn) -> Partition:
         """Return this partition with the columns it names read in."""

@@ -53,7 +53,7 @@ class HashBased(Partition):
     def with_values(self, values: NDArray[Any]) -> HashBased:
         """Take the keys, where there are any."""
         if self.digest is None:
-            raise ConfigError("the partition goes by no labels or keys", partition="hash_based")
+            raise ConfigError("the partition does not use labels or keys", partition="hash_based")
         return replace(self, key=values)
 
     def resolve(self, read_column: ReadColumn) -> HashBased:
@@ -75,7 +75,7 @@ class HashBased(Partition):
         return TableLayout(lane[inverse.ravel()], self.num_partitions)
 
     def check(self, length: int, world_size: int, lanes: Int64 | None = None) -> None:
-        """Every rank needs a partition of its own, with a sample in it."""
+        """Check that every rank gets its own partition, with a sample in it."""
         Partition.check(self, length, world_size)
         if self.num_partitions < world_size:
             raise EmptyPartitionError(
@@ -274,7 +274,7 @@ def _values(values: str | NDArray[Any] | None, digest: str | None, length: int, 
         )
     array = _comparable(values)
     if array.shape != (length,):
-        raise PartitionError(f"{option} needs one value for each sample", shape=array.shape, samples=length)
+        raise PartitionError(f"{option} needs one value per sample", shape=array.shape, samples=length)
     return array
 
 
