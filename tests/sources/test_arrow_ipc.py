@@ -69,7 +69,7 @@ def test_an_empty_stream_and_files_that_differ_are_refused(tmp_path: Path) -> No
         pass
     with pytest.raises(SourceFormatError, match="no rows"):
         len(ArrowSource(tmp_path / "none.arrow"))
-    with pytest.raises(ConfigError, match="lack columns"):
+    with pytest.raises(ConfigError, match="lack the requested columns"):
         len(ArrowSource(tmp_path / "a.arrow", columns=["nothing"]))
 
 
@@ -116,7 +116,7 @@ def test_a_mapping_of_indices_is_followed_and_checked(tmp_path: Path) -> None:
     state = json.loads((folder / "state.json").read_text())
     state["_indices_data_files"] = [{"filename": "indices.arrow"}]
     (folder / "state.json").write_text(json.dumps(state))
-    for last, message in ((7, None), (ROWS, "outside of the rows")):
+    for last, message in ((7, None), (ROWS, "outside the rows")):
         mapping = pa.table({"indices": pa.array([5, 3, last], pa.uint64())})
         with pa.ipc.new_stream(str(folder / "indices.arrow"), mapping.schema) as writer:
             writer.write_table(mapping)
@@ -135,5 +135,5 @@ def test_files_outside_of_the_folder_are_refused(tmp_path: Path, name: object) -
     folder = tmp_path / "saved"
     folder.mkdir()
     (folder / "state.json").write_text(json.dumps({"_data_files": [{"filename": name}]}))
-    with pytest.raises(SourceFormatError, match=r"outside of its folder|no name"):
+    with pytest.raises(SourceFormatError, match=r"outside its folder|invalid file name"):
         HFFolderSource(folder)

@@ -128,7 +128,7 @@ def test_shards_that_announce_more_than_they_hold_are_refused_before_memory_is_a
         index["shards"][0]["raw_data"]["bytes"] = 2**31
 
     folder = edited(_copied("mds_zstd")(tmp_path), swell)
-    with pytest.raises(SourceFormatError, match="another size"):
+    with pytest.raises(SourceFormatError, match="the declared size"):
         len(MDSSource(folder, columns=["matrix"]))
 
     def count(index: dict[str, Any]) -> None:
@@ -145,10 +145,10 @@ def test_a_bomb_is_stopped_where_it_exceeds_what_was_announced() -> None:
         with pa.CompressedOutputStream(sink, codec) as stream:
             stream.write(bytes(50 * 2**20))
         packed = sink.getvalue()
-        with pytest.raises(SourceFormatError, match="more than was announced"):
+        with pytest.raises(SourceFormatError, match="more than the declared size"):
             inflate(packed, {"gzip": "gz", "brotli": "br"}.get(codec, codec), name="bomb", size=1000)
     packed = pa.compress(bytes(50 * 2**20), codec="snappy", asbytes=True)
-    with pytest.raises(SourceFormatError, match="more than was announced"):
+    with pytest.raises(SourceFormatError, match="more than the declared size"):
         inflate(packed, "snappy", name="bomb", size=1000)
     with pytest.raises(SourceFormatError, match="unknown compression"):
         inflate(b"", "rot13", name="bomb")
@@ -178,14 +178,14 @@ def test_a_megatron_index_of_another_file_is_refused(tmp_path: Path) -> None:
     path = _megatron(tmp_path)
     data = path.with_suffix(".bin")
     data.write_bytes(data.read_bytes()[:-2])
-    with pytest.raises(SourceFormatError, match="cut short"):
+    with pytest.raises(SourceFormatError, match="truncated"):
         len(MegatronSource(path))
     index = bytearray((HERE / "megatron_int32.idx").read_bytes())
     for place, message in (
-        (0, "not an index"),
+        (0, "not a Megatron index"),
         (9, "unknown version"),
         (17, "unknown version"),
-        (18, "size its header"),
+        (18, "match its header"),
     ):
         changed = bytearray(index)
         changed[place] ^= 0x40

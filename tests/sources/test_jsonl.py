@@ -129,7 +129,7 @@ def test_a_missing_list_is_what_fill_null_says(tmp_path: Path) -> None:
 
 def test_fill_null_of_another_type_is_refused(tmp_path: Path) -> None:
     path = write(tmp_path / "a.jsonl", [{"i": 1}, {"i": None}])
-    with pytest.raises(SourceFormatError, match="another type"):
+    with pytest.raises(SourceFormatError, match="not of the column's type"):
         JsonlSource(path, fill_null={"i": "none"}).read(rows(1))
 
 

@@ -93,7 +93,7 @@ def test_a_row_outside_is_an_index_error_so_that_iteration_ends() -> None:
 
 @pytest.mark.parametrize("offsets", [[1, 3], [0, 2], [0, 4], [0, 2, 1, 3]])
 def test_offsets_that_do_not_rise_from_zero_to_the_end_are_refused(offsets: list[int]) -> None:
-    with pytest.raises(SourceFormatError, match="rise from 0"):
+    with pytest.raises(SourceFormatError, match="increase from 0"):
         Ragged(np.arange(3), np.array(offsets, dtype=np.int64))
 
 

@@ -225,8 +225,8 @@ def test_hard_links_are_the_files_they_link_to(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("kind", "name", "linked", "said"),
     [
-        (tarfile.LNKTYPE, "1.txt", "nowhere.txt", "not before it"),
-        (tarfile.REGTYPE, "1.__key__", "", "is the key"),
+        (tarfile.LNKTYPE, "1.txt", "nowhere.txt", "does not come before it"),
+        (tarfile.REGTYPE, "1.__key__", "", "reserved for the key"),
     ],
 )
 def test_members_that_would_be_lost_or_forged_are_refused(

@@ -97,7 +97,7 @@ def test_options_that_cannot_work_are_refused(tmp_path: Path, options: dict[str,
 
 def test_a_file_that_is_no_whole_number_of_tokens_is_refused_by_name(tmp_path: Path) -> None:
     (tmp_path / "a.bin").write_bytes(b"abc")
-    with pytest.raises(SourceFormatError, match="whole number of tokens") as caught:
+    with pytest.raises(SourceFormatError, match="multiple of the token size") as caught:
         len(TokenFileSource(tmp_path / "a.bin", 1))
     assert str(caught.value.file).endswith("a.bin")
 

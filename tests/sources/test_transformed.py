@@ -92,7 +92,7 @@ def test_a_fingerprint_covers_code_closures_and_arguments() -> None:
 
 
 def test_what_is_no_list_of_tokens_is_refused() -> None:
-    with pytest.raises(SourceFormatError, match="whole numbers"):
+    with pytest.raises(SourceFormatError, match="list of integers"):
         TransformedSource(CHATS, lambda sample: ["a"]).read(np.array([0]))
 
 
@@ -100,9 +100,9 @@ def test_what_goes_wrong_in_a_transform_names_the_sample() -> None:
     with pytest.raises(TransformError, match="ZeroDivisionError") as raised:
         TransformedSource(CHATS, lambda sample: [1 // 0], version="1").read(np.array([7]))
     assert raised.value.index == 7
-    with pytest.raises(SourceFormatError, match="whole numbers"):
+    with pytest.raises(SourceFormatError, match="list of integers"):
         TransformedSource(CHATS, lambda sample: [[1, 2], [3]]).read(np.array([0]))
-    with pytest.raises(SourceFormatError, match="64 bits"):
+    with pytest.raises(SourceFormatError, match="64-bit"):
         TransformedSource(CHATS, lambda sample: np.array([2**63 + 5], np.uint64)).read(np.array([0]))
     with pytest.raises(ConfigError, match="function"):
         TransformedSource(CHATS, 5)  # type: ignore[arg-type]

@@ -50,7 +50,7 @@ class ArrayRecordSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Records of each file."""
+        """Return records of each file."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -90,5 +90,5 @@ class ArrayRecordSource(FileSource[_Opened]):
             except (OSError, ValueError, RuntimeError) as error:
                 raise SourceFormatError(f"not a readable ArrayRecord file: {error}", file=file.name) from error
             if not count:  # which is also what the library says of a file that is cut short
-                raise SourceFormatError("the ArrayRecord file holds no records, or is cut short", file=file.name)
+                raise SourceFormatError("the ArrayRecord file holds no records, or is truncated", file=file.name)
         return _Opened(readers, bounds_of([reader.num_records() for reader in readers]), ForkSafeLock(), os.getpid())

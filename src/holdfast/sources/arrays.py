@@ -63,7 +63,10 @@ class ArraySource(Source):
         return columns
 
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
-        """The arrays; None where one is ragged or must be converted, or where a subclass reads in its own way."""
+        """Return the arrays.
+
+        None where one is ragged or must be converted, or where a subclass reads in its own way.
+        """
         arrays = {name: column for name, column in self._plain.items() if not isinstance(column, Ragged)}
         plain = all(
             array.flags.c_contiguous and array.flags.aligned and array.dtype.isnative for array in arrays.values()
@@ -106,7 +109,7 @@ def _as_column(name: str, value: ArrayLike) -> Column:
         value = _tensor_as_array(name, value)
     array = value if isinstance(value, np.memmap) else np.asarray(value)
     if array.ndim == 0:
-        raise ConfigError("a column must have one row a sample", column=name, shape=array.shape)
+        raise ConfigError("a column must have one row per sample", column=name, shape=array.shape)
     return array
 
 
@@ -141,7 +144,7 @@ class _MappedArray:
 
     @classmethod
     def of(cls, array: np.memmap[Any, Any]) -> Any:
-        """The place of ``array``, or ``array`` itself when it maps no named file or runs backwards through it."""
+        """Return the place of ``array``, or ``array`` itself if it maps no named file or runs backwards through it."""
         mapping = getattr(array, "_mmap", None)
         if mapping is None or array.filename is None or min(array.strides, default=0) < 0 or array.size == 0:
             return np.array(array)

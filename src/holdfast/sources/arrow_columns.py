@@ -25,7 +25,7 @@ def column_of(values: Any, *, name: str, fill_null: Mapping[str, Any], start: in
     Args:
         values: the Arrow values.
         name: the column's name, for errors and ``fill_null``.
-        fill_null: what stands for null, by column name.
+        fill_null: what replaces null, by column name.
         start: the number of the first row, for errors.
     """
     import pyarrow as pa
@@ -125,11 +125,11 @@ def _without_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: i
     if name not in fill_null:
         row = int(np.flatnonzero(array.is_null().to_numpy(zero_copy_only=False))[0])
         raise SourceFormatError(
-            "a null in a column that has no room for one",
+            "null in a column whose type cannot hold one",
             column=name,
             row=start + row,
             type=str(array.type),
-            hint=f"say what stands for it with fill_null={{{name!r}: …}}, or leave the column out with columns=[…]",
+            hint=f"replace it with fill_null={{{name!r}: …}}, or leave the column out with columns=[…]",
         )
     try:
         if pa.types.is_nested(array.type):
@@ -140,7 +140,7 @@ def _without_nulls(array: Any, name: str, fill_null: Mapping[str, Any], start: i
         return array.fill_null(pa.scalar(fill_null[name], type=array.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SourceFormatError(
-            "fill_null gives a value of another type than the column's",
+            "the fill_null value is not of the column's type",
             column=name,
             type=str(array.type),
             value=fill_null[name],
@@ -161,18 +161,18 @@ def _without_inner_nulls(array: Any, name: str, fill_null: Mapping[str, Any], st
         place = int(np.flatnonzero(inner.is_null().to_numpy(zero_copy_only=False))[0])
         row = int(np.searchsorted(offsets - offsets[0], place, side="right")) - 1
         raise SourceFormatError(
-            "a null inside a list, which has no room for one",
+            "null inside a list whose type cannot hold one",
             column=name,
             row=start + row,
             type=str(kind),
-            hint=f"say what stands for it with fill_null={{{name!r}: 0}} (a number, not a list), "
+            hint=f"replace it with fill_null={{{name!r}: 0}} (a number, not a list), "
             "or leave the column out with columns=[…]",
         )
     try:
         filled = inner.fill_null(pa.scalar(filler, type=inner.type))
     except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
         raise SourceFormatError(
-            "fill_null gives a value of another type than the column's", column=name, type=str(kind), value=filler
+            "the fill_null value is not of the column's type", column=name, type=str(kind), value=filler
         ) from error
     if fixed:
         return pa.FixedSizeListArray.from_arrays(filled, kind.list_size)

@@ -42,7 +42,7 @@ class ArrowSource(FileSource[_Opened]):
     Args:
         paths: files, globs, folders or URLs. A file behind a URL is fetched whole.
         columns: which columns to read; all when None.
-        fill_null: what stands for null, by column; without it a null is an error, except in floating-point columns
+        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
         max_decoded_bytes: most memory for compressed batches, which are decoded when the source is opened.
         remote: how URLs are read.
@@ -102,7 +102,7 @@ class ArrowSource(FileSource[_Opened]):
         wanted = schema.names if self._columns is None else self._columns
         missing = [name for name in wanted if name not in schema.names]
         if missing or not wanted:
-            raise ConfigError("the files lack columns asked for", columns=missing, found=schema.names)
+            raise ConfigError("the files lack the requested columns", columns=missing, found=schema.names)
         twice = [name for name in dict.fromkeys(wanted) if schema.names.count(name) > 1]
         if twice:
             raise SourceFormatError("several columns have the same name", file=self._files[0].name, columns=twice[:5])
@@ -147,7 +147,7 @@ def parse_batches(whole: NDArray[np.uint8], name: str, max_decoded: int) -> tupl
         reader = pa.ipc.open_stream(pa.BufferReader(stream))
         schema, batches = reader.schema, list(reader)
         if is_file and pa.ipc.open_file(pa.BufferReader(buffer)).num_record_batches != len(batches):
-            raise SourceFormatError("the file's footer lists other record batches than it holds", file=name)
+            raise SourceFormatError("the file's footer does not match its record batches", file=name)
         for batch in batches:
             batch.validate()
     except SourceError:

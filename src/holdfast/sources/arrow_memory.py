@@ -31,7 +31,7 @@ class ArrowMemory:
     Args:
         column: a chunked array; kept alive as long as this object.
         name: the column's name, for errors.
-        fill_null: what stands for null, by column name.
+        fill_null: what replaces null, by column name.
     """
 
     def __init__(self, column: Any, *, name: str, fill_null: Mapping[str, Any]) -> None:

@@ -54,7 +54,7 @@ def _decoded_size(metadata: memoryview, body: Any, is_batch: bool) -> int:
     for number in range(struct.unpack_from("<I", metadata, vector)[0]):
         offset, length = struct.unpack_from("<qq", metadata, vector + 4 + 16 * number)
         if offset < 0 or length < 0 or offset + length > len(raw):
-            raise SourceFormatError("a buffer of a record batch lies outside of it")
+            raise SourceFormatError("a buffer of a record batch lies outside it")
         if length >= 8:
             size = struct.unpack_from("<q", raw, offset)[0]
             total += length if size == _NOT_COMPRESSED else max(size, 0)

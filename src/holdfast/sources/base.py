@@ -1,7 +1,7 @@
 """What a source is: N samples, numbered 0 … N-1, read many at a time.
 
 A source is written with two methods, `Source.__len__` and `Source.read`. Everything else has a default that works
-from those two. `read` gets any number of indices in any order, repeats included, and gives back one column a field,
+from those two. `read` gets any number of indices in any order, repeats included, and returns one column per field,
 row ``i`` of each belonging to ``indices[i]``: a fresh, writable, C-contiguous array, or a `Ragged` when rows differ in
 length.
 
@@ -85,15 +85,21 @@ class Source(ABC):
         return count
 
     def parts(self) -> Sequence[Source]:
-        """The sources this one reads its samples from: what they count is counted, and they are closed with it."""
+        """Return the sources this one reads its samples from.
+
+        What they count is counted, and they are closed with it.
+        """
         return ()
 
     def shards(self) -> Sequence[int] | None:
-        """Lengths of the natural shards in index order (row groups, tar files); None when there are none."""
+        """Return lengths of the natural shards in index order (row groups, tar files); None when there are none."""
         return None
 
     def window(self) -> Window | None:
-        """How a remote source is best shuffled (`holdfast.sources.window`); None where it is all shuffled at once."""
+        """Return how a remote source is best shuffled (`holdfast.sources.window`).
+
+        None if all of it is shuffled together.
+        """
         shards = self.shards() if self.is_remote else None
         return None if shards is None or len(shards) <= DEFAULT_GROUP else Window(shards, DEFAULT_GROUP)
 
@@ -137,7 +143,7 @@ class Source(ABC):
     def columns_in_memory(self) -> Mapping[str, NDArray[Any]] | None:
         """Return the columns themselves, where a read does nothing but copy rows of them; None elsewhere.
 
-        Each has one row a sample and is C-contiguous, aligned and of native byte order. Whoever knows them may copy a
+        Each has one row per sample and is C-contiguous, aligned and of native byte order. Whoever knows them may copy a
         batch at the very moment it is used, when it costs least: its memory is then still in the processor's cache.
         """
         return None

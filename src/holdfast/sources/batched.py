@@ -91,7 +91,7 @@ class BatchSource(LazySource[_Opened]):
     ) -> None:
         super().__init__()
         if bucket_column is not None and bucket is None:
-            raise ConfigError("bucket_column needs bucket, which says the bucket of its values", column=bucket_column)
+            raise ConfigError("bucket_column needs bucket, a function from its values to buckets", column=bucket_column)
         self._windows = DocumentWindows(source, column=column, size=window)
         self._budget = at_least_one(batch_tokens, "batch_tokens")
         self._most = self._windows.size if max_samples is None else at_least_one(max_samples, "max_samples")
@@ -128,7 +128,7 @@ class BatchSource(LazySource[_Opened]):
         return columns
 
     def shards(self) -> Sequence[int] | None:
-        """Batches of each window: ``shuffle="window"`` then needs few windows at a time."""
+        """Return batches of each window: ``shuffle="window"`` then needs few windows at a time."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 

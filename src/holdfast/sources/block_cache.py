@@ -52,10 +52,10 @@ class BlockCache:
                 folder.mkdir(parents=True, exist_ok=True)
             except OSError as error:
                 raise SourceError(
-                    "cannot make the cache folder for remote files",
+                    "cannot create the cache folder for remote files",
                     folder=str(folder),
                     reason=error.strerror,
-                    hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to keep nothing",
+                    hint="give RemoteOptions(cache_dir=…), or cache_limit=0 to cache nothing",
                 ) from error
 
     def get(self, number: int, size: int) -> memoryview | None:
@@ -100,7 +100,7 @@ class BlockCache:
                     total = self._make_room(need)
                     self._counted.add(self._folder)
                 os.pwrite(lock, b"%020d" % (total + need), 0)
-                # Under the lock it takes its whole size, so that whoever counts what is held counts it.
+                # Under the lock it takes its whole size, so that it is counted with what is held.
                 file = os.open(aside, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC, 0o666)
                 try:
                     os.ftruncate(file, need)
@@ -109,7 +109,7 @@ class BlockCache:
                     raise
             try:
                 if os.writev(file, [data, checksum]) != need:
-                    raise OSError(errno.ENOSPC, "the block was not written whole")
+                    raise OSError(errno.ENOSPC, "the block was not written completely")
             finally:
                 os.close(file)
             try:

@@ -31,7 +31,7 @@ def compressed_error(name: str, suffix: str) -> SourceFormatError:
     compression, _, unpack = next(entry for entry in _FORMATS.values() if entry[1] == suffix)
     command = f"{unpack} {shlex.quote(name)}"
     return SourceFormatError(
-        f"a {compression}-compressed file cannot be read at random",
+        f"a {compression}-compressed file has no random access",
         file=name,
         compression=compression,
         command=command,

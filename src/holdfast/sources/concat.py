@@ -86,7 +86,7 @@ class ConcatSource(Source):
         """Return the samples that hold a document, or pieces of it; documents are numbered through all sources."""
         counts = bounds_of([_documents_in(source) for source in self._sources])
         if not counts[-1]:
-            raise ConfigError("samples are made of documents only where they are packed or cut to a length")
+            raise ConfigError("samples consist of documents only if they are packed or cut to a length")
         check_indices([document], int(counts[-1]), source="ConcatSource")
         number = int(np.searchsorted(counts, document, side="right")) - 1
         source: Any = self._sources[number]

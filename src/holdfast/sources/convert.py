@@ -119,7 +119,7 @@ def convert(
         compression: of Parquet files; MDS shards are not compressed.
         workers: processes to convert with.
         layout: how token files are cut and which split is meant.
-        progress: told how many shards are done, of how many.
+        progress: called with the number of shards done, and of all.
     """
     if to not in ("parquet", "mds") or samples_per_shard < 1 or workers < 1:
         raise ConfigError("to is 'parquet' or 'mds'; samples_per_shard and workers are at least 1", to=to)
@@ -271,7 +271,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise SourceError(
             f"the folder cannot be written to: {error.strerror}",
             folder=str(folder),
-            hint="what is written so far stays; the same command goes on from there",
+            hint="what was written is kept; run the same command again to continue",
         ) from error
 
 

@@ -1,4 +1,4 @@
-"""Decoded pieces of a file, kept within a limit; whoever asks for one being decoded waits for it."""
+"""Decoded pieces of a file, kept within a limit; callers that want one being decoded wait for it."""
 
 from __future__ import annotations
 

@@ -98,12 +98,14 @@ class DocumentWindows:
         documents = columns.get(self.column)
         if not isinstance(documents, Ragged) or documents.values.ndim != 1 or documents.dtype.kind not in "iu":
             raise SourceFormatError(
-                "documents are a column of whole numbers whose rows differ in length",
+                "documents must be a column of lists of integers",
                 column=self.column,
                 found=sorted(columns),
             )
         if documents.dtype == np.uint64 and len(documents.values) and int(documents.values.max()) > MAX_TOKEN:
-            raise SourceFormatError("a token does not fit 64 bits with a sign", column=self.column, dtype="uint64")
+            raise SourceFormatError(
+                "a token does not fit into a signed 64-bit integer", column=self.column, dtype="uint64"
+            )
         return documents
 
     def prefetch(self, numbers: Iterable[int], reader: int) -> bool:
@@ -140,11 +142,11 @@ class DocumentWindows:
         wrong = np.flatnonzero(documents.row_lengths != expected)
         if len(wrong):
             raise SourceChangedError(
-                "a document has another length than when it was counted",
+                "the length of a document differs from when it was counted",
                 document=int(indices[wrong[0]]),
                 length=int(documents.row_lengths[wrong[0]]),
                 counted=int(expected[wrong[0]]),
-                hint="the data or its transform has changed, or the transform is not the same each time",
+                hint="the data or its transform has changed, or the transform is not deterministic",
             )
         return documents
 
@@ -170,5 +172,5 @@ def check_epochs(indices: Any, epochs: Any, length: int, *, source: str) -> tupl
     rows = check_indices(indices, length, source=source)
     found = check_indices(epochs, MAX_TOKEN, source=f"epochs of {source}")
     if len(found) != len(rows):
-        raise ConfigError("give an epoch for each sample", samples=len(rows), epochs=len(found))
+        raise ConfigError("give one epoch per sample", samples=len(rows), epochs=len(found))
     return rows, found

@@ -1,4 +1,4 @@
-"""From the bytes of a field, one row per sample, to the column they stand for; nothing in them is executed.
+"""From the bytes of a field, one row per sample, to the column they encode; nothing in them is executed.
 
 Arrays that say their own dtype and shape give a column of their values, and, where they have several dimensions, a
 second one with their shapes. The first sample of a source decides on dtype and dimensions; a sample that disagrees is
@@ -51,7 +51,7 @@ def as_fixed(dtype: np.dtype[Any], shape: tuple[int, ...] = ()) -> Decoder:
     def decode(name: str, field: Ragged) -> Columns:
         size = dtype.itemsize * int(np.prod(shape))
         if len(field.values) != len(field) * size or (len(field) and (field.row_lengths != size).any()):
-            raise SourceFormatError("a value is not of the size that its type has", column=name, bytes=size)
+            raise SourceFormatError("the size of a value does not match its type", column=name, bytes=size)
         return {name: _viewed(name, field.values, dtype).reshape(len(field), *shape)}
 
     return decode
@@ -110,12 +110,12 @@ def as_arrays(
             shapes, heads = read_shapes(field, form)
         except ValueError as error:
             raise SourceFormatError(
-                f"an array is not like the first one of its column: {error}", column=name
+                f"an array does not match the first one of its column: {error}", column=name
             ) from error
         counts = np.prod(shapes.astype(np.float64), axis=1)
         lengths = field.row_lengths - heads
         if (counts * form.dtype.itemsize != lengths).any():
-            raise SourceFormatError("an array is not of the size that its shape says", column=name)
+            raise SourceFormatError("the size of an array does not match its shape", column=name)
         values = gather_rows(field.values, field.offsets[:-1] + heads, field.offsets[1:])
         columns: Columns = {
             name: Ragged(_viewed(name, values.values, form.dtype), values.offsets // form.dtype.itemsize)
@@ -129,5 +129,5 @@ def as_arrays(
 
 def _viewed(name: str, values: NDArray[np.uint8], dtype: np.dtype[Any]) -> NDArray[Any]:
     if dtype == np.bool_ and (values > 1).any():  # which NumPy would take for true here and false there
-        raise SourceFormatError("a truth value is neither 0 nor 1", column=name)
+        raise SourceFormatError("a boolean is neither 0 nor 1", column=name)
     return values.view(dtype)

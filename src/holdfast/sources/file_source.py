@@ -23,7 +23,7 @@ Opened = TypeVar("Opened")
 
 
 class LazySource(Source, Generic[Opened]):
-    """A source that opens something. What `_open` makes stays in its process and is made again in each."""
+    """A source that opens something. What `_open` makes stays in its process and is created again in each."""
 
     def __init__(self) -> None:
         self._lock = ForkSafeLock()

@@ -95,10 +95,10 @@ class DataFile(ABC):
 
     def _outside(self) -> SourceChangedError:
         return SourceChangedError(
-            "byte ranges outside the file were asked for: its index was made from another file",
+            "byte ranges outside the file were requested: its index belongs to another file",
             file=self.name,
             size=self.size,
-            hint="delete the index beside the file; it is built again on the next run",
+            hint="delete the index beside the file; it is rebuilt on the next run",
         )
 
 
@@ -151,7 +151,10 @@ class LocalFile(DataFile):
         return self._stamp
 
     def probe(self) -> str:
-        """A digest of pieces spread over the file, taken once: notices other content under the same size and time."""
+        """Return a digest of pieces spread over the file, taken once.
+
+        It notices other content of the same size and time.
+        """
         if self._probe is None:
             self._probe = self._take_probe(self.size)
         return self._probe
@@ -301,7 +304,7 @@ def map_file(path: PathLike, size: int | None = None) -> NDArray[np.uint8]:
 
 
 def find_files(paths: Paths, *, suffixes: tuple[str, ...], remote: RemoteOptions | None = None) -> list[DataFile]:
-    """Return every file the names stand for: the names in the order given, what each one matches sorted by name.
+    """Return every file the names match: the names in the order given, what each one matches sorted by name.
 
     Args:
         paths: a path, glob, folder or fsspec URL, or several.

@@ -2,7 +2,7 @@
 
 It covers the function's code and that of functions inside it, its defaults and closures, and every global it names,
 also through modules (``table.VOCABULARY``): own functions and classes by their code, plain values by their content.
-What comes with Python or an installed package goes by its name. Anything else cannot be told from the outside and is
+What comes with Python or an installed package is identified by its name. Anything else cannot be fingerprinted and is
 refused rather than passed over, as a tokenizer is whose vocabulary may have changed.
 """
 
@@ -57,7 +57,7 @@ def fingerprint_of(function: Callable[..., Any]) -> str:
     """Return a digest of a function and of what it uses.
 
     Raises:
-        ConfigError: it uses something whose content cannot be told.
+        ConfigError: it uses something that cannot be fingerprinted.
     """
     found = _Fingerprint()
     found.add(function, 0)
@@ -135,7 +135,7 @@ class _Fingerprint:
             self.add(_attributes(value), depth + 1)
         else:
             raise ConfigError(
-                "the function uses something whose content cannot be told",
+                "the function uses something that cannot be fingerprinted",
                 kind=type(value).__name__,
                 hint="give version=…, and another one when the function or what it uses changes",
             )
@@ -198,7 +198,7 @@ def _attributes(value: Any) -> dict[str, Any]:
 def _told_apart(value: Any) -> str:
     if not isinstance(value, (*_PLAIN, tuple, frozenset)):
         raise ConfigError(
-            "the function uses a set of something whose content cannot be told",
+            "the function uses a set of something that cannot be fingerprinted",
             kind=type(value).__name__,
             hint="give version=…",
         )

@@ -32,7 +32,7 @@ class HFSource(LazySource[_Opened]):
         dataset: the dataset. Its format and transform are not applied: columns come as stored, so decode images and
             audio in the stream's own transform.
         columns: which columns to read; all when None.
-        fill_null: what stands for null, by column; without it a null is an error, except in floating-point columns
+        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
     """
 
@@ -50,7 +50,7 @@ class HFSource(LazySource[_Opened]):
         wanted = list(dataset.column_names) if columns is None else list(columns)
         missing = [name for name in wanted if name not in dataset.column_names]
         if missing or not wanted:
-            raise ConfigError("the dataset lacks columns asked for", columns=missing, found=dataset.column_names)
+            raise ConfigError("the dataset lacks the requested columns", columns=missing, found=dataset.column_names)
         self._dataset = dataset
         self._length = len(dataset)
         self._columns = wanted

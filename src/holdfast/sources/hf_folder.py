@@ -34,7 +34,7 @@ class HFFolderSource(Source):
         folder: what ``save_to_disk`` wrote, or a folder of the cache with a ``dataset_info.json`` beside Arrow files.
         split: which split, where the folder holds several.
         columns: which columns to read; all when None.
-        fill_null: what stands for null, by column.
+        fill_null: what replaces null, by column.
     """
 
     def __init__(
@@ -64,9 +64,9 @@ class HFFolderSource(Source):
         if self._mapping is not None:
             (mapped,) = self._mapping.read(rows).values()
             if not isinstance(mapped, np.ndarray) or mapped.dtype.kind not in "iu":
-                raise SourceFormatError("the mapping of indices is not one", file=self._mapping.files[0])
+                raise SourceFormatError("invalid mapping of indices", file=self._mapping.files[0])
             if len(mapped) and (int(mapped.min()) < 0 or int(mapped.max()) >= len(self._rows)):
-                raise SourceFormatError("the mapping of indices leads outside of the rows", file=self._mapping.files[0])
+                raise SourceFormatError("the mapping of indices points outside the rows", file=self._mapping.files[0])
             rows = mapped.astype(np.int64)
         return self._rows.read(rows)
 

@@ -73,7 +73,7 @@ def _own_index(
     file: DataFile, kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> Index:
     stamp = file.stamp()
-    if not stamp.is_versioned:  # nobody could tell later whether it still fits
+    if not stamp.is_versioned:  # it would be unknown later whether it still fits
         return build([file])[0]
     expected = {"kind": kind, "stamp": list(stamp), "probe": _probe(file)}
     places = _places(file.name, kind, folder, is_remote=file.is_remote)
@@ -87,7 +87,7 @@ def _own_index(
 def _shared_indexes(
     files: Sequence[LocalFile], kind: str, build: Build, has_form: HasForm, folder: str | os.PathLike[str] | None
 ) -> dict[str, Index]:
-    """The small files' indexes by name, from the one they share; only what is new or changed is looked through."""
+    """Return the small files' indexes by name, from the one they share; only new or changed files are read."""
     parent = os.path.commonpath({os.path.dirname(file.name) for file in files})
     places = _places(os.path.join(parent, "files"), kind, folder, is_remote=False)
     expected = {"kind": f"joined {kind}"}
@@ -211,7 +211,7 @@ def _load(place: Path, expected: dict[str, Any]) -> Index | None:
 
 def _view(body: NDArray[np.uint8], at: int, dtype: str, count: int) -> NDArray[Any]:
     if dtype not in _DTYPES or at < 0 or count < 0:
-        raise ValueError("not an array of an index")
+        raise ValueError("invalid array in an index")
     size = count * np.dtype(dtype).itemsize
     if at + size > len(body):
         raise ValueError("an array of an index ends outside it")

@@ -46,7 +46,7 @@ def inflate(
     except (pa.ArrowException, OSError, MemoryError) as error:
         raise SourceFormatError(f"compressed data is damaged: {error}", file=name, compression=kind) from error
     if size is not None and len(found) != size:
-        raise SourceFormatError("compressed data unpacks to another size than was announced", file=name, announced=size)
+        raise SourceFormatError("compressed data does not unpack to the declared size", file=name, announced=size)
     return found
 
 
@@ -59,7 +59,9 @@ def _inflate_stream(packed: Any, codec: str, name: str, most: int) -> NDArray[np
             pieces.append(piece)
             total += len(piece)
             if total > most:
-                raise SourceFormatError("compressed data unpacks to more than was announced", file=name, at_most=most)
+                raise SourceFormatError(
+                    "compressed data unpacks to more than the declared size", file=name, at_most=most
+                )
     return np.frombuffer(pieces[0] if len(pieces) == 1 else b"".join(pieces), dtype=np.uint8)
 
 
@@ -75,5 +77,5 @@ def _inflate_snappy(packed: Any, name: str, most: int) -> NDArray[np.uint8]:
         if byte < 0x80:
             break
     if size > most:
-        raise SourceFormatError("compressed data unpacks to more than was announced", file=name, at_most=most)
+        raise SourceFormatError("compressed data unpacks to more than the declared size", file=name, at_most=most)
     return np.frombuffer(pa.decompress(pa.py_buffer(raw), size, codec="snappy"), dtype=np.uint8)

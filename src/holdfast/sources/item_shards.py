@@ -66,7 +66,7 @@ class ItemPart:
                 raise SourceFormatError("a shard is shorter than its items", file=self.name)
             return values, starts, stops
         if self.file is None:
-            raise SourceFormatError("a shard without bytes", file=self.name)
+            raise SourceFormatError("the shard is empty", file=self.name)
         fetched = self.file.gather(starts, stops)
         return fetched.values, fetched.offsets[:-1], fetched.offsets[1:]
 
@@ -99,7 +99,7 @@ def _offsets(head: bytes, count: int, size: int, name: str) -> NDArray[np.int64]
     numbers = np.frombuffer(head, dtype="<u4")
     if int(numbers[0]) != count:
         raise SourceFormatError(
-            "a shard holds another number of items than the index says", file=name, shard=int(numbers[0]), index=count
+            "the number of items in a shard does not match the index", file=name, shard=int(numbers[0]), index=count
         )
     return check_offsets(numbers[1:].astype(np.int64), first=len(head), last=size, name=name)
 
@@ -108,7 +108,7 @@ def check_offsets(offsets: NDArray[np.int64], *, first: int, last: int, name: st
     """Return the offsets of items that follow each other inside their shard."""
     if len(offsets) > 1 and (offsets[0] < first or offsets[-1] > last or bool((offsets[1:] < offsets[:-1]).any())):
         raise SourceFormatError(
-            "the items of a shard overlap, or lie outside of it",
+            "the items of a shard overlap, or lie outside it",
             file=name,
             first=int(offsets[0]),
             last=int(offsets[-1]),

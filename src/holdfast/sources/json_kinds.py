@@ -75,7 +75,7 @@ def settle(
     missing = [name for name in wanted if name not in merged]
     if missing:
         raise ConfigError(
-            "columns that no line looked at has",
+            "columns not found in any sampled line",
             columns=missing,
             found=sorted(found),
             hint="state rare fields in schema={name: kind}",

@@ -54,7 +54,7 @@ class JsonlSource(FileSource[_Opened]):
         columns: which fields to read; all that were seen when None.
         schema: kinds that overrule what looking at some lines suggests (`holdfast.sources.json_kinds`), e.g.
             ``{"score": "float64", "messages": "object"}``.
-        fill_null: what stands for null or a missing field, by column; without it such a line is an error, except in
+        fill_null: what replaces null or a missing field, by column; without it such a line is an error, except in
             floating-point columns (NaN) and object columns (None).
         index_dir: where to keep the index instead of beside each file.
         remote: how URLs are read.
@@ -244,7 +244,7 @@ def _build_indexes(files: Sequence[DataFile], *, looked_at: int) -> list[Index]:
 
 
 def _build_together(files: Sequence[DataFile], looked_at: int) -> list[Index]:
-    """The indexes of files small enough to be looked through as one, which costs much less than each on its own."""
+    """Return the indexes of files small enough to be indexed as one, which costs much less than each on its own."""
     if len(files) == 1:
         return [_build_index(files[0], looked_at)]
     contents = [_content(file) for file in files]

@@ -68,5 +68,5 @@ def keep_counts(path: Path, kept: Kept) -> None:
         raise SourceError(
             f"the folder of indexes cannot be written to: {error.strerror}",
             index_dir=str(path.parent),
-            hint="give an index_dir that can be, or none",
+            hint="give a writable index_dir, or none",
         ) from error

@@ -31,7 +31,7 @@ class LanceSource(LazySource[_Opened]):
     Args:
         folder: the dataset's folder or URL.
         columns: which columns to read; all when None.
-        fill_null: what stands for null, by column.
+        fill_null: what replaces null, by column.
         version: which version to read; the newest when None, fixed when the source is first opened.
     """
 
@@ -90,5 +90,5 @@ class LanceSource(LazySource[_Opened]):
         columns = names if self._columns is None else self._columns
         missing = [name for name in columns if name not in names]
         if missing or not columns:
-            raise ConfigError("the dataset lacks columns asked for", columns=missing, found=names)
+            raise ConfigError("the dataset lacks the requested columns", columns=missing, found=names)
         return _Opened(dataset, columns, fragments)

@@ -84,7 +84,7 @@ class LitDataSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int]:
-        """Samples of each chunk."""
+        """Return samples of each chunk."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -175,10 +175,12 @@ def _formats_of(config: dict[str, Any], file: str) -> list[str]:
     if not formats or not all(isinstance(data_format, str) for data_format in formats):
         raise SourceFormatError("the index does not say how samples are stored", file=file)
     if config.get("encryption") is not None:
-        raise SourceFormatError("the chunks are encrypted", file=file, hint="write them again without encryption")
+        raise SourceFormatError("the chunks are encrypted", file=file, hint="rewrite them without encryption")
     loader = config.get("item_loader", "PyTreeLoader")
     if loader not in ("PyTreeLoader", "TokensLoader", None):
-        raise SourceFormatError("chunks of another item loader cannot be read", file=file, item_loader=str(loader)[:80])
+        raise SourceFormatError(
+            "chunks written for this item loader cannot be read", file=file, item_loader=str(loader)[:80]
+        )
     if loader == "TokensLoader" and (len(formats) != 1 or flat_dtype_of(formats[0], file=file) is None):
         raise SourceFormatError("token chunks hold one array of tokens per item", file=file, format=formats[0][:80])
     return [*formats]
@@ -187,11 +189,11 @@ def _formats_of(config: dict[str, Any], file: str) -> list[str]:
 def _block_size(tokens: bool, block_size: int | None, file: str) -> int:
     if not tokens:
         if block_size is not None:
-            raise ConfigError("block_size is for token chunks, and these are none", file=file)
+            raise ConfigError("block_size is for token chunks, but these are not", file=file)
         return 1
     if block_size is None or block_size < 1:
         raise ConfigError(
-            "token chunks do not say how many tokens a sample has",
+            "token chunks do not store the number of tokens per sample",
             file=file,
             hint="give block_size, as TokensLoader(block_size=…) does",
         )
@@ -202,14 +204,14 @@ def _wanted(columns: Sequence[str] | None, names: list[str], formats: list[str],
     asked = names if columns is None else list(columns)
     unknown = [name for name in asked if name not in names]
     if unknown or not asked:
-        raise ConfigError("the chunks lack columns asked for", columns=unknown, found=names)
+        raise ConfigError("the chunks lack the requested columns", columns=unknown, found=names)
     wanted = [(name, names.index(name)) for name in asked]
     refused = [name for name, leaf in wanted if unsafe(formats[leaf])]
     if refused:
         raise SourceFormatError(
-            "leaves of pickles run code when loaded and are refused",
+            "pickled leaves run code when loaded and are refused",
             file=file,
             columns=refused,
-            hint="leave them out with columns=[…], or write the data again as arrays, text or bytes",
+            hint="leave them out with columns=[…], or rewrite the data as arrays, text or bytes",
         )
     return wanted

@@ -44,7 +44,7 @@ class LitDataChunk:
         checked = check_fields(entry, fields, file=folder.index_name, what="a chunk of the index")
         tokens = checked.get("dim") or 0
         if not isinstance(tokens, int) or tokens < 0 or max(tokens, checked["chunk_size"]) > MAX_INFLATED:
-            raise SourceFormatError("a chunk cannot hold what the index says", file=folder.index_name)
+            raise SourceFormatError("a chunk is too small for what the index lists", file=folder.index_name)
         if not tokens and not checked["chunk_size"]:
             raise SourceFormatError(
                 "the index says that a chunk is empty", file=folder.index_name, chunk=checked["filename"][:200]
@@ -111,7 +111,7 @@ def _read_frames(chunk: LitDataChunk) -> Frames:
     tables = _PREFIX.size + 4 * (items + 1)
     end = tables + count * _FRAME.itemsize
     if magic != _FRAMED or version != _FRAMED_VERSION or items != chunk.samples or end > file.size:
-        raise SourceFormatError("a chunk is not what the index says", file=file.name, items=items, index=chunk.samples)
+        raise SourceFormatError("a chunk does not match the index", file=file.name, items=items, index=chunk.samples)
     offsets = np.frombuffer(file.read(_PREFIX.size, tables), dtype="<u4").astype(np.int64)
     table = np.frombuffer(file.read(tables, end), dtype=_FRAME)
     bounds = bounds_of(table["items"].astype(np.int64))
@@ -124,5 +124,5 @@ def _read_frames(chunk: LitDataChunk) -> Frames:
         or (stops > file.size).any()
         or (np.diff(offsets[bounds]) != table["raw"]).any()
     ):
-        raise SourceFormatError("the compressed stretches of a chunk do not fit it", file=file.name)
+        raise SourceFormatError("the compressed parts of a chunk do not match its size", file=file.name)
     return Frames(chunk, bounds, offsets, table)

@@ -66,7 +66,7 @@ class ArrowRows:
         types = {"str": pa.large_string(), "text": pa.large_string(), "bytes": pa.large_binary()}
         types |= {"bool": pa.bool_(), "int": pa.int64(), "float": pa.float64()}
         if kind not in types:
-            raise SourceFormatError("rows hold what the index says is something else", file=self.name, column=leaf)
+            raise SourceFormatError("the types of rows do not match the index", file=self.name, column=leaf)
         column = self._leaf(leaf)
         if column.null_count and kind != "float":
             raise SourceFormatError(
@@ -115,7 +115,7 @@ def read_rows(file: DataFile, start: int, count: int) -> ArrowRows | None:
         return None
     stop = file.size - _TAIL.size
     if size > stop - start:
-        raise SourceFormatError("the rows of a chunk do not fit it", file=file.name, bytes=size)
+        raise SourceFormatError("the rows of a chunk do not match its size", file=file.name, bytes=size)
     # Copied, as Arrow needs its buffers aligned, and as a file may be cut short later.
     raw = np.frombuffer(bytes(file.read(stop - size, stop)), dtype=np.uint8)
     schema, batches, decoded = parse_batches(raw, file.name, MAX_INFLATED)
@@ -126,7 +126,7 @@ def read_rows(file: DataFile, start: int, count: int) -> ArrowRows | None:
         raise SourceFormatError(f"the rows of a chunk are damaged: {error}"[:300], file=file.name) from error
     if table.num_rows != count:
         raise SourceFormatError(
-            "a shard holds another number of items than the index says",
+            "the number of items in a shard does not match the index",
             file=file.name,
             shard=table.num_rows,
             index=count,

@@ -91,7 +91,7 @@ def _array_decoder(known: dict[int, str], number: np.dtype[Any], sample: bytes, 
     head = np.frombuffer(sample[:8], dtype=number) if len(sample) >= 8 else np.zeros(2, dtype=number)
     text = known.get(int(head[0]), "-")
     if len(sample) < 8 or text == "-" or int(head[1]) > MAX_DIMENSIONS:
-        raise SourceFormatError("the first array of a column does not say what it is", column=column)
+        raise SourceFormatError("the first array of a column has no type", column=column)
     form = ArrayForm(np.dtype(text), int(head[1]))
 
     def read_shapes(field: Ragged, form: ArrayForm) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -100,7 +100,7 @@ def _array_decoder(known: dict[int, str], number: np.dtype[Any], sample: bytes, 
             raise ValueError("it is shorter than its shape")
         numbers = field.values[field.offsets[:-1, None] + np.arange(size)].view(number).astype(np.int64)
         if (numbers[:, :2] != head.astype(np.int64)).any():
-            raise ValueError("it has another dtype or number of dimensions")
+            raise ValueError("its dtype or number of dimensions differs")
         return np.ascontiguousarray(numbers[:, 2:]), np.full(len(field), size, dtype=np.int64)
 
     return as_arrays(form, read_shapes)
@@ -114,7 +114,7 @@ def column_names(data_spec: object, count: int, *, file: str) -> list[str]:
         if len(names) != count or len(set(names)) != count:
             raise ValueError(names)
     except (ValueError, TypeError, KeyError, IndexError, RecursionError) as error:
-        raise SourceFormatError("the index does not say what a sample is made of", file=file) from error
+        raise SourceFormatError("the index does not describe the samples", file=file) from error
     return names
 
 

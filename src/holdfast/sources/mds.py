@@ -87,7 +87,7 @@ class MDSSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int]:
-        """Samples of each shard."""
+        """Return samples of each shard."""
         return [shard.samples for shard in self._shards]
 
     def read(self, indices: Indices) -> Columns:
@@ -169,11 +169,14 @@ def _columns_of(shards: list[Any], folder: ShardFolder) -> tuple[list[str], list
     names, encodings, sizes = known
     texts = all(isinstance(text, str) for text in [*names, *encodings])
     if not names or not texts or not len(names) == len(encodings) == len(sizes) or len(set(names)) != len(names):
-        raise SourceFormatError("the index does not say what the columns are", file=folder.index_name)
+        raise SourceFormatError("the index does not describe the columns", file=folder.index_name)
     for name, encoding, size in zip(names, encodings, sizes, strict=True):
         if fixed_size_of(encoding, column=name, file=folder.index_name) != (size or None):
             raise SourceFormatError(
-                "a column is not of the size of its encoding", file=folder.index_name, column=name, encoding=encoding
+                "the size of a column does not match its encoding",
+                file=folder.index_name,
+                column=name,
+                encoding=encoding,
             )
     return names, encodings, [size or None for size in sizes]
 
@@ -182,16 +185,16 @@ def _wanted(columns: Sequence[str] | None, names: list[str], encodings: list[str
     asked = names if columns is None else list(columns)
     unknown = [name for name in asked if name not in names]
     if unknown or not asked:
-        raise ConfigError("the shards lack columns asked for", columns=unknown, found=names)
+        raise ConfigError("the shards lack the requested columns", columns=unknown, found=names)
     numbers = [names.index(name) for name in asked]
     refused = [names[number] for number in numbers if unsafe(encodings[number])]
     if refused:
         raise SourceFormatError(
-            "columns of pickles run code when loaded and are refused",
+            "pickled columns run code when loaded and are refused",
             file=folder.index_name,
             columns=refused,
             encoding="pkl",
-            hint="leave them out with columns=[…], or write the data again as json or ndarray",
+            hint="leave them out with columns=[…], or rewrite the data as json or ndarray",
         )
     return numbers
 
@@ -212,7 +215,7 @@ def _shard(entry: Any, folder: ShardFolder) -> _Shard:
     # Offsets in shards are 32-bit numbers, so no shard is longer than they reach.
     if raw["bytes"] > MAX_INFLATED or 4 * (checked["samples"] + 2) > raw["bytes"]:
         raise SourceFormatError(
-            "a shard cannot hold what the index says", file=folder.index_name, shard=raw["basename"][:200]
+            "a shard is too small for what the index lists", file=folder.index_name, shard=raw["basename"][:200]
         )
     file, compression = folder.file(raw["basename"]), checked.get("compression")
     packed, packed_bytes = None, 0
@@ -234,7 +237,7 @@ def _is_there(file: DataFile) -> bool:
 
 def _wrong_size(file: DataFile, expected: int) -> SourceFormatError:
     return SourceFormatError(
-        "a shard is not of the size the index says: cut short, or still being written",
+        "the size of a shard does not match the index: truncated, or still being written",
         file=file.name,
         bytes=file.size,
         index=expected,

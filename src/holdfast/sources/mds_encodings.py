@@ -101,7 +101,7 @@ def _array_decoder(dtype: np.dtype[Any] | None, sample: bytes, column: str) -> D
     """Return what decodes arrays that say their own shape, and their own dtype where ``dtype`` is None."""
     stated = dtype is None
     if len(sample) < 1 + stated or (stated and sample[0] not in _DTYPE_CODES) or not sample[stated] >> 2:
-        raise SourceFormatError("the first array of a column does not say what it is", column=column)
+        raise SourceFormatError("the first array of a column has no type", column=column)
     form = ArrayForm(dtype or np.dtype(f"<{_DTYPE_CODES[sample[0]]}"), sample[stated] >> 2)
 
     def read_shapes(field: Ragged, form: ArrayForm) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
@@ -109,7 +109,7 @@ def _array_decoder(dtype: np.dtype[Any] | None, sample: bytes, column: str) -> D
         if (field.row_lengths < 1 + stated).any():
             raise ValueError("it is empty")
         if stated and (field.values[starts] != sample[0]).any():
-            raise ValueError("it has another dtype")
+            raise ValueError("its dtype differs")
         about = field.values[starts + stated]
         if (about >> 2 != form.dimensions).any():
             raise ValueError(f"it has not {form.dimensions} dimensions")

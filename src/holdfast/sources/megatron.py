@@ -80,7 +80,7 @@ class MegatronSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Samples of each file, when there are several."""
+        """Return samples of each file, when there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -156,7 +156,7 @@ class MegatronSource(FileSource[_Opened]):
         indexes = [_read_index(index, data) for index, data in zip(self._index_files, self._files, strict=True)]
         for index, file in zip(indexes, self._index_files, strict=True):
             if index.dtype != indexes[0].dtype or (index.modes is None) != (indexes[0].modes is None):
-                raise SourceFormatError("files differ in the dtype of tokens, or in having modes", file=file.name)
+                raise SourceFormatError("files differ in the dtype of tokens, or only some have modes", file=file.name)
         counts = [len(index.lengths) if self._unit == "sequence" else len(index.documents) - 1 for index in indexes]
         if not any(counts):
             raise SourceFormatError("the datasets hold no samples", files=self.files[:5])
@@ -187,7 +187,7 @@ def _beside(data: DataFile, remote: RemoteOptions | None) -> DataFile:
         return RemoteFile(name, remote or RemoteOptions())
     if not os.path.isfile(name):
         raise SourceError(
-            "the data file has no index beside it",
+            "there is no index beside the data file",
             file=data.name,
             index=name,
             hint="flat files of tokens are read by TokenFileSource",
@@ -205,7 +205,7 @@ def _read_index(file: DataFile, data: DataFile) -> _Index:
             hint="preprocess it again with Megatron-Core",
         )
     if len(header) < _HEADER.size or not header.startswith(MAGIC):
-        raise SourceFormatError("not an index of Megatron", file=file.name)
+        raise SourceFormatError("not a Megatron index", file=file.name)
     _, version, code, sequences, documents = _HEADER.unpack(header)
     if version != _VERSION or code not in _DTYPES:
         raise SourceFormatError(
@@ -214,7 +214,7 @@ def _read_index(file: DataFile, data: DataFile) -> _Index:
     plain = _HEADER.size + 12 * sequences + 8 * documents
     if size not in (plain, plain + sequences):
         raise SourceFormatError(
-            "the index is not of the size its header says: cut short, or still being written",
+            "the size of the index does not match its header: truncated, or still being written",
             file=file.name,
             bytes=size,
             sequences=sequences,
@@ -235,7 +235,7 @@ def _check(file: DataFile, data: DataFile, code: int, lengths: Any, starts: Any,
     if len(bounds) == 0 or bounds[0] != 0 or bounds[-1] != len(lengths) or (np.diff(bounds) < 0).any():
         raise SourceFormatError("the documents of the index do not cover its sequences", file=file.name)
     if (lengths < 0).any() or (starts < 0).any():
-        raise SourceFormatError("the index has negative lengths or places", file=file.name)
+        raise SourceFormatError("the index has negative lengths or offsets", file=file.name)
     wide = lengths.astype(np.int64)
     for name in _DTYPES[code]:
         dtype = np.dtype(f"<{name}")
@@ -243,7 +243,8 @@ def _check(file: DataFile, data: DataFile, code: int, lengths: Any, starts: Any,
         if (starts[1:] == stops[:-1]).all() and (not len(starts) or (starts[0] == 0 and stops[-1] <= data.size)):
             return dtype
     raise SourceFormatError(
-        "sequences overlap, lie apart, or end outside of the data file: one of the files is another, or cut short",
+        "sequences overlap, leave gaps, or end outside the data file: one of the files is truncated "
+        "or belongs to another dataset",
         file=file.name,
         data=data.name,
         data_bytes=data.size,

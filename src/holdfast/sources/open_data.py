@@ -1,6 +1,6 @@
 """Which source reads the data at a path, glob, folder or URL.
 
-Files are told apart by their endings, folders by what lies in them; a folder of several kinds is refused rather than
+Files are recognised by their extensions, folders by their content; a folder of several kinds is refused rather than
 guessed at. Another kind is one more row of ``KINDS``.
 """
 
@@ -76,15 +76,15 @@ def _kind_by_ending(path: str, names: list[str]) -> Kind:
     strange = next((name for name in names if not name.endswith(ENDINGS)), None)
     if strange is not None:
         raise SourceError(
-            "the file's name does not say what kind of data it holds",
+            "cannot tell the kind of data from the file's name",
             file=strange,
             known=list(ENDINGS),
-            hint="rename it, or read it with the source that fits",
+            hint="rename it, or open it with the matching source class",
         )
     kinds = [kind for kind in KINDS if kind.endings and any(name.endswith(kind.endings) for name in names)]
     if len(kinds) > 1:
         raise SourceError(
-            "files of several kinds lie here",
+            "the folder holds files of several kinds",
             path=path,
             kinds=sorted(kind.name for kind in kinds),
             hint="name one kind, as in 'folder/*.tar'",
@@ -152,9 +152,9 @@ def _open_tokens(path: str, layout: TokenLayout) -> Source:
 
     if layout.length is None:
         raise ConfigError(
-            "a token file does not say how long its sequences are",
+            "a token file does not store its sequence length",
             path=path,
-            hint="give the sequence length (--seq-len), and --dtype where tokens are not uint16",
+            hint="give the sequence length (--seq-len), and --dtype if tokens are not uint16",
         )
     try:
         dtype: np.dtype[Any] = np.dtype(layout.dtype)

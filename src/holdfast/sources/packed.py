@@ -71,7 +71,7 @@ class PackedSource(LazySource[_Opened]):
         padding: the token that fills a pack.
         labels: also give ``labels``: the tokens, with -100 for padding and for the first token of each piece, which its
             predecessor in the pack cannot foretell.
-        masked: documents whose tokens are left out without moving anything: padding stands in their place, -100 in the
+        masked: documents whose tokens are left out without moving anything: padding takes their place, -100 in the
             labels and -1 in ``document_ids``.
         seed: of the arrangements; without one the packs of every epoch are the same.
         cache_bytes: most memory for windows in use.
@@ -125,7 +125,7 @@ class PackedSource(LazySource[_Opened]):
         return read_by_part(rows, opened.bounds, partial(self._fill, opened, epoch))
 
     def shards(self) -> Sequence[int] | None:
-        """Packs of each window that has any: ``shuffle="window"`` then needs few windows at a time."""
+        """Return packs of each window that has any: ``shuffle="window"`` then needs few windows at a time."""
         counts = np.diff(self._opened.bounds)
         lengths: list[int] = counts[counts > 0].tolist()
         return lengths
@@ -217,7 +217,7 @@ class PackedSource(LazySource[_Opened]):
         return columns
 
     def _bounds(self, counts: Indices, at: Indices, filled: Indices) -> Ragged:
-        """The start of every piece, then the end of the last one, then the end of the pack where it is padded."""
+        """Return the start of every piece, then the end of the last one, then the pack's end if it is padded."""
         padded = filled < self._length
         offsets = bounds_of(counts + 1 + padded)
         values = np.empty(int(offsets[-1]), dtype=np.int32)
@@ -264,7 +264,7 @@ def _documents_of(masked: Iterable[int], count: int) -> Indices:
     try:
         values = np.asarray(masked if isinstance(masked, np.ndarray) else [*masked])
     except (TypeError, ValueError) as error:
-        raise ConfigError("masked must be the numbers of documents", found=type(masked).__name__) from error
+        raise ConfigError("masked must be a list of document numbers", found=type(masked).__name__) from error
     return np.unique(check_indices(values, count, source="PackedSource"))
 
 

@@ -63,7 +63,7 @@ class ParquetSource(FileSource[_Opened]):
     Args:
         paths: files, globs, folders or URLs.
         columns: which columns to read and decode; all when None.
-        fill_null: what stands for null, by column; without it a null is an error, except in floating-point columns
+        fill_null: what replaces null, by column; without it a null is an error, except in floating-point columns
             (NaN) and nested ones (None).
         cache_bytes: most memory for decoded row groups; the one in use is always kept. A warning says once when it is
             too small for how the source is shuffled.
@@ -180,7 +180,7 @@ class ParquetSource(FileSource[_Opened]):
             missing = [name for name in columns if name not in opened.schema.names]
             if missing:
                 raise ConfigError(
-                    "a file lacks columns asked for",
+                    "a file lacks the requested columns",
                     file=opened.name,
                     columns=missing,
                     found=opened.schema.names,
@@ -217,8 +217,8 @@ class ParquetSource(FileSource[_Opened]):
             usage.warned = True
             needed = _size_of(opened.decoded.any_value()) * len(opened.groups)
             warnings.warn(
-                f"Parquet row groups are decoded again and again: {usage.rows_decoded:,} rows were decoded to read "
-                f"{usage.rows_read:,}, because cache_bytes={self._cache_bytes:,} holds a part of the row groups only. "
+                f"Parquet row groups are decoded repeatedly: {usage.rows_decoded:,} rows were decoded to read "
+                f"{usage.rows_read:,}, because cache_bytes={self._cache_bytes:,} holds only some of the row groups. "
                 "Shuffle this source with shuffle='window', which needs few row groups at a time, or pass "
                 f"ParquetSource(..., cache_bytes={needed:,}) to hold all of them.",
                 stacklevel=2,
@@ -255,7 +255,7 @@ class _ParquetFile:
         except (pa.ArrowException, OSError, ValueError, MemoryError) as error:
             raise SourceFormatError(f"not a readable Parquet file: {error}", file=file.name) from error
         if min(self.lengths, default=0) < 0:
-            raise SourceFormatError("a row group has fewer than no rows", file=file.name)
+            raise SourceFormatError("a row group has a negative number of rows", file=file.name)
 
     def read(self, group: int, columns: list[str]) -> tuple[Any, int]:
         """Return the row group as an Arrow table, and how many bytes of the file it took."""

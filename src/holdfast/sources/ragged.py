@@ -47,7 +47,7 @@ class Ragged:
         # Compared, not subtracted: half the time of np.diff for a few rows, and nothing to overflow.
         if offsets[0] != 0 or offsets[-1] != len(self.values) or _any(offsets[1:] < offsets[:-1]):
             raise SourceFormatError(
-                "the offsets of a ragged column must rise from 0 to the number of values",
+                "the offsets of a ragged column must increase from 0 to the number of values",
                 first=int(offsets[0]),
                 last=int(offsets[-1]),
                 values=len(self.values),

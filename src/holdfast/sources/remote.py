@@ -162,7 +162,7 @@ def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], m
 
 
 def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOptions | None) -> list[DataFile]:
-    """Return the files a URL stands for: itself, the matches of a glob, or what lies in a folder."""
+    """Return the files a URL matches: itself, the matches of a glob, or what lies in a folder."""
     settings = options or RemoteOptions()
     system, path = open_system(url, settings)
     if any(mark in path for mark in "*["):
@@ -180,7 +180,7 @@ def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOption
     if not found:
         raise SourceError("the URL matches no file", url=url, suffixes=suffixes)
     return [
-        # An object store's listing tells size and version too: nobody has to ask for each.
+        # An object store's listing has size and version too: no need to ask for each.
         RemoteFile(str(system.unstrip_protocol(name)), settings, stamp_of(info, name) if info.get("ETag") else None)
         for name, info in sorted(found.items())
     ]

@@ -11,7 +11,7 @@ from holdfast.sources.files import DataFile
 
 
 class SeekableFile(io.RawIOBase):
-    """Reads a `DataFile` from where it stands.
+    """Reads a `DataFile` from its position.
 
     Args:
         file: the file.

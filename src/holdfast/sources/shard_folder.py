@@ -49,12 +49,10 @@ class ShardFolder:
     def file(self, name: object) -> DataFile:
         """Return a file that an index names; a name that leads out of the folder is refused."""
         if not isinstance(name, str) or not 0 < len(name) <= MAX_NAME_CHARACTERS or not _NAME.fullmatch(name):
-            raise SourceFormatError("the index names a file by something that is no name", file=self.index_name)
+            raise SourceFormatError("the index holds an invalid file name", file=self.index_name)
         parts = PurePosixPath(name)
         if parts.is_absolute() or ".." in parts.parts or "://" in name or str(parts) in (".", "index.json"):
-            raise SourceFormatError(
-                "the index names a file outside of its folder", file=self.index_name, name=name[:200]
-            )
+            raise SourceFormatError("the index names a file outside its folder", file=self.index_name, name=name[:200])
         whole = f"{self.place}/{parts}"
         return RemoteFile(whole, self.remote or RemoteOptions()) if "://" in self.place else LocalFile(whole)
 

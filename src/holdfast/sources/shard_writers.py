@@ -35,7 +35,7 @@ def check_compression(name: str | None) -> None:
 
     known = ("none", "snappy", "gzip", "brotli", "lz4", "zstd")
     if name is not None and (name not in known or (name != "none" and not pa.Codec.is_available(name))):
-        raise ConfigError("there is no such compression", compression=name, known=known)
+        raise ConfigError("unknown compression", compression=name, known=known)
 
 
 def write_parquet(columns: Columns, path: Path, *, schema: Any, compression: str | None) -> None:
@@ -72,7 +72,7 @@ def _arrow_array(column: Column, kind: Any) -> Any:
     if isinstance(column, Ragged):
         values, offsets = np.ascontiguousarray(column.values), pa.array(column.offsets)
         if values.ndim != 1:
-            raise TypeError("rows of arrays of several dimensions have no place in it")
+            raise TypeError("multi-dimensional arrays cannot be stored in it")
         if values.dtype == np.uint8:
             made = pa.large_string() if column.encoding else pa.large_binary()
             buffers = [None, pa.py_buffer(column.offsets), pa.py_buffer(values)]

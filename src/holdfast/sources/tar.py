@@ -84,7 +84,7 @@ class TarSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Samples of each tar."""
+        """Return samples of each tar."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -171,7 +171,9 @@ def _build_index(file: DataFile) -> Index:
             members.append({})
             last = key
         if extension == KEY:
-            raise SourceFormatError(f"a member may not be called {KEY!r}: that is the key", file=file.name, member=name)
+            raise SourceFormatError(
+                f"a member must not be called {KEY!r}, which is reserved for the key", file=file.name, member=name
+            )
         if extension in members[-1]:
             raise SourceFormatError("a sample has the same member twice", file=file.name, member=name)
         members[-1][extension] = (start, start + size)

@@ -67,7 +67,10 @@ def _linked(member: tarfile.TarInfo, places: dict[str, tuple[int, int]], file: D
     """Return where the content of a hard link lies: in a member before it."""
     if member.linkname not in places:
         raise SourceFormatError(
-            "a member links to one that is not before it", file=file.name, member=member.name, to=member.linkname[:200]
+            "a member links to one that does not come before it",
+            file=file.name,
+            member=member.name,
+            to=member.linkname[:200],
         )
     return places[member.linkname]
 
@@ -98,17 +101,17 @@ def _walk_any(file: DataFile) -> list[Member]:
     except (tarfile.TarError, EOFError) as error:
         check_not_compressed(file.read(0, min(LONGEST_MARK, file.size)), file.name)
         raise SourceFormatError(
-            f"not a readable tar file: {error}", file=file.name, hint="the file may be cut short"
+            f"not a readable tar file: {error}", file=file.name, hint="the file may be truncated"
         ) from error
     # tarfile takes a damaged header for the end of the archive; samples after it would be lost without a word.
     if any(file.read(end, min(end + 512, file.size))):
         raise SourceFormatError("a damaged header in the tar file", file=file.name, byte=end)
     if found and found[-1][1] + found[-1][2] > file.size:
-        raise SourceFormatError("the tar file is cut short", file=file.name, member=found[-1][0])
+        raise SourceFormatError("the tar file is truncated", file=file.name, member=found[-1][0])
     if passed_over:
         warnings.warn(
             f"{len(passed_over):,} members of {file.name} are symbolic links or devices and are not read, "
-            f"{passed_over[0]!r} first; tar --dereference stores what links lead to",
+            f"{passed_over[0]!r} first; tar --dereference stores the files that links point to",
             stacklevel=2,
         )
     return found

@@ -80,7 +80,7 @@ def _fields(data: bytes, at: int, stop: int) -> list[tuple[int, int, int]]:
             raise ValueError("a field is not a message")
         length, at = _varint(data, at, stop)
         if length > stop - at:
-            raise ValueError("a message is longer than what holds it")
+            raise ValueError("a message is longer than its container")
         found.append((tag >> 3, at, at + length))
         at += length
     return found
@@ -95,7 +95,7 @@ def _varint(data: bytes, at: int, stop: int) -> tuple[int, int]:
         shift += 7
         if data[place] < 0x80:
             return value, place + 1
-    raise ValueError("a number is cut short")
+    raise ValueError("a number is truncated")
 
 
 def decode_bytes(lists: Ragged) -> list[list[bytes]]:
@@ -116,7 +116,7 @@ def decode_floats(lists: Ragged) -> Ragged:
         rows = [b"".join(_unpacked(row, _FIXED32)) for row in lists.to_bytes()]
         packed = Ragged.from_rows(rows) if rows else lists
     if (packed.row_lengths % 4).any():
-        raise ValueError("a list of floats is not a whole number of them")
+        raise ValueError("the size of a list of floats is not a multiple of four bytes")
     return Ragged(packed.values.view("<f4"), packed.offsets // 4)
 
 
@@ -130,7 +130,7 @@ def decode_integers(lists: Ragged) -> Ragged:
     counts = np.diff(np.searchsorted(ends, packed.offsets))
     whole = packed.offsets[1:][packed.row_lengths > 0] - 1
     if (data[whole] >= 0x80).any():
-        raise ValueError("a list of integers is cut short")
+        raise ValueError("a list of integers is truncated")
     if not len(ends):
         return Ragged(np.empty(0, dtype=np.int64), np.zeros(len(lists) + 1, dtype=np.int64))
     starts = np.concatenate(([0], ends[:-1] + 1))
@@ -196,6 +196,6 @@ def _unpacked(row: bytes, wire: int) -> list[bytes]:
         else:
             raise ValueError("a list of numbers holds something else")
         if at > len(row):
-            raise ValueError("a list of numbers is cut short")
+            raise ValueError("a list of numbers is truncated")
         found.append(row[begin:at])
     return found

@@ -102,7 +102,7 @@ class TFRecordSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Records of each file."""
+        """Return records of each file."""
         lengths: list[int] = np.diff(self._opened.bounds).tolist()
         return lengths
 
@@ -138,7 +138,7 @@ class TFRecordSource(FileSource[_Opened]):
             absent = first < 0
             first, last = np.where(absent, begins, begins + first), np.where(absent, begins, begins + last)
             if ((first < begins) | (last > ends) | (last < first)).any():
-                raise SourceFormatError("the index of the file does not fit its records", file=file.name)
+                raise SourceFormatError("the index of the file does not match its records", file=file.name)
             columns[name] = self._decode(file, name, form, records.values, first, last)
         return columns
 
@@ -149,7 +149,7 @@ class TFRecordSource(FileSource[_Opened]):
             if form.kind == BYTES and form.single:
                 column = single_bytes(values, first, last)
                 if column is None:
-                    raise ValueError("a record has another number of values")
+                    raise ValueError("a record has a different number of values")
                 return column
             lists = gather_rows(values, first, last)
             if form.kind == BYTES:
@@ -159,7 +159,7 @@ class TFRecordSource(FileSource[_Opened]):
             raise SourceFormatError(f"a feature cannot be decoded: {error}", file=file.name, feature=name) from error
         if form.single:
             if len(numbers.values) != len(numbers):
-                raise SourceFormatError("a record has another number of values", file=file.name, feature=name)
+                raise SourceFormatError("a record has a different number of values", file=file.name, feature=name)
             return numbers.values
         return numbers
 
@@ -301,7 +301,7 @@ def _walk(file: DataFile) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
         length = _LENGTH.unpack(head)[0] if len(head) == 8 else size
         if length > size - at - _HEAD - _TAIL:
             raise SourceFormatError(
-                "not a TFRecord file, or one that is cut short", file=file.name, record=len(starts), byte=at
+                "not a TFRecord file, or a truncated one", file=file.name, record=len(starts), byte=at
             )
         starts.append(at + _HEAD)
         at += _HEAD + length + _TAIL

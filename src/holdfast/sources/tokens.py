@@ -77,7 +77,7 @@ class TokenFileSource(FileSource[_Opened]):
         return int(self._opened.bounds[-1])
 
     def shards(self) -> Sequence[int] | None:
-        """Sequences of each file, when there are several."""
+        """Return sequences of each file, when there are several."""
         return np.diff(self._opened.bounds).tolist() if len(self._files) > 1 else None
 
     def read(self, indices: Indices) -> Columns:
@@ -134,7 +134,7 @@ class TokenFileSource(FileSource[_Opened]):
         size = file.size - self._header
         if size < 0 or size % self._stored.itemsize:
             raise SourceFormatError(
-                "the file is not a whole number of tokens after its header",
+                "the size of the file after its header is not a multiple of the token size",
                 file=file.name,
                 size=file.size,
                 header_bytes=self._header,

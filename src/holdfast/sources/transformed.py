@@ -53,7 +53,7 @@ class TransformedSource(Source):
     ) -> None:
         if not isinstance(source, Source) or not callable(transform):
             raise ConfigError(
-                "a TransformedSource is made of a source and a function",
+                "a TransformedSource needs a source and a function",
                 source=type(source).__name__,
                 transform=type(transform).__name__,
             )
@@ -77,13 +77,15 @@ class TransformedSource(Source):
             tokens = self._tokens(sample, index)
             if tokens.ndim != 1 or (tokens.dtype.kind not in "iu" and len(tokens)):
                 raise SourceFormatError(
-                    "the transform gives no list of whole numbers",
+                    "the transform does not return a list of integers",
                     index=index,
                     dtype=str(tokens.dtype),
                     shape=tokens.shape,
                 )
             if tokens.dtype == np.uint64 and len(tokens) and int(tokens.max()) > MAX_TOKEN:
-                raise SourceFormatError("a token does not fit 64 bits with a sign", index=index, dtype="uint64")
+                raise SourceFormatError(
+                    "a token does not fit into a signed 64-bit integer", index=index, dtype="uint64"
+                )
             made.append(tokens.astype(np.int64, copy=False))
         values = np.concatenate([*made, np.empty(0, dtype=np.int64)])
         offsets = np.concatenate([[0], np.cumsum([len(tokens) for tokens in made])]).astype(np.int64)
@@ -97,7 +99,7 @@ class TransformedSource(Source):
         try:
             return np.asarray(made)
         except ValueError as cause:  # rows of different lengths
-            raise SourceFormatError("the transform gives no list of whole numbers", index=index) from cause
+            raise SourceFormatError("the transform does not return a list of integers", index=index) from cause
 
     def row_lengths(self, start: int, stop: int) -> NDArray[np.int64]:
         """Return how many tokens each of the samples ``start`` … ``stop - 1`` has, from the lengths that are kept."""
@@ -130,11 +132,11 @@ class TransformedSource(Source):
         kept = kept_counts(file)
         if kept is not None and kept.about != self._version:
             raise SourceChangedError(
-                "the transform has changed since the lengths of its documents were found",
+                "the transform has changed since the lengths of its documents were computed",
                 file=str(file),
                 was=kept.about[:80],
                 now=self._version[:80],
-                hint="delete the file to find them again, or give another index_dir; a run cannot resume with it",
+                hint="delete the file to compute them again, or give another index_dir; a run cannot resume with it",
             )
         if kept is not None and kept.counts.shape == (len(self),):
             return kept.counts

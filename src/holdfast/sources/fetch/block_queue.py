@@ -21,7 +21,7 @@ URGENT = -1.0
 
 
 class BlockQueue:
-    """Blocks that nobody has asked a server for yet.
+    """Blocks not yet requested from a server.
 
     Args:
         memory: knows all blocks.

@@ -46,7 +46,7 @@ class BlockFile:
         cls, url: str, stamp: Stamp, options: RemoteOptions, transport: Transport, counted: set[Path] | None = None
     ) -> BlockFile:
         """Return the blocks of a file; ``counted`` are the cache folders that this process knows the size of."""
-        # Where the server tells no version, nobody can tell later whose blocks these are: no reader shares them.
+        # If the server reports no version, it is unknown later whose blocks these are: no reader shares them.
         version = stamp.version if stamp.is_versioned else secrets.token_hex(8)
         key = hashlib.blake2b(f"{url}\n{stamp.size}\n{version}".encode(), digest_size=12).hexdigest()
         key += f"-{options.block_size}"
@@ -73,7 +73,7 @@ class Spot(NamedTuple):
 
 
 class Place(enum.Enum):
-    """Where a block that is wanted stands."""
+    """The state of a block that is wanted."""
 
     QUEUED = "queued"
     RUNNING = "running"

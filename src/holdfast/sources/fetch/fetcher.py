@@ -250,7 +250,7 @@ class Fetcher:
                     self._fetch(request)
                 else:
                     self._get_blocks(request.blocks)
-            except Exception as error:  # a fault of the cache or of this code: whoever waits must hear of it
+            except Exception as error:  # a fault of the cache or of this code: waiting readers must get it
                 self._fail(request, error)
             with self._lock:
                 self._running -= 1

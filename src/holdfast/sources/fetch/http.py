@@ -95,7 +95,9 @@ class HttpTransport:
             if answer.response.status == 206 and found is not None and found[3] != "*":
                 answer.spoiled = len(answer.response.read(2)) != 1  # never more, whatever is sent
                 return Stamp(int(found[3]), _version(answer.response))
-        raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
+        raise RemoteReadError(
+            "the server does not report the file's size", file=url, hint="copy the file to disk first"
+        )
 
     def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
         """Read pieces in one request; an answer of another range, size, version or encoding is refused."""
@@ -139,7 +141,7 @@ class HttpTransport:
             connection.close()
             if urlsplit(target).scheme not in ("http", "https") or origin.scheme == "https" != _origin(target).scheme:
                 raise RemoteReadError(
-                    "a redirect that is not followed", file=url, to=target[:200], hint="name the file where it is"
+                    "refused to follow a redirect", file=url, to=target[:200], hint="give the final URL of the file"
                 )
             where = target
         raise RemoteReadError("too many redirects", file=url, at_most=MAX_REDIRECTS)
@@ -159,7 +161,7 @@ class HttpTransport:
                 cancel.on_cancel(lambda connection=connection: _hang_up(connection))
                 connection.request(method, target, headers={"Accept-Encoding": "identity", **headers})
                 if cancel.cancelled:  # before there was a socket to hang up
-                    raise TimeoutError("the request was given up")
+                    raise TimeoutError("the request was abandoned")
                 return connection, connection.getresponse()
             except _BROKEN:
                 connection.close()
@@ -229,7 +231,7 @@ def _check(response: http.client.HTTPResponse, url: str, start: int, stop: int, 
     encoding = response.getheader("Content-Encoding", "identity")
     if encoding.lower() != "identity":
         raise RemoteReadError(
-            "the server compresses what it sends, so byte ranges cannot be told",
+            "the server compresses its answers, so byte ranges cannot be read",
             file=url,
             encoding=encoding,
             hint="turn compression off for these files",

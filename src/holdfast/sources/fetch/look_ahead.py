@@ -1,6 +1,6 @@
 """Looking ahead: telling remote sources which samples the coming steps will read.
 
-The order says which sample stands at any position, so the bytes of every step to come are known. Before a reader
+The order says which sample is at any position, so the bytes of every step to come are known. Before a reader
 reads some steps, the samples of steps further on are named to their sources, which fetch them meanwhile; a source says
 when it has enough. Nothing depends on it but time: a batch is the same with and without.
 """

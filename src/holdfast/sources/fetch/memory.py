@@ -48,7 +48,7 @@ class BlockMemory:
         return owner not in self._full
 
     def is_abandoned(self, block: Block) -> bool:
-        """Say whether the reader that named a block is gone, and nobody waits for it."""
+        """Return whether the reader that named a block is gone, and nobody waits for it."""
         return block.owner is not None and block.owner not in self._ahead and not block.waiters
 
     def forget(self, owner: int) -> None:

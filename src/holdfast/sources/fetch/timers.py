@@ -15,7 +15,7 @@ class Timers:
     """Actions to come.
 
     Args:
-        lock: held while an action runs, and by whoever sets one.
+        lock: held while an action runs, and while one is set.
     """
 
     def __init__(self, lock: threading.Lock) -> None:

@@ -65,7 +65,7 @@ class Transport(Protocol):
         """Ask for the size and version of a file."""
 
     def read(self, url: str, start: int, sizes: Sequence[int], stamp: Stamp, cancel: Cancel) -> list[Data]:
-        """Read pieces that follow each other: exactly those bytes, of that version of the file as far as is told."""
+        """Read pieces that follow each other: exactly those bytes, of that version of the file if it is known."""
 
 
 class FsspecTransport:
@@ -104,7 +104,7 @@ class FsspecTransport:
         bucket, key, _ = system.split_path(path)
 
         async def get() -> bytes:
-            # s3fs's own reading of ranges cannot be told which version of the object is meant.
+            # s3fs's own reading of ranges cannot be given the version of the object.
             version = {"IfMatch": stamp.version} if stamp.version.startswith('"') else {}
             asked = f"bytes={start}-{stop - 1}"
             answer = await system._call_s3(
@@ -129,7 +129,9 @@ def stamp_of(info: dict[str, Any], url: str) -> Stamp:
     """Return the stamp that a file system's information about a file gives."""
     size = info.get("size")
     if size is None or int(size) < 0:
-        raise RemoteReadError("the server does not tell the file's size", file=url, hint="copy the file to disk first")
+        raise RemoteReadError(
+            "the server does not report the file's size", file=url, hint="copy the file to disk first"
+        )
     version = next((info[key] for key in _VERSION_KEYS if info.get(key)), UNVERSIONED)
     return Stamp(int(size), str(version))
 
@@ -139,7 +141,7 @@ def changed(url: str) -> SourceChangedError:
     return SourceChangedError(
         "a remote file has changed since it was opened",
         file=url,
-        hint="give changed data a new name; to read the file as it is now, make the source again",
+        hint="give changed data a new name; to read the file as it is now, create the source again",
     )
 
 
@@ -157,7 +159,7 @@ def open_system(url: str, options: RemoteOptions) -> tuple[Any, str]:
             hint="pip install 'holdfast[remote]'",
         ) from error
     except ValueError as error:
-        raise SourceError(f"no file system is known for the URL: {error}", url=url) from error
+        raise SourceError(f"no file system supports the URL: {error}", url=url) from error
     return system, path
 
 
