@@ -76,7 +76,7 @@ def test_a_skip_keeps_what_is_in_hand() -> None:
 
 def test_acknowledging_more_than_was_handed_over_is_refused() -> None:
     loader = make_loader()
-    with pytest.raises(StreamError, match="nothing is to be acknowledged"):
+    with pytest.raises(StreamError, match="there is nothing to acknowledge"):
         loader.acknowledge()
     loader.require_acknowledgement()
     with pytest.raises(StreamError, match="more batches were acknowledged than were handed over"):

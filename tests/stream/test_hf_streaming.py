@@ -252,7 +252,7 @@ def test_streams_that_cannot_be_resumed_exactly_are_refused_with_a_reason() -> N
         (stream().shuffle(seed=1, buffer_size=10), "buffer"),
         (stream().shuffle(seed=1, buffer_size=10).map(dict), "buffer"),
         (split_dataset_by_node(stream(), rank=0, world_size=5), "split by node"),
-        (Shardless(), "how many shards"),
+        (Shardless(), "its number of shards"),
         (datasets.Dataset.from_dict({"a": [1]}), "HFIterableDataset"),
         ([1, 2], "not list"),
     ]

@@ -68,7 +68,7 @@ def test_a_source_that_is_not_made_of_documents_has_none() -> None:
     dataset = StreamDataset(ArraySource({"x": np.arange(50)}), name="docs")
     stream = StreamingShardLoader(dataset, StreamingConfig(batch_size=4))
     assert stream.samples_in(0)[0].pieces == ()
-    with pytest.raises(OrderError, match="not made of documents"):
+    with pytest.raises(OrderError, match="do not consist of documents"):
         stream.when("docs", document=3)
 
 

@@ -62,5 +62,5 @@ def test_reading_many_positions_at_once_is_reading_them_one_by_one(left: tuple[S
 
 def test_states_of_processes_that_did_not_begin_together_are_refused() -> None:
     queues = [PositionQueue(Process(number, 2), (), position) for number, position in ((0, 4), (1, 5))]
-    with pytest.raises(StateError, match="began together"):
+    with pytest.raises(StateError, match="started together"):
         PositionQueue.merge(queues, dataset="a")

@@ -207,13 +207,13 @@ def test_a_state_of_another_process_is_refused_until_merged() -> None:
 def test_states_that_did_not_begin_together_do_not_merge() -> None:
     states = [as_process(Process(number, 2), None, 10)[1] for number in range(2)]
     states[1]["position"] += 1
-    with pytest.raises(StateError, match="began together"):
+    with pytest.raises(StateError, match="started together"):
         mixture().merge_states(states)
 
 
 def test_a_child_that_cannot_be_dealt_anew_is_named_when_merging() -> None:
     mixed = ForwardMixture([stored(), Counting()])
-    with pytest.raises(StateError, match="another number of processes") as caught:
+    with pytest.raises(StateError, match="a different number of processes") as caught:
         mixed.merge_states([mixed.state_dict()])
     assert caught.value.dataset == "own"
 

@@ -2,7 +2,7 @@
 
 Read the modules in this order: ``read_batches``, the centre, with ``batch``, ``samples`` and ``collate`` (from steps to
 batches); ``named_source``, ``dataset``, ``interleaved`` and ``hf`` (what is read); ``config`` (how); ``reading``,
-``read_ahead`` and ``worker_processes`` (ahead of time); ``cursor`` (where a rank stands) and ``loader`` (a cursor and
+``read_ahead`` and ``worker_processes`` (ahead of time); ``cursor`` (a rank's position) and ``loader`` (a cursor and
 something that reads ahead of it); ``state``, ``state_files`` and ``adopt`` (stopping and continuing); ``provenance``
 (which sample is where). ``forward`` holds what can only be read forwards.
 

@@ -1,6 +1,6 @@
 """The metrics of a batch: each source's own samples in it. Repeats that fill a batch, and masked samples, do not count.
 
-Failures are told in the batch they happened in, so that a checkpoint between two batches counts none twice.
+Failures are reported in the batch they happened in, so that a checkpoint between two batches counts none twice.
 """
 
 from __future__ import annotations

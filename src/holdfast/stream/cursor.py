@@ -1,4 +1,4 @@
-"""Where one rank stands in a stream: all that can be said, saved and changed without reading a sample.
+"""One rank's position in a stream: everything that can be reported, saved and changed without reading a sample.
 
 A cursor is a schedule, the next step and a generation that grows with every jump. The step counts batches when the
 training loop *receives* them, never when a thread or worker reads ahead. A jump (a state loaded, a skip, another
@@ -56,7 +56,7 @@ class StreamCursor(ABC):
         """What the last ``load_state_dict(strict=False)`` carried over."""
         self._generation = 0  # grows with every jump
         self._failed: list[Failed] = []
-        self._outstanding: deque[int] | None = None  # where it stood after each batch not acknowledged yet
+        self._outstanding: deque[int] | None = None  # its position after each batch not yet acknowledged
         self._acknowledged = 0  # the step after the last one that was; where None is above, every batch counts at once
         self._fingerprints: dict[str, str] | None = None
         self._saved_at = 0
@@ -81,7 +81,7 @@ class StreamCursor(ABC):
 
     @property
     def order(self) -> Order:
-        """Which sample stands at each position."""
+        """Which sample is at each position."""
         return self.schedule.order
 
     @property
@@ -105,7 +105,9 @@ class StreamCursor(ABC):
         if self.config.per_epoch:
             first, stop = epoch_bounds(self.schedule, self.step)
         elif self.schedule.total_steps is None:
-            raise TypeError("an endless stream has no length; set epochs=, or per_epoch=True for one epoch at a time")
+            raise TypeError(
+                "an endless stream has no length; set epochs=, or per_epoch=True to iterate one epoch at a time"
+            )
         else:
             first, stop = 0, self.schedule.total_steps
         assert self.config.last_batch is not None
@@ -113,7 +115,7 @@ class StreamCursor(ABC):
 
     @property
     def batches_left_of_epoch(self) -> int:
-        """How many batches this rank still gets of the epoch it stands in; what is in a trainer's hands is left too."""
+        """How many batches this rank still gets of the current epoch; unacknowledged batches count as not delivered."""
         stop = epoch_bounds(self.schedule, self._counted)[1]
         assert self.config.last_batch is not None
         return count_batches(self.schedule, self._counted, stop, self.rank, self.config.last_batch)
@@ -150,7 +152,7 @@ class StreamCursor(ABC):
         return (self.config.batch_size or 1) * self.world_size
 
     def _jump(self, schedule: Schedule, step: int | None = None) -> None:
-        """Continue with a schedule from a step (None: where it stands), resized to this job's own topology."""
+        """Continue with a schedule from a step (None: the current one), resized to this job's own topology."""
         if step is not None and self._outstanding is not None:
             self._outstanding, self._acknowledged = deque(), step  # what the training loop holds belongs elsewhere
         step = self.step if step is None else step
@@ -249,7 +251,7 @@ class StreamCursor(ABC):
     def acknowledge(self, batches: int = 1) -> None:
         """Say that the oldest batches handed over were trained on."""
         if self._outstanding is None:
-            raise StreamError("nothing is to be acknowledged", hint="call require_acknowledgement() before iterating")
+            raise StreamError("there is nothing to acknowledge", hint="call require_acknowledgement() before iterating")
         if not 0 <= whole_number(batches, "batches") <= len(self._outstanding):
             told = "more batches were acknowledged than were handed over"
             raise StreamError(told, batches=batches, outstanding=self.unacknowledged)
@@ -268,7 +270,7 @@ class StreamCursor(ABC):
 
     @property
     def _counted(self) -> int:
-        """The step that a state saved now stands at."""
+        """The step of a state that is saved now."""
         return self.step if self._outstanding is None else self._acknowledged
 
     # --- looking back and forward ----------------------------------------------------------------------------------
@@ -308,7 +310,7 @@ class StreamCursor(ABC):
         if document is not None and index is None:
             return when_document(self.schedule, source, self.dataset.sources[number].source, document, epochs=epochs)
         if index is None or document is not None:
-            raise OrderError("name either a sample or a document", source=source)
+            raise OrderError("give either a sample or a document", source=source)
         return when(self.schedule, source, index, epochs=epochs)
 
     # --- changing what is to come ----------------------------------------------------------------------------------

@@ -69,7 +69,7 @@ class DatasetInfo:
 
 @dataclass(frozen=True, slots=True)
 class DatasetState:
-    """Where a dataset stands that is iterated on its own."""
+    """The position of a dataset that is iterated on its own."""
 
     position: Count  # positions of its order that lie behind
     epoch: Count  # the epoch at that point
@@ -103,15 +103,15 @@ class TuneIterableDataset(IterableDataset[Sample]):
 
     @abstractmethod
     def __iter__(self) -> Iterator[Sample]:
-        """Yield samples without end, from where the state stands."""
+        """Yield samples indefinitely, from the state's position."""
 
     @abstractmethod
     def state_dict(self) -> dict[str, Any]:
-        """Return where the dataset stands, as plain JSON. A parent puts it under the child's name."""
+        """Return the dataset's position, as plain JSON. A parent puts it under the child's name."""
 
     @abstractmethod
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Go to where the state stands."""
+        """Go to the state's position."""
 
     def read_as(self, *, rank: int, world_size: int) -> None:
         """Be iterated as one of the data-parallel ranks, where those are not all ranks of ``torch.distributed``.
@@ -124,7 +124,7 @@ class TuneIterableDataset(IterableDataset[Sample]):
 
 
 class DescribedDataset(TuneIterableDataset):
-    """A dataset that is told what it is called, and splits itself over the processes that read it.
+    """A dataset that is given its name, and splits itself over the processes that read it.
 
     Args:
         info: name, length, weight and children.
@@ -207,7 +207,7 @@ class OrderedDataset(DescribedDataset):
 
     @final
     def __iter__(self) -> Iterator[Sample]:
-        """Yield samples from where the state stands: all of them, or this process's own under torch's workers.
+        """Yield samples from the state's position: all of them, or this process's own under torch's workers.
 
         The processes take positions in turn. So a state of one process, taken when each has had as many samples as the
         others, fits all of them, and any other number of processes too.
@@ -264,7 +264,7 @@ class OrderedDataset(DescribedDataset):
 
     @final
     def state_in_parent(self, counts: Mapping[str, int]) -> dict[str, Any]:
-        """Return where this dataset stands inside a mixture that has read this many samples of each source."""
+        """Return this dataset's position inside a mixture that has read this many samples of each source."""
         position = Position(sum(counts[source.name] for source in self.sources))
         if not self.children:
             return self._state_at(position, counts)

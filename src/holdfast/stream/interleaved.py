@@ -45,7 +45,7 @@ class InterleavedDataset(OrderedDataset):
         for dataset in datasets:
             if not isinstance(dataset, OrderedDataset):
                 raise MixtureError(
-                    "this child can be read forwards only, so no sample of the mixture could be computed",
+                    "this child can only be read forwards, so the samples of the mixture cannot be computed",
                     mixture=name,
                     dataset=dataset.dataset_name,
                     hint="use ForwardMixture, and give it to torch's DataLoader or torchdata's StatefulDataLoader",
@@ -90,12 +90,12 @@ def check_children(
     for dataset in datasets:
         if not isinstance(dataset, TuneIterableDataset):
             raise MixtureError(
-                "only datasets can be mixed, which have a name and a state",
+                "only datasets can be mixed",
                 mixture=mixture,
                 dataset=type(dataset).__name__,
                 hint="wrap a source in StreamDataset, a datasets.IterableDataset in HFStreamingDataset",
             )
-    # Names are how samples, metrics and states are told apart, so each stands once in the whole tree.
+    # Names are how samples, metrics and states are distinguished, so each occurs once in the entire tree.
     seen = {mixture}
     waiting = [dataset.info for dataset in reversed(datasets)]
     while waiting:

@@ -1,6 +1,6 @@
 """A process among all that iterate a dataset under plain torch: one of ranks × ``DataLoader`` workers.
 
-``StreamingShardLoader`` does not need this: it is told its rank and holds its workers itself. A dataset that is
+``StreamingShardLoader`` does not need this: it is given its rank and holds its workers itself. A dataset that is
 iterated on its own, or handed to torch's ``DataLoader``, asks here, when iteration starts.
 """
 
@@ -49,7 +49,7 @@ def check_enough(process: Process, count: int, *, what: str, dataset: str) -> No
     """Raise ``EmptyPartitionError`` where there are more processes than there is to read."""
     if count < process.total:
         raise EmptyPartitionError(
-            f"{process.total} processes (ranks × workers) read this dataset, and it has only {count} {what}",
+            f"{process.total} processes (ranks × workers) read this dataset, but it has only {count} {what}",
             dataset=dataset,
             rank=process.number,
             world_size=process.total,
@@ -61,11 +61,11 @@ def check_enough(process: Process, count: int, *, what: str, dataset: str) -> No
 def everything_left_out(process: Process, *, dataset: str, what: str) -> EmptyPartitionError:
     """Return the error of a process that got nothing out of a whole pass or epoch."""
     return EmptyPartitionError(
-        f"the transforms or the filter left out every sample of a whole {what}",
+        f"the transforms or the filter left out every sample of an entire {what}",
         dataset=dataset,
         rank=process.number,
         world_size=process.total,
-        hint="see why transforms return None, and filter_fn False",
+        hint="find out why transforms return None, or filter_fn False",
     )
 
 
@@ -73,11 +73,12 @@ def check_same(saved: Process, process: Process, *, dataset: str) -> None:
     """Raise ``StateMismatchError`` where a process is about to continue from another one's state."""
     if saved != process:
         raise StateMismatchError(
-            f"the state is of process {saved.number} of {saved.total}, and this is {process.number} of {process.total}",
+            f"the state is from process {saved.number} of {saved.total}, but this is {process.number} of "
+            f"{process.total}",
             dataset=dataset,
             rank=process.number,
             world_size=process.total,
-            hint="to resume with other ranks or workers, load merge_states([every process's state]) in all of them",
+            hint="to resume with different ranks or workers, load merge_states([every process's state]) in all of them",
         )
 
 
@@ -95,6 +96,6 @@ def complete(processes: Sequence[Process | None]) -> list[Process]:
         raise StateError(
             "merging needs the state of every process that read the stream, each once",
             found=[tuple(process) for process in known],
-            hint="give one state for each rank (and worker)",
+            hint="give one state per rank (and worker)",
         )
     return [process if process is not None else unknown.pop() for process in processes]

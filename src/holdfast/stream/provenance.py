@@ -19,7 +19,7 @@ __all__ = ["SampleRef", "Seen", "epochs_begun", "samples_in", "when", "when_docu
 
 @dataclass(frozen=True, slots=True, order=True)
 class SampleRef:
-    """One sample of a step: where it comes from, where it stands in the stream, and who read it."""
+    """One sample of a step: where it comes from, its position in the stream, and who read it."""
 
     source: str
     epoch: int
@@ -63,7 +63,7 @@ def samples_in(schedule: Schedule, step: int, rank: int | None = None) -> list[S
 def when(schedule: Schedule, source: str, index: int, *, epochs: int) -> list[Seen]:
     """Return when a sample was or will be read, for the first ``epochs`` epochs of its source."""
     if epochs < 1:
-        raise OrderError("ask for at least one epoch", epochs=epochs)
+        raise OrderError("epochs must be at least 1", epochs=epochs)
     number = schedule.order.number_of(source)
     cycle = schedule.order.cycles[number]
     index = whole_number(index, "the index of a sample")
@@ -95,7 +95,7 @@ def with_pieces(found: list[SampleRef], packed: Mapping[str, MadeOfDocuments]) -
 def when_document(schedule: Schedule, name: str, source: Source, document: int, *, epochs: int) -> list[Seen]:
     """Return when the samples that hold a document, or pieces of it, were or will be read."""
     if not isinstance(source, MadeOfDocuments):
-        raise OrderError("the samples of the source are not made of documents", source=name)
+        raise OrderError("the samples of the source do not consist of documents", source=name)
     seen = [
         found
         for epoch in range(epochs)

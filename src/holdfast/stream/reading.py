@@ -98,7 +98,7 @@ class StepReader:
     def __call__(self, steps: range, *, lazy: bool = False) -> Reading:
         """Read some steps; an error comes with the reading, after the batches before the one that failed."""
         began = perf_counter()
-        # Each source once, though it may stand in a mixture under several names.
+        # Each source once, though it may be in a mixture under several names.
         counters = {id(named.source): (named.name, named.source.counters) for named in reversed(self.dataset.sources)}
         before = [own.own_counts() for _, own in counters.values()]
         try:

@@ -74,7 +74,7 @@ def _columns(source: NamedSource, located: Located, positions: Positions) -> Col
         read_at = getattr(source.source, "read_at", None)
         read = source.source.read(located.index) if read_at is None else read_at(located.index, located.epoch)
         if "__valid__" in read:
-            raise SourceError("a column cannot be called __valid__: batches say there which samples are real")
+            raise SourceError("a column cannot be called __valid__: batches use it to mark real samples")
         columns = read
         return columns if source.column_transform is None else source.column_transform(columns)
     except Exception as cause:

@@ -20,7 +20,7 @@ __all__ = ["start_reading_ahead"]
 # cost of calling NumPy (bench/order.py), many take memory.
 READ_SAMPLES = 2048
 LOCATE_SAMPLES = 8192
-# Epochs that end on all ranks together are assigned one by one; whoever closes waits for this many at most.
+# Epochs that end on all ranks together are assigned one by one; closing waits for this many at most.
 MAX_EPOCHS = 16
 
 

@@ -1,7 +1,7 @@
 """State files: written whole or not at all, the last few kept, and a damaged one never taken for a good one.
 
 Each file is a JSON envelope with a digest of the state inside, written to a temporary file, flushed to the disk and
-renamed into place. A file's name says where it stands: ``state-<step>.json``, and ``state-<step>.<branch>.json`` once a
+renamed into place. A file's name gives its position: ``state-<step>.json``, and ``state-<step>.<branch>.json`` once a
 run was rolled back (or begun again) in the same folder. The branch grows whenever a save finds files of later steps, so
 the newest file is always the one that was saved last, whatever the clocks say.
 """
@@ -74,7 +74,7 @@ def load_state(path: str | Path) -> CheckpointState:
     except OSError as error:
         raise StateFileError(f"the state file cannot be read: {error.strerror}", file=str(target)) from error
     except (UnicodeDecodeError, ValueError, RecursionError) as error:
-        raise _refused(target, "the state file is torn or is not JSON") from error
+        raise _refused(target, "the state file is truncated or not JSON") from error
     if not isinstance(envelope, dict) or envelope.get("format") != FORMAT or not isinstance(envelope.get("state"), str):
         raise _refused(target, "the file is not a holdfast stream state")
     if envelope.get("digest") != _digest(envelope["state"]):
@@ -87,13 +87,13 @@ def _refused(path: Path, message: str) -> StateFileError:
     siblings = state_files(path.parent)
     earlier = siblings[: siblings.index(path)] if path in siblings else []
     if not earlier:
-        return StateFileError(message, file=str(path), hint="there is no earlier one beside it")
+        return StateFileError(message, file=str(path), hint="there is no earlier state file in this folder")
     previous = str(earlier[-1])
-    return StateFileError(message, file=str(path), previous=previous, hint=f"the one before it is {previous}")
+    return StateFileError(message, file=str(path), previous=previous, hint=f"the previous state file is {previous}")
 
 
 Place = tuple[int, int]
-"""Where a file stands among the others: its branch, and its step."""
+"""A file's place among the others: its branch, and its step."""
 
 
 def _place_of(path: Path) -> Place | None:

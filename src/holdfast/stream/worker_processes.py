@@ -111,7 +111,7 @@ class ProcessReadAhead(ReadAhead):
             batch_size=None,
             sampler=count(self._next) if total is None else range(self._next, total),
             num_workers=self._workers,
-            # After a death one range per worker at a time, so that the one that kills can be told from its neighbours.
+            # After a death one range per worker at a time, so that the one that kills can be identified.
             prefetch_factor=1 if self._careful else self._prefetch,
             pin_memory=self._pin,
             multiprocessing_context=self._context,

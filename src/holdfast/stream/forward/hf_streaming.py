@@ -52,7 +52,7 @@ class HFStreamingDataset(ForwardDataset):
         message_transform: makes messages of a row.
         model_transform: makes tokens of messages.
         output_transform: makes what the training step wants of tokens.
-        metric_transform: makes metrics of the final sample; told this dataset's name.
+        metric_transform: makes metrics of the final sample; given this dataset's name.
         filter_fn: says of a row whether to keep it; asked while reading.
         on_error: ``raise``, or ``skip`` to leave out a sample whose transform fails, counted in ``samples_failed``.
         weight: its weight where it becomes part of a mixture that gives none.
@@ -93,7 +93,7 @@ class HFStreamingDataset(ForwardDataset):
         identity = StreamIdentity(name, whole_number(seed, "a seed"), _count_shards(dataset, name), window, shuffle)
         self._queue = ShardQueue(identity)
         self._at: ShardPart | None = None  # where the first shard of the queue is by now, but for `_given`
-        self._given = 0  # samples of that window; counted, as a queue is dear to make for every sample
+        self._given = 0  # samples of that window; counted, as a queue is expensive to create for every sample
         self._lost = 0  # samples left out since the last one delivered
 
     @classmethod
@@ -142,7 +142,7 @@ class HFStreamingDataset(ForwardDataset):
         return SHARD_QUEUE.to_json(ShardQueue.merge([SHARD_QUEUE.from_json(state) for state in states]))
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield this process's samples from where its state stands."""
+        """Yield this process's samples from its state's position."""
         process = self.process()
         check_enough(process, self.num_shards, what="shards", dataset=self.dataset_name)
         return self._samples(process)
@@ -184,14 +184,14 @@ class HFStreamingDataset(ForwardDataset):
                 yield sample
 
     def _windows(self, part: ShardPart) -> Iterator[_PartRows]:
-        """Read the shard's windows from the one where the part stands."""
+        """Read the shard's windows from the part's current one."""
         size = self._queue.identity.window
         shard = self._dataset.shard(num_shards=self.num_shards, index=part.shard)
         if part.place is not None:
             shard.load_state_dict(part.place)
         place, number, given = part.place, part.window, part.given
         try:
-            # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers once more.
+            # iter(batch_size) and not iter(shard): the latter splits by DataLoader workers again.
             for columns in shard.iter(batch_size=size):
                 yield _PartRows(
                     part._replace(window=number, given=given, place=place), _rows(columns, self.dataset_name)
@@ -201,7 +201,7 @@ class HFStreamingDataset(ForwardDataset):
             if part.place is None:
                 raise
             raise StateError(
-                f"the place in the shard cannot be opened: {error!r}",
+                f"the position in the shard cannot be opened: {error!r}",
                 dataset=self.dataset_name,
                 shard=part.shard,
                 hint="resume with the release of 'datasets' that made the state",
@@ -246,26 +246,26 @@ def _count_shards(dataset: Any, name: str) -> int:
     missing = [needed for needed in ("shard", "iter", "state_dict", "load_state_dict") if not hasattr(dataset, needed)]
     if missing or hasattr(dataset, "data"):
         wrong = f"this needs a datasets.IterableDataset, not {type(dataset).__name__}"
-        raise ConfigError(wrong, dataset=name, hint="random-access data is HFIterableDataset's")
+        raise ConfigError(wrong, dataset=name, hint="use HFIterableDataset for random-access data")
     release = str(getattr(sys.modules.get("datasets"), "__version__", ""))
     if release.startswith(LOSE_ROWS):
         lost = f"datasets {release} loses the rest of a shard when a mapped stream is resumed"
         raise MissingDependencyError(lost, hint="pip install 'datasets>=4.8.5'")
     if getattr(dataset, "_distributed", None) is not None:
         raise ConfigError(
-            "the stream is split by node already, and its shards are split here", dataset=name, hint="give it unsplit"
+            "the stream is already split by node, but its shards are split here", dataset=name, hint="pass it unsplit"
         )
     if _is_buffer_shuffled(getattr(dataset, "_ex_iterable", None)):
         raise ConfigError(
-            "the stream was shuffled with a buffer, whose content no state keeps: it could not be resumed exactly",
+            "the stream was shuffled with a buffer, whose content is not saved: it could not be resumed exactly",
             dataset=name,
-            hint="give it unshuffled; shuffle=True and window= shuffle it here",
+            hint="pass it unshuffled; shuffle=True and window= shuffle it here",
         )
     try:
         return int(dataset.num_shards)
     except Exception as error:
         raise ConfigError(
-            "the stream does not say how many shards it has, so they cannot be split over processes",
+            "the stream does not report its number of shards, so they cannot be split over processes",
             dataset=name,
             hint="make it of files, or with from_generator(gen_kwargs={'shards': [...]})",
         ) from error

@@ -1,7 +1,7 @@
 """A mixture some of whose children can be read forwards only: which child comes when is computed, the rest is read.
 
 The choice of child at each position is the same pure, exact arrangement as in any mixture. A child with random access
-gives the sample that stands there. A forward child gives whatever it has next: each process reads its own part of it.
+gives the sample that is there. A forward child gives whatever it has next: each process reads its own part of it.
 So a process's state is the positions left to it and the states of its forward children, and the states of all processes
 merge into one that any number of them can load.
 """
@@ -71,7 +71,7 @@ MIXTURE_STATE = Format(
 
 
 class _Stored(NamedTuple):
-    """The children with random access: their sources, and what stands of them at positions of the mixture."""
+    """The children with random access: their sources, and what of them is at positions of the mixture."""
 
     sources: tuple[NamedSource, ...]
     cycles: tuple[Cycle, ...]
@@ -79,7 +79,7 @@ class _Stored(NamedTuple):
     numbers: tuple[int, ...]  # of the sources, in the mixture
 
     def locate(self, positions: Positions) -> Located:
-        """Return which source, epoch and index stand at each position, none of which is a forward child's."""
+        """Return which source, epoch and index are at each position, none of which is a forward child's."""
         number, ordinal = self.mixture.locate(positions)
         source = np.searchsorted(self.numbers, number).astype(np.int32)
         return Located(source, *locate_each(self.cycles, source, ordinal))
@@ -133,7 +133,7 @@ class ForwardMixture(ForwardDataset):
         self._stored = _Stored(sources, cycles, mixture, numbers)
         self._identities = {name: self._identity(name) for name in ARRANGEMENTS}
         self._queue = PositionQueue()
-        self._taken = 0  # of the queue's positions, so far; counted, as a queue is dear to make for every sample
+        self._taken = 0  # of the queue's positions, so far; counted, as a queue is expensive to create for every sample
 
     def read_as(self, *, rank: int, world_size: int) -> None:
         """Be iterated as one of the data-parallel ranks, and so all forward children."""
@@ -142,7 +142,7 @@ class ForwardMixture(ForwardDataset):
             stream.read_as(rank=rank, world_size=world_size)
 
     def __iter__(self) -> Iterator[Sample]:
-        """Yield this process's samples from where its state stands."""
+        """Yield this process's samples from its state's position."""
         return self._samples(self.process(), self._open())
 
     def state_dict(self) -> dict[str, Any]:
@@ -176,10 +176,10 @@ class ForwardMixture(ForwardDataset):
             merge = getattr(stream, "merge_states", None)
             if merge is None:
                 raise StateError(
-                    "this child of the mixture cannot be split over another number of processes",
+                    "this child of the mixture cannot be split over a different number of processes",
                     dataset=name,
                     type=type(stream).__name__,
-                    hint="resume with as many ranks and workers as before, or give its class a method merge_states",
+                    hint="resume with the same number of ranks and workers, or give its class a method merge_states",
                 )
             merged[name] = merge([own[name] for _, own in parsed])
         return self._state(queue, merged)
@@ -258,10 +258,10 @@ class ForwardMixture(ForwardDataset):
         for sample in stream:
             return sample
         raise StreamError(
-            "a child of the mixture ended, and children must be endless",
+            "a child of the mixture ended, but children must be endless",
             dataset=_name(self.parts[number]),
             mixture=self.dataset_name,
-            hint="begin it again where it ends",
+            hint="restart it when it ends",
         )
 
 
@@ -306,7 +306,7 @@ def _streams_in(states: Mapping[str, Any], names: Mapping[str, Any]) -> dict[str
 
 
 def _same_places(saved: Mapping[str, Any], own: Mapping[str, Any]) -> bool:
-    """Say whether the children stand at the same places: all that tells a mixture whose state has no fingerprint."""
+    """Return whether the children are at the same positions: the only check there is without a fingerprint."""
     return saved.keys() == own.keys() and all(
         saved[name].get("position") == state.get("position")
         and _same_places(saved[name].get("children", {}), state.get("children", {}))

@@ -1,6 +1,6 @@
 """Which positions of a mixture a process has still to read, where some of its children can be read forwards only.
 
-Positions go to the processes in turn. As long as all go at one pace a single number says where they stand; when
+Positions go to the processes in turn. As long as all go at one pace a single number gives their position; when
 they stop at different places, what the slower ones leave behind is kept as a few arithmetic runs. So the states of all
 processes merge into one that any number of processes can continue from: every position is read exactly once.
 """
@@ -86,7 +86,7 @@ class PositionQueue:
             behind, uneven = divmod(latest - queue.position, total)
             if uneven:
                 raise StateError(
-                    "the states are not of processes that began together",
+                    "the states are not from processes that started together",
                     dataset=dataset,
                     positions=[each.position for each in queues],
                 )
