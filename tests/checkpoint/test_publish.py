@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_of_the_new_one(tmp_
 
 
 def test_a_folder_behind_a_url_is_not_taken_for_an_empty_one() -> None:
-    with pytest.raises(ConfigError, match="local folders only"):
+    with pytest.raises(ConfigError, match="only works on local folders"):
         latest_verified("memory://bucket")
     with pytest.raises(ConfigError, match="local folders"):
         latest_verified(Path("memory://bucket"))  # which pathlib turns into memory:/bucket

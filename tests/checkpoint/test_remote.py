@@ -140,7 +140,7 @@ def test_a_file_outside_the_folder_cannot_be_reached_by_escapes_in_a_url(tmp_pat
 
 
 class Rangeless(http.server.SimpleHTTPRequestHandler):
-    """Sends whole files, whatever range is asked for."""
+    """Sends entire files, whatever range is asked for."""
 
     def log_message(self, *_: Any) -> None:
         pass
@@ -156,7 +156,7 @@ class Broken(Rangeless):
             super().do_GET()
 
 
-@pytest.mark.parametrize(("handler", "reason"), [(Rangeless, "whole files"), (Broken, "500")])
+@pytest.mark.parametrize(("handler", "reason"), [(Rangeless, "entire files"), (Broken, "500")])
 def test_a_web_server_at_fault_is_not_damage(
     folder: Path, handler: type[Rangeless], reason: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

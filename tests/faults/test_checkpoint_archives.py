@@ -211,7 +211,7 @@ def test_bytes_between_the_last_record_and_the_directory_are_refused() -> None:
 
 def test_more_records_than_any_object_has_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.checkpoint.archive.MAX_RECORDS", 3)
-    with pytest.raises(DamagedArchiveError, match="does not fit"):
+    with pytest.raises(DamagedArchiveError, match="does not match"):
         accepted(plain_archive())
 
 

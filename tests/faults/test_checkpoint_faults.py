@@ -284,8 +284,8 @@ def _registry() -> ExtensionRegistry:
         (Killed, "process", CheckpointReadError, "worker process died"),
         (Failing, "process", CorruptRecordError, "cannot undo this"),
         (Failing, "thread", CorruptRecordError, "cannot undo this"),
-        (Bomb, "thread", CorruptRecordError, "unfolds to more bytes"),
-        (Bomb, "none", CorruptRecordError, "unfolds to more bytes"),
+        (Bomb, "thread", CorruptRecordError, "decodes to more bytes"),
+        (Bomb, "none", CorruptRecordError, "decodes to more bytes"),
     ],
 )
 def test_a_transform_that_fails_or_dies_is_one_error(

@@ -86,7 +86,7 @@ def _decimal(arguments: tuple[Any, ...], state: Any) -> decimal.Decimal:
     (text,) = arguments
     _only(str, text)
     if len(text) > MAX_DECIMAL_DIGITS:
-        raise ValueError("a decimal number of too many digits")
+        raise ValueError("a decimal number with too many digits")
     return decimal.Decimal(text)
 
 
@@ -94,7 +94,7 @@ def _of_numbers(kind: type, most: int, allowed: tuple[type, ...]) -> Maker:
     def make(arguments: tuple[Any, ...], state: Any) -> Any:
         _no_state(state)
         if len(arguments) > most or any(type(argument) not in allowed for argument in arguments):
-            raise TypeError("other arguments than such a value is saved with")
+            raise TypeError("unexpected arguments for such a value")
         return kind(*arguments)
 
     return make
@@ -179,7 +179,7 @@ def _empty_bytes(arguments: tuple[Any, ...], state: Any) -> bytes:
     """Return how protocol 2 stores no bytes at all."""
     _no_state(state)
     if arguments:
-        raise ValueError("bytes made from something")
+        raise ValueError("bytes built from other values")
     return b""
 
 
@@ -229,7 +229,7 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
                 raise ValueError(f"the unit {text!r}")
             return np.dtype(code if text == "generic" else f"{code}[{count}{text}]").newbyteorder(order)
         if itemsize not in (-1, np.dtype(code).itemsize) and code[0] not in "SUV":
-            raise ValueError("a NumPy type of another size")
+            raise ValueError("a NumPy type of the wrong size")
         return np.dtype(code).newbyteorder(order) if order in "<>" else np.dtype(code)
     _only(str, *names)
     parts = [fields[name] for name in names]
@@ -267,13 +267,13 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
     if dtype.hasobject:
         _only(list, content)
         if len(content) != count or dtype != np.dtype(object):
-            raise ValueError("an array of objects of another length")
+            raise ValueError("an array of objects of the wrong length")
         flat = np.empty(count, dtype=object)
         for place, value in enumerate(content):
             flat[place] = value
         return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
     if type(content) not in (bytes, bytearray) or len(content) != count * dtype.itemsize:
-        raise ValueError("an array whose bytes do not fit its shape")
+        raise ValueError("an array whose bytes do not match its shape")
     if not dtype.itemsize or not count:
         return np.empty(shape, dtype=dtype, order=order)  # type: ignore[call-overload,no-any-return]
     flat = np.frombuffer(bytearray(content), dtype=dtype)

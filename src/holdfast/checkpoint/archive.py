@@ -51,7 +51,7 @@ class DamagedArchiveError(ValueError):
 
 
 class Record(NamedTuple):
-    """One record: where its bytes are in the item, their CRC-32 (0 where none was stored), and where that is told."""
+    """One record: where its bytes are in the item, their CRC-32 (0 where none was stored), and where that is stored."""
 
     start: int
     size: int
@@ -106,7 +106,7 @@ def read_archive(read_at: ReadAt, length: int) -> dict[str, Record]:
 
 def _read_directory(read_at: ReadAt, length: int) -> tuple[list[_Entry], int]:
     if length < _END.size:
-        raise DamagedArchiveError(f"{length} bytes are too few for a zip archive", 0, length)
+        raise DamagedArchiveError(f"{length} bytes are too short for a zip archive", 0, length)
     limit = length - _END.size
     fields = _END.unpack(read_at(limit, _END.size))
     signature, disk, start_disk, count_here, count, size, offset, comment = fields
@@ -120,7 +120,7 @@ def _read_directory(read_at: ReadAt, length: int) -> tuple[list[_Entry], int]:
     if _LARGE in (size, offset) and limit == length - _END.size:
         raise DamagedArchiveError("the zip64 end record is missing", limit, _END.size)
     if offset + size != limit or not 0 < count <= MAX_RECORDS or count * _ENTRY.size > size:
-        raise DamagedArchiveError("the central directory does not fit the archive", limit, length - limit)
+        raise DamagedArchiveError("the central directory does not match the archive", limit, length - limit)
     return _entries(read_at(offset, size), count, offset), offset
 
 
@@ -158,7 +158,7 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
     for _ in range(count):
         where = directory_at + position
         if position + _ENTRY.size > len(directory):
-            raise DamagedArchiveError("the central directory is cut short", where, len(directory) - position)
+            raise DamagedArchiveError("the central directory is truncated", where, len(directory) - position)
         signature, _, version, flags, method, time, date, crc, packed, size, names, extras, comment, disk, _, _, at = (
             _ENTRY.unpack_from(directory, position)
         )
@@ -173,7 +173,9 @@ def _entries(directory: bytes | memoryview, count: int, directory_at: int) -> li
             raise DamagedArchiveError(f"the record {raw_name!r} is compressed or encrypted", where, _ENTRY.size)
         entries.append(_Entry((version, flags, method, time, date), crc, size, at, raw_name, where + _CRC_IN_ENTRY))
     if position != len(directory):
-        raise DamagedArchiveError("the central directory holds more than its entries", directory_at, len(directory))
+        raise DamagedArchiveError(
+            "the central directory has extra bytes after its entries", directory_at, len(directory)
+        )
     return entries
 
 
@@ -186,13 +188,13 @@ def _zip64_body(extra: bytes, where: int) -> bytes:
         body = extra[position + 4 : position + 4 + length]
         position += 4 + length
         if len(body) != length or (kind == _ZIP64_FIELD and found is not None):
-            raise DamagedArchiveError("an extra field of a record is cut short or given twice", where, len(extra))
+            raise DamagedArchiveError("an extra field of a record is truncated or duplicated", where, len(extra))
         if kind == _ZIP64_FIELD:
             found = body
     if found is None:
         return b""
     if len(found) % 8:
-        raise DamagedArchiveError("the zip64 field of a record is cut short", where, len(extra))
+        raise DamagedArchiveError("the zip64 field of a record is truncated", where, len(extra))
     return found
 
 
@@ -200,7 +202,7 @@ def _widened(body: bytes, fields: tuple[int, ...], where: int) -> tuple[int, ...
     """Replace the fields that are too large for 32 bits by those of the zip64 field, which must hold just them."""
     large = fields.count(_LARGE)
     if len(body) != 8 * large:
-        raise DamagedArchiveError("the zip64 field of a record holds other values than are missing", where, len(body))
+        raise DamagedArchiveError("the zip64 field of a record does not hold the missing values", where, len(body))
     values = iter(struct.unpack(f"<{large}Q", body))
     return tuple(next(values) if number == _LARGE else number for number in fields)
 

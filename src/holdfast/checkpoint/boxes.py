@@ -53,7 +53,7 @@ def parts_of_chunk(chunk: Chunk, layout: ItemLayout, *, piece_bytes: int, block_
         layout: where its payload lies.
         piece_bytes: how much one job reads straight into a destination.
         block_bytes: how much goes through a buffer at once.
-        full: cover the whole record, reading what nobody wants too.
+        full: cover the whole record, reading what is not requested too.
     """
     requests = [request for request in chunk.requests if request.target is not None and request.target.numel()]
     parts = [part for request in requests for part in _parts(request, layout, block_bytes, full)]
@@ -99,7 +99,7 @@ def _parts(request: Request, layout: ItemLayout, block_bytes: int, full: bool) -
 
 
 def _shared_parts(requests: Sequence[Request], layout: ItemLayout, block_bytes: int) -> list[Part]:
-    """Parts for requests that want some of the same bytes: read once into a buffer, and shared out."""
+    """Return parts for requests that overlap: read once into a buffer, and shared out."""
     recipe = layout.recipe
     ranks = range(len(recipe.shape))
     low = [min(request.item.storage_offsets[dim] for request in requests) for dim in ranks]

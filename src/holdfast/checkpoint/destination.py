@@ -40,10 +40,10 @@ def copy_into(target: torch.Tensor, source: torch.Tensor) -> None:
 
 
 def check_dtype(target: torch.Tensor, stored: torch.dtype, *, cast: bool, tensor: str, file: str) -> None:
-    """Refuse a conversion nobody asked for."""
+    """Refuse a conversion that was not requested."""
     if target.dtype != stored and not cast:
         raise CheckpointMismatchError(
-            "the checkpoint stores another dtype than the destination has",
+            "the stored dtype differs from the destination's",
             tensor=tensor,
             file=file,
             stored=str(stored),

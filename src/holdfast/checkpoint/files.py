@@ -21,7 +21,7 @@ __all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_
 
 
 class FileLayer(Protocol):
-    """How files are reached; the local file system unless told otherwise."""
+    """How files are reached; the local file system by default."""
 
     def open(self, path: Path) -> int:
         """Open for reading."""
@@ -91,7 +91,7 @@ def contained_path(folder: Path, relative: str, *, follow_links_out: bool = Fals
     parts = path_parts(relative)
     if relative.startswith("/") or ".." in parts or not parts or not _is_file_name(relative):
         raise UnsafeCheckpointError(
-            "the checkpoint's metadata names a file outside its folder, or one that no file system can hold",
+            "the checkpoint's metadata names a file outside its folder, or one with an invalid name",
             file=relative,
             folder=str(folder),
             hint="do not load this checkpoint unless you know who wrote it",
@@ -167,7 +167,7 @@ class CheckpointFile:
                 raise _read_error("reading failed", self.relative, error, offset=offset, length=total) from error
             if count <= 0:
                 raise CheckpointReadError(
-                    "the file ends before the data that the metadata promises",
+                    "the file ends before the data that the metadata lists",
                     file=self.relative,
                     offset=offset,
                     length=total,
@@ -180,7 +180,7 @@ class CheckpointFile:
         """Raise unless the file is long enough."""
         if length < 0 or offset < 0 or offset + length > self.size:
             raise CheckpointReadError(
-                "the file ends before the data that the metadata promises",
+                "the file ends before the data that the metadata lists",
                 file=self.relative,
                 offset=offset,
                 length=length,

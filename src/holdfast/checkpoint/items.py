@@ -125,7 +125,7 @@ def memory_reader(data: memoryview) -> ReadAt:
     def read_at(offset: int, length: int) -> memoryview:
         piece = data[offset : offset + length]
         if offset < 0 or len(piece) != length:
-            raise DamagedArchiveError("the archive is cut short", offset, length)
+            raise DamagedArchiveError("the archive is truncated", offset, length)
         return piece
 
     return read_at
@@ -219,7 +219,7 @@ def _check_extent(layout: ItemLayout) -> None:
         (size - 1) * stride for size, stride in zip(recipe.shape, recipe.strides, strict=True)
     )
     if (last + 1) * recipe.dtype.itemsize > layout.payload_bytes:
-        raise DamagedArchiveError("the tensor reaches beyond its payload", layout.payload_offset, layout.payload_bytes)
+        raise DamagedArchiveError("the tensor extends beyond its payload", layout.payload_offset, layout.payload_bytes)
 
 
 def check_payload(data: memoryview, layout: ItemLayout) -> str | None:
@@ -336,7 +336,7 @@ class _Storages:
         self._made: dict[str, torch.storage.TypedStorage] = {}
 
     def load(self, identity: Any) -> torch.storage.TypedStorage:
-        """Return the storage a persistent reference stands for."""
+        """Return the storage that a persistent reference denotes."""
         kind, storage_type, key, location, count = identity
         if kind != "storage" or type(key) is not str or type(count) is not int or type(location) is not str:
             raise DamagedPickleError("a reference to something other than a storage")
@@ -345,7 +345,7 @@ class _Storages:
         dtype = torch.uint8 if storage_type is torch.UntypedStorage else storage_type.dtype
         content = self._content.get(_PAYLOADS + key)
         if content is None or len(content) != count * dtype.itemsize:
-            raise DamagedPickleError(f"the storage {key!r} is missing, or of another size")
+            raise DamagedPickleError(f"the storage {key!r} is missing, or of a different size")
         untyped = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage() if content else None
         storage = torch.UntypedStorage(0) if untyped is None else untyped  # type: ignore[no-untyped-call]
         if self._swap and dtype.itemsize > 1:

@@ -64,7 +64,7 @@ def latest_verified(
         ConfigError: the folder is a URL.
     """
     if is_url(folder):
-        raise ConfigError("latest_verified looks into local folders only", folder=os.fspath(folder))
+        raise ConfigError("latest_verified only works on local folders", folder=os.fspath(folder))
     if not_after is not None:
         not_after = whole_number("not_after", not_after, least=0)
     passed_over: list[tuple[Path, str]] = []
@@ -92,7 +92,7 @@ def latest_verified(
         raise UnusableCheckpointError(
             "none of the checkpoints can be used: " + "; ".join(f"{path.name}: {why}" for path, why in passed_over),
             folder=str(folder),
-            hint="holdfast verify tells all that is wrong with one; to start over, use another folder",
+            hint="run holdfast verify on one to see what is wrong; to start over, use another folder",
         )
     return None
 

@@ -36,7 +36,7 @@ def _item_reader(file: CheckpointFile, offset: int, length: int, on_read: Callab
             piece = bytes(file.read(offset + start, count))
             on_read(count, 1)
         if len(piece) != count:
-            raise DamagedArchiveError("the archive is cut short", start, count)
+            raise DamagedArchiveError("the archive is truncated", start, count)
         return piece
 
     return read_at

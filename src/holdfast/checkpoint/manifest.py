@@ -1,6 +1,6 @@
-"""``holdfast.json``: what a checkpoint is supposed to hold, so that every stored record can be told from any other.
+"""``holdfast.json``: what a checkpoint is supposed to hold, so that no stored record can be mistaken for another.
 
-DCP's own format cannot tell two records of one shape that were swapped, a data file of another step under the right
+DCP's own format cannot reveal two swapped records of one shape, a data file of another step under the right
 name, or two places swapped in ``.metadata``. The manifest binds the content of every stored item to its tensor, part,
 file and place, holds the digest of ``.metadata``, and one digest over all of it.
 
@@ -139,7 +139,7 @@ def item_digest(read: ReadPart, length: int, *, whole: bool) -> str:
 
 
 def digest_whole(read: ReadPart, length: int, *, tensor: bool) -> bool:
-    """Whether an item must be digested whole: because it is small, no tensor, or its ends do not tell its checksums."""
+    """Return whether an item must be digested in full: small, not a tensor, or without checksums at its ends."""
     if not tensor or length <= WHOLE_BYTES or bytes(read(0, 4)) != ZIP_START:
         return True
     tail = read(length - _END64_BYTES, _END64_BYTES)
@@ -234,5 +234,5 @@ def bind(manifest: Manifest, metadata: Metadata, content: bytes) -> BoundItems:
     except (LookupError, TypeError, ValueError):
         bound = {}
     if not len(bound) == len(manifest.records) == len(metadata.storage_data):
-        raise UnusableCheckpointError("the manifest lists other items than the metadata", file=MANIFEST, hint=_HINT)
+        raise UnusableCheckpointError("the items in the manifest do not match the metadata", file=MANIFEST, hint=_HINT)
     return bound

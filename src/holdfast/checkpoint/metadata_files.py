@@ -99,7 +99,7 @@ def describe_checkpoint(
             folder=getattr(layer, "url", str(folder)),
             file=name,
             hint="point at the folder that torch.distributed.checkpoint.save wrote; "
-            "a save that was cut off leaves no metadata behind",
+            "an interrupted save leaves no metadata behind",
         )
     path = contained_path(folder, name, follow_links_out=trusted or is_remote(layer))
     file = CheckpointFile(path, name, layer)
@@ -133,9 +133,7 @@ def _check_folder(folder: Path) -> None:
         if not stat.S_ISDIR(os.stat(folder).st_mode):
             raise UnusableCheckpointError("this is not a folder", folder=str(folder))
     except OSError as error:
-        raise UnusableCheckpointError(
-            f"the checkpoint's folder cannot be reached: {error.strerror}", folder=str(folder)
-        ) from error
+        raise UnusableCheckpointError(f"checkpoint folder not found: {error.strerror}", folder=str(folder)) from error
 
 
 def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> None:
@@ -144,7 +142,7 @@ def _check_manifest(manifest: Manifest | None, required: bool, folder: Path) -> 
             "the checkpoint has no manifest",
             folder=str(folder),
             file=MANIFEST,
-            hint="only holdfast.checkpoint.save writes one; without it, records that were swapped cannot be told",
+            hint="only holdfast.checkpoint.save writes one; without it, swapped records cannot be detected",
         )
 
 

@@ -1,7 +1,7 @@
-"""What a checkpoint holds and nobody asked for.
+"""What a checkpoint holds and nothing requested.
 
 DCP loads what the state dict has, and drops the rest without a word. A fresh optimizer's state dict has no moments yet,
-so a run that is resumed into one goes on without them: it looks like a resumed run and is not.
+so a run that is resumed into one continues without them: it looks like a resumed run and is not.
 """
 
 from __future__ import annotations
@@ -36,10 +36,10 @@ def warn_not_loaded(names: tuple[str, ...]) -> None:
     groups = grouped(names)
     more = f", and {len(groups) - MAX_GROUPS} more groups" if len(groups) > MAX_GROUPS else ""
     warnings.warn(
-        f"the checkpoint holds {len(names)} tensors or objects that the state dict has no place for, so they were not "
+        f"the checkpoint holds {len(names)} tensors or objects that are not in the state dict, so they were not "
         f"loaded: {', '.join(groups[:MAX_GROUPS])}{more}. A fresh optimizer has no moments in its state_dict(): build "
-        "the state with torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which makes them; or pass "
-        "warn_not_loaded=False if only a part is wanted",
+        "the state with torch.distributed.checkpoint.state_dict.get_optimizer_state_dict, which creates them; or pass "
+        "warn_not_loaded=False if you only want a part",
         UserWarning,
         stacklevel=2,
     )

@@ -207,7 +207,7 @@ class _Machine:
         self.position = start + count
         piece = self.data[start : start + count]
         if len(piece) != count:
-            raise DamagedPickleError("it is cut short")
+            raise DamagedPickleError("it is truncated")
         return piece
 
     def number(self, width: int) -> int:
@@ -233,7 +233,7 @@ class _Machine:
         self.stack.append(container)
 
     def set_items(self, target: Any, content: list[Any]) -> None:
-        """What SETITEMS does; keys and values follow each other."""
+        """Do what SETITEMS does; keys and values alternate."""
         pairs = zip(content[::2], content[1::2], strict=True)
         if id(target) in self.shared:
             raise DamagedPickleError("items set on something that was complete")
@@ -246,7 +246,7 @@ class _Machine:
             raise DamagedPickleError(f"items set on a {type(target).__name__}")
 
     def append(self, target: Any, values: list[Any]) -> None:
-        """What APPEND does."""
+        """Do what APPEND does."""
         if id(target) in self.shared:
             raise DamagedPickleError("values appended to something that was complete")
         if type(target) is list or type(target) is Inert:
@@ -264,7 +264,7 @@ def _protocol(machine: _Machine) -> None:
 def _frame(machine: _Machine) -> None:
     length = machine.number(8)
     if machine.position + length > len(machine.data):
-        raise DamagedPickleError("it is cut short")
+        raise DamagedPickleError("it is truncated")
 
 
 def _push_text(width: int) -> Callable[[_Machine], None]:

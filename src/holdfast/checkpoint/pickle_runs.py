@@ -35,7 +35,7 @@ TENSOR = re.compile(re.escape(_NEW) + rb"(?:" + _FIELD + rb"){1,4}" + _GET + _PA
 
 
 class SimpleValues(dict[bytes, Any]):
-    """What simple values stand for; a place of the memo is written once, so this never changes."""
+    """What simple values denote; a place of the memo is written once, so this never changes."""
 
     def __init__(self, memo: list[Any], shared: set[int]) -> None:
         super().__init__({pickle.NONE: None})

@@ -97,7 +97,7 @@ class ExpectedChunks:
             return self._chunks[index.fqn][tuple(index.offset or ())]
         except KeyError:
             raise UnusableCheckpointError(
-                "the metadata does not describe a part of the tensor that the plan asks for",
+                "the metadata does not describe a part of the tensor that the plan needs",
                 tensor=index.fqn,
                 part=tuple(index.offset or ()),
             ) from None
@@ -152,7 +152,7 @@ def resolve(requests: Iterable[Request], planner: LoadPlanner) -> None:
         target = planner.resolve_tensor(item).detach()
         if target.size() != item.lengths:
             raise CheckpointMismatchError(
-                "the destination has another shape than the part of the checkpoint meant for it",
+                "the shape of the destination differs from that part of the checkpoint",
                 tensor=request.fqn,
                 stored=tuple(item.lengths),
                 destination=tuple(target.size()),
@@ -250,7 +250,7 @@ def _share_bytes(targets: Sequence[torch.Tensor | None]) -> bool:
 
 
 def _run_bytes(target: torch.Tensor) -> tuple[int, list[tuple[int, int]]]:
-    """The length of a contiguous run of the tensor, and (count, step in bytes) of the dimensions outside of it."""
+    """Return the length of a contiguous run of the tensor, and (count, step in bytes) of the outer dimensions."""
     run = 1
     outer: list[tuple[int, int]] = []
     for stride, size in sorted(zip(target.stride(), target.size(), strict=True)):

@@ -38,7 +38,10 @@ def _unfold_in_worker(
     shared: str,
     capacity: int,
 ) -> tuple[int, int, bytes | None]:
-    """Runs in the worker: the size of the result, the bytes read, and the result itself when it did not fit."""
+    """Undo the transform in the worker.
+
+    The size of the result, the bytes read, and the result itself if it did not fit.
+    """
     file = CheckpointFile(path, relative, LocalFiles())
     count = 0
 
@@ -70,7 +73,7 @@ class TransformProcesses:
     Args:
         workers: the number of processes.
         registry: makes the transforms; must survive pickling.
-        on_read: told how many bytes a worker read.
+        on_read: called with the number of bytes a worker read.
         cancelled: asked while waiting; ends the wait when true.
     """
 
@@ -146,7 +149,7 @@ class TransformProcesses:
                 "a worker process died while undoing a transform",
                 tensor=tensor,
                 file=relative,
-                hint="it was killed, most likely for want of memory: lower memory_limit or num_workers",
+                hint="it was probably killed because memory ran out: lower memory_limit or num_workers",
             ) from error
 
     def close(self) -> None:

@@ -21,7 +21,7 @@ def progress_callback(
 
     Args:
         progress: a function; ``True`` for a bar, where standard error is a terminal; else nothing.
-        title: what stands in front of the bar.
+        title: the text in front of the bar.
     """
     if callable(progress):
         yield progress

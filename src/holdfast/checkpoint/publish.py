@@ -40,7 +40,7 @@ _RENAME_EXCHANGE = 2
 
 
 def check_replaceable(target: Path) -> None:
-    """Raise unless nothing stands at the target, or an empty folder, or a checkpoint."""
+    """Raise unless the target does not exist, or is an empty folder or a checkpoint."""
     if not os.path.lexists(target):
         return
     if target.is_dir():
@@ -48,7 +48,7 @@ def check_replaceable(target: Path) -> None:
         if not names or any(_is_of_checkpoint(target / name) for name in names if _OURS.fullmatch(name)):
             return
     raise CheckpointWriteError(
-        "something that is not a checkpoint stands where this one should go",
+        "something that is not a checkpoint already exists at this path",
         path=str(target),
         hint="nothing was written or removed: save under another name, such as checkpoints/step-00001000",
     )
@@ -129,7 +129,7 @@ class Staging:
 
 
 def _hold(folder: Path) -> int:
-    """Lock a folder, waiting for whoever has it; a descriptor for :func:`_let_go`."""
+    """Lock a folder, waiting for its holder; a descriptor for :func:`_let_go`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     with contextlib.suppress(OSError):  # where locks are not supported nothing of another saver is removed either
         fcntl.flock(descriptor, fcntl.LOCK_EX)

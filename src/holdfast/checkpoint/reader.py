@@ -205,7 +205,7 @@ class ParallelFileSystemReader(FileSystemReader):
         return plan
 
     def prepare_global_plan(self, plans: list[LoadPlan]) -> list[LoadPlan]:
-        """On the coordinator: find what no rank asks for, warn of it, and tell every rank with its plan."""
+        """Find, on the coordinator, what no rank asks for, warn about it, and send it to every rank with its plan."""
         if self._metadata is None:
             return plans
         wanted = {item.storage_index.fqn for plan in plans for item in plan.items}
@@ -218,9 +218,9 @@ class ParallelFileSystemReader(FileSystemReader):
     def read_data(self, plan: LoadPlan, planner: LoadPlanner) -> Future[None]:
         """Read everything the plan asks for.
 
-        The planner is only ever called on this thread. It is asked for all destinations first and told of each as it is
-        complete; a planner that commits in its own way may keep state between the two calls, so it is served item by
-        item instead, as torch does it, unless it sets ``commits_in_any_order = True``.
+        The planner is only ever called on this thread. It is asked for all destinations first and notified of each as
+        it is complete; a planner that commits in its own way may keep state between the two calls, so it is served item
+        by item instead, as torch does it, unless it sets ``commits_in_any_order = True``.
 
         Raises:
             CheckpointError: the first thing that went wrong; nothing is left running or open.
@@ -376,7 +376,7 @@ class _NotLoaded(NamedTuple):
 
 
 def _is_empty(entry: Any) -> bool:
-    """Return whether there is nothing to load: nobody asks for a tensor without elements."""
+    """Return whether there is nothing to load: a tensor without elements is never requested."""
     return isinstance(entry, TensorStorageMetadata) and 0 in entry.size
 
 

@@ -1,4 +1,4 @@
-"""What the objects of a checkpoint ask for and do not get, told at once: a load stops at the first of them."""
+"""What the objects of a checkpoint ask for and do not get, all in one list: a load stops at the first of them."""
 
 from __future__ import annotations
 

@@ -43,7 +43,7 @@ def locate(path: str | os.PathLike[str], layer: FileLayer | None = None) -> tupl
     """Return the folder of a checkpoint, and how its files are reached; a later ``chdir`` does not move it."""
     if is_url(path) and (layer is None or is_remote(layer)):
         if layer is None and (local := _LOCAL.match(os.fspath(path))) is not None:
-            return Path(local[1]), LocalFiles()  # where links and pipes are told from files
+            return Path(local[1]), LocalFiles()  # where links and pipes are distinguished from files
         return _ROOT, layer or RemoteFiles(_SCHEME.sub(r"\1://", os.fspath(path)))
     folder = Path(path)
     if layer is None and not folder.is_absolute():
@@ -113,7 +113,7 @@ class RemoteFiles:
         place = self._open[descriptor]
         data = _retried(lambda: self._system.cat_file(place, start=offset, end=offset + len(buffer)))
         if len(data) > len(buffer):
-            raise OSError("the server sends whole files instead of ranges: copy the checkpoint to a local disk")
+            raise OSError("the server sends entire files instead of ranges: copy the checkpoint to a local disk")
         buffer[: len(data)] = data
         return len(data)
 

@@ -70,11 +70,11 @@ def misfit(planner: DefaultLoadPlanner) -> CheckpointMismatchError | None:
                 tensor=name,
                 stored=tuple(entry.size),
                 destination=type(value).__name__,
-                hint="put a tensor of that shape there",
+                hint="pass a tensor of that shape",
             )
         if size() != entry.size:
             return CheckpointMismatchError(
-                "the destination has another shape than the stored tensor",
+                "the shape of the destination differs from the stored tensor",
                 tensor=name,
                 stored=tuple(entry.size),
                 destination=tuple(size()),

@@ -69,7 +69,7 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         check_metadata(metadata)
     except RefusedNamesError as error:
         raise UnsafeCheckpointError(
-            f"the metadata asks for something a checkpoint has no use for: {', '.join(error.names)}",
+            f"the metadata refers to something that no checkpoint needs: {', '.join(error.names)}",
             names=error.names,
             file=file,
             hint=_HINT_UNSAFE,
@@ -182,7 +182,7 @@ class _Sizes:
             return known
         (numbers,) = _call(value, _SIZE)
         if type(numbers) not in (tuple, list) or len(numbers) > MAX_DIMENSIONS or not _whole(numbers):
-            raise ValueError("a size that is not made of whole numbers")
+            raise ValueError("a size that does not consist of integers")
         made = self._known[id(value)] = torch.Size(numbers)
         return made
 
@@ -321,7 +321,7 @@ def check_metadata(metadata: Any) -> None:
             try:
                 check_tiling(entry.size, [(chunk.offsets, chunk.sizes) for chunk in entry.chunks])
             except ValueError as error:
-                raise ValueError(f"the parts of {fqn} do not make it up: {error}") from None
+                raise ValueError(f"the parts of {fqn} do not add up to it: {error}") from None
             parts[fqn] = {chunk.offsets for chunk in entry.chunks}
         elif isinstance(entry, BytesStorageMetadata):
             parts[fqn] = {()}
@@ -350,7 +350,7 @@ def check_metadata(metadata: Any) -> None:
 
 
 def _check_paths(planner_data: Any, metadata: Metadata) -> None:
-    """Where torch's planner noted the path of every name through the nested state, it must lead to that name."""
+    """Check that the path torch's planner noted for every name leads to that name."""
     if not isinstance(planner_data, dict) or planner_data.keys().isdisjoint(metadata.state_dict_metadata):
         return
     lost = [name for name, path in planner_data.items() if type(path) is not tuple or ".".join(map(str, path)) != name]
@@ -362,6 +362,6 @@ def _check_places(file: str, used: list[tuple[int, int, str]]) -> None:
     end, before = 0, ""
     for offset, length, fqn in sorted(used):
         if length and offset < end:
-            raise ValueError(f"{before} and {fqn} are said to be stored in the same place of {file}")
+            raise ValueError(f"{before} and {fqn} are listed at the same place of {file}")
         if length:
             end, before = offset + length, fqn

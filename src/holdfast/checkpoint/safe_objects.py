@@ -81,7 +81,7 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
 
     Args:
         tree: the pickle, as :func:`~holdfast.checkpoint.pickle_machine.read_pickle` gives it.
-        storage: makes the storage that a persistent reference stands for.
+        storage: makes the storage that a persistent reference denotes.
 
     Raises:
         RefusedNamesError: it uses names that are not allowed; nothing was made.
@@ -160,7 +160,7 @@ class _Builder:
             return False
 
     def _constant(self, name: Name) -> Any:
-        """Return what a name that is not called stands for, or ``None``."""
+        """Return what a name that is not called denotes, or ``None``."""
         if name == _NDARRAY:
             return np.ndarray
         if name in FACTORIES:
@@ -178,7 +178,7 @@ class _Builder:
     # Then make.
 
     def make(self, value: Any) -> Any:
-        """Make what a surveyed value stands for."""
+        """Make what a surveyed value denotes."""
         key = id(value)
         if type(value) in _LEAVES or key in self._plain:
             return value
@@ -209,7 +209,7 @@ class _Builder:
             made = MAKERS[name](arguments, state)
         elif name in _TORCH_FUNCTIONS or name == _PARAMETER:
             if state is not None:
-                raise DamagedPickleError("a tensor with a state of its own")
+                raise DamagedPickleError("a tensor with extra state")
             made = _TORCH_FUNCTIONS.get(name, torch.nn.Parameter)(*arguments)
         elif str(name) in self._user:
             made = _user_object(self._user[str(name)], arguments, state, made=value.made)

@@ -97,7 +97,7 @@ def read_metadata(folder: Path, layer: FileLayer, *, trusted: bool) -> Metadata:
         raise UnusableCheckpointError(
             f"the safetensors files do not add up: {error}",
             folder=str(folder),
-            hint="a file of the checkpoint is missing, or not of this checkpoint: copy the folder whole",
+            hint="a file of the checkpoint is missing, or belongs to another checkpoint: copy the entire folder",
         ) from error
     return metadata
 
@@ -117,10 +117,10 @@ def _check_index(folder: Path, layer: FileLayer, storage: dict[MetadataIndex, Ra
     there = {(index.fqn, raw.relative_path) for index, raw in storage.items()}
     for tensor, name in sorted(named - there):
         raise UnusableCheckpointError(
-            "the index names a tensor that is not there",
+            "the index names a tensor that does not exist",
             tensor=tensor,
             file=name,
-            hint="a file of the checkpoint is missing, or not of this checkpoint: copy the folder whole",
+            hint="a file of the checkpoint is missing, or belongs to another checkpoint: copy the entire folder",
         )
 
 
@@ -171,7 +171,7 @@ def _read_file(
         )
     if 8 + header_length + end > file.size:
         raise CheckpointReadError(
-            "the file ends before the data that its header promises",
+            "the file ends before the data that its header lists",
             file=file.relative,
             offset=8 + header_length,
             length=end,

@@ -127,7 +127,7 @@ def save(
 
 
 class PendingSave:
-    """A save that goes on in the background."""
+    """A save that continues in the background."""
 
     def __init__(self, future: Future[SaveReport], thread: Thread) -> None:
         self._future = future
@@ -159,18 +159,18 @@ def async_save(
 ) -> PendingSave:
     """Copy the state to memory now, and save it in the background; every rank calls it.
 
-    Saves of one process are made one after the other, in the order of the calls: the last one stands, and a process
+    Saves of one process are made one after the other, in the order of the calls: the last one wins, and a process
     group carries one at a time.
 
     The arguments are those of :func:`save`. With several ranks the group must be one of its own, such as
-    ``torch.distributed.new_group(backend="gloo")``: the training loop goes on using the default group meanwhile.
+    ``torch.distributed.new_group(backend="gloo")``: the training loop keeps using the default group meanwhile.
     """
     target = _target(path)
     step, keep, thread_count = _checked(state_dict, step, run_id, keep, thread_count)
     if process_group is None and dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1:
         raise ConfigError(
-            "async_save needs a process group of its own",
-            hint='pass process_group=torch.distributed.new_group(backend="gloo"), made once on all ranks',
+            "async_save needs its own process group",
+            hint='pass process_group=torch.distributed.new_group(backend="gloo"), created once on all ranks',
         )
     try:
         copied = _copied(_stateful_to_state_dict(state_dict))
@@ -237,7 +237,7 @@ def _wait_for(saves: list[Thread]) -> None:
 
 
 def _target(path: str | os.PathLike[str]) -> Path:
-    """Return the final folder; a link stands for what it points to."""
+    """Return the final folder; links are followed."""
     given = os.fspath(path)
     if is_url(given):
         raise ConfigError("checkpoint.save writes to local folders only", path=given, hint="copy it there afterwards")
@@ -247,7 +247,7 @@ def _target(path: str | os.PathLike[str]) -> Path:
         raise ConfigError("the path must name the checkpoint's own folder", path=given)
     if ".." in Path(head).parts:  # what lies above a link is for the system to say, as it does when it is loaded
         if not os.path.isdir(head):
-            raise ConfigError("the path leads through a folder that is not there", path=given)
+            raise ConfigError("a parent folder of the path does not exist", path=given)
         target = Path(os.path.realpath(head)) / name
     return Path(os.path.realpath(target)) if target.is_symlink() else target
 
@@ -286,7 +286,7 @@ def _write_error(error: BaseException, target: Path) -> BaseException:
         f"the checkpoint could not be saved: {text}",
         path=str(target),
         free_bytes=_free_bytes(target),
-        hint=f"nothing is left of it, and the checkpoints saved before are as they were; {advice}",
+        hint=f"nothing of it was kept, and earlier checkpoints are unchanged; {advice}",
     )
 
 

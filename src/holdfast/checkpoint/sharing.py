@@ -211,7 +211,10 @@ def check_group(group: object) -> None:
 
 
 def _sharable(origin: str, chunks: Sequence[Chunk]) -> dict[Key, Chunk]:
-    """The chunks that may come from another rank: tensors in memory of one piece that no other chunk writes to."""
+    """Return the chunks that may come from another rank.
+
+    Tensors in memory of one piece that no other chunk writes to.
+    """
     found: dict[Key, list[Chunk]] = {}
     for chunk in chunks:
         if chunk.blocked or chunk.followers or not all(map(_is_plain, chunk.requests)):
@@ -294,7 +297,7 @@ def naming_peers(error: BaseException | None = None) -> Iterator[None]:
         yield
     except RuntimeError as caught:
         raise CheckpointReadError(
-            "another rank that this one loads with is gone, or took too long",
+            "another rank of the group died, or took too long",
             cause=str(caught).partition("\n")[0],
-            hint="see what ended that rank; the timeout of their process group sets how long ranks wait for each other",
+            hint="find out why that rank ended; the process group's timeout sets how long ranks wait",
         ) from (error or caught)

@@ -35,7 +35,7 @@ def check_tiling(shape: Sequence[int], boxes: Iterable[Box]) -> None:
         if len(offsets) != len(shape) or len(sizes) != len(shape):
             raise ValueError(f"a part of {len(sizes)} dimensions of a tensor of {len(shape)}")
         if any(start + size > extent for start, size, extent in zip(offsets, sizes, shape, strict=True)):
-            raise ValueError(f"the part at {list(offsets)} of size {list(sizes)} reaches out of {list(shape)}")
+            raise ValueError(f"the part at {list(offsets)} of size {list(sizes)} extends beyond {list(shape)}")
         volume = math.prod(sizes)
         if not total:  # there is nothing to count, but a load makes a tensor of this shape all the same
             ends = map(operator.add, offsets, sizes)
@@ -46,13 +46,16 @@ def check_tiling(shape: Sequence[int], boxes: Iterable[Box]) -> None:
     if covered != total:
         raise ValueError(f"its parts hold {covered} of {total} elements")
     if reached is not None and reached != tuple(shape):
-        raise ValueError(f"its parts reach to {list(reached)} of {list(shape)}")
+        raise ValueError(f"its parts extend to {list(reached)} of {list(shape)}")
     if len(filled) > 1 and not _is_grid(shape, filled) and _overlap(filled):
         raise ValueError("its parts overlap, and leave gaps")
 
 
 def _is_grid(shape: Sequence[int], boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
-    """Whether the boxes are the cells of a grid: different ones, each reaching to the next line in every dimension."""
+    """Return whether the boxes are the cells of a grid.
+
+    Distinct, each extending to the next line in every dimension.
+    """
     lines = [sorted({offsets[dim] for offsets, _ in boxes}) for dim in range(len(shape))]
     if math.prod(map(len, lines)) != len(boxes) or len({offsets for offsets, _ in boxes}) != len(boxes):
         return False
@@ -75,7 +78,7 @@ def _overlap(boxes: list[tuple[tuple[int, ...], tuple[int, ...]]]) -> bool:
         behind = int(np.searchsorted(starts[:, busiest], ends[place, busiest], side="left"))
         comparisons += behind - place
         if comparisons > MAX_COMPARISONS:
-            raise ValueError("its parts lie too irregularly to be checked")
+            raise ValueError("the layout of its parts is too irregular to check")
         others = slice(place + 1, behind)
         if ((starts[others] < ends[place]) & (starts[place] < ends[others])).all(axis=1).any():
             return True

@@ -65,7 +65,7 @@ class FileSlice(io.RawIOBase):
 
 
 def default_registry() -> Any:
-    """Torch's registry of extensions, or ``None`` where torch is too old to have one."""
+    """Return Torch's registry of extensions, or ``None`` where torch is too old to have one."""
     try:
         from torch.distributed.checkpoint._extension import ExtensionRegistry
     except ImportError:
@@ -100,12 +100,12 @@ def undo_transforms(
         file: its file, for messages.
 
     Raises:
-        UnusableCheckpointError: nobody knows this transform.
+        UnusableCheckpointError: the transform is unknown.
         CorruptRecordError: the transform could not make sense of the bytes.
     """
     if registry is None:
         raise UnusableCheckpointError(
-            "the item is stored through a transform, which this torch is too old for",
+            "the item is stored through a transform that this version of torch does not support",
             tensor=tensor,
             file=file,
             transforms=list(descriptors),
@@ -119,7 +119,7 @@ def undo_transforms(
             tensor=tensor,
             file=file,
             transforms=list(descriptors),
-            hint="pass an extension_registry that knows it",
+            hint="pass an extension_registry that contains it",
         ) from error
     data = bytearray()
     try:
@@ -130,7 +130,7 @@ def undo_transforms(
             data += piece
             if len(data) > most_bytes:
                 raise CorruptRecordError(
-                    "the item unfolds to more bytes than the metadata allows",
+                    "the item decodes to more bytes than the metadata allows",
                     tensor=tensor,
                     file=file,
                     allowed=most_bytes,

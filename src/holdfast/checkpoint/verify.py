@@ -1,7 +1,7 @@
 """Checking a checkpoint without loading it: every record against its checksum, every tensor against its metadata.
 
 It takes the same steps as a load, through the same functions, so that *sound* means: it loads, and every byte the load
-uses was compared with a checksum. Unlike a load, which ends at the first error, this goes on and names all that is
+uses was compared with a checksum. Unlike a load, which ends at the first error, this continues and names all that is
 damaged. It needs no process group and no model, and no more memory than its buffers.
 """
 

@@ -1,4 +1,4 @@
-"""How many threads a load takes when nobody says."""
+"""How many threads a load uses by default."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def max_workers(layer: FileLayer) -> int:
 
 
 def default_workers(chunks: Sequence[Chunk], layer: FileLayer, *, memory_limit: int) -> int:
-    """The number of threads: none for a tiny checkpoint, else what the device can serve, and bytes and memory allow."""
+    """Return the number of threads: none for a tiny checkpoint, else what the device, bytes and memory allow."""
     total = sum(chunk.needed_bytes for chunk in chunks)
     inline = all(request.in_memory or request.target is None for chunk in chunks for request in chunk.requests)
     transforms = any(chunk.transforms for chunk in chunks)

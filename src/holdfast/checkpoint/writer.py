@@ -92,7 +92,7 @@ class VerifiedWriter(FileSystemWriter):
                 raise ConfigError(
                     "the ranks disagree on the path, step or run_id of the checkpoint",
                     ranks=sorted({str(other) for other in told}),
-                    hint="compute them on one rank and broadcast them; a time stamp or host name differs on each",
+                    hint="compute them on one rank and broadcast them; a time stamp or host name differs between ranks",
                 )
         outcome: list[Exception | Path] = [staging.folder]
         if self._coordinator:
@@ -136,7 +136,7 @@ class VerifiedWriter(FileSystemWriter):
         return future
 
     def finish(self, metadata: Metadata, results: list[list[WriteResult]]) -> None:
-        """On the coordinator, when every rank has written: write the metadata and the manifest, and publish."""
+        """Write the metadata and the manifest, and publish: on the coordinator, when every rank has written."""
         super().finish(metadata, results)
         folder = self._staging.folder
         records = [
