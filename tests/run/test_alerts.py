@@ -111,5 +111,5 @@ def test_what_is_no_alert_is_refused(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="http"):
         WebhookAlert(url="ftp://example.org")
     job = make_job()
-    with pytest.raises(ConfigError, match="can be called"):
+    with pytest.raises(ConfigError, match="must be callable"):
         job.run(tmp_path / "run", alerts=["mail"]).resume()

@@ -160,7 +160,7 @@ def test_unknown_sources_and_samples_and_other_data_are_refused(tmp_path: Path) 
         with pytest.raises(OrderError, match="no such sample"):
             audit(tmp_path / "run", {"wiki": [wrong]})
     assert audit(tmp_path / "run", {"wiki": [0]}, loader=make_loader(3)).data_checked
-    with pytest.raises(RunLogError, match="not the data"):
+    with pytest.raises(RunLogError, match="not what the run read"):
         audit(tmp_path / "run", {"wiki": [0]}, loader=make_loader(3, offset=1))
 
 
@@ -181,7 +181,7 @@ def test_a_log_whose_end_was_cut_behind_a_checkpoint_is_noticed(tmp_path: Path) 
     (file,) = (tmp_path / "run" / "log").glob("*.jsonl")
     file.write_bytes(b"".join(file.read_bytes().splitlines(keepends=True)[:-6]))
     (fault,) = RunLog(tmp_path / "run").verify()
-    assert "later than the log" in fault.reason
+    assert "newer than the log" in fault.reason
 
 
 def test_a_log_without_an_ending_needs_to_be_asked_for(tmp_path: Path) -> None:

@@ -58,7 +58,7 @@ def test_a_run_that_nobody_holds_any_more_lets_the_folder_go(tmp_path: Path) -> 
 def test_an_earlier_run_of_the_same_process_is_named_as_such(tmp_path: Path) -> None:
     earlier = make_job().run(tmp_path / "run")
     earlier.resume()
-    with pytest.raises(RunLockedError, match="this very process") as caught:
+    with pytest.raises(RunLockedError, match="of this process is still open") as caught:
         make_job().run(tmp_path / "run").resume()
     assert "close()" in str(caught.value)
     earlier.close()

@@ -202,7 +202,7 @@ def test_a_rollback_goes_on_where_nothing_can_be_proven(tmp_path: Path) -> None:
             on_finding={"nan": "rollback"},
             rollback=RollbackOptions(cure="prove", max_rollbacks=1),
         ) as run,
-        pytest.warns(RuntimeWarning, match="nothing was proven, and nothing is left out: eight samples"),
+        pytest.warns(RuntimeWarning, match="nothing was proven, and nothing is skipped: eight samples"),
         pytest.raises(RunStoppedError, match="rolled back as often as it may"),
     ):
         run.train(steps=AT + 3)
@@ -219,7 +219,7 @@ def test_steps_that_were_not_made_or_have_no_past_are_refused(tmp_path: Path) ->
 def test_an_answer_that_cannot_be_kept_is_given_all_the_same(tmp_path: Path) -> None:
     _, run, chosen = trained(tmp_path / "run", poisoned=1)
     (tmp_path / "run" / "investigations").write_text("in the way of the folder, as a disk that is full would be")
-    with pytest.warns(RuntimeWarning, match="not kept"):
+    with pytest.warns(RuntimeWarning, match="could not be stored"):
         assert [suspect.index for suspect in run.blame(AT).blamed] == chosen
 
 

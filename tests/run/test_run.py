@@ -307,10 +307,10 @@ def test_two_steps_for_one_batch_and_reserved_names_are_refused(tmp_path: Path) 
     job = make_job()
     with job.run(tmp_path / "run", steps=1) as run:
         for _ in run:
-            with pytest.raises(ConfigError, match="name is taken"):
+            with pytest.raises(ConfigError, match="name is reserved"):
                 run.step(loss=1.0, step_time=3.0)
             run.step(loss=1.0)
-            with pytest.raises(RunError, match="two steps"):
+            with pytest.raises(RunError, match="twice for one batch"):
                 run.step(loss=1.0)
 
 

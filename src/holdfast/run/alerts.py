@@ -38,7 +38,7 @@ class WebhookAlert:
 
     def __post_init__(self) -> None:
         if not self.url.startswith(("http://", "https://")):
-            raise ConfigError("a webhook is an http or https address", url=self.url)
+            raise ConfigError("a webhook must be an http or https URL", url=self.url)
 
     def __call__(self, finding: Mapping[str, Any]) -> None:
         """Send it; raises the last error once every attempt has failed."""
@@ -97,12 +97,12 @@ class Alerts:
     def __init__(self, targets: Sequence[Alert]) -> None:
         for target in targets:
             if not callable(target):
-                raise ConfigError("an alert is something that can be called", found=type(target).__name__)
+                raise ConfigError("an alert must be callable", found=type(target).__name__)
         self._targets = tuple(targets)
         self._threads: list[threading.Thread] = []
 
     def send(self, finding: Mapping[str, Any], note: Callable[[str, str | None], None]) -> None:
-        """Send a finding to every target; ``note`` is told the target and the error, if there was one."""
+        """Send a finding to every target; ``note`` receives the target and the error, if there was one."""
         for target in self._targets:
             thread = threading.Thread(
                 target=self._send, args=(target, finding, note), name="holdfast-alert", daemon=True

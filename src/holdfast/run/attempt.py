@@ -32,7 +32,7 @@ REMEMBERED = frozenset(("start", "checkpoint", "rollback", "rolled_back", "alert
 
 @dataclass(slots=True)
 class Attempt:
-    """What an attempt holds open, and where it stands.
+    """What an attempt holds open, and how far it is.
 
     Attributes:
         ranks: the processes of the run.
@@ -113,7 +113,7 @@ def begin(
 def open_attempt(
     folder: RunFolder, components: Components, options: RunOptions, *, fresh: bool, config: Mapping[str, Any]
 ) -> tuple[Attempt, float]:
-    """Lock the folder, check whose it is and open the log, for whoever restores by itself. All ranks call it.
+    """Lock the folder, check whose it is and open the log, for callers that restore by themselves. All ranks call it.
 
     Returns:
         The attempt, and for how many seconds the run was down before it.
@@ -267,7 +267,7 @@ def restore_checkpoint(attempt: Attempt, components: Components, found: Found) -
         restored = components.restore(found.path, attempt.ranks)
     except StateMismatchError as error:
         raise RunMismatchError(
-            f"the run's data is not what it was: {error.message}",
+            f"the run's data has changed: {error.message}",
             folder=str(found.path.parent.parent),
             hint="restore the data and options of the run, or choose another folder",
         ) from error

@@ -137,10 +137,10 @@ def audit(
     Args:
         folder: the run's folder.
         samples: source → indices.
-        loader: the run's loader, made again: its data must have the recorded fingerprints. Needed where the partition
-            goes by labels or keys.
+        loader: the run's loader, created again: its data must have the recorded fingerprints. Needed if the partition
+            uses labels or keys.
         head: the digest rank 0's log must contain, from an earlier statement or noted elsewhere.
-        unfinished: accept a log that does not end with an ending, of a run that is going on or was killed.
+        unfinished: accept a log that does not end with an ending, of a run that is still going or was killed.
 
     Raises:
         RunLogError: the log was edited, cut or reordered, an attempt is missing, or it was made with other data.
@@ -151,7 +151,7 @@ def audit(
     ended = _check_end(log, unfinished=unfinished)
     stretches = read_stretches(log)
     if not stretches:
-        raise RunLogError("the log holds no step", folder=str(folder))
+        raise RunLogError("the log holds no steps", folder=str(folder))
     check_stretches(stretches)
     _check_checkpoints(log, stretches)
     data = sources_of(stretches)
@@ -191,14 +191,14 @@ def check_statement(value: Any, *, partition: Partition | None = None) -> None:
     check_stretches(stretches)
     schedules = [rebuild(stretch.state, partition) for stretch in stretches]
     if counted_steps(stretches) != statement.steps:
-        raise RunLogError("the statement counts other steps than its stretches", steps=statement.steps)
+        raise RunLogError("the steps of the statement do not match its stretches", steps=statement.steps)
     if sources_of(stretches) != statement.data:
-        raise RunLogError("the statement names other data than its stretches")
+        raise RunLogError("the data of the statement does not match its stretches")
     if sorted(statement.seen) != sorted(statement.asked) or statement.columns != list(COLUMNS):
         raise RunLogError("the statement does not answer what was asked")
     for source, indices in statement.asked.items():
         if _sightings(stretches, schedules, source, indices).rows() != statement.seen[source]:
-            raise RunLogError("the statement does not say what follows from its order", source=source)
+            raise RunLogError("the statement does not follow from its order", source=source)
 
 
 # --- what the answer rests on --------------------------------------------------------------------------------------
@@ -209,11 +209,11 @@ def _check_chain(log: RunLog, head: str | None) -> dict[str, str]:
     if faults:
         first = faults[0]
         raise RunLogError(
-            f"the log is not as it was written: {first.reason}",
+            f"the log was changed: {first.reason}",
             file=first.file,
             line=first.line,
             faults=len(faults),
-            hint="restore the log from a backup; nothing can be proven from this one",
+            hint="restore the log from a backup; this one proves nothing",
         )
     files = log.folder.log_files()
     if not log.attempts:
@@ -230,7 +230,7 @@ def _check_chain(log: RunLog, head: str | None) -> dict[str, str]:
     _check_attempts(files)
     digests = {str(rank): _digests(log, rank) for rank in log.ranks}
     if head is not None and head not in digests["0"]:
-        raise RunLogError("the log does not contain the digest it must contain", head=head)
+        raise RunLogError("the log does not contain the required digest", head=head)
     return {rank: each[-1] for rank, each in digests.items()}
 
 
@@ -251,9 +251,10 @@ def _check_end(log: RunLog, *, unfinished: bool) -> bool:
     ended = all(_has_ended(log, rank, last) for rank in range(int(log.header(attempt=last).get("world_size", 1))))
     if not ended and not unfinished:
         raise RunLogError(
-            "the log does not end with an ending on every rank: the run goes on, was killed, or the log was cut",
+            "the log does not end with an ending on every rank: the run is still going, was killed, or the log "
+            "was truncated",
             folder=str(log.folder.root),
-            hint="pass --unfinished for a statement about the steps that are recorded",
+            hint="pass --unfinished for a statement about the recorded steps",
         )
     return ended
 
@@ -273,7 +274,9 @@ def _check_checkpoints(log: RunLog, stretches: Sequence[Stretch]) -> None:
     for path in (*log.folder.checkpoint_steps().values(), *abandoned):
         step = checkpoint_step(path)
         if step is not None and step > reached:
-            raise RunLogError("a checkpoint is later than the log: steps are missing from it", checkpoint=path.name)
+            raise RunLogError(
+                "a checkpoint is newer than the log: steps are missing from the log", checkpoint=path.name
+            )
 
 
 def _check_data(loader: Any, recorded: Mapping[str, str]) -> None:
@@ -281,7 +284,7 @@ def _check_data(loader: Any, recorded: Mapping[str, str]) -> None:
     for name in sorted({*found, *recorded}):
         if found.get(name) != recorded.get(name):
             raise RunLogError(
-                "this is not the data the run read",
+                "the data is not what the run read",
                 source=name,
                 fingerprint=found.get(name),
                 expected=recorded.get(name),

@@ -88,7 +88,7 @@ def bisect(one: RunLog, other: RunLog, *, loaders: tuple[Any, Any] | None = None
     Args:
         one: the log of the first run.
         other: the log of the second.
-        loaders: both runs' loaders, made again, to compare what is in the batches; the log does not hold it.
+        loaders: both runs' loaders, created again, to compare what is in the batches; the log does not hold it.
     """
     notes: list[str] = []
     hashes = [_hashes(log) for log in (one, other)]

@@ -5,7 +5,7 @@ one step of the program gives together. Samples of the steps before are the cont
 how far out healthy samples lie: gradient norms scatter far more than losses. Those far beyond that are candidates. The
 steps are then made again without them: only a set without which the excess is gone is blamed, made as small as that
 allows. A few bad samples need not lift the loss of a whole batch out of its range; those whose own loss lies far beyond
-every sample before are blamed if the loss is lower without them. Nobody may stand out, and then nobody is blamed.
+every sample before are blamed if the loss is lower without them. Nobody may be out, and then nobody is blamed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ __all__ = ["Blame", "BlameOptions", "SourceLevel", "Suspect", "blame", "rank_sam
 
 
 MAX_STEPS = 256
-"""A longer stretch is made again step by step for nothing: samples show their harm within a few steps."""
+"""Re-running a longer stretch step by step gains nothing: samples show their harm within a few steps."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -50,7 +50,7 @@ class BlameOptions:
             such a mean) above the level of the steps before.
         history: recorded steps that say what the run's loss usually is; few, as it falls while the run learns.
         min_share: the blamed samples explain at least this share of the excess.
-        max_trials: how often the steps are made again to find a smaller set.
+        max_trials: how often the steps are re-run to find a smaller set.
         max_listed: how many samples are listed, blamed or not.
     """
 
@@ -124,14 +124,14 @@ class Blame:
     Attributes:
         window: the first step and one past the last.
         blamed: samples without which the excess is gone, or far-out ones without which the loss is lower; none where
-            nobody stands out, or it does not help.
+            no sample stands out, or it does not help.
         ranked: the samples that lie furthest beyond the reference, blamed or not.
         sources: every source of the window.
         excess: how far the mean loss of the watched steps lies above the usual level, in spreads.
         explained: the share of the excess that is gone without the blamed samples; None where there was no excess, or
-            nobody to try it without.
+            no sample to try it without.
         heeds_masks: whether masking was enough; else rows were removed.
-        steps_made: steps that were made again.
+        steps_made: steps that were re-run.
         samples_measured: samples that were measured one by one.
     """
 
@@ -147,7 +147,7 @@ class Blame:
 
     @property
     def nobody(self) -> bool:
-        """Whether nobody stands out."""
+        """Whether no sample stands out."""
         return not self.blamed
 
     def to_json(self) -> dict[str, Any]:
@@ -263,7 +263,7 @@ FIRST_STEPS = 8
 MIN_REACH = 3.0
 """Healthy samples are taken to reach at least this many spreads above their level, however few were measured."""
 MIN_REFERENCE_SAMPLES = 6
-"""A source with fewer samples in the reference is held to all sources together."""
+"""A source with fewer samples in the reference is compared with all sources together."""
 
 
 def _logarithm(each: Measured) -> float:

@@ -53,7 +53,7 @@ class RunColumns:
     Attributes:
         events: every event so far, as it was written, each with the number of its attempt, from 1.
         headers: the first line of every attempt.
-        given_up: the losses of steps that were made again after a restart or a rollback, once per time.
+        given_up: the losses of steps that were repeated after a restart or a rollback, once per time.
     """
 
     def __init__(self, folder: str | Path, *, rank: int = 0, min_at_once: int = MIN_AT_ONCE) -> None:

@@ -64,7 +64,7 @@ def compact(file: LogFile) -> Path:
     os.replace(temporary, made.path)
     if read_lines(made) != lines:
         made.path.unlink()
-        raise OSError("the compacted log does not hold the lines it was made of")
+        raise OSError("the compacted log does not match its lines")
     sync(made.path)
     os.replace(made.path, target)
     sync(target.parent)

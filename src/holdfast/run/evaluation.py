@@ -29,4 +29,4 @@ def _number(name: str, value: Any) -> float:
     try:
         return float(value)
     except (TypeError, ValueError):
-        raise ConfigError("a figure is a number", figure=name, found=type(value).__name__) from None
+        raise ConfigError("a figure must be a number", figure=name, found=type(value).__name__) from None

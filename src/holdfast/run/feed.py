@@ -27,7 +27,7 @@ class Feed:
         handed_out: when the last batch was handed to the program.
         noted_schedule: the schedule the log knows; a jump of the loader makes another.
         held: the batches since ``first_batch``, of a loader that cannot hand them out again.
-        owed: batches to be handed out once more before the loader's next: its state is ahead by as many.
+        owed: batches to be handed out again before the loader's next: its state is ahead by as many.
     """
 
     def __init__(self, attempt: Attempt, components: Components) -> None:
@@ -79,7 +79,7 @@ class Feed:
         return True
 
     def hand_out_again(self) -> None:
-        """Take back the batches no step was made of, to be handed out once more to a loop that is entered again."""
+        """Take back the batches no step was made of, to be handed out again to a loop that is re-entered."""
         self.owed.extendleft(reversed(self.held))
         self._attempt.batch -= len(self.held)
         self.held.clear()

@@ -47,7 +47,7 @@ class History:
             return
         ended = split_line(lines[-1])
         if ended is None:
-            raise RunLogError("the last line of the run log carries no digest", file=str(file.path), line=len(lines))
+            raise RunLogError("the last line of the run log has no digest", file=str(file.path), line=len(lines))
         self.head = ended[1]
         header = parsed(file, 1, lines[0])
         try:

@@ -58,7 +58,7 @@ class Identity:
             strangers = [path.name for path in (folder.checkpoints, folder.logs) if path.exists()]
             if strangers:
                 raise RunFolderError(
-                    "the folder holds files of another program: there is no run.json beside them",
+                    "the folder holds files of another program: it has no run.json",
                     folder=str(folder.root),
                     found=strangers,
                     hint="choose an empty folder, or pass fresh=True to move them aside",
@@ -94,7 +94,7 @@ class Identity:
                 "the folder belongs to another run: " + "; ".join(found[:MAX_DIFFERENCES]) + more,
                 folder=str(folder.root),
                 differences=found,
-                hint="choose another folder, or pass fresh=True to move the run that is there aside",
+                hint="choose another folder, or pass fresh=True to move the existing run aside",
             )
 
 

@@ -37,7 +37,7 @@ class _Scene(NamedTuple):
 
 
 OnStep = Callable[[], None] | None
-"""Called after every step that is made again."""
+"""Called after every step that is re-run."""
 
 
 def replay_steps(run: Run, steps: range, *, null_replays: int = 2, on_step: OnStep = None) -> Replay:
@@ -89,7 +89,10 @@ def prove_step(
 
 
 def _comes_out(run: Run, *, before: int) -> bool:
-    """Whether the first step from an earlier checkpoint has the recorded bits: the program is the one that ran."""
+    """Return whether the first step from an earlier checkpoint has the recorded bits.
+
+    The program is the one that ran.
+    """
     try:
         with run.rehearsing(before - 1) as rehearsal:
             return replay(rehearsal, range(rehearsal.step, rehearsal.step + 1)).differs_at is None
@@ -110,7 +113,7 @@ def _scene(run: Run, step: int, options: BlameOptions, on_step: OnStep) -> Itera
     earlier = [recorded[n] for n in range(max(0, window.start - options.history), window.start) if n in recorded]
     history = [float(record["loss"]) for record in earlier if "loss" in record]
     if len(history) < MIN_HISTORY:
-        raise RunError("too few steps before this one say what is usual", step=step, found=len(history))
+        raise RunError("there are too few steps before this one to tell what is usual", step=step, found=len(history))
     with run.rehearsing(window.start, on_step=on_step) as rehearsal:
         yield _Scene(Trials(rehearsal, range(window.start, stop)), window, history)
 
@@ -118,7 +121,7 @@ def _scene(run: Run, step: int, options: BlameOptions, on_step: OnStep) -> Itera
 def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure]:
     """Return the cure of ``RollbackOptions(cure="prove")``: leave out what is proven, and nothing else.
 
-    It does not keep the run alive: whoever drops the run closes it.
+    It does not keep the run alive: dropping the run closes it.
     """
     held = weakref.ref(run)
 
@@ -131,7 +134,7 @@ def proven_cure(run: Run) -> Callable[[Mapping[str, Any], tuple[int, int]], Cure
         try:
             proof = prove_step(run, last, looking=looking)
         except Exception as error:  # the program's own, or too little is known: a rollback goes on all the same
-            warnings.warn(f"nothing was proven, and nothing is left out: {error}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"nothing was proven, and nothing is skipped: {error}", RuntimeWarning, stacklevel=2)
             return Cure()
         return Cure(mask_samples=proof.samples) if proof.heeds_masks else Cure(skip_samples=proof.samples)
 

@@ -63,7 +63,7 @@ class _Answer:
 def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any]) -> None:
     """Write an answer into the run's folder, over an earlier one to the same question; all ranks may call it.
 
-    Where it cannot be written, that is said, and the answer stands.
+    If it cannot be written, a warning says so, and the answer is returned all the same.
     """
     import torch.distributed as dist
 
@@ -77,7 +77,7 @@ def keep_investigation(folder: Path, kind: str, step: int, result: dict[str, Any
         temporary.write_text(json.dumps(result), encoding="utf-8")
         os.replace(temporary, path)
     except OSError as error:
-        warnings.warn(f"the answer is not kept for the run's page: {error}", RuntimeWarning, stacklevel=2)
+        warnings.warn(f"the answer could not be stored for the run's page: {error}", RuntimeWarning, stacklevel=2)
 
 
 def read_investigations(folder: Path) -> list[Investigation]:

@@ -11,7 +11,7 @@
       abandoned/rollback-001/step-…/              checkpoints of a branch that was rolled back
       earlier/RUN/                                what ``fresh=True`` moved aside
       progress/rank-00000.json                    how far each rank is, for the watchdogs
-      stalls/                                     stacks of every thread, written when a rank stood still
+      stalls/                                     stacks of every thread, written when a rank stalled
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class FolderLock:
 
     def _locked(self, holder: dict[str, object], *, own: bool = False) -> RunLockedError:
         return RunLockedError(
-            "an earlier run of this very process is open in this folder"
+            "an earlier run of this process is still open in this folder"
             if own
             else "another process is running in this folder",
             folder=str(self._path.parent),

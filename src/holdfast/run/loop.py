@@ -186,7 +186,7 @@ class Loop:
         self._in_loop = True
 
     def _take_back(self) -> bool:
-        """Go back to the first batch no step was made of; returns whether everything stands where the last step ended.
+        """Go back to the first batch no step was made of; returns whether everything is where the last step ended.
 
         It does not where an optimizer has moved on since, where a forward pass may have moved the generators, or where
         the loader cannot go back.
@@ -198,9 +198,11 @@ class Loop:
         """Take what the program says of the step it has just done."""
         attempt = self.attempt
         if not self._in_loop:
-            raise RunError("a step outside the loop", hint="call step() inside `for batch in run:`")
+            raise RunError("step() called outside the loop", hint="call step() inside `for batch in run:`")
         if self._pending is not None:
-            raise RunError("two steps for one batch", step=attempt.step, hint="call step() once per batch at most")
+            raise RunError(
+                "step() called twice for one batch", step=attempt.step, hint="call step() at most once per batch"
+            )
         batches = (self._feed.first_batch, attempt.batch)
         self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
         if self._is_shared:
@@ -281,7 +283,7 @@ class Loop:
         return record
 
     def _settle_last(self) -> bool:
-        """Look once more and hear the other ranks about the last step; returns whether the run goes back for it."""
+        """Look again and collect all ranks' findings on the last step; returns whether the run goes back for it."""
         self._write_all()
         agreed = self._agreement.drain()
         if agreed is not None:
@@ -380,7 +382,7 @@ class Loop:
         """Save what the pass over the data, or the run, ended with.
 
         A loop left between two steps is saved as it stood after the last one, where it can be put back there. Where it
-        cannot, nothing is saved: a checkpoint counts what ``step`` was told of, no more and no less.
+        cannot, nothing is saved: a checkpoint counts exactly what was reported with ``step``.
         """
         if self._pending is not None:
             self.attempt.stopwatch.lap("step")

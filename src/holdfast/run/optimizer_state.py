@@ -83,11 +83,11 @@ def check_optimizers(optimizers: Sequence[torch.optim.Optimizer], saved: Mapping
             "the run was trained with another optimizer",
             found=", ".join(kinds) or "none",
             expected=", ".join(known) or "none",
-            hint="make the optimizer the run was started with, or choose another folder",
+            hint="create the optimizer that the run was started with, or choose another folder",
         )
     if groups != [len(each) for each in saved["groups"]]:
         raise RunMismatchError(
-            "the optimizer has another number of parameter groups",
+            "the optimizer has a different number of parameter groups",
             found=groups,
             expected=[len(each) for each in saved["groups"]],
             hint="group the parameters as the run was started with, or choose another folder",

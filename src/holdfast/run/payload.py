@@ -46,7 +46,7 @@ def unpack(packed: torch.Tensor) -> dict[str, Any]:
             f"the run's state in the checkpoint cannot be read: {error}", hint="continue from an earlier checkpoint"
         ) from error
     if not isinstance(value, dict):
-        raise UnusableCheckpointError("the run's state in the checkpoint is not what it should be")
+        raise UnusableCheckpointError("invalid run state in the checkpoint")
     return value
 
 

@@ -3,13 +3,13 @@
 The rule is fixed beforehand, and is the same in the documentation:
 
 - A, the steps as they were, must have the recorded bits (or differ no more than replays do). If not: the *machine*, or
-  the program, if the very first step differs and that of an earlier checkpoint does too: then it *cannot be told*.
+  the program, if the very first step differs and that of an earlier checkpoint does too: then *cannot tell*.
 - If A shows no excess over the usual loss, there is *nothing to explain*.
 - If the learning rate had jumped, it magnifies whatever sample pulls hardest: *model or optimizer*.
 - B leaves the suspects out, C as many random samples of the same steps, in several draws. If B is without at least half
   of A's excess, and no C is without more than half of what B is without: *these samples*, at this state.
-- If B keeps more than three quarters of the excess, or nobody stands out: *model or optimizer*.
-- Anything else *cannot be told*.
+- If B keeps more than three quarters of the excess, or no sample stands out: *model or optimizer*.
+- Anything else: *cannot tell*.
 """
 
 from __future__ import annotations
@@ -87,12 +87,12 @@ class Proof:
         as_it_was: A's losses.
         without_suspects: B's losses; none where B was not made.
         without_random: the losses of every draw of C.
-        bitwise: whether A was held to the recorded bits; else to how far replays differ.
+        bitwise: whether A was compared with the recorded bits; else by how far replays differ.
         tolerance: how far, where it was not bits.
         differs_at: the first step of A, or of those from the checkpoint to it, that is not as recorded.
         same_host: whether A was made on the host that recorded the steps.
         heeds_masks: whether masking was enough; else rows were removed, and the cure is a skip.
-        steps_made: steps that were made again, the lead-in included.
+        steps_made: steps that were re-run, the lead-in included.
         samples_measured: samples that were measured one by one.
     """
 
@@ -253,7 +253,7 @@ class _Case:
             return self.close(Culprit.MODEL, f"without the suspects {min(1.0, 1 - gone):.0%} of the excess remains")
         others = sorted({sample.name for sample in everyone} - names)
         if not others:
-            return self.close(Culprit.UNKNOWN, "every sample is suspect: there is nobody to compare them with")
+            return self.close(Culprit.UNKNOWN, "every sample is suspect: there are none to compare them with")
         chance = random.Random(self.options.seed)
         for _ in range(max(1, min(self.options.draws, self._trials_left()))):
             self.without_random.append(self.trials.make(chance.sample(others, min(len(names), len(others)))))

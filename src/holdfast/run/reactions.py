@@ -101,7 +101,7 @@ class Reactions:
     def note_stall(self, stall: Mapping[str, Any]) -> None:
         """Send an alert about a stall, where the policy asks for one; called by the watchdog's thread.
 
-        The loop stands still, so nothing else can be done about it here; of all ranks only one speaks.
+        The loop is blocked, so nothing else can be done about it here; only one rank reports it.
         """
         if self._policy.action(Failure.HANG.name, "critical") is Action.LOG or stall["speaker"] != stall["rank"]:
             return

@@ -91,7 +91,7 @@ def _tensors_of(model: torch.nn.Module) -> dict[str, torch.Tensor]:
 
 
 class Rehearsal:
-    """Steps made again from a checkpoint.
+    """Steps re-run from a checkpoint.
 
     Attributes:
         components: the borrowed parts; a counterfactual masks or skips samples of ``components.loader``.
@@ -234,12 +234,12 @@ def rehearsing(
     ``on_step`` is called after every step that is made.
 
     Raises:
-        ConfigError: the run does not know how to make a step.
+        ConfigError: the run has no step function.
         RunError: there is no good checkpoint from before the step.
     """
     if train_step is None:
         raise ConfigError(
-            "steps can only be made again where the step is a function", hint="pass train_step= to Run and use train()"
+            "steps can only be re-run if the step is a function", hint="pass train_step= to Run and use train()"
         )
     ranks = ranks or Ranks.joined()
     found = Checkpoints(folder, ranks).newest(not_after=step)

@@ -1,8 +1,8 @@
-"""Replay: recorded steps made again, and held to the recorded bits of loss and gradient norm.
+"""Replay: recorded steps run again, and compared with the recorded bits of loss and gradient norm.
 
 Where replays of the same steps agree with each other, the machine computes the same bits every time, and any difference
-from the record is real. Where they do not, a difference is held to how far replays differ from each other: the measured
-null. The report says which of the two was used.
+from the record is real. Where they do not, a difference is compared with how far replays differ from each other:
+the measured null. The report says which of the two was used.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ COMPARED = ("loss", "grad_norm")
 
 @dataclass(frozen=True, slots=True)
 class StepComparison:
-    """One step: as recorded, and as made again."""
+    """One step: as recorded, and as re-run."""
 
     step: int
     loss_recorded: float | None
@@ -76,7 +76,7 @@ def replay(rehearsal: Rehearsal, steps: range, *, null_replays: int = 2) -> Repl
             as recorded.
     """
     if steps.step != 1 or not steps:
-        raise ConfigError("steps to replay follow each other", steps=[steps.start, steps.stop, steps.step])
+        raise ConfigError("the steps to replay must be consecutive", steps=[steps.start, steps.stop, steps.step])
     recorded = recorded_steps(rehearsal, range(rehearsal.step, steps.stop))
     made = rehearsal.run_to(steps.stop)
     nulls: list[list[Record]] = []
@@ -111,7 +111,7 @@ def recorded_steps(rehearsal: Rehearsal, steps: range) -> list[Record]:
 
 
 def compare(recorded: Sequence[Record], made: Sequence[Record], nulls: Sequence[Sequence[Record]] = ()) -> Replay:
-    """Hold steps that were made again to the record; further replays of them measure the null."""
+    """Compare re-run steps with the record; further replays of them measure the null."""
     bitwise = all(_bits_equal(*pair) for null in nulls for pair in zip(made, null, strict=True))
     spread = max((_difference(*pair) for null in nulls for pair in zip(made, null, strict=True)), default=0.0)
     tolerance = 0.0 if bitwise else NULL_FACTOR * spread

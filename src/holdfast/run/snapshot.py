@@ -95,8 +95,8 @@ class Components:
                     f"{name} has no state_dict() and load_state_dict()",
                     part=name,
                     found=type(part).__name__,
-                    hint="a run can only continue what has a state; for data, use StreamingShardLoader or torchdata's "
-                    "StatefulDataLoader",
+                    hint="a run can only continue objects that have a state; for data, use StreamingShardLoader "
+                    "or torchdata's StatefulDataLoader",
                 )
 
     def collect(self, ranks: Ranks, position: Mapping[str, Any]) -> dict[str, Any]:
@@ -153,7 +153,7 @@ class Components:
         world = own["world"]
         if world != ranks.world and not self.has_order:
             raise RunMismatchError(
-                "this loader cannot continue at another world size",
+                "this loader cannot continue at a different world size",
                 world_size=ranks.world,
                 expected=world,
                 loader=type(self.loader).__name__,

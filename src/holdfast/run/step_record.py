@@ -64,7 +64,7 @@ class StepRecord:
         if metrics:
             for name, value in metrics.items():
                 if name in RESERVED:
-                    raise ConfigError("this name is taken in the run log", metric=name, hint="choose another name")
+                    raise ConfigError("this name is reserved in the run log", metric=name, hint="choose another name")
                 self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
@@ -77,7 +77,7 @@ class StepRecord:
                 return
         if isinstance(value, torch.Tensor):
             if value.numel() != 1:
-                raise ConfigError("a step's numbers are single numbers", metric=name, shape=list(value.shape))
+                raise ConfigError("the numbers of a step must be scalars", metric=name, shape=list(value.shape))
             if not value.is_cpu or hasattr(value, "to_local"):
                 self._deferred = {**(self._deferred or {}), name: Deferred(value)}
                 self.is_deferred = True
@@ -86,7 +86,9 @@ class StepRecord:
         try:
             self._numbers[name] = float(value)
         except (TypeError, ValueError, OverflowError):
-            raise ConfigError("a step's numbers are numbers", metric=name, found=type(value).__name__) from None
+            raise ConfigError(
+                "the numbers of a step must be numeric", metric=name, found=type(value).__name__
+            ) from None
 
     @property
     def is_ready(self) -> bool:

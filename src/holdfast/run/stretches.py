@@ -26,7 +26,7 @@ __all__ = ["Stretch", "check_stretches", "counted_steps", "read_stretches", "reb
 
 Int64 = NDArray[np.int64]
 MAX_STEPS = 1 << 26
-"""Of a stretch in a statement: a row of four numbers could stand for more than fit into memory."""
+"""Of a stretch in a statement: a row of four numbers could describe more than fit into memory."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ def read_stretches(log: RunLog) -> list[Stretch]:
                 "the log does not say which samples its batches held",
                 folder=str(log.folder.root),
                 step=each.rows[0][0],
-                hint="only runs that read through a StreamingShardLoader can be asked for their samples",
+                hint="only runs that read through a StreamingShardLoader can report their samples",
             )
         later = [other.begins for other in stretches[number + 1 :]]
         columns = np.array(each.rows, dtype=np.int64).T
@@ -169,7 +169,7 @@ def check_stretches(stretches: Sequence[Stretch]) -> None:
         follow = bool(np.all(np.diff(stretch.steps) == 1))
         forward = bool(np.all(stretch.first_batches[1:] >= stretch.stop_batches[:-1]))
         if not follow or not forward or first > reached:
-            raise RunLogError("steps are missing, or do not follow each other", step=first, reached=reached)
+            raise RunLogError("steps are missing or not consecutive", step=first, reached=reached)
         reached = max(reached, int(stretch.steps[-1]) + 1)
 
 
@@ -200,9 +200,9 @@ def rebuild(state: dict[str, Any], partition: Partition | None = None) -> Schedu
     stored = CheckpointState.from_json(state)
     schedule = stored.rebuild(partition)
     if schedule.planned_order.fingerprint() != stored.fingerprint:
-        raise RunLogError("the logged order is not the one its fingerprint was made of", fingerprint=stored.fingerprint)
+        raise RunLogError("the logged order does not match its fingerprint", fingerprint=stored.fingerprint)
     if schedule.delivered_before(stored.step) != stored.position:
-        raise RunLogError("the logged position is not the one the schedule gives", step=stored.step)
+        raise RunLogError("the logged position does not match the schedule", step=stored.step)
     return schedule
 
 
@@ -214,5 +214,7 @@ def sources_of(stretches: Sequence[Stretch]) -> dict[str, str]:
     for stretch in stretches:
         for name, fingerprint in CheckpointState.from_json(stretch.state).sources.items():
             if found.setdefault(name, fingerprint) != fingerprint:
-                raise RunLogError("the run read other data under one name", source=name, step=int(stretch.steps[0]))
+                raise RunLogError(
+                    "the run read different data under the same name", source=name, step=int(stretch.steps[0])
+                )
     return found

@@ -1,4 +1,4 @@
-"""Trials: the steps around a suspect one made again from one state, as they were or with some samples taken out.
+"""Trials: the steps around a suspect one, re-run from one state, as they were or without some samples.
 
 A trial holds the state just before the window in memory and returns to it, so that every further trial costs only the
 steps of the window. Samples are taken out by masking where the step function heeds ``__valid__``; where it does not,
@@ -24,7 +24,7 @@ COMPANY = 4
 
 
 class Sample(NamedTuple):
-    """A sample of the window, and where it stands."""
+    """A sample of the window, and its place."""
 
     source: str
     index: int  # type: ignore[assignment]  # a sample's index, as everywhere; tuple.index is not used
@@ -54,7 +54,7 @@ class Trials:
         steps: the window and the steps after it that are watched.
 
     Attributes:
-        lead_in: the steps between the checkpoint and the window, as they were made again.
+        lead_in: the steps between the checkpoint and the window, as re-run.
         steps_made: optimizer steps made so far, the lead-in included.
         samples_measured: samples measured one by one so far, those measured with them included.
     """
@@ -176,7 +176,7 @@ class Trials:
         self.samples_measured += rows
         loss = record.get("loss")
         if loss is None:
-            raise ConfigError("the step function returns no loss", hint="return the loss from train_step")
+            raise ConfigError("the step function does not return a loss", hint="return the loss from train_step")
         return float(loss), record.get("grad_norm")
 
 
@@ -191,7 +191,7 @@ def _rows(batch: Mapping[str, Any]) -> int:
 def _without(batch: Mapping[str, Any], rows: list[int]) -> dict[str, Any]:
     """Return a batch of some of its rows."""
     if not rows:
-        raise ConfigError("nothing would be left of a batch", hint="make the step function heed __valid__")
+        raise ConfigError("a batch would be empty", hint="make the step function respect __valid__")
     size = _rows(batch)
     chosen: dict[str, Any] = {}
     for name, value in batch.items():

@@ -1,4 +1,4 @@
-"""The watchdog: a thread per process, with its own clock, that notices when a run stands still.
+"""The watchdog: a thread per process, with its own clock, that notices when a run makes no progress.
 
 Every watchdog writes a heartbeat with how far its rank is. When its own rank has made no progress for ``stall_after``
 seconds it writes the stack of every thread, looks at the others' heartbeats, and says who holds the run up: ranks
