@@ -372,7 +372,7 @@ def test_a_checkpoint_that_was_never_finished_is_passed_over(torn: str, tmp_path
     assert newest_checkpoint(tmp_path / "cut") == str(tmp_path / "cut" / "checkpoint-6")
     cut_off(tmp_path / "cut" / "checkpoint-6", torn)
     assert newest_checkpoint(tmp_path / "cut") == str(tmp_path / "cut" / "checkpoint-3")
-    with pytest.raises(StateError, match="not whole") as refused:
+    with pytest.raises(StateError, match="is incomplete") as refused:
         train(tmp_path / "cut", resume=6)
     assert "checkpoint-3" in str(refused.value)
     assert first[:3] + resume_newest(tmp_path / "cut") == whole
@@ -389,7 +389,7 @@ def test_a_checkpoint_with_a_file_cut_or_lost_is_passed_over(tmp_path: Path) -> 
     for path in files:
         content = path.read_bytes()
         path.write_bytes(content[:-1])
-        with pytest.raises(StateError, match=f"not whole: {path.name} has"):
+        with pytest.raises(StateError, match=f"is incomplete: {path.name} has"):
             train(tmp_path, resume=6)
         path.unlink()
         assert newest_checkpoint(tmp_path) == str(tmp_path / "checkpoint-3")

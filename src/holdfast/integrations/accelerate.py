@@ -47,7 +47,7 @@ class PreparedBatches(TrainingStream):
         """How many samples of the last batch are padding, for ``gather_for_metrics``: there are none."""
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches from where the stream stands."""
+        """Yield batches from the stream's position."""
         gradients = self._accelerator.gradient_state
         gradients._add_dataloader(self)
         try:
@@ -69,7 +69,7 @@ class PreparedBatches(TrainingStream):
         return count_batches(schedule, loader.step, stop, loader.rank, loader.config.last_batch) == 0
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
-        """Continue where the state stands, for ``accelerator.load_state``."""
+        """Continue from the state's position, for ``accelerator.load_state``."""
         super().load_state_dict(state_dict)
         self._was_restored = True
 
@@ -78,7 +78,7 @@ class PreparedBatches(TrainingStream):
         """What ``accelerate.skip_first_batches`` reads and throws away; refused where the stream has been restored."""
         if self._was_restored:
             raise ConfigError(
-                "load_state has put the stream where it was: skipping batches now would lose them",
+                "load_state has already restored the stream's position: skipping batches now would lose them",
                 step=self.loader.step,
                 hint="iterate the prepared loader itself; skip_first_batches is not needed",
             )
@@ -109,8 +109,8 @@ def prepare(accelerator: Accelerator, loader: StreamingShardLoader, **options: A
     def save_state(output_dir: str | None = None, *arguments: Any, **choices: Any) -> Any:
         if not accelerator.sync_gradients:
             logger.warning(
-                "saved between two optimizer steps: Accelerate does not keep accumulated gradients, so a run resumed "
-                "from here is without them; save when accelerator.sync_gradients is True"
+                "saved between two optimizer steps: Accelerate does not save accumulated gradients, so a run resumed "
+                "from here lacks them; save when accelerator.sync_gradients is True"
             )
         if output_dir is not None:  # it may be saved over
             unmark(output_dir)

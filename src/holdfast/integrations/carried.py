@@ -1,4 +1,4 @@
-"""Whether the newest checkpoint of a trainer in a folder says where the stream stood; ``holdfast doctor`` asks."""
+"""Whether the newest checkpoint of a trainer in a folder holds the stream's position; ``holdfast doctor`` asks."""
 
 from __future__ import annotations
 
@@ -81,6 +81,6 @@ def _at(found: Any, *names: str) -> Any:
 
 
 def _step(stream: Any) -> int | None:
-    """Return where a stream state stands; None where it is none."""
+    """Return the position of a stream state; None if it is not one."""
     step = _at(stream, "step")
     return step if isinstance(step, int) and "fingerprint" in stream else None

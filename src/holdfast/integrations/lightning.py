@@ -38,7 +38,7 @@ logger = logging.getLogger(__name__)
 
 
 class HoldfastCallback(Callback):
-    """Makes Lightning's checkpoints say where the model's data stands, and refuses those that do not.
+    """Puts the position of the model's data into Lightning's checkpoints, and refuses those without it.
 
     Args:
         folder: record the run there: every step, finding and checkpoint; None records nothing.
@@ -102,8 +102,8 @@ class HoldfastCallback(Callback):
         def save_checkpoint(filepath: Any, *arguments: Any, **options: Any) -> None:
             if self._accumulated:
                 logger.warning(
-                    "%s is saved %d batches after the last optimizer step: Lightning does not keep their gradients, "
-                    "so a run resumed from it is without them; save after a step",
+                    "%s is saved %d batches after the last optimizer step: Lightning does not save their gradients, "
+                    "so a run resumed from it lacks them; save after a step",
                     filepath,
                     self._accumulated,
                 )
@@ -123,7 +123,7 @@ class HoldfastCallback(Callback):
         self._restored = TRAINER_STATE.from_json(state_dict) if state_dict else TrainerState()
 
     def on_train_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
-        """Refuse to continue a run whose checkpoint does not say where its stream stood; begin the record."""
+        """Refuse to continue a run whose checkpoint does not hold its stream's position; begin the record."""
         loaders = list(streams_of(trainer.train_dataloader))
         for loader in loaders:
             if trainer.global_step and not loader.get_checkpoint().step:
@@ -171,7 +171,7 @@ class HoldfastCallback(Callback):
             scheduler=schedulers[0].scheduler if schedulers else None,
         )
         if in_hand and trainer.fit_loop._data_fetcher is not None:
-            iter(trainer.fit_loop._data_fetcher)  # reads ahead again, from where the stream stands now
+            iter(trainer.fit_loop._data_fetcher)  # reads ahead again, from the stream's position
 
     def on_train_epoch_start(self, trainer: Trainer, pl_module: LightningModule) -> None:
         """Tell Lightning how long this epoch is; it asks once, and epochs of a stream may differ by a batch."""
@@ -194,7 +194,7 @@ class HoldfastCallback(Callback):
             Restart: the run was rolled back; ``fit`` of this module enters the trainer again.
         """
         for loader in streams_of(trainer.train_dataloader):
-            if loader.unacknowledged:  # a combined loader goes on without those of its parts that have ended
+            if loader.unacknowledged:  # a combined loader continues without those of its parts that have ended
                 loader.acknowledge()
         if self._metrics is not None and isinstance(batch, dict):
             self._metrics.update(batch.get("metrics", []))
@@ -283,7 +283,7 @@ def fit(trainer: Trainer, model: LightningModule, *arguments: Any, ckpt_path: An
 def _do_not_save_again(trainer: Trainer) -> None:
     """Let ``ModelCheckpoint`` remember that it saved at the step that is resumed from.
 
-    It forgets, and where batches are accumulated saves once more after the first of them, whose gradient is then lost.
+    It forgets, and where batches are accumulated saves again after the first of them, whose gradient is then lost.
     """
     for callback in trainer.checkpoint_callbacks:
         if not isinstance(callback, ModelCheckpoint) or not callback._every_n_train_steps:

@@ -1,4 +1,4 @@
-"""How long Lightning's epochs are where streams say so, and how Lightning is told.
+"""How long Lightning's epochs are where streams say so, and how Lightning learns it.
 
 Lightning asks its loaders once how long they are, and takes that for the length of every epoch. The epochs of a stream
 differ by a batch where the samples are not a multiple of the batch size, those of several streams end at different

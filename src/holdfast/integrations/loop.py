@@ -88,7 +88,7 @@ class TrainingStream:
         return len(self.loader)
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches from where the stream stands."""
+        """Yield batches from the stream's position."""
         self._begin()
         is_over = False
         while not is_over:
@@ -181,7 +181,7 @@ class TrainingStream:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         back_to = self.record.finish() if self.record is not None and kind is None else None
         self.close()
-        if back_to is not None:  # the loop is over: whoever starts the program again goes on from there
+        if back_to is not None:  # the loop is over: starting the program again continues from there
             raise Restart(back_to)
 
 

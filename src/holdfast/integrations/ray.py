@@ -48,8 +48,8 @@ def leased_map(
 ) -> list[Done]:
     """Let Ray's actors call a function for each chunk of a dataset, exactly once; return every commit.
 
-    Call it again after any failure, of the driver too: with a durable store or a ``folder`` the job goes on where it
-    stood.
+    Call it again after any failure, of the driver too: with a durable store or a ``folder`` the job continues where it
+    stopped.
 
     Args:
         dataset: what is read.
@@ -86,7 +86,7 @@ def leased_map(
             f"{len(dead)} chunks were given up, all others are committed; chunk {dead[0].chunk}: "
             f"{dead[0].error.strip().rpartition(chr(10))[2]}",
             chunks=[end.chunk for end in dead[:20]],
-            hint="mend the cause; a job with a folder then takes `holdfast job retry FOLDER`",
+            hint="fix the cause; a job with a folder then takes `holdfast job retry FOLDER`",
         )
     return [end for end in ends if isinstance(end, Done)]
 

@@ -25,7 +25,7 @@ STATE_FILE = "holdfast.json"
 
 
 def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
-    """Return the loader's batches, from where the newest Ray checkpoint stood. Call it in the training function.
+    """Return the loader's batches, from the position in the newest Ray checkpoint. Call it in the training function.
 
     Args:
         loader: one worker's batches; leave rank and world size to ``torch.distributed``, which Ray has set up.
@@ -46,7 +46,7 @@ def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
             raise StateError(
                 "the Ray checkpoint holds no stream state, so this run would repeat data it has seen",
                 checkpoint=found.path,
-                hint="report checkpoints as checkpoint(stream, folder), or start a run of another name",
+                hint="report checkpoints as checkpoint(stream, folder), or start a run with another name",
             ) from error
     stream.load_state_dict(state)
     return stream

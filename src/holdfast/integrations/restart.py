@@ -2,7 +2,7 @@
 
 A trainer's loop cannot jump. So a rollback writes its decision to the run's log, moves the checkpoints of the branch
 that is given up aside, and leaves through ``Restart``. ``train_again`` enters the trainer again from the chosen
-checkpoint; where nobody does, the process ends with exit code 75 and the launcher starts it again.
+checkpoint; otherwise the process ends with exit code 75 and the launcher starts it again.
 """
 
 from __future__ import annotations

@@ -63,7 +63,7 @@ def check_whole(path: str | Path) -> None:
     if fault is not None:
         beside = newest_checkpoint(Path(path).parent)
         raise StateError(
-            f"the trainer's checkpoint is not whole: {fault}",
+            f"the trainer's checkpoint is incomplete: {fault}",
             path=str(path),
             hint="start the run again" if beside is None else f"resume from {beside}, or with True",
         )

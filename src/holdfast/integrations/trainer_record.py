@@ -65,7 +65,7 @@ class Recording:
         Policy(self.on_finding)
         if self.rollback.cure == "prove":
             raise ConfigError(
-                'a trainer cannot make its steps again, which cure="prove" needs',
+                'cure="prove" needs to re-run steps, which a trainer cannot do',
                 hint='use cure="window" or "mask", or train with holdfast.Run and train_step',
             )
 
@@ -103,7 +103,7 @@ class TrainerRecord:
         scheduler: of the learning rate, where there is one.
 
     Raises:
-        StateError: the run was rolled back, and the trainer continues from another checkpoint.
+        StateError: the run was rolled back, but the trainer continues from another checkpoint.
     """
 
     def __init__(
@@ -261,7 +261,7 @@ class TrainerRecord:
         decided = unfinished(attempt.history.events)
         if decided is not None and decided["to"] != step:
             raise StateError(
-                "the run was rolled back, and the trainer continues from another checkpoint",
+                "the run was rolled back, but the trainer continues from another checkpoint",
                 step=step,
                 expected=decided["to"],
                 hint=f"continue from {decided['checkpoint']}",
@@ -343,7 +343,7 @@ class TrainerRecord:
         attempt, options, events = self._attempt, self._rollback, self._attempt.history.events
         made = sum(event["event"] == "rollback" for event in events)
         if made >= options.max_rollbacks:
-            raise RollbackError("the run has rolled back as often as it may", rollbacks=made)
+            raise RollbackError("the run has reached its maximum number of rollbacks", rollbacks=made)
         onset = max(0, min(int(finding["onset"]) - options.before, attempt.step))
         usable = {path: step for path, step in known.items() if step <= onset}
         if not usable:

@@ -20,7 +20,7 @@ class TrainerState:
 
     Attributes:
         step: optimizer steps done; 0 where the trainer counts them by itself.
-        stream: where the stream stands; None where the trainer saves the loader's state by itself.
+        stream: the stream's position; None where the trainer saves the loader's state by itself.
         metrics: the figures of all ranks so far; None without an aggregator.
         monitors: what each rank's monitor has seen; empty where nothing is recorded.
     """

@@ -5,7 +5,7 @@ trainer's batches and puts the stream state into every checkpoint it saves (in `
 a checkpoint has the state or is not whole). ``trainer.train(resume_from_checkpoint=True)`` then continues with the very
 next batch, at any number of processes.
 
-A callback is never told which trainer it belongs to, and is asked for the first time when the trainer has its batches.
+A callback does not know which trainer it belongs to, and is called for the first time when the trainer has its batches.
 So the first ``HoldfastCallback`` with a loader makes ``Trainer.train`` look for such a callback before it begins.
 """
 
@@ -89,7 +89,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Continue where the checkpoint's stream stood; refuse a checkpoint that does not say."""
+        """Continue from the stream's position in the checkpoint; refuse a checkpoint without one."""
         batches = kwargs.get("train_dataloader")
         if not isinstance(batches, TrainerBatches):
             raise ConfigError(
@@ -252,7 +252,7 @@ def _look_for_callbacks() -> None:
 
 
 def _connect(trainer: Trainer) -> None:
-    """Make the trainer read from its callback's loader, and save where that stands; doing so twice is harmless."""
+    """Make the trainer read from its callback's loader, and save its position; doing so twice is harmless."""
     callback, *others = _callbacks(trainer)
     if others:
         raise ConfigError("the trainer has two holdfast loaders", hint="add one HoldfastCallback, or attach one loader")
@@ -326,7 +326,7 @@ def _to_resume(asked: str | bool | None, folder: str) -> str | bool | None:
     found = newest_checkpoint(folder)
     if unfinished:
         logger.warning(
-            "never finished, so passed over: %s; resuming from %s", ", ".join(unfinished), found or "nothing"
+            "skipped incomplete checkpoints: %s; resuming from %s", ", ".join(unfinished), found or "nothing"
         )
     return found or (None if unfinished else True)  # where there is no checkpoint at all the trainer says so
 
