@@ -200,7 +200,7 @@ def test_what_only_makes_sense_whole_is_read_again_and_that_is_said_once(tmp_pat
         report = look(follower)
         told += follower.news(report)
     assert report.runs[0].signals[0].steps[-1] == 29
-    assert sum("read again whole" in line for line in told) == 1
+    assert sum("re-read in full" in line for line in told) == 1
 
 
 def test_a_log_is_recognised_again_while_it_is_short(tmp_path: Path) -> None:

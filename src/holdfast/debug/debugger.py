@@ -79,7 +79,7 @@ class MLSystemsDebugger:
         chosen = load_thresholds(Path(thresholds)) if isinstance(thresholds, (str, Path)) else dict(thresholds or {})
         self._tuning = Tuning.of(chosen)
         if limits is not None and READING in chosen:
-            raise ConfigError("limits of your own have their own thresholds", hint="pass limits or thresholds")
+            raise ConfigError("your own limits have their own thresholds", hint="pass limits or thresholds")
         self._limits = limits or self._tuning.reading
         self._logs = LogIngestor(self._limits)
         self._metrics = MetricIngestor(limits=self._limits)
@@ -126,7 +126,7 @@ class MLSystemsDebugger:
         _checked(detector, BaseDetector)
         if any(other.name == detector.name for other in self._detectors):
             raise ConfigError(
-                "two detectors have the same name", hint="give the new one a name of its own", detector=detector.name
+                "two detectors have the same name", hint="give the new one its own name", detector=detector.name
             )
         self._detectors.append(detector)
         self._router = None
@@ -152,7 +152,10 @@ class MLSystemsDebugger:
         return compare_runs(run, healthy, rule=self._tuning.verdict, compare=self._tuning.compare)
 
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
-        """Only read the source: every run in it, before any detector looks. ``progress`` is told the bytes read."""
+        """Read the source, and no more.
+
+        Every run in it, before any detector looks. ``progress`` gets the bytes read.
+        """
         if isinstance(source, RunLog):
             return [source]
         if isinstance(source, (list, tuple)) and source:
@@ -228,7 +231,7 @@ def _detectors(
 ) -> list[BaseDetector] | None:
     """Return the caller's own detectors, if any."""
     if detectors is not None and set(thresholds) - {ATTRIBUTION, VERDICT, COMPARE, READING}:
-        raise ConfigError("detectors of your own have their own thresholds", hint="pass detectors or thresholds")
+        raise ConfigError("your own detectors have their own thresholds", hint="pass detectors or thresholds")
     return None if detectors is None else list(detectors)
 
 
@@ -241,9 +244,9 @@ def _engine(
     if not isinstance(attribution, AttributionEngine):
         return None
     if calibration is not None:
-        raise ConfigError("an engine of your own has its own calibration", hint="pass an engine or a calibration")
+        raise ConfigError("your own engine has its own calibration", hint="pass an engine or a calibration")
     if ATTRIBUTION in thresholds:
-        raise ConfigError("an engine of your own has its own thresholds", hint="pass an engine or thresholds")
+        raise ConfigError("your own engine has its own thresholds", hint="pass an engine or thresholds")
     return attribution
 
 

@@ -87,7 +87,9 @@ def load_calibration(path: Path) -> Calibration:
 
 
 def load_thresholds(path: Path) -> Thresholds:
-    """The thresholds of a file made by ``holdfast calibrate``, or of one written by hand: detector → option → value.
+    """Return the thresholds of a file made by ``holdfast calibrate``, or of one written by hand.
+
+    Detector → option → value.
 
     Raises:
         ConfigError: it cannot be read, or is refused.

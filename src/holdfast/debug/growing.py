@@ -1,4 +1,4 @@
-"""One path that is still being written: its runs as they stand, read again as little as its format allows.
+"""One path that is still being written: its runs as they are, re-read as little as its format allows.
 
 A log of lines (text, JSON lines, CSV) is never read twice: each look takes the bytes written since the last one,
 through the reading that finished logs go through. A file that only makes sense as a whole (``trainer_state.json``,
@@ -49,7 +49,7 @@ class GrowingLog:
         self._recognised_at = 0
 
     def look(self) -> list[RunLog] | None:
-        """Return every run at the path as it stands; None where nothing has changed since the last look.
+        """Return every run at the path as it is; None where nothing has changed since the last look.
 
         Raises:
             UnreadableLogError: there is no log yet.
@@ -108,7 +108,7 @@ class GrowingLog:
         return reading.so_far().runs()
 
     def _whole(self, what: str) -> list[RunLog]:
-        note = f"{self.path}: {what} is read again whole whenever it changes"
+        note = f"{self.path}: {what} is re-read in full on every change"
         if note not in self.notes:
             self.notes.append(note)
         return self._debugger.read(self.path)

@@ -1,7 +1,7 @@
-"""What has been seen of a live run: what was told, and what happened before the window was thinned.
+"""What has been seen of a live run: what was reported, and what happened before the window was thinned.
 
-A finding is new when its failure, layer and rank were not told before, or when it comes back after it was over. What
-has happened has happened, even when the window no longer shows it; a plateau or a divergence may pass.
+A finding is new when its failure, layer and rank were not reported before, or when it comes back after it was over.
+What has happened has happened, even when the window no longer shows it; a plateau or a divergence may pass.
 """
 
 from __future__ import annotations
@@ -90,7 +90,7 @@ class Memory:
     _happened: dict[_Key, Finding] = field(default_factory=dict)
 
     def news(self, findings: Sequence[Finding]) -> tuple[Finding, ...]:
-        """Return the findings that were not told before, and take them for told."""
+        """Return the findings that are new, and mark them as reported."""
         fresh = []
         for finding in findings:
             seen = finding.detection
@@ -112,14 +112,14 @@ class Memory:
         return (*findings, *past)
 
     def forget_after(self, step: float) -> None:
-        """Forget what began after ``step``: it is told again if it happens again."""
+        """Forget what began after ``step``: it is reported again if it happens again."""
         self._happened = {
             key: finding for key, finding in self._happened.items() if (finding.detection.first_step or 0.0) <= step
         }
         self._told = {key: told for key, told in self._told.items() if told <= step or key in self._happened}
 
     def told(self) -> list[tuple[str, str | None, int | None, float]]:
-        """Return what was told, for a saved state."""
+        """Return what was reported, for a saved state."""
         return [(*key, told) for key, told in self._told.items()]
 
     def happened(self) -> list[StoredFinding]:

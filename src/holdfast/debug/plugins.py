@@ -14,7 +14,7 @@ Plugin = BaseIngestor | BaseSignalExtractor | BaseDetector
 
 
 def load_plugins() -> tuple[list[Plugin], list[str]]:
-    """Every plug-in that loads, and a note about each that does not. An entry point names a class or a factory."""
+    """Load every plug-in, with a note about each that does not load. An entry point names a class or a factory."""
     found: list[Plugin] = []
     notes: list[str] = []
     for entry in entry_points(group=GROUP):

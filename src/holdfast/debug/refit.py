@@ -44,7 +44,7 @@ class Refit:
 
 
 def refit(runs: Sequence[LabelledRun], *, start: Thresholds | None = None, search: bool = True) -> Refit:
-    """Fit thresholds (unless told not to) and then the calibration.
+    """Fit thresholds (unless disabled) and then the calibration.
 
     Args:
         runs: labelled runs; the more and the more varied, the better.

@@ -35,7 +35,7 @@ class Held(Protocol):
         ...
 
     def fields(self) -> Sequence[Rows]:
-        """Return, for each field, the rows it stands in."""
+        """Return, for each field, the rows it is in."""
         ...
 
     def odd(self) -> Rows:

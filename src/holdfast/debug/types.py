@@ -137,7 +137,7 @@ class Verdict(str, Enum):
 
 
 class ReasonCode(str, Enum):
-    """Why nothing can be told of a run."""
+    """Why there is no verdict on a run."""
 
     NOTHING_READ = "nothing_read"
     NO_LOSS = "no_loss"
@@ -203,7 +203,7 @@ class Signal:
     ``steps`` are float64 so that fractional epochs fit; ``values`` are float64 with real NaN and Inf kept.
     ``metadata`` may hold ``kind`` (``"loss"``, ``"eval_loss"``, ``"grad_norm"``, ``"lr"``, ``"loss_scale"``, …: the
     canonical meaning of a framework's own name), ``missing_steps`` (rows in which this field was absent although its
-    neighbours were there), ``not_collected`` (a reason, when zeros or placeholder strings stand for "no value") and
+    neighbours were there), ``not_collected`` (a reason, when zeros or placeholder strings mean "no value") and
     whatever else an ingestor knows.
     """
 

@@ -32,7 +32,7 @@ class VerdictRule:
     unread_lines: int = 5
     """Unread lines that look like training below this number may be summaries."""
     unread_tail: float = 0.2
-    """The share of the lines that look like training that may stand unread at the end of the file."""
+    """The share of the lines that look like training that may be unread at the end of the file."""
     worse: float = 0.1
     """A series may end this share of its span worse than it began: the last few points are noise."""
     better_deviations: float = 2.0
@@ -61,7 +61,7 @@ class VerdictRule:
     def judge(
         self, findings: Sequence[Finding], signals: Sequence[Signal], coverage: Coverage | None = None
     ) -> tuple[Verdict, Reason | None]:
-        """Return the verdict, and the reason where nothing can be told."""
+        """Return the verdict, and the reason if there is none."""
         if any(finding.detection.severity is not Severity.INFO for finding in findings):
             return Verdict.UNHEALTHY, None
         unread = None if coverage is None else self._unread(coverage)
@@ -77,7 +77,7 @@ class VerdictRule:
             what = "; the collectives show nothing wrong" if "collective" in kinds else what
             return Reason(ReasonCode.NO_LOSS, f"no loss found{what}")
         if all("unnamed" in signal.metadata for signal in like):
-            text = f"{len(like)} columns without names: which of them is to fall or to rise cannot be told"
+            text = f"{len(like)} columns without names: it is unknown which of them should fall or rise"
             return Reason(ReasonCode.NO_LOSS, text)
         losses = [signal for signal in like if signal.kind == "loss"] or like
         empty = [signal for signal in losses if "not_collected" in signal.metadata]
@@ -139,6 +139,7 @@ class VerdictRule:
         values = _badness(signal)
         if len(values) < self.best_points or float(values.min()) <= 0.0:
             return False
+        values = values[:: -max(1, len(values) // self.most_compared)][::-1]  # with its last point
         width = max(self.start_points, len(values) // self.best_parts)
         held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
         return float(held[-1]) > self.far_above_best * float(held.min())

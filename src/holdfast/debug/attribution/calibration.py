@@ -92,7 +92,10 @@ class Calibration:
         return cls(stored.findings, stored.causes, stored.learned, stored.unwitnessed)
 
     def raw_finding(self, confidence: float) -> float:
-        """The raw confidence behind a finding's calibrated one: the middle of those that give it, or come nearest."""
+        """Return the raw confidence behind a finding's calibrated one.
+
+        The middle of those that give it, or come nearest.
+        """
         return _look_back(self.findings, confidence)
 
     def raw_cause(self, confidence: float, *, method: str = "rules") -> float:
@@ -114,7 +117,7 @@ class _Stored:
             if len(table) < 2 or any(not 0 <= share <= 1 for _, share in table):
                 raise ValueError("a table needs at least two points with shares between 0 and 1")
             if any(b[0] <= a[0] or b[1] < a[1] for a, b in itertools.pairwise(table)):
-                raise ValueError("the points of a table must rise")
+                raise ValueError("the points of a table must increase")
 
 
 STORED = Format("calibration table", _Stored, error=ConfigError, version_error=ConfigError)

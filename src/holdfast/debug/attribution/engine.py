@@ -96,7 +96,7 @@ class AttributionEngine:
         is_so = self.rule.observer.is_so
         seen = self.rule.observer.observe(Scene(tuple(detections), tuple(signals), context, self.rule.story.select))
         known = witnesses(signals) * (self.rule.few_points if seen["few_points"] >= is_so else 1.0)
-        # A crash is told by the text that quotes it, whatever else was logged: its shares are as they stand.
+        # A crash is known by the text that quotes it, whatever else was logged: its shares stay as they are.
         quoted = detections[0].failure == CrashDetector.failure
         known = 1.0 if quoted else known
         shares = self.raw_shares(detections, seen, known=known)

@@ -1,4 +1,4 @@
-"""Runs whose truth is known, and how a set of detectors does on them: the ground all refitting stands on.
+"""Runs whose truth is known, and how a set of detectors does on them: the basis of all refitting.
 
 A label file is JSON (a list) or JSON lines of ``{"path": …, "failure": "nan" | null, "accepted": […], "cause": …,
 "source": …}``; paths are relative to the file. ``failure: null`` means healthy, ``accepted`` lists other names that
@@ -217,7 +217,7 @@ def _first_cause(findings: tuple[Finding, ...]) -> str | None:
 
 
 def _count(tallies: dict[str, Tally], results: Sequence[DetectionResult], names: frozenset[str]) -> None:
-    """A detector is missed only where its failure is one of the right names and nobody found any of them."""
+    """Count a detector as missed only if its failure is one of the right names and none of them was found."""
     found = {detection.failure.name for result in results for detection in result.detections}
     for result in results:
         tally = tallies[result.detector]

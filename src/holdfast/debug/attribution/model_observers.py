@@ -82,7 +82,7 @@ class GradientObserver:
         return seen
 
     def _left(self, logs: np.ndarray, eighth: int) -> bool:
-        """Return whether the norm stood at a level in the first quarter of the run and is far above it later."""
+        """Return whether the norm was at a level in the first quarter of the run and is far above it later."""
         begins = float(np.median(logs[eighth : 2 * eighth]) - np.median(logs[:eighth]))
         later = float(np.quantile(logs[2 * eighth :], 1.0 - self.left_share))
         return begins <= self.sum_begins and later >= float(np.median(logs[: 2 * eighth])) + np.log(self.left)
@@ -123,7 +123,7 @@ class ParameterObserver:
     doubt: DoubtRule = field(default_factory=DoubtRule)
 
     def observe(self, scene: Scene) -> Seen:
-        """Updates against weights, rates and gradients; held-out losses that stand still."""
+        """Observe updates against weights, rates and gradients, and held-out losses that do not move."""
         updates = [signal for signal in of_kind(scene.signals, "update_norm") if signal.layer is None]
         weights = [signal for signal in of_kind(scene.signals, "weight_norm") if signal.layer is None]
         seen: Seen = {"updates_unknown": float(not updates and not weights)}
@@ -230,7 +230,7 @@ class PrecisionObserver:
     """Around is within this many logging intervals."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Scales, and what they did."""
+        """Observe scales, and what they did."""
         scales = [signal for signal in of_kind(scene.signals, "loss_scale") if np.isfinite(signal.values).any()]
         used = any(np.nanmax(signal.values) > 1 for signal in scales)
         fell = any(signal.values[-1] < np.nanmax(signal.values) / self.fell for signal in scales)

@@ -45,7 +45,7 @@ OBSERVATIONS: Mapping[str, str] = {
     "rate_released": "a cut of the learning rate set the loss free",
     "gradient_led": "the gradient norm rose before the loss did",
     "gradient_smooth": "the gradient norm drifts smoothly, as a running sum does",
-    "gradient_left": "the gradient norm stood at a usual level and left it by more than ten times",
+    "gradient_left": "the gradient norm left its usual level by more than ten times",
     "gradient_grows": "the gradient norm grows over the run",
     "gradient_fades": "the gradient norm fades over the run",
     "gradient_alive": "gradients of ordinary size are there all along",
@@ -76,11 +76,11 @@ OBSERVATIONS: Mapping[str, str] = {
     "order_repeats": "the loss repeats itself batch by batch, pass after pass",
     "evaluation_below_training": "the held-out loss lies well below the training loss",
     "evaluation_rises": "the held-out loss rises",
-    "evaluation_unharmed": "the held-out loss goes on falling through the trouble",
+    "evaluation_unharmed": "the held-out loss keeps falling through the trouble",
     "evaluation_harmed": "the held-out loss rises with the trouble",
-    "training_falls": "the training loss goes on falling",
+    "training_falls": "the training loss keeps falling",
     "slow_progress": "the loss creeps down steadily, but far too slowly",
-    "at_guessing": "the loss stands where guessing puts it",
+    "at_guessing": "the loss is where guessing would put it",
     "one_answer": "the policy's entropy is next to nothing",
     "random_answers": "the policy's entropy is back where it began",
     "policy_jumped": "the policy moved far in a single update",
@@ -177,7 +177,7 @@ def witnesses(signals: Sequence[Signal]) -> float:
 
 
 def _while_numbers_last(scene: Scene) -> tuple[Signal, ...]:
-    """The signals up to the step at which the numbers were lost: nothing that does not move after it is a cause."""
+    """Return the signals up to the step at which the numbers were lost: what does not move after it is no cause."""
     ends = (Failure.NAN, Failure.INF, Failure.LOSS_SCALE_COLLAPSE)
     lost = [seen.first_step for seen in scene.detections if seen.failure in ends and seen.first_step is not None]
     if not lost:

@@ -39,7 +39,7 @@ class Scene:
         return min((seen.first_step for seen in self.detections if seen.first_step is not None), default=None)
 
     def facts(self, kind: type[SomeFacts]) -> list[SomeFacts]:
-        """Return what the detectors of this kind told."""
+        """Return what the detectors of this kind reported."""
         return [seen.facts for seen in self.detections if isinstance(seen.facts, kind)]
 
     def has_name(self, failure: str) -> bool:

@@ -42,7 +42,7 @@ class TimeObserver:
     period: PeriodRule = field(default_factory=PeriodRule)
 
     def observe(self, scene: Scene) -> Seen:
-        """Times, repetitions and ends."""
+        """Observe times, repetitions and ends."""
         jumps, runaway = scene.facts(SpikeFacts), scene.facts(DivergenceFacts)
         losses = scene.losses[:1]
         rates = of_kind(scene.signals, "lr")
@@ -207,7 +207,10 @@ class LossObserver:
         return {}
 
     def _through_trouble(self, scene: Scene, held: Signal) -> Seen:
-        """What the held-out loss did while the training loss rose: only a model that got worse shows it there."""
+        """Return what the held-out loss did while the training loss rose.
+
+        Only a model that got worse shows it there.
+        """
         for trouble in scene.detections:
             if trouble.failure not in (Failure.SPIKE, Failure.DIVERGENCE) or not trouble.first_step:
                 continue
@@ -230,7 +233,7 @@ class PolicyObserver:
     """Infinite values of a series that are more than a glitch."""
 
     def observe(self, scene: Scene) -> Seen:
-        """Return what its detector told, and whether something beside it is infinite."""
+        """Return what its detector reported, and whether something beside it is infinite."""
         told = scene.facts(PolicyFacts)
         if not told and not of_kind(scene.signals, "reward"):
             return {}

@@ -65,12 +65,12 @@ def tell_stories(
 
 
 def _effect(leader: Detection) -> int:
-    """Of two stories as bad as each other the cause comes first: a loss scale gives way, then NaN gets in."""
+    """Return which of two equally severe stories is the effect: a loss scale gives way, then NaN gets in."""
     return 0 if leader.failure == Failure.LOSS_SCALE_COLLAPSE else 1
 
 
 def _connected(detections: list[Detection], signals: Sequence[Signal], rule: StoryRule) -> list[list[Detection]]:
-    """Detections whose stretches touch or nearly touch; replicas of one run count as one."""
+    """Return detections whose stretches touch or nearly touch; replicas of one run count as one."""
     steps = [signal.steps for signal in rule.select.training_losses(signals, games=True) if len(signal.steps)]
     length = max(float(s[-1]) for s in steps) - min(float(s[0]) for s in steps) if steps else np.inf
     groups: list[list[Detection]] = []
@@ -122,7 +122,10 @@ def _blew_up(seen: Detection) -> bool:
 
 
 def _was_dead(seen: Detection) -> bool:
-    """Whether a layer's outputs were dead from the first; one that was alive is what became of something else."""
+    """Return whether a layer's outputs were dead from the first.
+
+    One that was alive is what became of something else.
+    """
     return isinstance(seen.facts, DeadLayerFacts) and seen.facts.outputs_dead and not seen.facts.died_later
 
 

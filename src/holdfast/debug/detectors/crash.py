@@ -55,8 +55,8 @@ _ORDER = (
 class CrashDetector(BaseDetector):
     """Reports the crash that a log quotes.
 
-    A run stopped by hand is told as information, and so is a crash after which the run was started again in the same
-    file: the user knows of it, and the later run is judged by itself.
+    A run stopped by hand is reported as information, and so is a crash after which the run was started again in the
+    same file: the user knows of it, and the later run is judged by itself.
 
     Args:
         confidence: how sure the quoted lines make it; they are what the program printed when it died.

@@ -72,7 +72,7 @@ class DeadLayerDetector(BaseDetector):
         return "dead_layer"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Activations and gradient norms by layer."""
+        """Return activations and gradient norms by layer."""
         return frozenset(("activation", "grad_norm"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -108,7 +108,10 @@ class DeadLayerDetector(BaseDetector):
         )
 
     def _collapsed(self, signals: Sequence[Signal]) -> Detection | None:
-        """A layer that answers the same whatever comes in, all along: its weights are nothing, or its inputs are."""
+        """Find a layer that answers the same whatever comes in, all along.
+
+        Its weights are nothing, or its inputs are.
+        """
         spreads = {
             layer: (finite_median(signal.values), signal)
             for layer, (_, signal) in self.start.early_spreads(signals).items()
@@ -125,7 +128,10 @@ class DeadLayerDetector(BaseDetector):
         return self._all_along(signal, claim, CLEAR, Deadness.COLLAPSED, {"spread": spread, "widest": widest})
 
     def _silent(self, layers: dict[str, Signal]) -> Detection | None:
-        """Layers get no gradient: most of them, or any that had one before; frozen, cut off, or set to nothing."""
+        """Find layers without a gradient.
+
+        Most of them, or any that had one before; frozen, cut off, or set to nothing.
+        """
         usable = {layer: signal for layer, signal in layers.items() if len(signal.values) >= self.minimum_points}
         since = {layer: _silent_since(signal) for layer, signal in usable.items()}
         silent = [layer for layer, signal in usable.items() if _is_silent(signal)]

@@ -71,7 +71,7 @@ class DivergentTrainingDetector(BaseDetector):
     cut_points: int = 8
     """… and after this many points."""
     held_level: float = 0.95
-    """A loss that stood above this share of its start before the cut had learnt nothing …"""
+    """A loss that was above this share of its start before the cut had learnt nothing …"""
     set_free: float = 0.75
     """… and was set free where it falls below this share of that at once."""
     lost_at_once: float = 5.0
@@ -98,14 +98,14 @@ class DivergentTrainingDetector(BaseDetector):
     metric_lost: float = 0.6
     """The share of its gain that a metric must give up where there is no loss to ask."""
     agent_rise: float = 10.0
-    """How many times its best the loss of an agent must end at where its reward stands still: it has no fixed scale."""
+    """How many times its best the loss of an agent must end at whose reward does not move: it has no fixed scale."""
     metric_points: int = 12
     """Points of a metric for that."""
     metric_fall: float = 0.05
     """The share of its level that it must lose: less is how evaluations differ."""
     gained: float = 0.5
-    """A held-out loss that swings is told, not blamed, where a share of right answers beside it ends this share of its
-    range above its first third."""
+    """A held-out loss that swings is reported, not blamed, where a share of right answers beside it ends this share of
+    its range above its first third."""
     dead_points: int = 5
     """A share of correct answers or successes that is exactly 0 at this many final points …"""
     dead_chance: float = 0.01
@@ -124,7 +124,10 @@ class DivergentTrainingDetector(BaseDetector):
         return "divergence"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses and metrics, on training and held-out data; learning rates, to see what a lower one frees; rewards."""
+        """Return losses and metrics, on training and held-out data.
+
+        Learning rates, to see what a lower one frees; rewards.
+        """
         return frozenset(("loss", "eval_loss", "perplexity", "lr", "reward", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
@@ -268,13 +271,16 @@ class DivergentTrainingDetector(BaseDetector):
         )
 
     def _matters(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Whether a rise of one of several parts of a loss is large beside their sum: parts trade with each other."""
+        """Return whether a rise of one of several parts of a loss is large beside their sum.
+
+        Parts trade with each other.
+        """
         numbers = seen.evidence[0].numbers
         beside = self.select.level_of_parts(signals, seen.first_step or 0.0)
         return abs(numbers["after"] - numbers["before"]) >= self.part_share * beside
 
     def _improves(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether a held-out loss went on falling through the rise."""
+        """Return whether a held-out loss kept falling through the rise."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
             return False
         for signal in evaluation_losses(signals):
@@ -288,7 +294,7 @@ class DivergentTrainingDetector(BaseDetector):
         return False
 
     def _is_reweighted(self, seen: Detection, signals: Sequence[Signal]) -> bool:
-        """Return whether all that is logged beside a total goes on getting better while the total rises."""
+        """Return whether all that is logged beside a total keeps getting better while the total rises."""
         if not isinstance(seen.facts, DivergenceFacts) or seen.facts.shape is not DivergenceShape.RISE:
             return False
         losses = [signal for signal in main_losses(signals) if signal.name != seen.signal]
@@ -347,8 +353,8 @@ class DivergentTrainingDetector(BaseDetector):
     def _held_up(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
         """Return a loss that had learnt nothing until the learning rate was cut, and fell off a cliff there.
 
-        A drop at a scheduled cut is what schedules are for; a run that stood at its first level (or above) for long was
-        bouncing over every minimum until then.
+        A drop at a scheduled cut is what schedules are for; a run that stayed at its first level (or above) for long
+        was bouncing over every minimum until then.
         """
         shape = self.shape.of(signal)
         if shape is None or shape.is_signed or shape.count < self.minimum_points:

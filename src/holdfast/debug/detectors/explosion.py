@@ -52,7 +52,7 @@ class GradientExplosionDetector(BaseDetector):
     start: StartRule = field(default_factory=StartRule)
     """When the first forward pass is out of range."""
     wild_rate: float = 0.3
-    """A learning rate nobody trains losses summed over a batch at."""
+    """A learning rate that is never used for losses summed over a batch."""
     learnt: float = 0.5
     """A training loss that fell below this share of its start has learnt …"""
     held_out_end: float = 3.0
@@ -60,12 +60,12 @@ class GradientExplosionDetector(BaseDetector):
     layer_growth: float = 10.0
     """How many times its early norm a layer must reach to be named."""
     stands_still: float = 1.3
-    """An accuracy that grew by less than this factor from its first rows to its last third stands still."""
+    """An accuracy that grew by less than this factor from its first rows to its last third does not move."""
     often_right: float = 0.5
     """An accuracy or overlap above this share shows that a loss beyond any guess is a sum over a batch, and that one
-    that began wild and came down is told, not blamed."""
+    that began wild and came down is reported, not blamed."""
     accuracy_points: int = 6
-    """Fewer accuracies do not show whether they stand."""
+    """Fewer accuracies do not show whether they move."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)

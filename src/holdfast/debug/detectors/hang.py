@@ -1,7 +1,7 @@
 """Ranks that stopped entering collectives, read from the flight recorder.
 
 In every process group the ranks count their collectives. When a job hangs, most ranks wait in a collective that
-someone has not entered. A rank that lags in a group and waits for nobody elsewhere is the cause; one that lags because
+someone has not entered. A rank that lags in a group and waits for no other rank is the cause; one that lags because
 it is itself stuck behind another group's collective is a victim.
 """
 
@@ -43,7 +43,7 @@ class _Group:
         return max(progress.enqueued for progress in self.progress.values())
 
     def laggards(self) -> frozenset[int]:
-        """Ranks that have not entered the collective others already wait in."""
+        """Return ranks that have not entered the collective others already wait in."""
         waiting = any(progress.waits and progress.enqueued == self.front for progress in self.progress.values())
         if not waiting:
             return frozenset()
@@ -71,7 +71,7 @@ class HangDetector(BaseDetector):
         return "hang"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Collectives by rank and group."""
+        """Return collectives by rank and group."""
         return frozenset(("collective",))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

@@ -41,7 +41,7 @@ class LossScaleCollapseDetector(BaseDetector):
         return "loss_scale_collapse"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Loss scales and skipped steps."""
+        """Return loss scales and skipped steps."""
         return frozenset(("loss_scale", "skipped"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

@@ -61,7 +61,7 @@ class NaNDetectionDetector(BaseDetector):
         )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Look at losses, then at what stands in for them; the first kind of witness that says NaN is believed."""
+        """Look at losses, then at what replaces them; the first kind of witness that says NaN is believed."""
         losses = self.select.training_losses(signals)
         witnesses: tuple[Iterable[Detection | None], ...] = (
             (
@@ -145,7 +145,7 @@ class NaNDetectionDetector(BaseDetector):
         return _told(self.failure, signal, bad, claim, Severity.CRITICAL if ruined else Severity.WARNING, CLEAR)
 
     def _at_any_scale(self, signal: Signal) -> Detection | None:
-        """Overflow that goes on below a loss scale of one is no overflow: the gradients themselves are not finite."""
+        """Overflow that continues below a loss scale of one is no overflow: the gradients themselves are not finite."""
         low = np.isfinite(signal.values) & (signal.values < self.useless_scale)
         if not low.any() or tail_length(np.diff(signal.values) < 0) < self.scale_falls:
             return None
@@ -173,7 +173,7 @@ class InfDetectionDetector(BaseDetector):
         return "inf"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Losses, norms, counters of infinities, and every series that is finite in a sane run."""
+        """Return losses, norms, counters of infinities, and every series that is finite in a sane run."""
         return frozenset(
             ("loss", "eval_loss", "grad_norm", "weight_norm", "inf_count", "metric", "reward", "value_loss", "other")
         )

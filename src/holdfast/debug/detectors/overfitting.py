@@ -23,7 +23,7 @@ _LOSS_FUNCTION = re.compile(r"(?:^|[^a-z])(?:r?mse|mae|nll|b?ce|huber|l[12])(?:[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OverfittingDetector(BaseDetector):
-    """Sees a held-out loss that turns and climbs while the training loss goes on falling."""
+    """Sees a held-out loss that turns and climbs while the training loss keeps falling."""
 
     failure: ClassVar[Failure] = Failure.OVERFITTING
     minimum_rise: float = 0.15
@@ -50,14 +50,14 @@ class OverfittingDetector(BaseDetector):
     still_better: float = 0.3
     """A held-out metric that gained this share of its range after the turn, and ends …"""
     still_near: float = 0.1
-    """… within this share of it of its best, says that the model goes on getting better: it only grows too sure. A loss
+    """… within this share of it of its best, says that the model keeps getting better: it only grows too sure. A loss
     that rises by ``critical_rise`` is believed all the same."""
     by_heart: float = 0.1
     """A training loss that falls below this share of its first value is learnt by heart where the held-out loss …"""
     never_better: float = 0.05
     """… was never better than its first by this share …"""
     untrained: float = 0.9
-    """… and ends above this share of the first training loss, where a model stands that has learnt nothing."""
+    """… and ends above this share of the first training loss, the level of a model that has learnt nothing."""
     by_heart_evaluations: int = 10
     """Evaluations for that: fewer may only be too soon."""
     held_out_points: float = 2.0
@@ -95,13 +95,13 @@ class OverfittingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
-        """Return whether the held-out loss rises moderately while a held-out metric goes on improving."""
+        """Return whether the held-out loss rises moderately while a held-out metric keeps improving."""
         if seen.severity is Severity.CRITICAL:
             return False
         return any(self._goes_on(metric, seen) for metric in metrics)
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
-        """Return whether a held-out metric went on getting better after the held-out loss turned."""
+        """Return whether a held-out metric kept getting better after the held-out loss turned."""
         direction = metric.metadata.get("higher_is_better")
         good = np.isfinite(metric.values)
         values, steps = metric.values[good], metric.steps[good]
@@ -147,7 +147,7 @@ class OverfittingDetector(BaseDetector):
         )
 
     def _by_heart(self, signal: Signal, training: Sequence[Signal]) -> Detection | None:
-        """A held-out loss that stays where an untrained model stands while the training loss falls to next to nothing.
+        """Find a held-out loss at an untrained model's level while the training loss falls to almost nothing.
 
         It need not rise: what is learnt by heart from the first epoch on never made anything better.
         """
@@ -179,7 +179,7 @@ class OverfittingDetector(BaseDetector):
         return None
 
     def _climbs(self, values: np.ndarray, best_at: int) -> bool:
-        """Whether every one of the last evaluations is clearly worse than the best, and the later ones more so."""
+        """Return whether each of the last evaluations is clearly worse than the best, and later ones more so."""
         best, after = float(values[best_at]), values[best_at + 1 :]
         end = _end_of(after)
         known = len(values) > self.noise_points
@@ -193,7 +193,7 @@ class OverfittingDetector(BaseDetector):
         return climbing and clear and end - best >= least
 
     def _training_fell(self, training: Sequence[Signal], turn: float, end: float) -> float | None:
-        """Return how far the training loss went on falling after the turn; None when it did not."""
+        """Return how far the training loss kept falling after the turn; None when it did not."""
         for signal in training:
             good = np.isfinite(signal.values)
             values, steps = signal.values[good], signal.steps[good]
@@ -211,7 +211,7 @@ class OverfittingDetector(BaseDetector):
 
 
 def _stand_ins(signals: Sequence[Signal]) -> list[Signal]:
-    """Return what may stand for a held-out loss where none is named so: the logarithm of a perplexity, or an error.
+    """Return what may serve as a held-out loss where none is named so: the logarithm of a perplexity, or an error.
 
     A perplexity that climbs while the training loss falls is not the training data's, whatever it is called.
     """

@@ -27,7 +27,7 @@ __all__ = ["LossPlateauDetector", "PlateauFacts"]
 
 @dataclass(frozen=True, slots=True)
 class PlateauFacts(Facts):
-    """At what level a loss stands still, by what share it fell all the same, and which guess costs that much."""
+    """At what level a loss stopped moving, by what share it fell all the same, and which guess costs that much."""
 
     level: float
     improvement: float
@@ -40,9 +40,9 @@ class LossPlateauDetector(BaseDetector):
 
     failure: ClassVar[Failure] = Failure.PLATEAU
     live_span: float = 2000.0
-    """Steps a live run is given: there is time to wait until nobody could still be warming up."""
+    """Steps a live run is given: there is time to wait until no run could still be warming up."""
     stall: StallRule = field(default_factory=StallRule)
-    """When a loss has stood still."""
+    """When a loss has not moved."""
 
     @property
     def name(self) -> str:
@@ -60,7 +60,7 @@ class LossPlateauDetector(BaseDetector):
             # A live run may yet find its first reward.
             reward = None if context.live else self.stall.flat_reward(signals, source=context.source)
             return DetectionResult(self.name, () if reward is None else (self._unrewarded(reward),))
-        where = f", where {stall.guess} stands" if stall.guess else ""
+        where = f", the level of {stall.guess}" if stall.guess else ""
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} "
             f"points, steps {stall.shape.steps[0]:g} to {stall.shape.steps[-1]:g}"

@@ -210,6 +210,6 @@ class PolicyCollapseDetector(BaseDetector):
 
 
 def _usefulness(signal: Signal) -> tuple[bool, int, bool]:
-    """What is sorted by to find the return that tells most: earned, then long, then no extreme of the episodes."""
+    """Return the sort key for the most telling return: earned, then long, then no extreme of the episodes."""
     earned = not _NOT_EARNED.search(signal.name)
     return not earned, -len(signal.values), bool(_EXTREME.search(signal.name))

@@ -49,7 +49,7 @@ class TrainingServingSkewDetector(BaseDetector):
         return "skew"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Distances between distributions, and losses and metrics on both sides."""
+        """Return distances between distributions, and losses and metrics on both sides."""
         return frozenset(("distribution", "eval_loss", "loss", "metric"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

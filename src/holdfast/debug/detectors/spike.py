@@ -62,8 +62,8 @@ class LossSpikeDetector(BaseDetector):
     learns: float = 0.9
     """A loss that swings, and ends below this share of its level half-way, learns all the same."""
     forgotten: float = 0.5
-    """The worst jump of a run that came back and ends below this share of the level before it is told, not blamed: it
-    cost steps, and nothing of what was learnt."""
+    """The worst jump of a run that came back and ends below this share of the level before it is reported, not blamed:
+    it cost steps, and nothing of what was learnt."""
     few_given_up: float = 0.5
     """The share of what was gained since the start that fewer points than ``burst.minimum_points`` must give up: near
     zero a loss of small batches differs by factors."""
@@ -72,13 +72,13 @@ class LossSpikeDetector(BaseDetector):
     brief_ratio: float = 3.0
     """… stayed below this many times the level before, and left the run …"""
     brief_end: float = 1.1
-    """… to end below this many times that level are told, not blamed: nothing of them is left."""
+    """… to end below this many times that level are reported, not blamed: nothing of them is left."""
     habit_jumps: int = 20
     """At least this many jumps …"""
     habit_tenths: int = 5
     """… spread over this many tenths of the run show how its batches differ, and are no event …"""
     habit_end: float = 0.5
-    """… where it ends below this share of its start: they are told, not blamed."""
+    """… where it ends below this share of its start: they are reported, not blamed."""
     strong_points: int = 3
     """So many high points make a spike as sure as it gets."""
     reward: RewardRule = field(default_factory=RewardRule)
@@ -167,7 +167,7 @@ class LossSpikeDetector(BaseDetector):
         return [jump for jump in (early, hump) if jump is not None]
 
     def _short_log(self, signal: Signal, shape: Shape, norms: Sequence[Signal]) -> Detection | None:
-        """In a handful of lines: many times the level, with the gradients agreeing."""
+        """Find spikes in a handful of lines: many times the level, with the gradients agreeing."""
         worst = int(np.argmax(shape.values))
         before = shape.values[:worst]
         if worst == 0 or shape.values[worst] < self.short_ratio * float(np.max(before)):
@@ -214,7 +214,7 @@ class LossSpikeDetector(BaseDetector):
         claim = (
             f"jumped from {worst.before:.4g} to {worst.peak:.4g} at step {worst.certain_step:g}"
             + (f", {len(bursts)} times in all" if len(bursts) > 1 else "")
-            + (" and had not come back when the log ended" if at_end else f", back at {worst.after:.4g} after it")
+            + (" and had not come back when the log ended" if at_end else f", then back to {worst.after:.4g}")
         )
         return detection(
             self.failure,
@@ -237,7 +237,7 @@ class LossSpikeDetector(BaseDetector):
 
     def _swinging(self, signal: Signal, shape: Shape, swing: Swing) -> Detection:
         every = f"{swing.period:g} steps" if swing.period > 0 else f"{swing.points} points"
-        # A loss that goes on falling through its swings is told, and not blamed.
+        # A loss that keeps falling through its swings is reported, and not blamed.
         learns = shape.end < self.learns * float(shape.level[len(shape.level) // 2])
         return detection(
             self.failure,

@@ -52,7 +52,7 @@ class StragglerDetector(BaseDetector):
         return "straggler"
 
     def get_required_signals(self) -> frozenset[str]:
-        """Times and throughputs by rank."""
+        """Return times and throughputs by rank."""
         return frozenset(("step_time", "data_time", "throughput"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:

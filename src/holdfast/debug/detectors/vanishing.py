@@ -52,7 +52,7 @@ class GradientVanishingDetector(BaseDetector):
         return frozenset(("grad_norm", "loss", "eval_loss", "metric", "reward"))
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
-        """Only where the loss is stuck: then compare the gradients with their beginning, and layers with each other."""
+        """Compare, only if the loss is stuck, the gradients with their beginning, and layers with each other."""
         norms, layers, zero = (
             total_gradient_norms(signals),
             layered(signals, "grad_norm"),
@@ -71,8 +71,8 @@ class GradientVanishingDetector(BaseDetector):
         return DetectionResult(self.name, tuple(found[:1]))
 
     def _zero(self, signal: Signal, stall: Stall) -> Detection:
-        """Gradients of exactly zero beside a loss that does not move: no step was ever taken."""
-        where = f", where {stall.guess} stands" if stall.guess else ""
+        """Find gradients of exactly zero beside a loss that does not move: no step was ever taken."""
+        where = f", the level of {stall.guess}" if stall.guess else ""
         claim = f"is exactly 0 at all {len(signal.values)} points while the loss stays at {stall.level:.4g}{where}"
         return detection(
             self.failure,

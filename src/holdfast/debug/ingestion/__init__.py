@@ -1,4 +1,4 @@
-"""From raw logs and metrics to signals: formats are recognised, names are made common, gaps are told apart."""
+"""From raw logs and metrics to signals: formats are recognised, names are unified, kinds of gaps are distinguished."""
 
 from __future__ import annotations
 

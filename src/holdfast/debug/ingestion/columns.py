@@ -68,7 +68,7 @@ def read_columns(
 ) -> Reading:
     """Read ``count`` rows of numeric ``columns`` and of ``labels`` (one word per row, None where a row has none).
 
-    Several runs in the rows are told apart, unless ``divide`` is false.
+    Several runs in the rows are separated, unless ``divide`` is false.
     """
     reading, rule = Reading(), rule or RestartRule()
     # Ranges beside each value in a W&B download, and the index that pandas writes under no name.
@@ -87,7 +87,7 @@ def read_columns(
     rest = named_by_context(rest, source_name)
     steps = dense(step if step is not None else epoch, count, None)
     epochs = dense(epoch, count, None) if step is not None and epoch is not None else None
-    # An epoch is never counted again within a run: where it stands for the step, going back begins another.
+    # An epoch is never counted again within a run: where it serves as the step, going back begins another.
     whole = step is None or plain(step.name) in _WHOLE_RUN
     begins = _begins(steps, epochs, rest, groups, whole_run=whole, rule=rule) if divide and reading.has_step else [0]
     for begin, end in zip(begins, [*begins[1:], count], strict=True):

@@ -36,7 +36,7 @@ _PAIR = re.compile(r"^\s*[\"']?([A-Za-z_][\w\-./ ]{0,40}?)[\"']?\s*[:=]\s*[\"']?
 
 
 def parse_value(text: str) -> Any:
-    """Return the number, truth value or word that a setting's text stands for."""
+    """Return the number, boolean or word that a setting's text denotes."""
     text = text.strip().strip("'\"")
     if text.startswith("[") and text.endswith("]") and "," not in text:
         text = text[1:-1].strip()  # A list of one, as fairseq prints its rates.
@@ -66,7 +66,7 @@ def canonical_config(settings: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def config_from_line(line: str) -> dict[str, Any]:
-    """Settings on one line of output; empty where the line holds none."""
+    """Return settings on one line of output; empty where the line holds none."""
     namespace = _NAMESPACE.search(line) if "(" in line else None
     if namespace:
         return canonical_config({name: parse_value(value) for name, value in _ASSIGNMENT.findall(namespace.group(1))})

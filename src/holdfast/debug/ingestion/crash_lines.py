@@ -1,6 +1,6 @@
 """What a program prints when it dies: a traceback, an out-of-memory message, an exit code, a kill, a time-out.
 
-Read beside the numbers, from whatever stands between them. An error that training goes on after was caught: only what
+Read beside the numbers, from whatever is between them. An error after which training continues was caught: only what
 nothing follows is a crash.
 """
 
@@ -32,7 +32,7 @@ _ERROR = re.compile(
     _PREFIX
     + r"((?:[A-Za-z_]\w*\.)*(?:[A-Z]\w*(?:Error|Exception|Interrupt|Exit|Failure|Iteration)|Exception)\b(?::.*)?)$"
 )
-# Each says what happened by itself, wherever it stands. Numbers and fixed words keep prose out.
+# Each says what happened by itself, wherever it is. Numbers and fixed words keep prose out.
 _ALONE: tuple[tuple[str, re.Pattern[str]], ...] = tuple(
     (kind, re.compile(pattern))
     for kind, pattern in (
@@ -85,7 +85,7 @@ CRASH_HINT = re.compile(
 """Cheap to look for: a line without any of these words says nothing about a crash."""
 _LOGGING_ERROR = re.compile(r"--- Logging error ---\s*$")
 _LOGGING_ERROR_END = re.compile(r"^Arguments: ")
-# What the interpreter could not raise, from a destructor or at its exit: the program went on, or had ended.
+# What the interpreter could not raise, from a destructor or at its exit: the program continued, or had ended.
 _UNRAISABLE = re.compile(
     r"^\s*(?:Exception ignored (?:in|on|while)\b|Error in (?:atexit|sys\.excepthook|sys\.exitfunc))"
 )
@@ -94,7 +94,7 @@ _LOGGED_ERROR = re.compile(
     r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
 )
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
-# Said of what goes on: a warning that names an error, a handler that caught one.
+# Said of what continues: a warning that names an error, a handler that caught one.
 _HARMLESS = re.compile(
     r"[Ww]arning|WARN(?!ING: .*(?:timeout|out of memory))|\bignor(?:e|ed|ing)\b|[Ss]kipp(?:ed|ing)|retry"
     r"|\bcaught (?:an? )?(?:error|exception)"
@@ -182,7 +182,7 @@ class CrashScanner:
         return self._unraisable
 
     def _inside_logging_error(self, line: str) -> bool:
-        """Whether a line belongs to what ``logging`` prints of a message it could not format, and goes on after."""
+        """Return whether a line is part of what ``logging`` prints about a message it could not format."""
         if _LOGGING_ERROR.search(line):
             self._logging = True
         elif self._logging and _LOGGING_ERROR_END.match(line):
@@ -227,7 +227,7 @@ class CrashScanner:
             lines.append(text)
 
     def went_on(self) -> None:
-        """Forget what was seen: training goes on after it."""
+        """Forget what was seen: training continues after it."""
         if self._events:
             self._events, self._open = [], None
         self._frame = self._alone = self._unended = None
@@ -261,7 +261,7 @@ def is_bare_numbers(line: str) -> bool:
 def read_crash(file: LogFile) -> RunLog | None:
     """Read a text that holds no training but says how the program died; None where it says nothing of the sort.
 
-    Where no training shows whether the program went on, its other lines do: what many of them follow was no end. One
+    Where no training shows whether the program continued, its other lines do: what many of them follow was no end. One
     whose last line was logged as an error ended in it.
     """
     scanner, rule = CrashScanner(), file.limits.ending

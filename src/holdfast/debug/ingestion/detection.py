@@ -60,7 +60,7 @@ def read_file(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> RunLog:
-    """Read one file in whichever format it has; ``progress`` is told the bytes that were read.
+    """Read one file in whichever format it has; ``progress`` is called with the bytes that were read.
 
     Raises:
         UnreadableLogError: no format could make anything of it.
@@ -84,7 +84,7 @@ def read_file(
         return _done(best, file)
     if refusals:
         raise refusals[0]
-    what = "is in no format that holdfast knows" if file.is_text else "is binary, and no event file, wandb file or dump"
+    what = "is in an unrecognised format" if file.is_text else "is binary but not a TensorBoard, wandb or dump file"
     raise file.unreadable(what)
 
 
@@ -99,7 +99,10 @@ def _grasp(log: RunLog) -> tuple[bool, float]:
 
 
 def _share(log: RunLog) -> float:
-    """The share that was read of the lines that look like training; a reading that does not count lines read all."""
+    """Return the share that was read of the lines that look like training.
+
+    A reading that does not count lines read all.
+    """
     return 1.0 if log.coverage is None else log.coverage.share
 
 

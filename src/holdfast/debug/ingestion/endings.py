@@ -21,7 +21,7 @@ _SEPARATORS = str.maketrans(",;|\t[](){}", " " * 10)
 
 
 def with_ending(log: RunLog, file: LogFile) -> RunLog:
-    """Return the log with the crash that follows its last row, where one does, told of its last run."""
+    """Return the log with the crash that follows its last row, if there is one, attached to its last run."""
     scanner = CrashScanner()
     for number, line in enumerate(file.tail_lines(), 1):
         line = clean_line(line)

@@ -53,7 +53,7 @@ def read_path(
     *,
     progress: Callable[[int], None] | None = None,
 ) -> list[RunLog]:
-    """Read every run at ``path``; ``progress`` is told the bytes that were read.
+    """Read every run at ``path``; ``progress`` is called with the bytes that were read.
 
     Raises:
         UnreadableLogError: there is nothing there that reads as a log.
@@ -109,7 +109,7 @@ def _read_folder(
             hint="pass a log file, or a folder with one; see docs/log_formats.md",
             file=str(root),
         )
-    what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is one run"
+    what = f"the folder holds {len(logs)} runs" if len(logs) > 1 else "the folder is read as one run"
     return [log.with_notes(what, *damaged) for log in logs]
 
 
@@ -162,7 +162,7 @@ def _home(folder: Path) -> Path:
 
 
 def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
-    """Files of different formats, or of different ranks, are one run; several of one format are runs of their own."""
+    """Join files of different formats or ranks into one run; several of one format are separate runs."""
     divided = [run for log in logs if log.later for run in log.runs()]
     logs = [log for log in logs if not log.later]
     if divided:
@@ -185,7 +185,7 @@ def _split_into_runs(folder: Path, logs: list[RunLog]) -> list[RunLog]:
         else:
             alone += group
     if alone and joined:
-        # Free text beside structured logs is their console output; anything else stands for itself.
+        # Free text beside structured logs is their console output; anything else is read by itself.
         return [*alone, *joined]
     if len(joined) > 1:
         return _joined(folder, joined)
@@ -208,7 +208,10 @@ def _joined(folder: Path, logs: list[RunLog]) -> list[RunLog]:
 
 
 def _same_run(one: RunLog, other: RunLog) -> bool:
-    """Whether two files of a folder are by one run: both have a tool's usual name, or they hold the same series."""
+    """Return whether two files of a folder are by one run.
+
+    Both have a tool's usual name, or they hold the same series.
+    """
     usual = [bool(_USUAL.search(Path(log.path).name)) or Path(log.path).is_dir() for log in (one, other)]
     if all(usual):
         return True

@@ -42,7 +42,7 @@ _WORD = re.compile("|".join(sorted(map(re.escape, WORDS), key=len, reverse=True)
 
 
 def known_words(text: str) -> int:
-    """Return how many words of other languages that name series or counters stand in a text."""
+    """Return how many words of other languages that name series or counters are in a text."""
     return sum(not word.isascii() for word in _WORD.findall(text)) + len(_ORDINAL.findall(text))
 
 

@@ -61,7 +61,10 @@ _Parsed = list[pa.RecordBatch] | _Lines
 
 
 def json_object(line: str) -> dict[str, Any] | None:
-    """The object on a line, numbers as scripts print them allowed (``nan``, ``1.``); None where there is none."""
+    """Return the object on a line, numbers as scripts print them allowed (``nan``, ``1.``).
+
+    None where there is none.
+    """
     text = line.strip()
     if not text.startswith("{"):
         return None
@@ -144,7 +147,7 @@ def _line_by_line(block: bytes) -> _Lines:
             continue
         flat = flatten_record(record)
         if any(isinstance(value, (str, bool)) for value in flat.values()) or set(CONFIG_FIELDS) & set(record):
-            raise ValueError("words can only be told from numbers when the whole column is known")
+            raise ValueError("words can only be distinguished from numbers once the entire column is known")
         builder.add_row(flat)
     return _Lines(builder.count, builder.finish()[0], bad)
 
@@ -188,7 +191,7 @@ def _swap(block: bytes) -> bytes:
 
 
 def _restore(values: NDArray[np.float64]) -> tuple[NDArray[np.float64], NDArray[np.bool_] | None]:
-    """Swap the stand-ins back; the second array says where a ``null`` stood."""
+    """Swap the stand-ins back; the second array says where a ``null`` was."""
     if not len(values) or max(values.max(initial=0.0), -values.min(initial=0.0)) < 1e308:
         return values, None
     values = values.copy()

@@ -40,13 +40,13 @@ TENSOR = re.compile(
     r"|, ?(?:grad_fn=<\w+>|device='[\w:]+'|shape=\(\)|dtype=[\w.]+)\)?"
 )
 """What a tensor or an array prints around its number: ``loss: tensor(8.46, grad_fn=<NegBackward>)``."""
-# What stood before and what stands now: ``test loss : 4.7 -> 4.4`` is a loss of 4.4.
+# The value before and the value now: ``test loss : 4.7 -> 4.4`` is a loss of 4.4.
 _ARROW = re.compile(rf"([:=][ ]?){NUMBER}[ ]{{0,4}}-{{1,3}}>[ ]{{0,4}}(?={NUMBER})")
 # Numbers by thresholds or classes, after the name of all of them: ``IoU: {0.9: 0.1, 0.8: 0.3}``.
 _BY_NUMBER = re.compile(
     r"(?:[A-Za-z@][\w@]{0,30}[ ]){0,2}[A-Za-z@][\w@]{0,30}[ ]?[:=][ ]?\{[ ]?[-\d.]{1,20}[ ]?:[^{}]{0,4000}\}"
 )
-# What stands between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
+# What is between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
 # Over how much a number was averaged: ``Train error last 800 batches: 0.5``, ``reward (last 100 episodes): 20``.
 _WINDOW = re.compile(

@@ -48,5 +48,5 @@ def _records(line: str) -> list[int]:
     on = sum(after > before for (_, before), (_, after) in itertools.pairwise(own))
     if times < MIN_RECORDS or 2 * on < times - 1:
         return []
-    # What stands before the first counter is the head of the first record.
+    # What comes before the first counter is the head of the first record.
     return [0, *(begin for begin, _ in own[1:])]

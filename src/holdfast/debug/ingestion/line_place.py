@@ -1,4 +1,4 @@
-"""Where a line of text stands in its run: the step, the epoch and the batch it prints.
+"""The place of a line of text in its run: the step, the epoch and the batch it prints.
 
 In this order: a counter with a name (``step 12``, ``iter: 12/100``), an epoch and the batch within it
 (``Epoch 3 [40/196]``), a progress bar, an epoch alone. A total printed once (``Total steps: 13002``) is no place.

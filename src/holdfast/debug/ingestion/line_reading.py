@@ -36,7 +36,7 @@ class LineReading(ABC):
 
     @abstractmethod
     def so_far(self) -> RunLog:
-        """Return what closing now would give; the reading goes on.
+        """Return what closing now would give; the reading continues.
 
         Raises:
             UnreadableLogError: nothing could be read yet.

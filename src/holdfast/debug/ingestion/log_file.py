@@ -128,7 +128,7 @@ class LogFile:
         """Lines from the beginning, the middle and the end: what recognition looks at."""
         lines = _split(self.head_text, len(self.head) < _SAMPLE)
         if self.size > _SAMPLE and not self.compressed:
-            # A script's source, or pages of warnings, may stand before the first line that counts.
+            # A script's source, or pages of warnings, may come before the first line that counts.
             with self.path.open("rb") as stream:
                 for offset in sorted({max(self.size // 2, _SAMPLE), max(self.size - _SAMPLE, _SAMPLE)}):
                     stream.seek(offset)
@@ -188,7 +188,10 @@ class LogFile:
         return data.decode(self.encoding, errors="replace").lstrip("\ufeff")
 
     def lines(self, *, longest: int | None = None) -> Iterator[str]:
-        """Every line, cut at ``longest`` characters; a carriage return ends a line too, as progress bars write them."""
+        """Return every line, cut at ``longest`` characters.
+
+        A carriage return ends a line too, as progress bars write them.
+        """
         longest = self.limits.line_characters if longest is None else longest
         if (
             self.encoding == "utf-16"
@@ -218,7 +221,7 @@ class LogFile:
             return _split(self._decoded(stream.read(_SAMPLE)), True)[1:]
 
     def count_lines_before_tail(self) -> int:
-        """Return how many lines stand before the first of :meth:`tail_lines`."""
+        """Return how many lines come before the first of :meth:`tail_lines`."""
         if self.compressed or self.size <= _SAMPLE:
             return 0
         tail, lines = self.size - _SAMPLE, 1  # The one that is cut begins before the tail.
@@ -267,7 +270,7 @@ def _encoding(head: bytes) -> str:
     try:
         codecs.getincrementaldecoder("utf-8")().decode(head)  # The last character may be cut.
     except UnicodeDecodeError:
-        # Of two that find the same words the first is meant: what cannot be told apart need not be.
+        # Of two that find the same words the first is meant: what cannot be distinguished need not be.
         return max(("utf-8", *OTHER_ENCODINGS), key=lambda name: known_words(head.decode(name, errors="replace")))
     return "utf-8"
 

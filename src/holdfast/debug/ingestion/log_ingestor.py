@@ -61,7 +61,7 @@ class LogIngestor(BaseIngestor):
     def read(self, source: Any, *, progress: Callable[[int], None] | None = None) -> list[RunLog]:
         """Return every run at the source, with all that was read besides the signals.
 
-        ``progress`` is told the bytes that were read.
+        ``progress`` is called with the bytes that were read.
 
         Raises:
             UnreadableLogError: there is nothing that reads as a log.

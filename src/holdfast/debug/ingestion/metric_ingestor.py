@@ -57,7 +57,7 @@ class MetricIngestor(BaseIngestor):
         """Read the object.
 
         Raises:
-            UnreadableLogError: it holds no numbers, or columns of different lengths that cannot be told apart.
+            UnreadableLogError: it holds no numbers, or columns of different lengths that cannot be distinguished.
         """
         history = getattr(source, "history", None)
         if isinstance(history, Mapping) and not isinstance(source, Mapping):
@@ -94,7 +94,7 @@ class MetricIngestor(BaseIngestor):
         if len(names) != columns.shape[1]:
             raise UnreadableLogError(
                 f"the array has {columns.shape[1]} columns but {len(names)} names were given",
-                hint="pass MetricIngestor(names=…) with one name a column",
+                hint="pass MetricIngestor(names=…) with one name per column",
             )
         parts = [Column(name, np.ascontiguousarray(columns[:, number])) for number, name in enumerate(names)]
         reading = read_columns(len(columns), parts, {}, divide=False, rule=self._limits.restarts)
@@ -125,7 +125,7 @@ def _frame(source: Any) -> pa.Table | None:
 
 
 def _pandas_column(series: Any) -> pa.Array | None:
-    """One column, with NaN kept as NaN: whether it fills gaps or was measured is decided later, from its pattern."""
+    """Return one column, with NaN kept as NaN: its pattern decides later whether it fills gaps or was measured."""
     if series.dtype.kind in "iuf":
         if isinstance(series.dtype, np.dtype):
             return pa.array(series.to_numpy(dtype=np.float64), from_pandas=False)
@@ -139,7 +139,7 @@ def _pandas_column(series: Any) -> pa.Array | None:
 
 
 def _plain(values: Any) -> Any:
-    """Tensors and arrays of any framework as NumPy arrays; everything else as it is."""
+    """Return tensors and arrays of any framework as NumPy arrays; everything else as it is."""
     if isinstance(values, (list, tuple, Mapping, str, bytes, int, float)) or values is None:
         return values
     if hasattr(values, "detach"):

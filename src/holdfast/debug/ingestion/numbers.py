@@ -27,7 +27,7 @@ _FACTORS = {"k": 1e3, "K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 _LEADING = re.compile(NUMBER)
 _OPEN_ROW = re.compile(r"\[[-+.,;\d\sEeainfNI]*$")
 _ROW_GOES_ON = re.compile(r"[-+.,;\d\sEeainfNI]*\]?[\],;\s]*$")
-# Half of the world writes 3,1416. Three digits after a comma are thousands, unless a zero stands before it.
+# Half of the world writes 3,1416. Three digits after a comma are thousands, unless a zero comes before it.
 _DECIMAL_COMMA = re.compile(r"[-+]?(?:0,\d+|\d+,(?:\d{1,2}|\d{4,}))(?:[eE][-+]?\d+)?$")
 
 

@@ -1,6 +1,6 @@
-"""Whole numbers that mostly count on, held as stretches: the rows a field stands in, the lines rows came from.
+"""Whole numbers that mostly count on, held as stretches: the rows a field is in, the lines rows came from.
 
-A field that stands in each of five million rows costs one stretch, not five million numbers.
+A field that is in each of five million rows costs one stretch, not five million numbers.
 """
 
 from __future__ import annotations

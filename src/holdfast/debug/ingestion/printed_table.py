@@ -25,7 +25,7 @@ _SPLITS = frozenset(("train", "training", *EVALUATION_WORDS))
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One row: where it stands, if it says so, and its numbers."""
+    """One row: its place, if it says so, and its numbers."""
 
     step: float | None
     epoch: float | None
@@ -39,7 +39,7 @@ class PrintedTable:
         self._names: list[str] = []
 
     def feed(self, line: str) -> Row | None:
-        """Return the line as a row of the table it stands in; None where it is none. A header begins a table."""
+        """Return the line as a row of the table it is in; None if it is not one. A header begins a table."""
         if "," not in line:
             self._names = []
             return None

@@ -84,11 +84,11 @@ class EndingRule:
     """When an error that a text quotes was the end of its job."""
 
     unplaced_rows: int = 3
-    """Rows without a step after an error, or lines of bare numbers, that say together that training goes on."""
+    """Rows without a step after an error, or lines of bare numbers, that say together that training continues."""
     lines_after: int = 60
     """Lines after the last sign of a crash in a text without training, a long traceback's own ones included …"""
     share_after: float = 0.1
-    """… or this share of the text: a program that prints more than that went on."""
+    """… or this share of the text: a program that prints more than that continued."""
     numbers_share: float = 0.4
     """The share of a line's cells that are numbers in a row of a table: a frame of a traceback has one in six."""
 

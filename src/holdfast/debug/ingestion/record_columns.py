@@ -30,7 +30,7 @@ Mask = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """A stretch of one numeric column: its values, and the rows they and its placeholders stand in."""
+    """A stretch of one numeric column: its values, and the rows they and its placeholders are in."""
 
     start: int
     values: Floats
@@ -46,7 +46,7 @@ class ColumnBuilder:
 
     Args:
         limits: how many rows and fields are kept.
-        restore: puts right what stands for something else in a batch, and says where a placeholder stood.
+        restore: restores what was replaced in a batch, and says where a placeholder was.
     """
 
     def __init__(
@@ -90,7 +90,7 @@ class ColumnBuilder:
         return np.array(self._origins, dtype=np.int64)
 
     def fields(self) -> list[NDArray[np.int64]]:
-        """Return, for each field, the records it stands in."""
+        """Return, for each field, the records it is in."""
         return [np.array(rows, dtype=np.int64) for rows, _ in self._cells.values()]
 
     def odd(self) -> NDArray[np.int64]:

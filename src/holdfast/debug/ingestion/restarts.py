@@ -3,7 +3,7 @@
 A counter that goes back means one of three things. Each epoch counts its batches from the beginning: a *pass*, still
 the same run. A run resumed from a checkpoint writes some steps again: an *overlap*, the same run too. Or the counter is
 back at its start because another run was written into the same file: only this divides. What tells a pass from a new
-run is the epoch where one is printed, then what stands between the rows (settings printed again, a jump of the clock, a
+run is the epoch where one is printed, then what is between the rows (settings printed again, a jump of the clock, a
 crash), then whether the loss is back where the first run began, and last whether the stretches are of equal length.
 """
 
@@ -65,7 +65,9 @@ def divide_runs(counters: Counters) -> list[int]:
 
 
 def _are_rounds(counters: Counters, begins: list[int]) -> bool:
-    """Whether many stretches of one length are rounds of one run: each begins where the last ended, not at the start.
+    """Return whether many stretches of one length are rounds of one run.
+
+    Each begins where the last ended, not at the start.
 
     A program that calls ``learn(10_000)`` again and again counts each call from zero; runs of a sweep are as alike in
     length, and begin alike.
@@ -107,7 +109,10 @@ def _begins_a_run(counters: Counters, epochs: Floats | None, begin: int, row: in
 
 
 def _at_start(rule: RestartRule, counter: Floats, begin: int, row: int) -> bool:
-    """Whether the counter is back where this run began: at its first value, or no further than its first few rows."""
+    """Return whether the counter is back where this run began.
+
+    At its first value, or no further than its first few rows.
+    """
     stretch = counter[begin:row]
     first, top = float(stretch[0]), float(stretch.max())
     rises = np.diff(stretch)
@@ -116,7 +121,10 @@ def _at_start(rule: RestartRule, counter: Floats, begin: int, row: int) -> bool:
 
 
 def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, following: int) -> bool | None:
-    """Whether the loss is back at its first level; None where it never left it visibly, so nothing can be said."""
+    """Return whether the loss is back at its first level.
+
+    None where it never left it visibly, so nothing can be said.
+    """
     before = level[begin:row][np.isfinite(level[begin:row])]
     after = level[row:following][np.isfinite(level[row:following])]
     if len(before) < 2 or not len(after):
@@ -133,7 +141,10 @@ def _level_is_back(rule: RestartRule, level: Floats, begin: int, row: int, follo
 
 
 def _alike(rule: RestartRule, counter: Floats, begin: int, row: int, following: int) -> bool:
-    """Whether the stretches before and after may be passes over the same data: of one length, but for the last."""
+    """Return whether the stretches before and after may be passes over the same data.
+
+    Of one length, but for the last.
+    """
     start = begin
     drops = np.flatnonzero(np.diff(counter[begin:row]) < 0)
     if len(drops):

@@ -30,7 +30,7 @@ PLACEHOLDERS = frozenset(("", "na", "n/a", "none", "null", "-", "--", "nil", "no
 
 
 def number_of(value: Any) -> float | None:
-    """The number a JSON value or a word stands for, or None where it is none. ``nan`` and ``inf`` are numbers."""
+    """Return the number that a JSON value or a word denotes, or None. ``nan`` and ``inf`` are numbers."""
     if isinstance(value, bool):
         return None
     if isinstance(value, (int, float, np.integer, np.floating)):
@@ -166,7 +166,7 @@ class RowCollector:
         return self._lines.numbers()
 
     def fields(self) -> list[NDArray[np.int64]]:
-        """Return, for each field, the rows it stands in."""
+        """Return, for each field, the rows it is in."""
         return [rows.numbers() for rows in self._rows.values()]
 
     def odd(self) -> NDArray[np.int64]:
@@ -227,7 +227,7 @@ class RowCollector:
 
         Args:
             kinds: overrides the meaning of names a format defines.
-            divide: whether several runs are told apart.
+            divide: whether several runs are separated.
             ended: nothing will be added any more, so the numbers need not be copied.
         """
         count = len(self._steps)
@@ -284,7 +284,7 @@ class RowCollector:
             rule=self._limits.restarts,
         )
         begins = rows[divide_runs(counters)]
-        # What stands between the last row of one run and the first of the next (its settings) belongs to the next.
+        # What is between the last row of one run and the first of the next (its settings) belongs to the next.
         return [0, *begins[1:].tolist()]
 
     def _columns(self, kinds: Mapping[str, str] | None, *, shared: bool) -> list[Column]:
@@ -308,7 +308,7 @@ class RowCollector:
         return self._lines.at(row)
 
     def _logged_step(self, steps: Floats) -> Floats:
-        """Return a counter the user logged as a metric, where it stands in every row and only goes up."""
+        """Return a counter the user logged as a metric, if it is in every row and only goes up."""
         for name, rows in self._rows.items():
             if plain(name) in STEP_NAMES and len(rows) == len(steps) > 1:
                 logged = np.array(self._values[name])

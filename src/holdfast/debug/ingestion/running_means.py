@@ -25,7 +25,7 @@ def at_epoch_ends(
     """Return the points to keep of a series that is averaged or summed up within each epoch; None for any other.
 
     Args:
-        steps: where the points stand, in order.
+        steps: the steps of the points, in order.
         values: the series.
         boundaries: the first step of each epoch but the first.
         rule: when a series is averaged or added up.

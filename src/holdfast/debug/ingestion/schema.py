@@ -19,7 +19,7 @@ _MOST_PROBLEMS = 20
 
 @dataclass(frozen=True, slots=True)
 class SchemaProblem:
-    """One thing that is wrong: where it stands and what was expected."""
+    """One thing that is wrong: where it is and what was expected."""
 
     where: str
     what: str
@@ -49,13 +49,13 @@ class SchemaValidator:
         """Raise when the data is not fit to read.
 
         Raises:
-            UnreadableLogError: with the first problems and where they stand.
+            UnreadableLogError: with the first problems and where they are.
         """
         problems = self.validate(data)
         if problems:
             shown = "; ".join(f"{problem.where} {problem.what}" for problem in problems[:3])
             raise UnreadableLogError(
-                f"the metrics do not fit: {shown}", hint="pass a list of dicts or a dict of lists of numbers"
+                f"invalid metrics: {shown}", hint="pass a list of dicts or a dict of lists of numbers"
             )
 
     def _columns(self, data: Mapping[str, Any]) -> tuple[SchemaProblem, ...]:

@@ -91,7 +91,7 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
     rises = np.diff(steps)
     dropped = rises < 0
     if epochs is not None:
-        # One row per epoch, at the epoch's last batch: the counter stands still while the epochs pass.
+        # One row per epoch, at the epoch's last batch: the counter does not move while the epochs pass.
         dropped |= (rises == 0) & (np.diff(epochs) > 0)
     drops = np.flatnonzero(dropped) + 1
     if not len(drops):
@@ -121,7 +121,10 @@ def _repair_main(steps: Floats, epochs: Floats | None, pass_length: float | None
 
 
 def _before_first(steps: Floats, epochs: Floats, drops: NDArray[np.int64]) -> float:
-    """The steps of the epochs before the first one printed: a log that resumes at epoch 145 does not begin at 0."""
+    """Return the steps of the epochs before the first one printed.
+
+    A log that resumes at epoch 145 does not begin at 0.
+    """
     skipped = float(epochs[0]) - 1.0
     return skipped * float(np.median(steps[drops - 1])) if skipped > 0 else 0.0
 

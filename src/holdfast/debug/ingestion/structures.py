@@ -51,7 +51,10 @@ def flatten_record(record: Mapping[str, Any], prefix: str = "", depth: int = 4) 
 
 
 def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
-    """Which structure it is: records, rows, keyed, columns, series, golden, numbers, triples, wrapped, nested."""
+    """Return which structure it is.
+
+    Records, rows, keyed, columns, series, golden, numbers, triples, wrapped, nested.
+    """
     if isinstance(data, Mapping):
         if not data:
             return None
@@ -87,7 +90,7 @@ def structure_of(data: Any, depth: int = _DEEPEST) -> str | None:
 def read_structure(data: Any, limits: Limits, *, source_name: str = "", divide: bool = True) -> Reading:
     """Read whichever structure ``data`` is; an empty reading where it is none.
 
-    Several runs in one list of records are told apart, unless ``divide`` is false.
+    Several runs in one list of records are separated, unless ``divide`` is false.
     """
     kind = structure_of(data)
     if kind == "records":
@@ -204,7 +207,7 @@ def _golden(data: Mapping[str, Any]) -> bool:
 
 
 def _golden_values(data: Mapping[str, Any], limits: Limits) -> Reading:
-    """Megatron's golden values: series keyed by step, with the string "nan" where a step was not recorded."""
+    """Return Megatron's golden values: series keyed by step, with the string "nan" where a step was not recorded."""
     series: dict[str, Any] = {}
     for name, entry in data.items():
         if not isinstance(entry, Mapping):

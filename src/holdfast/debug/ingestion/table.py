@@ -30,11 +30,11 @@ __all__ = ["Column", "Table"]
 Floats = NDArray[np.float64]
 Rows = NDArray[np.int64]
 
-# Kinds that nobody measures as exactly zero from first to last: a column of zeros is a column that was not filled.
+# Kinds that are never measured as exactly zero from first to last: a column of zeros is a column that was not filled.
 _NEVER_ALL_ZERO = frozenset(("loss", "eval_loss", "perplexity", "throughput", "step_time", "memory", "loss_scale"))
 # What a trainer that skips a loss it cannot print leaves out together.
 _LOSS_FAMILY = frozenset(("loss", "eval_loss", "perplexity", "grad_norm", "value_loss"))
-# What is averaged over the batches of an epoch while it goes on.
+# What is averaged over the batches of the current epoch.
 _AVERAGED = frozenset(("loss", "metric"))
 _JUDGED = frozenset(("loss", "eval_loss", "perplexity", "reward"))
 _SPLITS = EVALUATION_WORDS | {"train", "training"}
@@ -48,7 +48,7 @@ _MIN_ZEROS = 3
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """The values of one field. ``rows`` says in which rows they stand (None: in every row, in order)."""
+    """The values of one field. ``rows`` says in which rows they are (None: in every row, in order)."""
 
     name: str
     values: Floats
@@ -119,7 +119,7 @@ class Table:
         ]
 
     def _positions(self) -> Rows | None:
-        """Return where each row stands along the step axis; -1 for rows that were written again later."""
+        """Return the place of each row along the step axis; -1 for rows that were written again later."""
         if self.axis.order is None:
             return None
         positions = np.full(len(self.axis.steps), -1, dtype=np.int64)
@@ -136,7 +136,7 @@ class Table:
         return self.axis.steps[rows[kept]], column.values[kept]
 
     def _missing_rows(self, meanings: Sequence[Meaning]) -> dict[int, Rows]:
-        """For each column, the rows in which it vanished although the rest of such a row is there."""
+        """Return for each column, the rows in which it vanished although the rest of such a row is there."""
         real = [n for n, column in enumerate(self.columns) if not is_ambient(column.name)]
         placeholders = [n for n in real if self.columns[n].placeholder_rows is not None]
         sparse = [n for n in real if self.columns[n].rows is not None]
@@ -225,7 +225,9 @@ def _falls(values: Floats) -> bool:
 
 
 def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence[Meaning]) -> bool:
-    """Whether a row without a field is of the sort that holds it: nothing but what measures the loss is gone from it.
+    """Return whether a row without a field is of the sort that holds it.
+
+    Nothing but what measures the loss is gone from it.
 
     A row of an evaluation, or of inference, lacks more: its times, its counters, its learning rate.
     """
@@ -234,7 +236,7 @@ def _same_sort(fields: frozenset[int], other: frozenset[int], meanings: Sequence
 
 
 def _was_steady(present: Rows | None, absent: Rows) -> bool:
-    """Whether the field used to stand in row after row, so that its absence is a loss and not a slower rhythm."""
+    """Return whether the field used to be in row after row, so that its absence is a loss and not a slower rhythm."""
     if present is None or not len(present):
         return False
     rows = np.concatenate([present, absent])

@@ -72,7 +72,7 @@ class LineReader(ABC):
         """Take one line; whether it was one of this format's own."""
 
     def close(self) -> None:
-        """The file has ended; hand on what was still held back."""
+        """Hand on what was still held back: the file has ended."""
         return
 
 
@@ -88,7 +88,7 @@ class TextFormat(LogFormat):
         """Return a fresh reader for one file."""
 
     def sniff(self, file: LogFile) -> float:
-        """The share of lines with numbers that this format understands, weighed by how special its grammar is."""
+        """Return the share of lines with numbers that this format reads, weighted by how special its grammar is."""
         if not file.is_text:
             return 0.0
         reader = self.reader(RowCollector(Limits(rows=10_000)))
@@ -137,7 +137,7 @@ class TextFormat(LogFormat):
 
 
 class _TextReading(LineReading):
-    """The lines of one file, as its format's reader takes them, and what stands between them."""
+    """The lines of one file, as its format's reader takes them, and what is between them."""
 
     def __init__(self, form: TextFormat, file: LogFile) -> None:
         self._form = form
@@ -192,7 +192,7 @@ class _TextReading(LineReading):
         lines = block.split(b"\n")[:-1] if len(table.segments) > 1 else None
         done = 0
         for segment in table.segments:
-            # The first and the last line go the usual way, so that the reader and what stands around stay in step.
+            # The first and the last line go the usual way, so that the reader and what is around stay in step.
             begin, end = segment.begin + 1, segment.end - 1
             if end - begin < MIN_SEGMENT_LINES:
                 continue
@@ -223,10 +223,10 @@ class _TextReading(LineReading):
             self.feed(line[:longest].decode("utf-8", errors="replace"))
 
     def _moved(self, step: float | None, line: str) -> bool:
-        """Return whether a new row says that training goes on.
+        """Return whether a new row says that training continues.
 
-        What a program prints while it dies, a summary of its last values, stands where the last row stood, and its
-        progress bar is drawn once more. Where no row has a step, a few rows say it together.
+        What a program prints while it dies, a summary of its last values, is where the last row was, and its
+        progress bar is drawn again. Where no row has a step, a few rows say it together.
         """
         now = self._reader.rows.last_step()
         moved = now is not None and now != step
@@ -249,7 +249,7 @@ class _TextReading(LineReading):
             self._held_back = 0
 
     def _went_on(self, line: str, row: int, step: float | None) -> None:
-        """Take note of what stood before a new row, if it may have begun a run."""
+        """Take note of what came before a new row, if it may have begun a run."""
         rows, restarts = self._reader.rows, self._file.limits.restarts
         if self._crash.pending:
             first = row if self._drawn is None else self._drawn
@@ -328,7 +328,7 @@ class _TextReading(LineReading):
         return form.amend_runs(log_of_readings(log, reading, line_of_row=rows.line_of), self._file)
 
     def _tell_crashes(self, runs: list[Reading]) -> None:
-        """Give each run the crash that ended it; what a run went on after is only said."""
+        """Give each run the crash that ended it; an error after which a run continued is only noted."""
         ends = {run.rows[1]: run for run in runs if run.rows is not None}
         for row, events in self._crashes:
             run = ends.get(row)
@@ -336,7 +336,7 @@ class _TextReading(LineReading):
                 run.events += [{**event, "started_again": True} for event in events]
             elif row:
                 owner = next((run for run in runs if run.rows is None or row < run.rows[1]), runs[-1])
-                owner.notes.append(f"an error was printed at line {events[0]['line']}, and training went on")
+                owner.notes.append(f"an error was printed at line {events[0]['line']}, and training continued")
         runs[-1].events += self._crash.events(end=self._last_line)
 
 
@@ -348,7 +348,7 @@ def _words(line: str) -> str:
 def _launches(openings: Sequence[int], count: int, *, alike: float) -> list[int]:
     """Return the rows before which a program began again: it printed its first line, as it does at each launch.
 
-    Between launches stand as many rows as each came to; a line that is printed every few rows is none.
+    Between launches there are as many rows as each reached; a line that is printed every few rows is none.
     """
     begins = sorted({row for row in openings if 0 < row < count})
     lengths = np.diff([0, *begins, count])

@@ -51,7 +51,7 @@ def uniform_batch(block: bytes) -> pa.RecordBatch | None:
 
 
 def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
-    """Return each field's name, and the bytes that stand before its value."""
+    """Return each field's name, and the bytes that come before its value."""
     fields: list[tuple[str, bytes]] = []
     for number, cell in enumerate(line.split(b",")):
         opening = b""
@@ -72,7 +72,7 @@ def _fields(line: bytes) -> list[tuple[str, bytes]] | None:
 
 
 def _values(column: Any, prefix: bytes, *, last: bool) -> Any:
-    """Return one column without what stands before (and, in the last, behind) its values; None where a cell differs."""
+    """Return one column without what comes before (and, in the last, after) its values; None where a cell differs."""
     array = column.chunk(0) if isinstance(column, pa.ChunkedArray) else column
     if not _all(pc.starts_with(array, pattern=prefix)):
         return None

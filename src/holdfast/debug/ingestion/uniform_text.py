@@ -81,7 +81,7 @@ class _Columns:
 def read_uniform(block: bytes, reader: Any) -> UniformBlock | None:
     """Read a block of whole lines as a table; None where it is none, or where the reader does not agree.
 
-    ``reader`` is the format's line reader as it stands before the block; it is not changed.
+    ``reader`` is the format's line reader as it is before the block; it is not changed.
     """
     if b"\r" in block or b"\x1b" in block or b"\0" in block:
         return None

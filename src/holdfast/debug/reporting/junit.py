@@ -12,7 +12,7 @@ __all__ = ["render_junit"]
 
 
 def render_junit(report: DebugReport) -> str:
-    """The report as JUnit XML. Findings of level info pass; a run nothing can be said of is skipped, not passed."""
+    """Render the report as JUnit XML. Findings of level info pass; a run without a verdict is skipped, not passed."""
     root = ElementTree.Element("testsuites", name="holdfast debug")
     suites = [_suite(run) for run in report.runs]
     for suite in suites:

@@ -23,7 +23,7 @@ def _safe(text: object) -> str:
 
 
 def render_markdown(report: DebugReport) -> str:
-    """The run with its findings as a list; of several, a table of verdicts first, and then those that are ill."""
+    """Render the run with its findings as a list; for several, a table of verdicts first, then the unhealthy ones."""
     parts = ["# Training run diagnosis"]
     summary = summarise(report)
     parts += [summary.headline] if summary.headline else []

@@ -25,7 +25,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class _Frame:
-    """Where a step and a value stand on the page."""
+    """The place of a step and a value on the page."""
 
     width: int
     height: int
@@ -150,7 +150,7 @@ def _curve(frame: _Frame, steps: Floats, heights: Floats) -> str:
 
 
 def _lost(frame: _Frame, steps: Floats, values: Floats) -> Iterator[str]:
-    """Marks where the value is NaN or infinite, at most one per pixel column."""
+    """Return marks where the value is NaN or infinite, at most one per pixel column."""
     if not len(steps):
         return
     stride = max(1, len(steps) // 4000)

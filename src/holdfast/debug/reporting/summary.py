@@ -1,6 +1,6 @@
 """What a report of many runs opens with: counts, one row per run that needs attention, and which runs to tell whole.
 
-Runs that need attention are the unhealthy ones and those nothing can be told of. A handful of runs is listed whole;
+Runs that need attention are the unhealthy ones and those without a verdict. A handful of runs is listed in full;
 of hundreds, healthy ones are counted.
 """
 
@@ -20,7 +20,7 @@ HEADS = ("run", "format", "verdict", "finding")
 MAX_HEALTHY_ROWS = 20
 """Healthy runs are listed one by one up to this many runs in all; beyond, they are counted."""
 MAX_TOLD = 20
-"""Runs that are told whole; the others have their row, and the command that tells them."""
+"""Runs that are reported in full; the others have their row, and the command that shows them."""
 _ORDER = (Verdict.UNHEALTHY, Verdict.UNKNOWN, Verdict.HEALTHY)
 _LEVELS = (Severity.CRITICAL, Severity.WARNING, Severity.INFO, None)
 

@@ -15,7 +15,7 @@ _MAX_CELL = 70
 
 
 def render_text(report: DebugReport) -> str:
-    """The run, its findings worst first, with evidence and what to do; of several, a table and those that are ill."""
+    """Render the run, findings worst first, with evidence and advice; for several, a table and the unhealthy ones."""
     summary = summarise(report)
     parts = [_table(summary)] if summary.rows or summary.headline else []
     parts += [_run(run) for run in summary.told]

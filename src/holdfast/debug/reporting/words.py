@@ -38,12 +38,12 @@ def number(value: float | None) -> str:
 
 
 def remarks(run: RunReport) -> tuple[str, ...]:
-    """Return what is said of a run besides its findings: why nothing can be told, then the notes."""
+    """Return what is said about a run besides its findings: why there is no verdict, then the notes."""
     return (f"cannot tell: {run.reason.text}", *run.notes) if run.reason is not None else run.notes
 
 
 def where(detection: Detection) -> str:
-    """Steps, layer and replica of a detection, as far as they are known."""
+    """Return the steps, layer and replica of a detection, as far as they are known."""
     parts = []
     first, last = detection.first_step, detection.last_step
     if first is not None and last is not None and last != first:

@@ -66,7 +66,10 @@ def to_array(name: str, value: Any) -> NamedArray | None:
 
 
 def named_arrays(raw: Any, *, gradients: bool = False) -> Iterator[NamedArray]:
-    """The arrays in a module, a mapping, a sequence of pairs, or one array; gradients instead of values on request."""
+    """Return the arrays in a module, a mapping, a sequence of pairs, or one array.
+
+    Gradients instead of values on request.
+    """
     for name, value in _pairs(raw):
         if gradients and hasattr(value, "requires_grad"):
             value = getattr(value, "grad", None) if getattr(value, "grad", None) is not None else _own(value, raw)
@@ -101,7 +104,7 @@ def _pairs(raw: Any) -> Iterator[tuple[str, Any]]:
 
 
 def steps_of(raw: Any, step: float | None) -> list[tuple[float, Any]]:
-    """The object as a list of (step, object): a list of mappings is one mapping per step, anything else is one step."""
+    """Return the object as a list of (step, object): a list of mappings is one per step, anything else is one step."""
     if isinstance(raw, (list, tuple)) and raw and all(isinstance(item, Mapping) for item in raw):
         return [(float(item.get("step", number)), item) for number, item in enumerate(raw)]
     return [(0.0 if step is None else float(step), raw)]

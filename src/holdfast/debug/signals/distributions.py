@@ -93,7 +93,7 @@ def _samples(data: Mapping[str, Any]) -> dict[str, Floats]:
 
 
 def _shares(reference: Floats, current: Floats, bins: int) -> tuple[Floats, Floats]:
-    """Shares of both samples in bins of equal weight in the reference; ties fall into one bin together."""
+    """Return shares of both samples in bins of equal weight in the reference; ties fall into one bin together."""
     inner = np.unique(np.quantile(reference, np.linspace(0, 1, bins + 1)[1:-1]))
     first = np.bincount(np.searchsorted(inner, reference, side="left"), minlength=len(inner) + 1)
     second = np.bincount(np.searchsorted(inner, current, side="left"), minlength=len(inner) + 1)

@@ -1,4 +1,4 @@
-"""Signals from any tensors: norms, means, spreads, NaN and Inf, and how much stands at the edge of the type's range."""
+"""Signals from any tensors: norms, means, spreads, NaN and Inf, and how much is at the edge of the type's range."""
 
 from __future__ import annotations
 

@@ -93,7 +93,10 @@ class Shape:
         return self.noise_near(*blocks) * MEDIAN_ERROR / float(np.sqrt(self.width))
 
     def factor_noise(self) -> float:
-        """The noise of the series' logarithm: by what factor neighbours differ. 0 for a series that is not positive."""
+        """Return the noise of the series' logarithm.
+
+        By what factor neighbours differ. 0 for a series that is not positive.
+        """
         sample = sample_of(self.values)
         return noise_of(np.log(sample)) if float(sample.min()) > 0 else 0.0
 
@@ -117,7 +120,7 @@ def robust_spread(values: Array) -> float:
 def noise_of(values: Array) -> float:
     """Point-to-point noise of a series, whatever its trend: by its first or second differences, the quieter one.
 
-    A trend drops out of both; a jump stands in one first difference but in two second ones, which matters in short
+    A trend drops out of both; a jump is in one first difference but in two second ones, which matters in short
     logs.
     """
     if len(values) < 3:

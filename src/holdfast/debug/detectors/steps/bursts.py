@@ -81,7 +81,7 @@ class BurstRule:
     early_top: float = 2.0
     """The top of an early jump that is believed by its shoulders."""
     early_span: float = 0.005
-    """The share of the run's steps within which its first steps overshoot: the rate stands at full height and the
+    """The share of the run's steps within which its first steps overshoot: the rate is at full height and the
     moments of the optimizer are empty. Competition logs that print the first ten of 20,000 steps show it."""
     early_ratio_noises: float = 4.0
     """``early_ratio`` in the factors by which neighbours differ, where that is more."""
@@ -137,7 +137,10 @@ class BurstRule:
         return found
 
     def is_believed(self, burst: Rise, factor: float) -> bool:
-        """Whether a burst is more than noise: long enough, broad enough, or far beyond every other high point."""
+        """Return whether a burst is more than noise.
+
+        Long enough, broad enough, or far beyond every other high point.
+        """
         long = burst.points >= self.minimum_points or burst.extent > self.minimum_points
         if long and burst.chance <= self.maximum_chance:
             return True
@@ -146,7 +149,10 @@ class BurstRule:
         return burst.ratio > least and (burst.standing > standing or burst.group_standing > self.standing_group)
 
     def hump(self, shape: Shape) -> Rise | None:
-        """The widest kind of spike: the level climbs far above what it had been, stays a good while and comes back."""
+        """Return the widest kind of spike.
+
+        The level climbs far above what it had been, stays a good while and comes back.
+        """
         reach = self.hump_reach
         if len(shape.level) <= 2 * reach + 1 or shape.is_signed:
             return None

@@ -60,7 +60,8 @@ class DoubtRule:
     momentum: float = 10.0
     """Under momentum 0.9 a gradient acts ten times."""
     most_classes: int = 32
-    """Class counts for which guessing is told from learning by an accuracy; beyond, one in k is next to nothing."""
+    """Class counts for which guessing is distinguished from learning by an accuracy; beyond, one in k is almost
+    nothing."""
     chance_margin: float = 0.14
     """How far above one in k an accuracy may lie: always answering the commonest class is guessing too."""
     chance_growth: float = 2.0

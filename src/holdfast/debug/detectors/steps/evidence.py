@@ -1,4 +1,4 @@
-"""How what was seen is told: one builder for every detector, with the numbers beside the claim."""
+"""How what was seen is reported: one builder for every detector, with the numbers beside the claim."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Losses and gradient norms that grow by orders of magnitude, or stand at absurd levels from the first row."""
+"""Losses and gradient norms that grow by orders of magnitude, or are at absurd levels from the first row."""
 
 from __future__ import annotations
 
@@ -79,8 +79,8 @@ class LossGrowthRule:
     recovery_level: float = 1e6
     """The least level of such a beginning."""
     goes_on: float = 0.5
-    """A loss that began wild, but not ``absurd``, is told, not blamed, where it falls below this share of the level it
-    came down to: only its first steps were lost."""
+    """A loss that began wild, but not ``absurd``, is reported, not blamed, where it falls below this share of the level
+    it came down to: only its first steps were lost."""
     while_high: float = 30.0
     """An early explosion lasts while the loss is this many times its median."""
     absurd: float = 1e7
@@ -110,7 +110,7 @@ class LossGrowthRule:
         if not huge[-max(1, shape.count // TENTH) :].all():
             return None
         at = int(np.argmax(huge))
-        claim = f"stands at {shape.end:.3g} from step {shape.steps[at]:g}, beyond what any loss means"
+        claim = f"is at {shape.end:.3g} from step {shape.steps[at]:g}, beyond what any loss means"
         numbers = {"peak": float(shape.values.max()), "end": shape.end}
         return _growth(signal, shape, GrowthShape.STUCK, claim, (at, -1), Severity.CRITICAL, CERTAIN, numbers)
 
@@ -131,7 +131,7 @@ class LossGrowthRule:
         claim = (
             f"grew from {float(values[last_good]):.4g} at step {shape.steps[last_good]:g} to {peak:.4g} "
             f"at step {shape.steps[int(np.argmax(np.where(over, values, 0.0)))]:g}"
-            + (f", back at {shape.end:.4g}" if back else "")
+            + (f", then back to {shape.end:.4g}" if back else "")
         )
         return Growth(
             signal,
@@ -153,7 +153,7 @@ class LossGrowthRule:
         how = GrowthShape.EARLY if worse[0] == 0 else GrowthShape.GREW
         severity = Severity.CRITICAL if shape.end > self.worst_guess / 2 else Severity.WARNING
         claim = (
-            f"stands at up to {peak:.4g} from step {shape.steps[worse[0]]:g}, "
+            f"is at up to {peak:.4g} from step {shape.steps[worse[0]]:g}, "
             f"where guessing among a million classes costs {np.log(1e6):.3g}"
         )
         numbers = {"peak": peak, "end": shape.end}
@@ -197,12 +197,13 @@ def is_classifier(
     accuracy_points: int,
     often_right: float,
 ) -> bool:
-    """Whether the loss is surely a cross-entropy per sample: a language model's, or one beside an accuracy that stands.
+    """Return whether the loss is surely a cross-entropy per sample: a language model's, or one beside a flat accuracy.
 
-    Losses summed over a batch are many times larger, and fall as the accuracy climbs; but nobody trains those at a rate
-    of ``wild_rate`` or more. An accuracy stands that grew by less than ``stands_still`` times since its first rows;
-    fewer accuracies than ``accuracy_points`` do not show it, nor does one that ends at exactly 0: any guess is right
-    now and then. Above ``often_right`` the loss is a sum: who is right so often does not pay more than a guess.
+    Losses summed over a batch are many times larger, and fall as the accuracy climbs; but those are never trained at a
+    rate of ``wild_rate`` or more. An accuracy does not move if it grew by less than ``stands_still`` times since its
+    first rows; fewer accuracies than ``accuracy_points`` do not show it, nor does one that ends at exactly 0: any guess
+    is right now and then. Above ``often_right`` the loss is a sum: who is right so often does not pay more than a
+    guess.
     """
     if len({loss.name for loss in select.training_losses(signals, games=True)}) != 1 or of_kind(signals, "reward"):
         return False  # Several losses, or an agent's: an accuracy beside them is another network's.

@@ -33,7 +33,7 @@ class NormGrowthRule:
     growth: float = 10.0
     """How many times its usual value a norm must reach."""
     smooth_growth: float = 4.0
-    """The same for one that drifts smoothly, as the running sum of gradients nobody clears."""
+    """The same for one that drifts smoothly, as the running sum of gradients that are never cleared."""
     minimum_points: int = 6
     """Fewer norms than this have no usual value."""
     many_points: int = 20

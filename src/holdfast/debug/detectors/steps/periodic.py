@@ -21,7 +21,7 @@ class Swing:
     period: float
     size: float
     points: int = 0
-    """The period in points, for a series whose steps stand still."""
+    """The period in points, for a series whose steps do not move."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -72,7 +72,10 @@ class PeriodRule:
     """The last points that are compared with themselves one pass earlier: that costs the square of their number."""
 
     def swing(self, signal: Signal, rates: list[Signal], *, least: float | None = None) -> Swing | None:
-        """The period and the swing of a series, or None; those that follow a cyclic learning rate do not count."""
+        """Return the period and the swing of a series, or None.
+
+        Those that follow a cyclic learning rate do not count.
+        """
         values, steps = _drawn_once(signal, self.longest, self.fresh_share)
         if len(values) < self.minimum_points or not np.isfinite(values).all() or values.min() <= 0:
             return None
@@ -88,7 +91,10 @@ class PeriodRule:
         return Swing(float(np.median(np.diff(steps)) * lag), size, lag)
 
     def _sorted_swing(self, values: Array, steps: Array, rates: list[Signal], least: float) -> Swing | None:
-        """The swing of sorted data: its order is seen to repeat, and neighbours resemble each other within a pass."""
+        """Return the swing of sorted data.
+
+        Its order is seen to repeat, and neighbours resemble each other within a pass.
+        """
         lag = self._repeated_lag(values)
         if lag is None:
             return None
@@ -168,7 +174,10 @@ class PeriodRule:
 
 
 def _drawn_once(signal: Signal, most: int, fresh_share: float) -> tuple[Array, Array]:
-    """The last values and steps, without repeats where many are: a progress bar is drawn several times per point."""
+    """Return the last values and steps, without repeats where many are.
+
+    A progress bar is drawn several times per point.
+    """
     values, steps = signal.values[-most:], signal.steps[-most:]
     fresh = np.ones(len(values), dtype=bool)
     fresh[1:] = values[1:] != values[:-1]

@@ -16,7 +16,9 @@ def recovered_share(*, before: float, peak: float, after: float) -> float:
 
 
 def given_up(*, start: float, best: float, end: float) -> float:
-    """How much of the progress from ``start`` to ``best`` the end has lost: 1 is all of it, more is worse than ever.
+    """Return how much of the progress from ``start`` to ``best`` the end has lost.
+
+    1 is all of it, more is worse than ever.
 
     >>> given_up(start=4.0, best=2.0, end=3.0)
     0.5

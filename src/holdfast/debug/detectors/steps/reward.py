@@ -172,7 +172,7 @@ class RewardRule:
 
 
 def _wins(values: NDArray[np.float64], others: NDArray[np.float64]) -> float:
-    """Of all pairs of a value and another, the share in which the value is higher; ties count half."""
+    """Return of all pairs of a value and another, the share in which the value is higher; ties count half."""
     ranked = np.sort(others)
     below = np.searchsorted(ranked, values, side="left") + np.searchsorted(ranked, values, side="right")
     return float(below.mean()) / (2.0 * len(ranked))

@@ -47,7 +47,7 @@ class Rise:
 
     @property
     def height(self) -> float:
-        """How far the peak stands above the level before."""
+        """How far the peak is above the level before."""
         return self.peak - self.before
 
     @property
@@ -90,7 +90,7 @@ class RiseRule:
     coming_back: float = 0.4
     """The share of a rise that must be gone at the end for it to count as coming back."""
     early_points: int = 6
-    """With fewer points than this after a jump nobody can know whether it stays."""
+    """With fewer points than this after a jump it is unknown whether it stays."""
     early_ratio: float = 1.5
     """The jump for which that holds, as a multiple of the level before."""
     onset: OnsetRule = field(default_factory=OnsetRule)
@@ -99,7 +99,10 @@ class RiseRule:
     """How a series is reduced to its level and its noise."""
 
     def lasting(self, signal: Signal) -> Rise | None:
-        """The rise a run ends on: its last level lies far above the best it had, in noise and in progress given up."""
+        """Return the rise a run ends on.
+
+        Its last level lies far above the best it had, in noise and in progress given up.
+        """
         shape = self.shape.of(signal)
         if shape is None:
             return None

@@ -75,7 +75,10 @@ def serving(signals: Iterable[Signal]) -> list[Signal]:
 
 
 def main_losses(signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
-    """Every loss on training data that the model is meant to lower: no game, no reference, nothing of one layer."""
+    """Return every loss on training data that the model is meant to lower.
+
+    No game, no reference, nothing of one layer.
+    """
     found = [
         signal
         for signal in of_kind(signals, "loss")
@@ -106,7 +109,10 @@ class SelectRule(SharedRule):
     """A share whose largest value is above this is written in percent: above one, for rounding, and far below ten."""
 
     def training_losses(self, signals: Sequence[Signal], *, games: bool = False) -> list[Signal]:
-        """The losses a verdict may rest on: the total where one is named, else all that are not part of a game."""
+        """Return the losses a verdict may rest on.
+
+        The total where one is named, else all that are not part of a game.
+        """
         found = main_losses(signals, games=games)
         chosen = self._totals(found) or found
         if not chosen and not games:
@@ -116,7 +122,7 @@ class SelectRule(SharedRule):
         return [signal for signal in chosen if len(signal.values) * self.shorter_total >= longest]
 
     def objective_changes(self, signals: Sequence[Signal]) -> NDArray[np.float64]:
-        """The steps at which a loss begins or ends in the middle of the run: there, what is minimised changes.
+        """Return the steps at which a loss begins or ends in the middle of the run: there, what is minimised changes.
 
         One that is exactly 0 at first begins where it no longer is: its weight was 0 until then.
         """
@@ -149,7 +155,10 @@ class SelectRule(SharedRule):
         return float(np.nansum(np.abs(values)))
 
     def began(self, steps: NDArray[np.float64]) -> bool:
-        """Whether a log holds the beginning of its run: an excerpt from the middle cannot say "never" or "at first"."""
+        """Return whether a log holds the beginning of its run.
+
+        An excerpt from the middle cannot say "never" or "at first".
+        """
         return len(steps) > 0 and float(steps[0]) <= self.beginning * float(steps[-1])
 
     def _totals(self, losses: Sequence[Signal]) -> list[Signal]:
@@ -172,7 +181,10 @@ class SelectRule(SharedRule):
         return float(np.mean(own >= np.sum(others, axis=0) * (1.0 - self.sum_tolerance))) >= self.sum_share
 
     def _is_a_sum(self, candidate: Signal, parts: Sequence[Signal]) -> bool:
-        """Whether a loss is the sum of those beside it that do not exceed it: what does is logged, not minimised."""
+        """Return whether a loss is the sum of those beside it that do not exceed it.
+
+        What does is logged, not minimised.
+        """
         own, others = self._beside(candidate, parts)
         if len(others) < self.minimum_parts:
             return False
@@ -197,13 +209,13 @@ class SelectRule(SharedRule):
         return at[candidate.name], [values for name, values in at.items() if name != candidate.name]
 
     def as_share(self, values: NDArray[np.float64]) -> NDArray[np.float64]:
-        """Shares between 0 and 1, whether they are written so or in percent."""
+        """Return shares between 0 and 1, whether they are written so or in percent."""
         finite = values[np.isfinite(values)]
         return values / 100.0 if len(finite) and float(finite.max()) > self.percent else values
 
 
 def sum_of_parts(losses: Sequence[Signal]) -> list[Signal]:
-    """Losses of which none is a total, logged at the same steps, as their sum; any others as they are."""
+    """Return losses of which none is a total, logged at the same steps, as their sum; any others as they are."""
     parts = [signal for signal in losses if len(signal.values)]
     alike = all(np.array_equal(part.steps, parts[0].steps) for part in parts)
     if len(parts) < 2 or not alike or _named_totals(parts) or len({part.name for part in parts}) < len(parts):
@@ -237,7 +249,7 @@ def total_gradient_norms(signals: Sequence[Signal]) -> list[Signal]:
 
 
 def all_zero(signals: Sequence[Signal], kind: str) -> Signal | None:
-    """The signal of this kind whose every value is exactly zero, where there is one and no other of that kind."""
+    """Return the signal of this kind whose every value is exactly zero, if it is the only one of that kind."""
     found = [signal for signal in signals if signal.kind == kind and signal.layer is None and len(signal.values)]
     return found[0] if found and not any(np.any(signal.values != 0.0) for signal in found) else None
 

@@ -1,4 +1,4 @@
-"""That a run never learnt: a loss that did not fall, at what level, and what stands there."""
+"""That a run never learnt: a loss that did not fall, at what level, and what is there."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ __all__ = ["CLASS_COUNTS", "Stall", "StallRule", "guessing_loss"]
 
 CLASS_COUNTS = (2, 10, 100, 1000, 32000, 50257)
 """Class counts people really have; ln(k) is what a model that guesses evenly pays. Few on purpose: the more are listed,
-the more healthy language models would stand at one of them by chance."""
+the more healthy language models would be at one of them by chance."""
 CONSTANT_ANSWERS = (0.25, 1.0)
 """Squared error of always answering the middle of balanced 0/1 or -1/1 targets, and of standardised ones."""
 FIFTHS = 5
@@ -62,7 +62,7 @@ class Stall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StallRule:
-    """When a loss has stood still since the run began."""
+    """When a loss has not moved since the run began."""
 
     minimum_improvement: float = 0.012
     """A loss that fell by less than this share of its start did not learn."""
@@ -100,7 +100,7 @@ class StallRule:
     loudest: float = 0.15
     """A loss whose batches differ by more (diffusion, small batches) is flat to the eye in healthy runs too."""
     risen: float = 1.5
-    """A loss that ends at this many times its start has not stood still."""
+    """A loss that ends at this many times its start has moved."""
     pinned_spread: float = 2e-3
     """The spread, relative to the level, of a second half that is frozen."""
     pinned_tolerance: float = 0.005
@@ -138,9 +138,9 @@ class StallRule:
     """How a series is reduced to its level and its noise."""
 
     def find(self, signals: Sequence[Signal], *, minimum_span: float | None = None) -> Stall | None:
-        """Return the loss of a run that never learnt; None when it did, or when that cannot be told."""
+        """Return the loss of a run that never learnt; None when it did, or when that is unknown."""
         if self.reward.any_rises(signals):
-            return None  # An agent that gets better learns, wherever its loss stands: that grows with the rewards.
+            return None  # An agent that gets better learns, wherever its loss is: that grows with the rewards.
         if any(self._still_rises(rate) for rate in of_kind(signals, "lr")):
             return None
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
@@ -193,7 +193,7 @@ class StallRule:
         return long and float(np.diff(values).min()) >= 0.0 and bool(values[-1] > values[-1 - len(values) // FIFTHS])
 
     def _frozen_metric(self, signal: Signal) -> Stall | None:
-        """A share of right answers that is the same, to the last digit, at every evaluation of a log without a loss."""
+        """Find a share of right answers that never changes, to the last digit, in a log without a loss."""
         shape = self.shape.of(signal) if signal.metadata.get("higher_is_better") and signal.layer is None else None
         if shape is None or shape.count < self.minimum_points or float(np.ptp(shape.values)) > 0.0:
             return None
@@ -251,7 +251,7 @@ class StallRule:
         return held_out_flat and improvement <= max(self.minimum_improvement, self.errors * error)
 
     def _not_falling(self, signal: Signal, shape: Shape, doubt: Doubt) -> Stall | None:
-        """With another reason to think that nothing can be learnt, the loss need not be quiet: only not fall."""
+        """Judge a loss that need only not fall, because something else says that nothing can be learnt."""
         head = _head(shape)
         decline, error = _decline(shape)
         fell = decline - self.errors * error > self.doubted_decline * head
@@ -305,7 +305,7 @@ class StallRule:
         return float(np.median(np.abs(half - loss))) <= self.chance_stays * loss
 
     def _pinned(self, signal: Signal, shape: Shape) -> Stall | None:
-        """Return a loss that fell and then froze exactly where a constant answer stands."""
+        """Return a loss that fell and then froze exactly where a constant answer would put it."""
         half = shape.level[len(shape.level) // 2 :]
         if len(half) * 2 < self.minimum_points or float(np.ptp(half)) > self.pinned_spread * shape.end:
             return None
@@ -343,7 +343,7 @@ class StallRule:
         return max(levels) - min(levels) <= self.minimum_improvement * levels[0]
 
     def _anything_improved(self, signals: Sequence[Signal], judged: Sequence[Signal]) -> bool:
-        """Whether a metric, a held-out loss or another training loss got clearly better, which no stuck run does."""
+        """Return whether a metric, a held-out or another training loss got clearly better, as in no stuck run."""
         judged_names = {signal.name for signal in judged} if len(judged) == 1 else set()
         for signal in (*of_kind(signals, "metric", "eval_loss", "reward"), *main_losses(signals)):
             values = signal.values[np.isfinite(signal.values)]

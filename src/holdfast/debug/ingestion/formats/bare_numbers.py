@@ -1,8 +1,8 @@
 """Rows of bare numbers: no header, no names. ``np.savetxt``, a list written line by line, ``print(epoch, loss)``.
 
-A column that counts is the step; before one that begins again and again stands the epoch. What the other columns are
+A column that counts is the step; before one that restarts repeatedly comes the epoch. What the other columns are
 only the file's name can say: in ``loss.txt`` the first of them is the loss. In a file that is merely called a
-training log it is taken for one where it falls, or is NaN. A row in brackets may stand on several lines.
+training log it is taken for one where it falls, or is NaN. A row in brackets may span several lines.
 """
 
 from __future__ import annotations
@@ -114,10 +114,10 @@ class BareNumbersFormat(LogFormat):
         sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
         sure = (sure or (_named(file) and _is_sum(values))) and not matrix
         names = [""] * len(values)
-        # A learning rate that never changes may stand before the loss.
+        # A learning rate that never changes may come before the loss.
         first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
         names[first] = _name_of(file, values[first]) if sure else ""
-        # Of more columns than can be told apart any may be what the file's name says.
+        # Of more columns than can be distinguished any may be what the file's name says.
         guess = meaning_of(_title(file)) if _named(file) and not sure else None
         named = [
             Column(name or f"column {number}", column.values, column.rows)
@@ -193,7 +193,7 @@ def _is_sum(columns: list[Column]) -> bool:
         return False
     total = columns[0].values
     sums = np.cumsum([column.values for column in columns[1:]], axis=0)[1:]
-    # Two parts or more; behind them may stand their own parts, or what is only logged.
+    # Two parts or more; after them may come their own parts, or what is only logged.
     near = np.abs(total - sums) <= SUM_TOLERANCE * np.abs(total)
     return float(near.mean(axis=1).max()) >= MIN_ROW_SHARE
 

@@ -74,7 +74,10 @@ class BorderedTableFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Rows between bars are common in documents; a log is mostly made of them, or prints its settings before."""
+        """Score a log higher if it consists mostly of rows between bars, or prints its settings.
+
+        Documents have some too.
+        """
         if hits < MIN_ROWS:
             return 0.0
         return 0.9 if hits * 4 >= lines else 0.4

@@ -48,7 +48,7 @@ class _Reader(LineReader):
             return True
         names = _header(line)
         if names is None and "|" in line:
-            # A name may stand on two lines, as MATLAB prints "Mini-batch" over "Loss".
+            # A name may span two lines, as MATLAB prints "Mini-batch" over "Loss".
             cells = [part.strip() for part in line.strip().strip("|").split("|")]
             both = [f"{above} {below}".strip() for above, below in zip(self._above, cells, strict=False)]
             names = _header("|".join(both)) if len(self._above) == len(cells) else None
@@ -96,7 +96,10 @@ class _Reader(LineReader):
 
 
 def _header(line: str) -> list[str] | None:
-    """The names on a line that consists of names: of a counter and a known metric, or of several known metrics."""
+    """Return the names on a line that consists of names.
+
+    Of a counter and a known metric, or of several known metrics.
+    """
     text = _UNIT.sub("", line.strip())
     if "|" in text:
         candidates = [[part.strip() for part in text.strip("|").split("|")]]

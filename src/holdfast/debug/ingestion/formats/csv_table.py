@@ -38,7 +38,7 @@ MAX_PAIR_SHARE = 0.34
 MIN_FITTING_SHARE = 0.6
 """The share of the rows that must have the header's cells."""
 MAX_PREAMBLE = 3
-"""Lines of settings that may stand above the header of a file that is called a table."""
+"""Lines of settings that may come before the header of a file that is called a table."""
 WIDE = 5
 """From this many columns on a row does not fit its header by chance …"""
 MIN_FITTING_SHARE_WIDE = 0.4
@@ -221,7 +221,7 @@ def _commented_names(file: LogFile, text: str, skip: int) -> tuple[list[str], st
 
 
 def _comes_again(file: LogFile, names: list[str], delimiter: str, skip: int) -> bool:
-    """Return whether the words of this line stand in the same cells of the next, as those of a row do."""
+    """Return whether the words of this line are in the same cells of the next, as those of a row do."""
     following = next((line for line in file.sample_lines[skip + 1 :] if line.strip()), "")
     cells = _cells(following.strip(), delimiter)
     words = [place for place, name in enumerate(names) if name and number_of(name) is None]
@@ -233,7 +233,7 @@ def _is_table(file: LogFile) -> bool:
 
 
 def _sure_names(line: str) -> list[str] | None:
-    """Return the names of a line that is a header whatever stands above it: words between tabs, a counter among them.
+    """Return the names of a line that is a header whatever is above it: words between tabs, a counter among them.
 
     Programs write the settings of a run over such a table.
     """
@@ -246,7 +246,7 @@ def _sure_names(line: str) -> list[str] | None:
 
 
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
-    """Return the header's names, the delimiter, and how many lines stand before it."""
+    """Return the header's names, the delimiter, and how many lines come before it."""
     for skip, line in enumerate(file.sample_lines[1 : MAX_PREAMBLE + 1], 1):
         if (names := _sure_names(line)) is not None:
             return names, "\t", skip

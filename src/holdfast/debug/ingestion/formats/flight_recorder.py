@@ -145,10 +145,10 @@ def _statuses(
     rank: int,
     groups: Mapping[str, tuple[str, tuple[int, ...]]],
 ) -> list[Mapping[str, Any]]:
-    """Progress in each group, for the ranks without entries too.
+    """Return progress in each group, for the ranks without entries too.
 
     ``pg_status`` is keyed by the order in which this rank made its groups, ``pg_config`` by name. Entries tie the two
-    together; where there are none, the names, which count upward as groups are made, stand in the same order.
+    together; where there are none, the names, which count upward as groups are made, are in the same order.
     """
     status = data.get("pg_status")
     if not isinstance(status, dict):

@@ -1,6 +1,6 @@
 r"""Text of no known format: every line with a counter and a named number that means something.
 
-A line without a counter of its own stands where the line before it stood, if it is made of named numbers and not of
+A line without a counter of its own is where the line before it was, if it is made of named numbers and not of
 prose. The report says how sure that is, and how much of the text was understood. Where no name in the whole text means
 anything, the rows of one shape that comes again and again are read all the same.
 """
@@ -28,7 +28,7 @@ __all__ = ["FreeTextFormat"]
 MAX_LINE = 8192
 """Characters beyond which a line is data, not a line of a log."""
 MAX_ANNOUNCEMENT = 16
-"""Characters that may stand beside a counter on a line that only announces a place."""
+"""Characters that may be beside a counter on a line that only announces a place."""
 MIN_COMMA_PAIRS = 3
 """Names and numbers in turn between commas from which a line is made of such pairs: two may be an enumeration."""
 MAX_SECTION = 40
@@ -132,7 +132,7 @@ class _Reader(LineReader):
             self._remember(place)
             return False
         if _EVALUATION.match(text) or (prefix and _HELD_OUT.search(prefix.group())):
-            # Its counter runs over the held-out data; the values stand where the training was.
+            # Its counter runs over the held-out data; the values are where the training was.
             if place.epoch is not None:
                 self._epoch = place.epoch
             here = (
@@ -155,7 +155,7 @@ class _Reader(LineReader):
         if place.step is not None:
             self._batched.update(fields)
         elif place.epoch is not None or _TRAINING_ROW.match(text):
-            # What batches print, once more without one: the mean over the epoch, which is another series.
+            # What batches print, again without one: the mean over the epoch, which is another series.
             fields = {f"epoch {name}" if name in self._batched else name: value for name, value in fields.items()}
         self._add(place, fields)
         return True

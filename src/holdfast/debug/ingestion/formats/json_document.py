@@ -28,7 +28,7 @@ _QUOTED = re.compile(r"'([^'\\\n]{0,200})'")
 _WORD = re.compile(r"\b(?:None|True|False|nan|inf)\b")
 _TUPLES = str.maketrans("()", "[]")
 MAX_HEADER_LINES = 4
-"""Lines that may stand before a document: a title, a comment."""
+"""Lines that may come before a document: a title, a comment."""
 _HF_SETTINGS = ("max_steps", "num_train_epochs", "logging_steps", "train_batch_size", "eval_steps", "save_steps")
 
 
@@ -112,7 +112,7 @@ def _opening_line(text: str) -> int | None:
 
 
 def _unwrapped(data: Any) -> Any:
-    """Return a list without the lists of one that each of its elements stands in."""
+    """Return a list without the lists of one that each of its elements is in."""
     if isinstance(data, list) and data and all(isinstance(row, list) and len(row) == 1 for row in data):
         return [row[0] for row in data]
     return data
@@ -127,7 +127,7 @@ class JsonDocumentFormat(LogFormat):
         return "json"
 
     def sniff(self, file: LogFile) -> float:
-        """Starts like a JSON document, and goes on past its first line or is one line only."""
+        """Return whether it starts like a JSON document, and continues past its first line or is one line only."""
         if not file.is_text:
             return 0.0
         text = file.head_text[:4096]

@@ -78,7 +78,7 @@ def _printed_losses(log: RunLog) -> RunLog:
 class MegatronFormat(TextFormat):
     """Standard output of Megatron-LM and its descendants."""
 
-    precedence = 1  # Under DeepSpeed its lines stand among DeepSpeed's; they say more.
+    precedence = 1  # Under DeepSpeed its lines are among DeepSpeed's; they say more.
 
     @property
     def name(self) -> str:

@@ -39,7 +39,7 @@ class MlflowMetricFormat(LogFormat):
 
 
 def is_mlflow_run(folder: Path) -> bool:
-    """Return whether the folder is one run of an MLflow file store."""
+    """Return whether the folder is read as one run of an MLflow file store."""
     metrics = folder / "metrics"
     if not metrics.is_dir():
         return False

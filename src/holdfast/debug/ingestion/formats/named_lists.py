@@ -1,6 +1,6 @@
 """Whole series on a line each: ``train_loss: [2.3, 2.1, …]``, as a script prints its lists when it has ended.
 
-numpy prints them without commas, and over several lines; the name may stand on a line of its own above them. A name
+numpy prints them without commas, and over several lines; the name may be on its own line above them. A name
 that comes again begins another run. Where the names are those of models, the file's name says what the numbers are, and
 each list is a run.
 """
@@ -28,9 +28,9 @@ MIN_NUMBERS = 3
 MIN_IN_ROW = 8
 """Numbers from which a row with a name before it is a series: fewer are a row of a table."""
 MIN_CHARACTER_SHARE = 0.5
-"""The share of the text that must stand in such lists; else they sum up what other lines say."""
+"""The share of the text that must be in such lists; else they summarise what other lines say."""
 MAX_BEFORE_NAME = 40
-"""Characters that may stand before a name: a time, a bullet."""
+"""Characters that may come before a name: a time, a bullet."""
 _NAME = re.compile(r"[A-Za-z_][\w /.\-]{0,40}$")
 _CELLS = re.compile(r"\s*[,;\t]\s*")
 _TITLE = re.compile(r"\s*[A-Za-z_][\w /.\-]{0,40}\s*$")
@@ -47,7 +47,7 @@ class NamedListsFormat(LogFormat):
         return "named-lists"
 
     def sniff(self, file: LogFile) -> float:
-        """Most of the text stands in lists, and something says what their numbers are."""
+        """Most of the text is in lists, and something says what their numbers are."""
         if not file.is_text:
             return 0.0
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
@@ -72,7 +72,7 @@ class NamedListsFormat(LogFormat):
 
 
 def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
-    """Yield each list with its name, and how long the line is on which it stands."""
+    """Yield each list with its name, and how long its line is."""
     title = ""
     for line in lines:
         if title and (row := _numbers(line)):
@@ -95,7 +95,7 @@ def _listed(lines: Iterable[str]) -> Iterator[tuple[str, Floats, int]]:
 
 
 def _in_cells(line: str) -> tuple[str, Floats] | None:
-    """Return a row that a known name stands at the head of: "loss,2.3,2.1,…" of a table that is turned on its side."""
+    """Return a row that a known name begins: "loss,2.3,2.1,…" of a transposed table."""
     cells = [cell for cell in _CELLS.split(line.strip()) if cell]
     if len(cells) <= MIN_IN_ROW or not _TITLE.match(cells[0]) or meaning_of(cells[0]).kind is None:
         return None

@@ -118,5 +118,5 @@ def _whole(value: Any) -> int | None:
 
 
 def _number(value: Any) -> float:
-    """Return a number below 2**52 that stands for the hash: float64 holds it exactly."""
+    """Return a number below 2**52 that represents the hash: float64 holds it exactly."""
     return float(int.from_bytes(blake2b(repr(value).encode(), digest_size=8).digest(), "little") >> 12)

@@ -1,6 +1,6 @@
 """PyTorch's own examples: the word language model, ImageNet, MNIST, and torchvision's reference scripts.
 
-Their counters start again each epoch; steps are made of both. An epoch's validation stands at the epoch's last step.
+Their counters start again each epoch; steps are made of both. An epoch's validation is at the epoch's last step.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _Reader(LineReader):
         self._first_epoch = 1.0
 
     def _passed(self, epoch: float) -> float:
-        """Epochs before this one; some scripts count from 0, most from 1."""
+        """Return epochs before this one; some scripts count from 0, most from 1."""
         self._first_epoch = min(self._first_epoch, epoch)
         return epoch - self._first_epoch
 

@@ -1,6 +1,7 @@
 """TensorBoard event files: TFRecords of ``Event`` messages; scalars of both the old and the new kind.
 
-Read without TensorFlow or TensorBoard. A file cut short, or with a damaged record, gives what stands before the damage.
+Read without TensorFlow or TensorBoard. A truncated file, or one with a damaged record, gives what comes before the
+damage.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[memoryview]:
         while len(header := stream.read(12)) == 12:
             length = int.from_bytes(header[:8], "little")
             if length > _LONGEST_RECORD:
-                notes.append("the file is damaged; what stands before the damage was read")
+                notes.append("the file is damaged; everything before the damage was read")
                 return
             data = stream.read(length + 4)
             if len(data) < length + 4:

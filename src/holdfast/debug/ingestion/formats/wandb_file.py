@@ -91,7 +91,7 @@ def _records(file: LogFile, notes: list[str]) -> Iterator[bytes]:
     parts: list[bytes] = []
     size = 0
     with file.path.open("rb") as stream:
-        # The file's own header stands inside the first block and counts towards it.
+        # The file's own header is inside the first block and counts towards it.
         block = stream.read(_BLOCK)
         at = _HEADER
         while block:
@@ -138,7 +138,7 @@ def _history(message: BytesLike, rows: RowCollector) -> None:
         for name, value in values.items()
         if not name.startswith("_") and (reading := number_of(value)) is not None
     }
-    # W&B writes NaN and Infinity as these strings; number_of reads them as the values they stand for.
+    # W&B writes NaN and Infinity as these strings; number_of reads them as the values they denote.
     rows.add(step if recorded is None else recorded, dict(numbers), epoch=epoch)
 
 

@@ -46,5 +46,5 @@ class YoloResultsFormat(TextFormat):
         return _Reader(rows)
 
     def score(self, hits: int, lines: int) -> float:
-        """Sure where (nearly) every line is such a row: the same rows stand in the console's output with headers."""
+        """Sure where (nearly) every line is such a row: the same rows are in the console's output with headers."""
         return 0.97 if hits and hits >= 0.9 * lines else 0.0
