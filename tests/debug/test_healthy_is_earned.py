@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import tracemalloc
 from collections.abc import Callable
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from tests.debug.detectors.series import falling_loss
 from tests.debug.ingestion.console_styles import TOTAL, write
 
 from holdfast.debug import MLSystemsDebugger, Verdict
+from holdfast.debug.types import Signal
+from holdfast.debug.verdict import VerdictRule
 
 DEBUGGER = MLSystemsDebugger(plugins=False)
 CHOSEN = ("loguru", "torchtune file", "python dicts", "stable-baselines3", "darknet", "matlab", "commented header")
@@ -74,3 +77,17 @@ def test_a_loss_that_hardly_fell_or_ends_far_above_its_best_is_not_called_health
     for rows in (hardly, lost):
         (run,) = MLSystemsDebugger(plugins=False).debug(rows).runs
         assert run.verdict is not Verdict.HEALTHY
+
+
+@pytest.mark.parametrize(("end", "expected"), [(1.0, Verdict.HEALTHY), (4.0, Verdict.UNKNOWN)])
+def test_a_loss_of_a_million_points_is_judged_by_where_it_ends_in_little_memory(end: float, expected: Verdict) -> None:
+    loss = falling_loss(1_000_000)
+    loss[-40_000:] *= end
+    tracemalloc.start()
+    try:
+        found, _ = VerdictRule().judge((), [Signal("loss", np.arange(len(loss)), loss, metadata={"kind": "loss"})])
+        _, peak = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert found is expected
+    assert peak < 20 * loss.nbytes
