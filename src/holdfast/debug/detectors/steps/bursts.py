@@ -107,8 +107,9 @@ class BurstRule:
         over = residual > bar
         raised = residual > self.shoulder * bar
         found = []
+        highest = _highest(residual)
         for first, last in join_stretches(stretches_of(over), gap=max(2, self.minimum_points - 1)):
-            standing, group_standing = self._standing(residual, first, last)
+            standing, group_standing = self._standing(residual, highest, first, last)
             before = float(
                 np.median(shape.values[max(0, first - self.background_points) : first] if first else level[:1])
             )
@@ -233,21 +234,22 @@ class BurstRule:
         )
         return level, np.maximum.reduce(bars)
 
-    def _standing(self, residual: Array, first: int, last: int) -> tuple[float, float]:
+    def _standing(self, residual: Array, highest: NDArray[np.int64], first: int, last: int) -> tuple[float, float]:
         """Return how far a burst stands out among the other high points, and among those far below the highest of them.
 
         The first tells an outlier among outliers from one of many; the second sees several that are out of all
-        proportion to the rest, each of which hides the others from the first.
+        proportion to the rest, each of which hides the others from the first. ``highest`` are the places of the highest
+        points of all, in order.
         """
-        margin = self.minimum_points
-        settled = residual[len(residual) // self.quiet_start : max(first - margin + 1, 0)]
-        others = np.concatenate((settled, residual[last + margin :]))
-        group = min(self.group_points, len(others) // self.group_share)
-        highest = np.sort(others)[::-1][: group + 1].tolist()
-        own = float(residual[first:last].max())
-        ratios = [
-            min((own, *highest[:place])) / rest if rest > 0 else float("inf") for place, rest in enumerate(highest)
-        ]
+        settled, before = len(residual) // self.quiet_start, max(first - self.minimum_points + 1, 0)
+        behind = last + self.minimum_points
+        count = max(before - settled, 0) + max(len(residual) - behind, 0)
+        group = min(self.group_points, count // self.group_share)
+        others = residual[highest[((highest >= settled) & (highest < before)) | (highest >= behind)]]
+        if len(others) <= group < count:  # most of the highest are this burst's own, or of the first moments
+            others = np.sort(np.concatenate((residual[settled:before], residual[behind:])))[::-1]
+        own, rest = float(residual[first:last].max()), others[: group + 1].tolist()
+        ratios = [min((own, *rest[:place])) / next_ if next_ > 0 else float("inf") for place, next_ in enumerate(rest)]
         return (ratios[0], max(ratios)) if ratios else (float("inf"), float("inf"))
 
 
@@ -266,3 +268,10 @@ def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last
         return 0.0
     ways = lgamma(width + 1) - lgamma(points + 1) - lgamma(width - points + 1)
     return exp(min(MAX_EXPONENT, log(span) + ways + points * log(others / span)))
+
+
+def _highest(values: Array) -> NDArray[np.int64]:
+    """Return the places of the highest values, highest first: enough of them to compare each burst with the others."""
+    count = min(256, len(values))
+    places = np.argpartition(values, len(values) - count)[len(values) - count :]
+    return np.asarray(places[np.argsort(-values[places], kind="stable")])
