@@ -230,10 +230,10 @@ def test_a_transform_that_fails_names_source_index_and_position(chat: Path) -> N
     [
         (lambda folder: HFIterableDataset.from_folder(folder / "none", name="a"), "no such folder"),
         (lambda folder: HFIterableDataset.from_folder(folder, name="a"), "not both"),
-        (lambda folder: HFIterableDataset.from_path(folder / "data.csv", name="a"), "tells no format"),
+        (lambda folder: HFIterableDataset.from_path(folder / "data.csv", name="a"), "no known file extension"),
         (lambda folder: HFIterableDataset.from_dataset({"train": 1}, name="a"), "DatasetDict"),
         (lambda folder: HFIterableDataset.from_dataset([1, 2], name="a"), "not list"),
-        (lambda folder: HFIterableDataset.from_json(folder / "1.jsonl", name=""), "needs a name"),
+        (lambda folder: HFIterableDataset.from_json(folder / "1.jsonl", name=""), "name must be"),
         (
             lambda folder: HFIterableDataset.from_json(folder / "1.jsonl", name="a", model_transform=NOT_CALLABLE),
             "callable",

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any
 
+from holdfast.debug.base import BaseDetector
 from holdfast.debug.debugger import MLSystemsDebugger
 from holdfast.debug.growing import GrowingLog
 from holdfast.debug.ingestion.limits import Limits
@@ -125,6 +126,11 @@ class OnlineDebugger:
         self._runs: dict[Path, tuple[RunReport, ...]] = {}
         self._verdicts: dict[str, Verdict] = {}
         self._said: set[str] = set()
+
+    @property
+    def detectors(self) -> tuple[BaseDetector, ...]:
+        """What looks at the series."""
+        return self._debugger.detectors
 
     def update(self, step: float, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
         """Take one step's numbers; return the findings that are new."""

@@ -19,6 +19,8 @@ from typing import Any, Protocol, final
 
 from typing_extensions import Self
 
+from holdfast.arguments import check_path
+from holdfast.errors import ConfigError
 from holdfast.metrics.handlers import Scalar
 from holdfast.optional import require
 
@@ -57,10 +59,14 @@ class JsonlSink(MetricSink):
     """
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
+        check_path("path", path)
         self._path = Path(path)
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        _drop_torn_line(self._path)
-        self._file = self._path.open("a", encoding="utf-8")
+        try:
+            self._path.parent.mkdir(parents=True, exist_ok=True)
+            _drop_torn_line(self._path)
+            self._file = self._path.open("a", encoding="utf-8")
+        except OSError as error:
+            raise ConfigError(f"the file cannot be written: {error.strerror}", file=str(path)) from error
 
     def write(self, figures: Mapping[str, Scalar], *, step: int) -> None:
         """Append a line."""

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors import DistributedDesyncDetector, StragglerDetector
 from holdfast.debug.online import OnlineDebugger
 from holdfast.debug.types import Detection, DetectionContext, Severity, Signal
@@ -46,6 +47,11 @@ class Monitor:
         self._timed, self._timed_steps = 0.0, 0
         self._last_step = 0
         self.rank = rank
+
+    @property
+    def detectors(self) -> tuple[BaseDetector, ...]:
+        """What looks at the series."""
+        return self._debugger.detectors
 
     def update(
         self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False

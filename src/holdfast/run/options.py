@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.arguments import check_fields
 from holdfast.errors import ConfigError
 
 __all__ = ["RunOptions"]
@@ -48,14 +49,7 @@ class RunOptions:
     max_failed_saves: int = 3
 
     def __post_init__(self) -> None:
-        positive = (
-            "save_every", "save_minutes", "keep", "time_limit", "stats_every", "metrics_every", "stall_after",
-            "stall_timeout", "max_failed_saves",
-        )  # fmt: skip
-        for name in positive:
-            value = getattr(self, name)
-            if value is not None and not value > 0:
-                raise ConfigError("the option must be positive", option=name, found=value)
+        check_fields(self, may_be_zero=("compact_bytes",))
         if self.stall_timeout is not None and self.stall_timeout < self.stall_after:
             raise ConfigError(
                 "the process would end before its stall is noticed",

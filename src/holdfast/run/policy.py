@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from enum import IntEnum
 
+from holdfast.arguments import check_type, closest
+from holdfast.debug.base import BaseDetector
+from holdfast.debug.detectors import known_failures
 from holdfast.errors import ConfigError
 
 __all__ = ["Action", "Policy"]
@@ -29,9 +32,10 @@ class Policy:
         rules: one action for everything of at least *warning* severity (``"alert"``), or a table. Its keys are a
             failure (``"nan"``), a severity (``"critical"``), both (``"spike/critical"``) or ``"*"``; the most
             specific key decides.
+        detectors: those of your own, whose failures can be named as well.
 
     Raises:
-        ConfigError: an unknown action, or a key that says nothing.
+        ConfigError: an unknown action, or a key that nothing can ever match.
 
     Example:
         >>> policy = Policy({"nan": "rollback", "critical": "alert"})
@@ -39,9 +43,11 @@ class Policy:
         ('ROLLBACK', 'LOG')
     """
 
-    def __init__(self, rules: str | Mapping[str, str] = "log") -> None:
+    def __init__(self, rules: str | Mapping[str, str] = "log", *, detectors: Iterable[BaseDetector] = ()) -> None:
         if isinstance(rules, str):
             rules = {"warning": rules, "critical": rules}
+        check_type("on_finding", rules, Mapping, "an action, or a table of actions by failure and severity")
+        names = _names(detectors)
         self._rules: dict[str, Action] = {}
         for key, name in rules.items():
             try:
@@ -52,11 +58,14 @@ class Policy:
                     action=name,
                     hint=f"one of {', '.join(a.name.lower() for a in Action)}",
                 ) from None
+            check_type("a key of on_finding", key, str, "the name of a failure or a severity")
             failure, slash, severity = key.partition("/")
-            if not failure or (slash and severity not in SEVERITIES):
-                raise ConfigError(
-                    "unknown kind of finding", key=key, hint='a failure, a severity, "failure/severity" or "*"'
-                )
+            if slash and severity not in SEVERITIES:
+                raise ConfigError("unknown severity of a finding", key=key, hint=closest(severity, [*SEVERITIES]))
+            # A rule that nothing matches would protect nobody, and nobody would notice.
+            if names is not None and failure not in names and (slash or key not in (*SEVERITIES, "*")):
+                known = sorted(names) if slash else [*sorted(names), *SEVERITIES, "*"]
+                raise ConfigError("unknown kind of finding", key=key, hint=closest(failure, known))
             self._rules[key] = action
 
     def action(self, failure: str, severity: str) -> Action:
@@ -70,3 +79,11 @@ class Policy:
     def highest(self) -> Action:
         """The most that can happen under this policy."""
         return max(self._rules.values(), default=Action.LOG)
+
+
+def _names(detectors: Iterable[BaseDetector]) -> set[str] | None:
+    """Return the names of the failures that can be found; None if one of the detectors does not say what it names."""
+    own = [detector.failure for detector in detectors]
+    if any(failure is None for failure in own):
+        return None
+    return {failure.name for failure in (*known_failures(), *own) if failure is not None}

@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from holdfast.arguments import check_fields
 from holdfast.errors import ConfigError, RollbackError, UnusableCheckpointError
 from holdfast.run.attempt import Attempt, restore_checkpoint
 from holdfast.run.cure import Cure, abandoned_name, cures_for
@@ -45,10 +46,7 @@ class RollbackOptions:
     def __post_init__(self) -> None:
         if self.cure not in ("window", "mask", "prove", "none") and not callable(self.cure):
             raise ConfigError("unknown cure", cure=self.cure, hint='"window", "mask", "prove", "none", or a function')
-        if self.before < 0 or self.after < 0 or self.max_rollbacks < 0:
-            raise ConfigError("before, after and max_rollbacks must not be negative")
-        if self.rate_scale is not None and not self.rate_scale > 0:
-            raise ConfigError("rate_scale must be positive", rate_scale=self.rate_scale)
+        check_fields(self, may_be_zero=("before", "after", "max_rollbacks"))
 
     def cure_for(self, finding: Mapping[str, Any], suspects: tuple[int, int]) -> Cure:
         """Return what to do differently about the suspect batches."""

@@ -6,14 +6,16 @@ import contextlib
 import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import NoneType
 from typing import Any
 
 import torch
 from torch import nn
 
+from holdfast.arguments import check_path, check_type, is_function, whole_number
 from holdfast.debug.online import OnlineDebugger
 from holdfast.errors import ConfigError, RunError
 from holdfast.run.alerts import Alert
@@ -95,13 +97,23 @@ class Run:
         rollback: RollbackOptions | None = None,
         options: RunOptions | None = None,
     ) -> None:
-        if accumulate < 1 or (steps is not None and steps < 0):
-            raise ConfigError("accumulate must be at least 1 and steps at least 0", accumulate=accumulate, steps=steps)
+        check_path("folder", folder)
+        for name, value, fits, expected in (
+            ("model", model, _is_model, "a torch.nn.Module, or modules by name"),
+            ("train_step", train_step, is_function, "a function of a batch that returns its loss"),
+            ("parts", parts, (Mapping, NoneType), "a mapping of names to objects with a state"),
+            ("config", config, (Mapping, NoneType), "a mapping"),
+            ("monitor", monitor, (bool, OnlineDebugger), "True, False or an OnlineDebugger"),
+            ("rollback", rollback, (RollbackOptions, NoneType), "a RollbackOptions"),
+            ("options", options, (RunOptions, NoneType), "a RunOptions"),
+            ("alerts", alerts, _are_functions, "callable, each of a list: functions, WebhookAlert, OpenTelemetryAlert"),
+        ):
+            check_type(name, value, fits, expected)
         self.folder = RunFolder(Path(folder))
         self.options = options or RunOptions()
-        self.steps = steps
+        self.steps = None if steps is None else whole_number("steps", steps, least=0)
         self._train_step = train_step
-        self.accumulate = accumulate
+        self.accumulate = whole_number("accumulate", accumulate, least=1)
         self._config = dict(config or {})
         self._fresh = fresh
         named: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, **(parts or {})}
@@ -116,7 +128,7 @@ class Run:
         self._monitor = _make_monitor(monitor)
         if self._monitor is not None:
             self.components.parts["monitor"] = self._monitor
-        self._policy = Policy(on_finding)
+        self._policy = Policy(on_finding, detectors=() if self._monitor is None else self._monitor.detectors)
         self._alerts = tuple(alerts)
         self._rollback = rollback or RollbackOptions()
         if self._rollback.cure == "prove":
@@ -355,7 +367,21 @@ class Run:
 def _as_list(optimizer: Any) -> list[torch.optim.Optimizer]:
     if optimizer is None:
         return []
-    return [optimizer] if isinstance(optimizer, torch.optim.Optimizer) else list(optimizer)
+    is_one = hasattr(optimizer, "param_groups") or not isinstance(optimizer, Iterable)
+    found = [optimizer] if is_one else list(optimizer)
+    for each in found:
+        # A wrapper of an optimizer, as trainers have them, does as well.
+        check_type("optimizer", each, lambda one: hasattr(one, "param_groups"), "a torch optimizer, or a list of them")
+    return found
+
+
+def _is_model(value: Any) -> bool:
+    modules = list(value.values()) if isinstance(value, Mapping) else [value]
+    return bool(modules) and all(isinstance(module, nn.Module) for module in modules)
+
+
+def _are_functions(values: Any) -> bool:
+    return isinstance(values, Iterable) and not isinstance(values, str) and all(map(callable, values))
 
 
 def _make_monitor(monitor: bool | OnlineDebugger) -> Monitor | None:

@@ -9,10 +9,10 @@ from multiprocessing import get_all_start_methods
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, get_args
 
+from holdfast.arguments import whole_number
 from holdfast.errors import ConfigError
 from holdfast.order import Partition, RoundRobin
 from holdfast.order.extent import LastBatch
-from holdfast.order.numbers import whole_number
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -21,6 +21,8 @@ __all__ = ["Coordinator", "LastBatch", "OnError", "StreamingConfig", "torch_rank
 
 OnError = Literal["raise", "skip"]
 _MAY_BE_NONE = ("batch_size", "epochs", "checkpoint_interval", "world_size")
+_MOST = 1 << 32
+"""Of anything that is counted: a saved state holds no larger batch and no more ranks."""
 _AT_LEAST_ONE = (*_MAY_BE_NONE, "prefetch_buffer_size", "prefetch_threads", "keep_checkpoints")
 
 
@@ -74,14 +76,15 @@ class StreamingConfig:
     def __post_init__(self) -> None:
         for name in _AT_LEAST_ONE:
             value = getattr(self, name)
-            if (value is not None or name not in _MAY_BE_NONE) and whole_number(value, name) < 1:
-                raise ConfigError(f"{name} must be at least 1", **{name: value})
+            if value is not None or name not in _MAY_BE_NONE:
+                whole_number(name, value, least=1, most=_MOST)
         if not isinstance(self.partition_strategy, Partition):
             raise ConfigError("partition_strategy must be a Partition", found=f"{self.partition_strategy!r}"[:80])
-        if whole_number(self.num_workers, "num_workers") < 0:
-            raise ConfigError("num_workers cannot be negative", num_workers=self.num_workers)
-        if self.rank is not None and (
-            whole_number(self.rank, "rank") < 0 or (self.world_size is not None and self.rank >= self.world_size)
+        whole_number("num_workers", self.num_workers, least=0, most=_MOST)
+        if (
+            self.rank is not None
+            and self.world_size is not None
+            and not (0 <= whole_number("rank", self.rank, least=-_MOST) < self.world_size)
         ):
             raise ConfigError("rank must be between 0 and world_size-1", rank=self.rank, world_size=self.world_size)
         if (self.rank is None) != (self.world_size is None):

@@ -47,7 +47,7 @@ class HFOptions(TypedDict, total=False):
 
 
 class FileOptions(HFOptions, total=False):
-    """With them, for files: which columns are read, and what stands for their nulls."""
+    """With them, for files: which columns are read, and what replaces their nulls."""
 
     columns: list[str] | None
     fill_null: Mapping[str, Any] | None
@@ -63,7 +63,7 @@ class HFIterableDataset(OrderedDataset):
         message_transform: makes messages of a row.
         model_transform: makes tokens of messages.
         output_transform: makes what the training step wants of tokens.
-        metric_transform: makes metrics of the final sample; told this dataset's name.
+        metric_transform: makes metrics of the final sample; given this dataset's name.
         filter_fn: says of a row, as stored, whether to keep it. It runs over all rows once, when the dataset is made.
         shuffle: ``"full"``, ``"window"`` (uses the data's own shards), ``"none"`` or a ``WindowShuffle``. By default
             ``full``, and windows where the data is remote.
@@ -145,7 +145,7 @@ class HFIterableDataset(OrderedDataset):
 
     @classmethod
     def from_path(cls, path: str | os.PathLike[str], *, name: str, **options: Unpack[HFOptions]) -> Self:
-        """Read whatever the path is: a folder, JSON lines or Parquet, told by how it ends."""
+        """Read whatever the path is: a folder, JSON lines or Parquet, recognised by its extension."""
         text = os.fspath(path)
         if text.endswith(_PARQUET):
             return cls.from_parquet(text, name=name, **options)
@@ -154,7 +154,7 @@ class HFIterableDataset(OrderedDataset):
         if Path(text).expanduser().is_dir():
             return cls.from_folder(text, name=name, **options)
         raise ConfigError(
-            "the path is no folder, and its end tells no format",
+            "the path is not a folder, and has no known file extension",
             path=text,
             known=[*_JSON, *_PARQUET],
             hint="use from_json, from_parquet or from_load_dataset",

@@ -218,9 +218,11 @@ class StreamingShardLoader(StreamCursor):
 
 def _check_device(device: Any) -> None:
     try:
-        torch.device("cpu" if device is None else device)
+        chosen = torch.device("cpu" if device is None else device)
     except (RuntimeError, TypeError) as error:
         raise ConfigError(f"unknown device: {error}", device=f"{device!r}"[:80]) from None
+    if chosen.type == "cuda" and (chosen.index or 0) >= torch.cuda.device_count():
+        raise ConfigError("there is no such device", device=str(chosen), devices=torch.cuda.device_count())
 
 
 def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:

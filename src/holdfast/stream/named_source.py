@@ -12,6 +12,7 @@ from copy import copy
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from holdfast.arguments import check_type, is_function
 from holdfast.errors import ConfigError
 from holdfast.metrics import MetricTransform
 from holdfast.order import Shuffle, SourceSpec
@@ -52,8 +53,10 @@ class NamedSource:
     layout: Shuffle = field(init=False)  # the shuffle as it is
 
     def __post_init__(self) -> None:
-        if not self.name:
-            raise ConfigError("a dataset needs a name")
+        check_type("name", self.name, _is_name, "a text with at least one character, and none that is NUL")
+        check_type("source", self.source, _is_source, "a Source, such as ArraySource, JsonlSource or HFSource")
+        for what in ("transform", "column_transform"):
+            check_type(what, getattr(self, what), is_function, "a function, or None")
         if len(self.source) < 1:
             raise ConfigError("the source has no samples", source=self.name)
         object.__setattr__(self, "seeded", wants_rng(self.transform))
@@ -87,9 +90,18 @@ def named_copy(transform: MetricTransform | None, name: str) -> MetricTransform 
     """Return the transform reporting under this name; a copy, as one transform may serve several datasets."""
     if transform is None:
         return None
+    check_type("metric_transform", transform, MetricTransform, "a MetricTransform, or None")
     own = copy(transform)
     own.set_dataset_name(name)
     return own
+
+
+def _is_name(value: Any) -> bool:
+    return isinstance(value, str) and bool(value) and "\0" not in value
+
+
+def _is_source(value: Any) -> bool:
+    return all(hasattr(value, name) for name in ("__len__", "read", "fingerprint", "window", "shards"))
 
 
 def wants_rng(function: Any) -> bool:

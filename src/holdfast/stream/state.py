@@ -17,6 +17,7 @@ from holdfast.versioned import AS_TEXT, MAX_COUNT, Between, Count, Format
 
 __all__ = ["CheckpointState"]
 
+_EXPECTED = "pass what state_dict() or load_state() returned, unchanged"
 _DAMAGED = "it was changed after it was saved; take an earlier one"
 # Batches that a training loop may hold without having acknowledged them: so far ahead of the step may a change lie.
 MAX_OUTSTANDING = 1 << 20
@@ -96,4 +97,4 @@ class CheckpointState:
 
 
 # Version 2 keeps order, skips and sources as text: torch's DCP makes keys of nested dicts, and they change with a run.
-STREAM_STATE = Format("stream state", CheckpointState, version=2, upgrades={1: dict}, hint=_DAMAGED)
+STREAM_STATE = Format("stream state", CheckpointState, version=2, upgrades={1: dict}, hint=_EXPECTED)
