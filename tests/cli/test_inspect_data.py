@@ -143,7 +143,7 @@ def test_the_table_shows_the_same(capsys: pytest.CaptureFixture[str], files: dic
         ("torn.parquet", (), "torn.parquet"),
         ("torn.jsonl", (), "torn.jsonl"),
         ("torn.tar", (), "torn.tar"),
-        ("odd.csv", (), "does not recognise this path"),
+        ("odd.csv", (), "unrecognised path"),
         ("*", (), "cannot tell the kind"),
     ],
 )

@@ -18,7 +18,7 @@ __all__ = ["register"]
 EXIT_PART = 1
 EXAMPLES = examples(
     "holdfast bisect runs/exp7 runs/exp7-again",
-    exit_codes="0 they agree in all steps that both have, 1 they diverge, 2 unusable input.",
+    exit_codes="0 they agree on all shared steps, 1 they diverge, 2 unusable input.",
 )
 
 
@@ -55,7 +55,7 @@ def register(app: typer.Typer) -> None:
         if as_json:
             typer.echo(json.dumps(found.to_json()))
         elif found.step is None:
-            typer.echo(f"the runs agree in all {found.compared} steps that both have")
+            typer.echo(f"the runs agree on all {found.compared:,} shared steps")
         else:
             layer = f" of {found.layer}" if found.layer else ""
             typer.echo(f"the runs diverge at step {found.step}, first in: {found.component}{layer}")

@@ -270,7 +270,7 @@ def register(app: typer.Typer) -> None:
                 return
         known = ", ".join(inspector.kind for inspector in INSPECTORS)
         raise ConfigError(
-            "holdfast does not recognise this path",
+            "unrecognised path",
             path=path,
             hint=f"it can inspect: {known}; a checkpoint is a folder with a .metadata file or *.safetensors files",
         )

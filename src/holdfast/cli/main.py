@@ -128,7 +128,7 @@ def _answer(arguments: list[str]) -> int:
 
     command = typer.main.get_command(build_app())
     if "" in arguments:  # as a path, it would be the current folder
-        raise ConfigError("an argument is empty", hint="is a shell variable not set?")
+        raise ConfigError("an argument is empty", hint="unset shell variable?")
     code = command.main(args=arguments, prog_name="holdfast", standalone_mode=False)  # Ctrl-C comes out as 130
     return code if isinstance(code, int) else 0
 

@@ -45,5 +45,6 @@ def register(app: typer.Typer) -> None:
             typer.echo(f"{name:<20}" + "".join(f"{loss:>12.5g}" for loss in losses))
         if found.cure is not None:
             typer.echo(
-                f"to apply the cure, continue from a checkpoint before step {found.window[0]} after\n  {found.cure}"
+                f"to apply the cure, restore a checkpoint from before step {found.window[0]}, call\n  {found.cure}\n"
+                "and continue"
             )

@@ -50,6 +50,8 @@ def register(app: typer.Typer) -> None:
         Sound means that it loads, and that every byte was compared with a checksum. Each damaged tensor is named. The
         check is incomplete if there are no checksums, or objects that a load refuses.
         """
+        from rich.filesize import decimal
+
         from holdfast.checkpoint import verify_checkpoint
 
         report = verify_checkpoint(
@@ -74,6 +76,6 @@ def register(app: typer.Typer) -> None:
         typer.echo(
             f"{verdict}: {report.items} items{' in a manifest' if report.manifest else ''}, "
             f"{report.verified} verified, {len(report.unverified)} without checksum, {len(report.damaged)} damaged; "
-            f"{report.bytes_read / 1e9:.2f} GB in {report.seconds:.1f} s"
+            f"{decimal(report.bytes_read)} in {report.seconds:.2g} s"
         )
         raise typer.Exit(EXIT_CODES[report.verdict])
