@@ -17,7 +17,7 @@ from holdfast.cli.stored_schedule import LABELS_HELP, stored_schedule
 __all__ = ["register"]
 
 MAX_EPOCHS = 100_000
-"""Each epoch takes about a tenth of a millisecond and one row."""
+"""Every epoch is computed and printed as one row: a million of them would fill minutes and a screen nobody reads."""
 EXAMPLES = examples("holdfast when runs/exp7 chat 5", "holdfast when state/ wiki 123 --epochs 10 --json")
 
 
