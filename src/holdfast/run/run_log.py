@@ -137,7 +137,7 @@ class RunLog:
     def verify(self) -> list[ChainFault]:
         """Check the chain of every rank; returns every place at which the log is not as it was written.
 
-        A checkpoint is saved after the records of its steps are on disk: one that is later than the log shows that the
+        A checkpoint is saved after the records of its steps are on disk: one that is newer than the log shows that the
         log's end was cut.
         """
         faults: list[ChainFault] = []
@@ -155,7 +155,7 @@ class RunLog:
         if files and saved:
             reached = max((record["step"] + 1 for record in self.records() if is_step(record)), default=0)
             if saved > reached:
-                reason = f"the checkpoint of step {saved} is later than the log: its end was cut"
+                reason = f"the checkpoint of step {saved} is newer than the log: its end was cut off"
                 yield ChainFault(files[-1].path.name, len(read_lines(files[-1])), reason)
 
 
