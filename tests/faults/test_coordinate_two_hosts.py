@@ -40,7 +40,7 @@ def documented(pattern: str) -> str:
 def test_every_command_copied_from_the_page_works_on_two_hosts(
     hosts: Hosts, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    section = documented(r"^### Two hosts and Redis, from nothing\n(.*?)^## ")
+    section = documented(r"^### Two hosts and Redis, from scratch\n(.*?)^## ")
     program = re.findall(r"^```python\n(.*?)^```", section, re.MULTILINE | re.DOTALL)[0]
     (tmp_path / "work.py").write_text(program)
 

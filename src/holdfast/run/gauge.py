@@ -165,7 +165,10 @@ class Gauge:
 
     def _after_closure(self, optimizer: torch.optim.Optimizer, handle: Any) -> None:
         handle.remove()
-        self._measure(optimizer)
+        if id(optimizer) in self._ahead:  # the closure itself measured them, before it clipped them
+            self._ahead.discard(id(optimizer))
+        else:
+            self._measure(optimizer)
 
     def measure_unclipped(self, optimizer: torch.optim.Optimizer) -> None:
         """Measure an optimizer's gradients now, before they are clipped, and not when it makes its step."""

@@ -16,6 +16,8 @@ from holdfast.debug.detectors.steps.rise import Rise, beyond_factors
 
 __all__ = ["BurstRule"]
 
+MAX_HIGHEST = 256
+"""Highest points that are found once for all bursts: many times what one burst is compared with."""
 MAX_EXPONENT = 50.0
 """Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
 
@@ -272,6 +274,6 @@ def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last
 
 def _highest(values: Array) -> NDArray[np.int64]:
     """Return the places of the highest values, highest first: enough of them to compare each burst with the others."""
-    count = min(256, len(values))
+    count = min(MAX_HIGHEST, len(values))
     places = np.argpartition(values, len(values) - count)[len(values) - count :]
     return np.asarray(places[np.argsort(-values[places], kind="stable")])
