@@ -170,7 +170,7 @@ def test_the_debugger_reads_a_runs_folder_as_one_run(finished: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(RunFolderError, match="not the folder of a run"):
+    with pytest.raises(RunFolderError, match="not a run folder"):
         RunLog(tmp_path)
 
 

@@ -144,7 +144,7 @@ def test_when_of_a_mixture_ends_where_the_stream_does() -> None:
 @pytest.mark.parametrize(("field", "value"), [("shuffle_seed", -1), ("sources", "{}"), ("sources", '{"b": "x"}')])
 def test_a_state_whose_parts_disagree_is_refused(field: str, value: Any) -> None:
     made = loader()
-    with pytest.raises(StateError, match="another seed or other sources"):
+    with pytest.raises(StateError, match="seed or sources of the stream state"):
         made.load_state_dict({**made.state_dict(), field: value})
 
 

@@ -85,7 +85,7 @@ class Monitor:
         self._timed, self._timed_steps = 0.0, 0
 
     def last_look(self) -> list[dict[str, Any]]:
-        """Look once more, after the last step; returns the findings that are new."""
+        """Look again after the last step; returns the findings that are new."""
         self._unconfirmed = dict.fromkeys(self._unconfirmed, self._last_step - CONFIRM_STEPS)
         return self._look(self._last_step)
 

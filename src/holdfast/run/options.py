@@ -52,7 +52,7 @@ class RunOptions:
         check_fields(self, may_be_zero=("compact_bytes",))
         if self.stall_timeout is not None and self.stall_timeout < self.stall_after:
             raise ConfigError(
-                "the process would end before its stall is noticed",
+                "the process would end before a stall is noticed",
                 stall_timeout=self.stall_timeout,
                 stall_after=self.stall_after,
                 hint="set stall_timeout to at least stall_after",

@@ -75,7 +75,7 @@ def roll_back(
     made = sum(event["event"] == "rollback" for event in events)
     if made >= options.max_rollbacks:
         raise RollbackError(
-            "the run has rolled back as often as it may",
+            "the run has reached its maximum number of rollbacks",
             rollbacks=made,
             finding=finding["failure"],
             step=attempt.step,

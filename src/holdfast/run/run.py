@@ -183,7 +183,7 @@ class Run:
     # --- the loop --------------------------------------------------------------------------------------------------
 
     def __iter__(self) -> Iterator[Any]:
-        """Yield batches from where the run stands, until the data or the steps end."""
+        """Yield batches from the run's position, until the data or the steps end."""
         return self._open().batches(lambda: self.steps, self._loop_has_ended)
 
     def _loop_has_ended(self) -> None:
@@ -208,13 +208,13 @@ class Run:
             **metrics: any other numbers.
         """
         if self._loop is None:
-            raise RunError("a step outside the loop", hint="call step() inside `for batch in run:`")
+            raise RunError("step() called outside the loop", hint="call step() inside `for batch in run:`")
         self._loop.step(loss, grad_norm, metrics)
 
     def train(self, steps: int | None = None) -> None:
         """Train with ``train_step`` until the data ends, or until this many steps are done in all."""
         if self._train_step is None:
-            raise ConfigError("the run does not know how to make a step", hint="pass train_step= to Run")
+            raise ConfigError("the run has no step function", hint="pass train_step= to Run")
         if steps is not None:
             self.steps = steps
         taken: list[Any] = []
@@ -252,7 +252,7 @@ class Run:
     def _evaluating_afterwards(self, evaluation: Evaluation) -> Iterator[None]:
         """Record an evaluation of a run that is closed, as an attempt that makes no step."""
         if self._last_place is None:
-            raise RunError("the run has not begun", hint="call run.resume() first: it puts the run's own weights back")
+            raise RunError("the run has not begun", hint="call run.resume() first: it restores the run's own weights")
         step, batch = self._last_place
         attempt, down = open_attempt(self.folder, self.components, self.options, fresh=False, config=self._config)
         try:
@@ -274,7 +274,7 @@ class Run:
 
         Args:
             step: where to begin at the latest.
-            on_step: called after every step made again.
+            on_step: called after every re-run step.
 
         Yields:
             a ``Rehearsal``, whose ``take_step()`` returns a step's record as the log would have it.
@@ -303,7 +303,7 @@ class Run:
 
         Args:
             steps: which steps.
-            on_step: called after every step made again, as in ``blame`` and ``prove``.
+            on_step: called after every re-run step, as in ``blame`` and ``prove``.
         """
         return replay_steps(self, steps, on_step=on_step)
 
@@ -329,7 +329,7 @@ class Run:
             samples: the suspects, as source → indices; None looks for them.
             options: the rule of the proof.
             looking: how suspects are looked for.
-            on_step: called after every step made again.
+            on_step: called after every re-run step.
         """
         return prove_step(self, step, samples=samples, options=options, looking=looking, on_step=on_step)
 

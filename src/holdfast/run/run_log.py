@@ -71,7 +71,7 @@ class RunLog:
         self.folder = RunFolder(Path(folder))
         if not self.folder.identity.is_file():
             raise RunFolderError(
-                "this is not the folder of a run", folder=str(folder), hint="pass the folder given to Run(...)"
+                "this is not a run folder", folder=str(folder), hint="pass the folder given to Run(...)"
             )
 
     @cached_property

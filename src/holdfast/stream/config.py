@@ -36,8 +36,8 @@ class StreamingConfig:
         rank: this process among them; None likewise.
         partition_strategy: which samples go to which rank.
         epochs: how many passes over the data; None for no end.
-        per_epoch: whether each ``iter(loader)`` ends at the end of an epoch (the next goes on with the next one), as
-            trainers that count epochs expect.
+        per_epoch: whether each ``iter(loader)`` ends at the end of an epoch (the next call continues with the next
+            epoch), as trainers that count epochs expect.
         last_batch: what happens where samples run out: ``pad`` (repeat samples, marked in ``batch["__valid__"]``, so
             that every rank makes the same steps), ``short`` or ``drop``. None: ``pad`` for several ranks, ``short`` for
             one.

@@ -47,10 +47,10 @@ class StreamingShardLoader(StreamCursor):
     ) -> None:
         if not isinstance(dataset, OrderedDataset):
             raise ConfigError(
-                "the loader reads datasets whose order is computed",
+                "the loader needs a dataset whose order is computed",
                 dataset=type(dataset).__name__,
                 hint="wrap a source in StreamDataset, or load without streaming as HFIterableDataset; "
-                "what can only be streamed goes to torch's DataLoader, or torchdata's StatefulDataLoader",
+                "for data that can only be streamed, use torch's DataLoader or torchdata's StatefulDataLoader",
             )
         if not isinstance(config, StreamingConfig | None):
             raise ConfigError("config must be a StreamingConfig", found=f"{config!r}"[:80])
@@ -107,7 +107,7 @@ class StreamingShardLoader(StreamCursor):
                     yield from self._hand_over(reading, turn)
                     if getpid() != process:  # what reads ahead has stayed behind
                         raise StreamError(
-                            "this iteration was begun by the process that this one was forked from",
+                            "this iteration was started by the parent process, before the fork",
                             hint="iterate the loader again in this process",
                         )
             finally:
@@ -230,5 +230,5 @@ def _all_left_out(step: int, failed: tuple[Failed, ...]) -> EmptyBatchError:
         "every sample of a batch failed or was filtered out",
         step=step,
         samples=[(failure.source, failure.index) for failure in failed[:8]],
-        hint="look at the failures' errors; on_error='raise' shows the first one whole",
+        hint="look at the failures' errors; on_error='raise' shows the first one in full",
     )

@@ -30,7 +30,7 @@ _Samples = dict[str, Any]  # as Skips.to_json writes it
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointState:
-    """Where a stream stands."""
+    """The position of a stream."""
 
     step: Count  # batches delivered so far; the next is this one
     epoch: Count  # the stream's epoch at that point
@@ -75,10 +75,10 @@ class CheckpointState:
                 order = Order.from_json(self.order, partition=like.partition if like else partition, shuffles=known)
             schedule = self.schedule_over(order)
             if schedule.planned_order.fingerprint() != self.fingerprint:
-                raise StateMismatchError("the fingerprint is not of the order in the stream state", hint=_DAMAGED)
+                raise StateMismatchError("the fingerprint does not match the order in the stream state", hint=_DAMAGED)
             names = {spec.name for spec in schedule.planned_order.sources}
             if self.shuffle_seed != schedule.planned_order.seed or names != self.sources.keys():
-                raise StateError("the stream state has another seed or other sources than its order", hint=_DAMAGED)
+                raise StateError("the seed or sources of the stream state do not match its order", hint=_DAMAGED)
             if schedule.delivered_before(self.step) != self.position:
                 raise StateError("the step and the position of the stream state disagree", position=self.position)
             return schedule
@@ -91,7 +91,7 @@ class CheckpointState:
         """Return the schedule over an order."""
         last = max([segment[0] for segment in self.segments] + [mask[0] for mask in self.masks], default=0)
         if last > self.step + MAX_OUTSTANDING:
-            raise StateError("the stream state tells of a change long after its step", step=self.step, change=last)
+            raise StateError("the stream state records a change long after its step", step=self.step, change=last)
         names = ("segments", "skips", "epochs", "masks", "reweightings")
         return Schedule.from_json(order, {name: getattr(self, name) for name in names})
 
