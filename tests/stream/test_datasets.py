@@ -213,7 +213,7 @@ def test_a_transform_that_returns_none_leaves_the_sample_out_and_the_state_stays
 
 
 def test_a_transform_that_leaves_out_everything_raises_instead_of_reading_for_ever() -> None:
-    with pytest.raises(EmptyPartitionError, match="whole pass"):
+    with pytest.raises(EmptyPartitionError, match="entire pass"):
         next(iter(StreamDataset(numbers(20), name="a", transform=lambda _: None)))
 
 

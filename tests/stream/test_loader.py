@@ -266,7 +266,7 @@ def test_an_iteration_does_not_go_on_in_a_forked_process_and_goes_on_undisturbed
             said = f"{type(error).__name__}: {error}"
         os.write(writing, said.encode())
         os._exit(0)
-    assert b"StreamError: this iteration was begun by the process" in os.read(reading, 10_000)
+    assert b"StreamError: this iteration was started by the parent process" in os.read(reading, 10_000)
     os.waitpid(child, 0)
     seen += [batch["x"] for batch in batches]
     assert sorted(torch.cat(seen).tolist()) == list(range(4000))

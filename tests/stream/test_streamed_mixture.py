@@ -224,5 +224,5 @@ def test_a_failing_transform_is_named_by_its_child_whichever_kind_it_is() -> Non
 def test_transforms_that_leave_out_everything_raise_instead_of_reading_for_ever() -> None:
     nothing = stored(transform=lambda _: None)
     mixed = ForwardMixture([nothing, web()], [(0, {"wiki": 1}), (10**9, {"web": 1})])
-    with pytest.raises(EmptyPartitionError, match="whole pass"):
+    with pytest.raises(EmptyPartitionError, match="entire pass"):
         next(iter(mixed))
