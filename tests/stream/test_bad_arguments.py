@@ -81,7 +81,7 @@ def test_an_argument_that_makes_no_sense_is_refused_by_an_error_of_this_package(
 def test_the_error_names_what_was_found_and_what_to_pass() -> None:
     with pytest.raises(ConfigError, match=r"mapping from source to indices.*samples=\{'wiki': \[5, 9\]\}"):
         loader().skip(samples=[1])  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match=r"the steps must come as a list.*5"):
+    with pytest.raises(ConfigError, match=r"the steps must be a list.*5"):
         loader().skip(steps=5)  # type: ignore[arg-type]
     with pytest.raises(ConfigError, match="zzz"):
         loader(device="zzz")

@@ -270,7 +270,7 @@ def test_the_loader_refuses_a_stream_and_says_what_to_do() -> None:
 
 
 def test_a_stream_of_which_nothing_is_left_raises_instead_of_reading_for_ever() -> None:
-    with pytest.raises(EmptyPartitionError, match="whole epoch"):
+    with pytest.raises(EmptyPartitionError, match="entire epoch"):
         next(iter(dataset(filter_fn=lambda _: False)))
 
 
