@@ -87,7 +87,9 @@ def test_a_load_gives_back_all_the_memory_that_it_took(
         "object": "x" * 400_000,
     }
     folder = save(saved, tmp_path / "c", _extensions=extensions)
-    state = {name: torch.zeros_like(value) for name, value in saved.items() if isinstance(value, torch.Tensor)}
+    state: dict[str, Any] = {
+        name: torch.zeros_like(value) for name, value in saved.items() if isinstance(value, torch.Tensor)
+    }
     state |= {"bent": torch.zeros(500, 600).t(), "object": None}
     load(state, ParallelFileSystemReader(folder, num_workers=workers))
     assert state["object"] == saved["object"]

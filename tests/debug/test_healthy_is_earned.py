@@ -85,7 +85,9 @@ def test_a_loss_of_a_million_points_is_judged_by_where_it_ends_in_little_memory(
     loss[-40_000:] *= end
     tracemalloc.start()
     try:
-        found, _ = VerdictRule().judge((), [Signal("loss", np.arange(len(loss)), loss, metadata={"kind": "loss"})])
+        found, _ = VerdictRule().judge(
+            (), [Signal("loss", np.arange(len(loss), dtype=np.float64), loss, metadata={"kind": "loss"})]
+        )
         _, peak = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()

@@ -78,9 +78,9 @@ def test_shape_is_kept_from_scalars_to_matrices(n: int) -> None:
 @pytest.mark.parametrize("n", [10, 10**6])
 @pytest.mark.parametrize("bad", [-1, 10**6])
 def test_what_is_outside_is_named(n: int, bad: int) -> None:
-    with pytest.raises(OrderError, match=f"position {bad} is outside"):
+    with pytest.raises(OrderError, match=f"position {bad} is out of range"):
         Permutation(n, 0).forward([0, bad])
-    with pytest.raises(OrderError, match=f"index {bad} is outside"):
+    with pytest.raises(OrderError, match=f"index {bad} is out of range"):
         Permutation(n, 0).inverse([0, bad])
 
 

@@ -14,6 +14,7 @@ import pytest
 from tests.run.job import QUICK, make_job, train
 from tests.run.lives import kill_at, live
 
+import holdfast.checkpoint
 import holdfast.run.attempt
 import holdfast.run.checkpoints
 import holdfast.run.compact
@@ -151,7 +152,7 @@ def test_a_save_of_the_last_step_that_fails_under_way_is_made_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a rank has noticed the failure by then must not decide what it does: all ranks save together."""
-    save, refused = holdfast.run.checkpoints.async_save, [10]
+    save, refused = holdfast.checkpoint.async_save, [10]
     (tmp_path / "file").write_bytes(b"")
 
     def fails_once(state: Any, path: Path, *, step: int, **more: Any) -> Any:

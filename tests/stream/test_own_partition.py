@@ -12,8 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from tests.stream.jobs import Job, numbers, run_job
-from torch.distributed.checkpoint import load as dcp_load
-from torch.distributed.checkpoint import save as dcp_save
+from torch.distributed.checkpoint.state_dict_loader import load as dcp_load
+from torch.distributed.checkpoint.state_dict_saver import save as dcp_save
 
 from holdfast.errors import StateMismatchError
 from holdfast.order import Partition, Shuffle
