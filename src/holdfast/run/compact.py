@@ -102,7 +102,8 @@ class Compaction:
     def stop(self) -> None:
         """Wait for the file being compacted; the others are left for the next start."""
         self._stopping.set()
-        if self._thread is not None:
+        # The garbage collector lets go of a run on whichever thread it strikes: on this one, too.
+        if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join()
 
     def _run(self, before: LogFile) -> None:
