@@ -16,8 +16,6 @@ from holdfast.debug.detectors.steps.rise import Rise, beyond_factors
 
 __all__ = ["BurstRule"]
 
-MAX_HIGHEST = 256
-"""Highest points that are found once for all bursts: many times what one burst is compared with."""
 MAX_EXPONENT = 50.0
 """Exponents are cut here, so that a series of wild factors gives a large bar and no overflow."""
 
@@ -54,6 +52,8 @@ class BurstRule:
     """… up to this many others …"""
     group_share: int = 50
     """… and one in n points."""
+    highest_points: int = 256
+    """Highest points that are found once for all bursts: many times what one burst is compared with."""
     standing_ratio: float = 1.6
     """The least multiple of the level such a point must reach."""
     standing_factors: float = 5.5
@@ -109,7 +109,7 @@ class BurstRule:
         over = residual > bar
         raised = residual > self.shoulder * bar
         found = []
-        highest = _highest(residual)
+        highest = _highest(residual, self.highest_points)
         for first, last in join_stretches(stretches_of(over), gap=max(2, self.minimum_points - 1)):
             standing, group_standing = self._standing(residual, highest, first, last)
             before = float(
@@ -272,8 +272,8 @@ def _chance(over: NDArray[np.bool_], raised: NDArray[np.bool_], first: int, last
     return exp(min(MAX_EXPONENT, log(span) + ways + points * log(others / span)))
 
 
-def _highest(values: Array) -> NDArray[np.int64]:
+def _highest(values: Array, count: int) -> NDArray[np.int64]:
     """Return the places of the highest values, highest first: enough of them to compare each burst with the others."""
-    count = min(MAX_HIGHEST, len(values))
+    count = min(count, len(values))
     places = np.argpartition(values, len(values) - count)[len(values) - count :]
     return np.asarray(places[np.argsort(-values[places], kind="stable")])
