@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -21,7 +22,12 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Choose how hard hypothesis tries: ``make soak`` selects by the marker ``soak``."""
+    """Choose how hard hypothesis tries (``make soak`` selects by the marker ``soak``), and let Ctrl-C reach programs.
+
+    A suite started in the background inherits an ignored SIGINT, and so would every program that a test interrupts.
+    """
+    if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     settings.load_profile("soak" if config.getoption("markexpr") == "soak" else "default")
 
 
