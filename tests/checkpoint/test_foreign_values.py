@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import datetime
 import io
 import json
 import zipfile
@@ -80,8 +81,20 @@ class Call:
         Call(torch.Size, [10**30]),
         Call(torch.Size, [1] * 5000),
         torch.zeros([1] * 5000),
+        Call(datetime.datetime, bytes([7, 232, 2, 30, 0, 0, 0, 0, 0, 0])),
+        Call(datetime.date, bytes([7, 232, 2, 0])),
+        Call(datetime.time, bytes([24, 0, 0, 0, 0, 0])),
     ],
-    ids=["device", "negative device", "size", "dimensions of a size", "dimensions of a tensor"],
+    ids=[
+        "device",
+        "negative device",
+        "size",
+        "dimensions of a size",
+        "dimensions of a tensor",
+        "30 February",
+        "0 February",
+        "24:00",
+    ],
 )
 def test_a_value_that_nobody_could_use_is_damage(value: Any) -> None:
     with pytest.raises(DamagedArchiveError, match="pickle is damaged"):

@@ -107,7 +107,7 @@ def _of_time(kind: type, sizes: int) -> Maker:
         _only(bytes, packed)
         if len(packed) != sizes or len(zone) > 1 or any(type(one) is not datetime.timezone for one in zone):
             raise ValueError("not a packed date or time")
-        return kind(packed, *zone)
+        return kind(packed, *zone).replace()  # which looks at every field: the constructor looks at the month
 
     return make
 

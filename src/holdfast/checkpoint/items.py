@@ -12,6 +12,7 @@ import io
 import sys
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 
 from holdfast.checkpoint.archive import (
@@ -36,6 +37,7 @@ __all__ = [
     "KnownItems",
     "ObjectDecoder",
     "check_payload",
+    "check_structure",
     "decode_item",
     "decode_tensor",
     "memory_reader",
@@ -196,6 +198,11 @@ def _read_records(read_at: ReadAt, length: int) -> dict[str, Record]:
     return records
 
 
+def check_structure(read_at: ReadAt, length: int) -> None:
+    """Raise unless an item is an archive of ``torch.save``, as far as its headers tell; reads little of it."""
+    _read_records(read_at, length)
+
+
 def _check_format(content: dict[str, bytes]) -> None:
     version = content.get(_VERSION, b"").strip()
     if not version.isdigit() or len(version) > 2 or not 1 <= int(version) <= MAX_FORMAT_VERSION:
@@ -302,6 +309,8 @@ def decode_tensor(
     value, unchecked = decode_item(data, check=check, tensor=tensor, file=file)
     if not isinstance(value, torch.Tensor):
         raise DamagedArchiveError(f"it holds a {type(value).__name__} where the metadata says tensor", 0, len(data))
+    if value.is_meta:
+        raise DamagedArchiveError("it holds a tensor without its elements", 0, len(data))
     if expected is not None:
         expected.check(tuple(value.shape), value.dtype, value.layout)
     return value, unchecked
@@ -346,8 +355,8 @@ class _Storages:
         content = self._content.get(_PAYLOADS + key)
         if content is None or len(content) != count * dtype.itemsize:
             raise DamagedPickleError(f"the storage {key!r} is missing, or of a different size")
-        untyped = torch.frombuffer(bytearray(content), dtype=torch.uint8).untyped_storage() if content else None
-        storage = torch.UntypedStorage(0) if untyped is None else untyped  # type: ignore[no-untyped-call]
+        # Of NumPy's memory: torch resizes its own for a tensor that extends beyond it, and shows what lay there before.
+        storage = torch.from_numpy(np.frombuffer(bytearray(content), dtype=np.uint8)).untyped_storage()
         if self._swap and dtype.itemsize > 1:
             storage.byteswap(dtype)  # type: ignore[no-untyped-call]
         if location != "cpu":
@@ -386,7 +395,10 @@ class ObjectDecoder:
             return io.BytesIO(saved), unchecked
         value, unchecked = decode_item(memoryview(data), check=self._check, tensor=tensor, file=file)
         buffer = io.BytesIO()
-        torch.save(value, buffer)
+        try:
+            torch.save(value, buffer)
+        except Exception as error:
+            raise DamagedArchiveError(f"the object cannot be passed on: {error}", 0, len(data)) from error
         if key:
             self._known[key] = (buffer.getvalue(), unchecked)
         buffer.seek(0)

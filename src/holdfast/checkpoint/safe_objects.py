@@ -3,7 +3,8 @@
 The pickle comes in through :mod:`~holdfast.checkpoint.inert`, so there is nothing to run. It is surveyed first: how
 deep it is, how large it would be with everything shared written out, and which names it uses. Only when every name is
 allowed is anything made: by the makers of :mod:`~holdfast.checkpoint.allowed_types`, by torch's functions that rebuild
-tensors, or by classes that the user registered with ``torch.serialization.add_safe_globals``.
+tensors (:mod:`~holdfast.checkpoint.safe_tensors`), or by classes that the user registered with
+``torch.serialization.add_safe_globals``.
 """
 
 from __future__ import annotations
@@ -13,11 +14,11 @@ from typing import Any
 
 import numpy as np
 import torch
-import torch._utils
 from torch import _weights_only_unpickler as weights_only
 
 from holdfast.checkpoint.allowed_types import FACTORIES, MAKERS, torch_enum
 from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent
+from holdfast.checkpoint.safe_tensors import MAX_DIMENSIONS, TENSOR_FUNCTIONS
 
 __all__ = ["RefusedNamesError", "build_object"]
 
@@ -27,45 +28,6 @@ MAX_EXPANDED = 100_000_000
 """Most values, counting shared ones wherever they appear."""
 
 _LEAVES = frozenset({str, int, float, bytes, bool, type(None), bytearray})
-# Called as torch's weights-only loader calls them; the ones left out allocate what a number tells them to, or see
-# memory without looking at its bounds.
-_REBUILD = (
-    "_rebuild_tensor",
-    "_rebuild_tensor_v2",
-    "_rebuild_tensor_v3",
-    "_rebuild_parameter",
-    "_rebuild_parameter_with_state",
-    "_rebuild_qtensor",
-    "_rebuild_sparse_tensor",
-    "_rebuild_meta_tensor_no_storage",
-    "_rebuild_wrapper_subclass",
-    "_rebuild_device_tensor_from_numpy",
-    "_rebuild_device_tensor_from_cpu_tensor",
-)
-MAX_DIMENSIONS = 64
-"""As NumPy's: a tensor of thousands of dimensions cannot even be printed."""
-
-
-def _size(sizes: Any) -> torch.Size:
-    if len(sizes) > MAX_DIMENSIONS or not all(type(size) is int and abs(size) < 1 << 62 for size in sizes):
-        raise ValueError("a size that no tensor has")
-    return torch.Size(sizes)
-
-
-def _device(kind: Any, index: Any = None) -> torch.device:
-    # Torch keeps the index in a byte and lets larger ones wrap around.
-    if type(kind) is not str or not (index is None or (type(index) is int and 0 <= index < 128)):
-        raise ValueError("a device that no machine has")
-    return torch.device(kind) if index is None else torch.device(kind, index)
-
-
-_TORCH_FUNCTIONS: dict[Name, Callable[..., Any]] = {
-    **{Name("torch._utils", name): getattr(torch._utils, name) for name in _REBUILD if hasattr(torch._utils, name)},
-    Name("torch._tensor", "_rebuild_from_type_v2"): torch._tensor._rebuild_from_type_v2,
-    Name("torch.serialization", "_get_layout"): torch.serialization._get_layout,
-    Name("torch", "Size"): _size,
-    Name("torch", "device"): _device,
-}
 
 
 class RefusedNamesError(Exception):
@@ -94,13 +56,11 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
     if builder.refused:
         raise RefusedNamesError(builder.refused)
     try:
-        value = builder.make(tree)
-        torch._utils._validate_loaded_sparse_tensors()  # type: ignore[no-untyped-call]
-    except DamagedPickleError:
+        return builder.make(tree)
+    except (DamagedPickleError, MemoryError):
         raise
-    except (ArithmeticError, AttributeError, IndexError, LookupError, RuntimeError, TypeError, ValueError) as error:
+    except Exception as error:  # torch's functions, and the user's classes, raise anything at all
         raise DamagedPickleError(f"{type(error).__name__}: {error}") from error
-    return value
 
 
 class _Builder:
@@ -147,7 +107,7 @@ class _Builder:
     def _note_names(self, value: Any) -> None:
         if type(value) is Inert:
             name = _function(value)
-            known = name in MAKERS or name in _TORCH_FUNCTIONS or name == _PARAMETER or str(name) in self._user
+            known = name in MAKERS or name in TENSOR_FUNCTIONS or name == _PARAMETER or str(name) in self._user
             if not known and not (_is_torch(name) and self._is_enum(value)):
                 self.refused.add(name)
         elif type(value) is Name and self._constant(value) is None:
@@ -165,8 +125,8 @@ class _Builder:
             return np.ndarray
         if name in FACTORIES:
             return FACTORIES[name]
-        if name in _TORCH_FUNCTIONS:  # an argument of the function that rebuilds subclasses
-            return _TORCH_FUNCTIONS[name]
+        if name in TENSOR_FUNCTIONS:  # an argument of the function that rebuilds subclasses
+            return TENSOR_FUNCTIONS[name]
         if _is_torch(name):
             value = self._torch.get(str(name))
             if isinstance(value, (torch.dtype, torch.qscheme, torch.serialization.StorageType)):
@@ -207,10 +167,10 @@ class _Builder:
             raise DamagedPickleError("arguments that are not a tuple")
         if name in MAKERS:
             made = MAKERS[name](arguments, state)
-        elif name in _TORCH_FUNCTIONS or name == _PARAMETER:
+        elif name in TENSOR_FUNCTIONS or name == _PARAMETER:
             if state is not None:
                 raise DamagedPickleError("a tensor with extra state")
-            made = _TORCH_FUNCTIONS.get(name, torch.nn.Parameter)(*arguments)
+            made = TENSOR_FUNCTIONS.get(name, torch.nn.Parameter)(*arguments)
         elif str(name) in self._user:
             made = _user_object(self._user[str(name)], arguments, state, made=value.made)
         else:

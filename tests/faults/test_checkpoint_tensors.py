@@ -1,0 +1,215 @@
+"""Tensors that torch's own functions would rebuild as they are told, and nobody could use safely."""
+
+from __future__ import annotations
+
+import io
+import pickle
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torch._tensor
+import torch._utils
+from tests.checkpoint.support import assert_same, load, save
+from torch.distributed.checkpoint.filesystem import FileSystemReader
+from torch.distributed.checkpoint.metadata import MetadataIndex
+
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.checkpoint.items import decode_item
+from holdfast.errors import CorruptRecordError
+
+Payloads = dict[str, bytes]
+
+
+class Storage:
+    """Pickled as a reference to a record of the archive."""
+
+    def __init__(self, key: str = "0", kind: Any = torch.FloatStorage, count: int = 2, location: str = "cpu") -> None:
+        self.identity = ("storage", kind, key, location, count)
+
+
+class Call:
+    """Pickled as the call of a function."""
+
+    def __init__(self, function: Any, *arguments: Any) -> None:
+        self._reduced = (function, arguments)
+
+    def __reduce__(self) -> Any:
+        return self._reduced
+
+
+class _Pickler(pickle.Pickler):
+    def persistent_id(self, value: Any) -> Any:
+        return value.identity if isinstance(value, Storage) else None
+
+
+def archive_of(value: Any, payloads: Payloads) -> bytes:
+    """What ``torch.save`` would write for calls that it never makes."""
+    content, buffer = io.BytesIO(), io.BytesIO()
+    _Pickler(content, 2).dump(value)
+    writer = torch._C.PyTorchFileWriter(buffer)
+    for name, data in {"data.pkl": content.getvalue(), "byteorder": b"little", **payloads}.items():
+        writer.write_record(name, data, len(data))
+    writer.write_end_of_file()
+    return buffer.getvalue()
+
+
+def tensor(size: tuple[int, ...], storage: Storage, hooks: Any = None, metadata: Any = None) -> Call:
+    strides = tuple(int(np.prod(size[place + 1 :])) for place in range(len(size)))
+    more = () if metadata is None else (metadata,)
+    return Call(torch._utils._rebuild_tensor_v2, storage, 0, size, strides, False, hooks or OrderedDict(), *more)
+
+
+def longs(*numbers: int) -> bytes:
+    return np.array(numbers, dtype=np.int64).tobytes()
+
+
+VALUES = {"data/0": np.array([1, 2], dtype=np.float32).tobytes()}
+
+
+def coo(index: int, *, coalesced: bool = False) -> tuple[Call, Payloads]:
+    indices = tensor((1, 2), Storage("1", torch.LongStorage))
+    parts = (indices, tensor((2,), Storage()), Call(torch.Size, (4,)), coalesced)
+    return Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, parts), VALUES | {"data/1": longs(index, 3)}
+
+
+def coo_of_old_torch() -> tuple[Call, Payloads]:
+    """Without the mark that says whether it is coalesced."""
+    indices = tensor((1, 2), Storage("1", torch.LongStorage))
+    parts = (indices, tensor((2,), Storage()), Call(torch.Size, (4,)))
+    return Call(torch._utils._rebuild_sparse_tensor, torch.sparse_coo, parts), VALUES | {"data/1": longs(0, 3)}
+
+
+def compressed(index: int, layout: torch.layout = torch.sparse_csr) -> tuple[Call, Payloads]:
+    """Two elements on the diagonal of a matrix of two rows, or blocks of one element."""
+    ends, others = tensor((3,), Storage("1", torch.LongStorage, 3)), tensor((2,), Storage("2", torch.LongStorage))
+    values = tensor((2,) if layout in (torch.sparse_csr, torch.sparse_csc) else (2, 1, 1), Storage())
+    parts = (ends, others, values, Call(torch.Size, (2, 2)))
+    payloads = {"data/1": longs(0, 1, 2), "data/2": longs(index, 1)}
+    return Call(torch._utils._rebuild_sparse_tensor, layout, parts), VALUES | payloads
+
+
+def quantized(channels: int) -> tuple[Call, Payloads]:
+    scales = tensor((2,), Storage())
+    zeros = tensor((2,), Storage("1", torch.LongStorage))
+    scheme = (torch.per_channel_affine, scales, zeros, 0)
+    storage = Storage("2", torch.QInt8Storage, channels)
+    call = Call(torch._utils._rebuild_qtensor, storage, 0, (channels,), (1,), scheme, False, OrderedDict())
+    return call, VALUES | {"data/1": longs(0, 0), "data/2": bytes(channels)}
+
+
+def with_attributes(**attributes: Any) -> tuple[Call, Payloads]:
+    inner: tuple[Any, ...] = (Storage(), 0, (2,), (1,), False, OrderedDict())
+    rebuild = torch._tensor._rebuild_from_type_v2
+    return Call(rebuild, torch._utils._rebuild_tensor_v2, torch.Tensor, inner, attributes), VALUES
+
+
+def parameter_with(**attributes: Any) -> tuple[Call, Payloads]:
+    data = tensor((2,), Storage())
+    return Call(torch._utils._rebuild_parameter_with_state, data, True, OrderedDict(), attributes), VALUES
+
+
+UNUSABLE = {
+    "an index outside a sparse tensor": coo(10**9),
+    "a negative index of a sparse tensor": coo(-1),
+    "a column outside a compressed tensor": compressed(10**8),
+    "a row outside a compressed tensor": compressed(2, torch.sparse_csc),
+    "a block outside a compressed tensor": compressed(2, torch.sparse_bsr),
+    "a sparse tensor that is dense": compressed(0, torch.strided),
+    "an index twice in a sparse tensor without repetitions": coo(3, coalesced=True),
+    "fewer scales than channels": quantized(8),
+    "a tensor larger than its empty storage": (tensor((1 << 20,), Storage(count=0)), {"data/0": b""}),
+    "a tensor larger than its storage": (tensor((1 << 20,), Storage()), VALUES),
+    "hooks": (tensor((2,), Storage(), hooks=OrderedDict([(0, torch._utils._rebuild_tensor)])), VALUES),
+    "a mark that is not a table": (tensor((2,), Storage(), metadata="conj"), VALUES),
+    "a method of its own": with_attributes(__reduce_ex__=list),
+    "elements of its own": with_attributes(data=tensor((1,), Storage())),
+    "another class": parameter_with(__class__=torch.Tensor),
+}
+USABLE = {
+    "a sparse tensor": coo(0),
+    "a sparse tensor of an older torch": coo_of_old_torch(),
+    "a sparse tensor without repetitions": coo(0, coalesced=True),
+    "rows of a compressed tensor": compressed(0),
+    "columns of a compressed tensor": compressed(0, torch.sparse_csc),
+    "rows of blocks": compressed(0, torch.sparse_bsr),
+    "columns of blocks": compressed(0, torch.sparse_bsc),
+    "a quantized tensor": quantized(2),
+    "an empty tensor": (tensor((0, 3), Storage(count=0)), {"data/0": b""}),
+    "a tensor with a user's attribute": with_attributes(name_of_user=5),
+    "a parameter with a user's attribute": parameter_with(name_of_user=5),
+}
+
+
+def put(folder: Path, name: str, content: bytes) -> None:
+    """Replace what is stored under a name, and its length in the metadata."""
+    metadata = FileSystemReader(folder).read_metadata()
+    (index,) = (index for index in metadata.storage_data if index.fqn == name)
+    info = metadata.storage_data[MetadataIndex(name, index.offset)]
+    (folder / info.relative_path).write_bytes(content)
+    info.length = len(content)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("kind", UNUSABLE)
+def test_a_tensor_that_could_not_be_used_is_damage_for_load_and_verify(
+    tmp_path: Path, kind: str, parallel: bool
+) -> None:
+    folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "step", archive_of(*UNUSABLE[kind]))
+    with pytest.raises(CorruptRecordError) as caught:
+        load({"step": None}, ParallelFileSystemReader(folder, parallel=parallel))
+    assert caught.value.tensor == "step"
+    assert verify_checkpoint(folder).verdict == "damaged"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")  # torch has some for storages, sparse and quantized tensors
+@pytest.mark.parametrize("kind", USABLE)
+def test_what_torch_would_have_saved_is_rebuilt_as_torch_does(tmp_path: Path, kind: str) -> None:
+    content = archive_of(*USABLE[kind])
+    expected = torch.load(io.BytesIO(content), weights_only=False)
+    made = decode_item(memoryview(content), check=True, tensor="x", file="f").value
+    assert type(made) is type(expected)
+    assert made.layout == expected.layout
+    assert made.layout != torch.sparse_coo or made.is_coalesced() == expected.is_coalesced()
+    assert vars(made) == vars(expected)
+    if expected.is_quantized:
+        made, expected = made.dequantize(), expected.dequantize()
+    assert_same(made.to_dense().detach(), expected.to_dense().detach())
+    folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "step", content)
+    assert verify_checkpoint(folder).verdict == "sound"
+    load({"step": None}, ParallelFileSystemReader(folder))
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_a_tensor_without_elements_of_its_own_is_damage(tmp_path: Path, parallel: bool) -> None:
+    """On the meta device: the call that copies it out fails, but not for those who only verify."""
+    folder = save({"weight": torch.ones(2)}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "weight", archive_of(tensor((2,), Storage(location="meta")), VALUES))
+    with pytest.raises(CorruptRecordError, match="without its elements"):
+        load({"weight": torch.zeros(2)}, ParallelFileSystemReader(folder, parallel=parallel))
+    assert verify_checkpoint(folder).verdict == "damaged"
+
+
+def test_an_object_that_cannot_be_passed_on_is_damage_for_verify_too(tmp_path: Path) -> None:
+    folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "step", archive_of(Call(Unsaveable), {}))
+    torch.serialization.add_safe_globals([Unsaveable])
+    try:
+        assert verify_checkpoint(folder).verdict == "damaged"
+        with pytest.raises(CorruptRecordError, match="cannot be passed on"):
+            load({"step": None}, ParallelFileSystemReader(folder))
+    finally:
+        torch.serialization.clear_safe_globals()
+
+
+class Unsaveable:
+    """Can be made and not saved."""
+
+    def __reduce__(self) -> Any:
+        raise TypeError("not this one")
