@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import pickle
 import struct
 import sys
+import types
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +17,11 @@ from tests.checkpoint.support import load, save
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
 
-from holdfast.checkpoint import ParallelFileSystemReader, pickle_machine, verify_checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, files, pickle_machine, verify_checkpoint
 from holdfast.checkpoint.inert import DamagedPickleError
 from holdfast.checkpoint.pickle_machine import read_pickle
 from holdfast.checkpoint.safe_objects import build_object
-from holdfast.errors import CheckpointError
+from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError
 
 
 def shared(levels: int, *, as_key: bool, opcode: bytes = b"\x86") -> bytes:
@@ -157,3 +159,34 @@ def test_a_bomb_in_place_of_an_object_is_one_error(tmp_path: Path) -> None:
         load({"step": None}, ParallelFileSystemReader(folder))
     assert caught.value.tensor == "step"
     assert verify_checkpoint(folder).verdict == "damaged"
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+@pytest.mark.parametrize("name", ["weight", "step"])
+def test_a_file_of_holes_is_refused_without_reading_it(tmp_path: Path, name: str, parallel: bool) -> None:
+    """A tebibyte that takes no room on the disk: reading it would take the memory of the machine."""
+    folder = save({"weight": torch.ones(3), "step": 5}, tmp_path / "c", single_file_per_rank=False)
+    metadata = FileSystemReader(folder).read_metadata()
+    (info,) = (info for index, info in metadata.storage_data.items() if index.fqn == name)
+    info.length = 1 << 40
+    os.truncate(folder / info.relative_path, info.length)
+    (folder / ".metadata").write_bytes(pickle.dumps(metadata))
+    with pytest.raises(CorruptRecordError) as caught:
+        load({"weight": torch.zeros(3), "step": None}, ParallelFileSystemReader(folder, parallel=parallel))
+    assert caught.value.tensor == name
+    report = verify_checkpoint(folder)
+    assert [entry.tensor for entry in report.damaged] == [name]
+    assert report.bytes_read < 1 << 20
+
+
+@pytest.mark.parametrize("parallel", [True, False])
+def test_an_object_larger_than_the_memory_is_an_error_that_names_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, parallel: bool
+) -> None:
+    folder = save({"text": "x" * 5000, "step": 5}, tmp_path / "c", single_file_per_rank=False)
+    monkeypatch.setattr(files, "_LARGE_BYTES", 4000)
+    monkeypatch.setattr("psutil.virtual_memory", lambda: types.SimpleNamespace(available=4000))
+    with pytest.raises(CheckpointReadError, match="larger than the available memory") as caught:
+        load({"text": None, "step": None}, ParallelFileSystemReader(folder, parallel=parallel, memory_limit=1000))
+    assert caught.value.tensor == "text"
+    assert [entry.tensor for entry in verify_checkpoint(folder).damaged] == ["text"]

@@ -15,9 +15,14 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Protocol
 
+import psutil
+
 from holdfast.errors import CheckpointReadError, UnsafeCheckpointError
 
 __all__ = ["CheckpointFile", "FileLayer", "FileTable", "LocalFiles", "contained_path", "is_remote", "path_parts"]
+
+
+_LARGE_BYTES = 256 << 20
 
 
 class FileLayer(Protocol):
@@ -191,6 +196,16 @@ class CheckpointFile:
     def read(self, offset: int, length: int) -> bytearray:
         """Read ``length`` bytes at ``offset``; nothing is allocated for bytes the file does not have."""
         self.check_reach(offset, length)
+        if (
+            length > _LARGE_BYTES and length > psutil.virtual_memory().available
+        ):  # a file of holes costs its maker nothing
+            raise CheckpointReadError(
+                "an item of the checkpoint is larger than the available memory",
+                file=self.relative,
+                offset=offset,
+                length=length,
+                hint="load it on a machine with more memory",
+            )
         buffer = bytearray(length)
         self.read_into(memoryview(buffer), offset)
         return buffer

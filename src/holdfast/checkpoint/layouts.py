@@ -1,4 +1,7 @@
-"""Where the payload of a chunk lies: from its archive's own records, or from a safetensors header."""
+"""Where the payload of a chunk lies: from its archive's own records, or from a safetensors header.
+
+And items that are read whole, once their own headers say that they are worth it.
+"""
 
 from __future__ import annotations
 
@@ -8,12 +11,14 @@ import torch
 
 from holdfast.checkpoint.archive import HEAD_BYTES, TAIL_BYTES, DamagedArchiveError, ReadAt
 from holdfast.checkpoint.files import CheckpointFile
-from holdfast.checkpoint.items import ItemLayout, KnownItems, open_item
+from holdfast.checkpoint.items import ItemLayout, KnownItems, check_structure, open_item
 from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.safetensors import RawTensor
 from holdfast.checkpoint.tensor_pickle import TensorRecipe
 
-__all__ = ["chunk_layout", "raw_layout"]
+__all__ = ["chunk_layout", "raw_layout", "read_item"]
+
+_LARGE_BYTES = 1 << 20
 
 
 def _item_reader(file: CheckpointFile, offset: int, length: int, on_read: Callable[[int, int], None]) -> ReadAt:
@@ -57,6 +62,15 @@ def chunk_layout(
     if bound is not None and check:
         bound.check(read_at, length)
     return open_item(read_at, length, known, check=check)
+
+
+def read_item(file: CheckpointFile, offset: int, length: int, on_read: Callable[..., None]) -> bytearray:
+    """Read an archive whole; a large one only when it has the structure of one."""
+    file.check_reach(offset, length)
+    if length > _LARGE_BYTES:
+        check_structure(_item_reader(file, offset, length, on_read), length)
+    on_read(length)
+    return file.read(offset, length)
 
 
 def raw_layout(raw: RawTensor) -> ItemLayout:

@@ -33,7 +33,7 @@ from holdfast.checkpoint.items import (
     open_item,
     view_payload,
 )
-from holdfast.checkpoint.layouts import chunk_layout, raw_layout
+from holdfast.checkpoint.layouts import chunk_layout, raw_layout, read_item
 from holdfast.checkpoint.load_state import ChunkState, Copy, Finished
 from holdfast.checkpoint.naming import corrupt, naming
 from holdfast.checkpoint.neighbours import join_neighbours, may_join
@@ -247,8 +247,7 @@ class Load:
         """Read an item that has to be understood as a whole: an object, or a tensor of some other kind."""
         reserved = chunk.length if chunk.is_bytes else 2 * chunk.length
         self._budget.reserve(reserved)
-        data = self._files.get(chunk.file).read(chunk.offset, chunk.length)
-        self._report.read(chunk.length)
+        data = read_item(self._files.get(chunk.file), chunk.offset, chunk.length, self._report.read)
         self._check_bound(chunk, memoryview(data))
         self._take_whole(chunk, data, reserved)
 

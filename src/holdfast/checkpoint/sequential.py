@@ -14,6 +14,7 @@ from torch.distributed.checkpoint.planner import LoadItemType, LoadPlanner
 from holdfast.checkpoint.destination import check_request, narrow
 from holdfast.checkpoint.files import CheckpointFile, FileTable
 from holdfast.checkpoint.items import NO_CHECKSUMS_IN_SAFETENSORS, ObjectDecoder, decode_tensor, memory_reader
+from holdfast.checkpoint.layouts import read_item
 from holdfast.checkpoint.naming import naming
 from holdfast.checkpoint.options import LoadOptions
 from holdfast.checkpoint.plan import Chunk, resolve
@@ -23,11 +24,13 @@ from holdfast.checkpoint.transforms import FileSlice, max_unfolded_bytes, undo_t
 __all__ = ["load_sequentially", "read_whole"]
 
 
-def read_whole(file: CheckpointFile, chunk: Chunk, registry: object, on_read: Callable[[int], None]) -> bytearray:
+def read_whole(file: CheckpointFile, chunk: Chunk, registry: object, on_read: Callable[..., None]) -> bytearray:
     """Read an item, through its transforms where it has some."""
-    if not chunk.transforms:
+    if chunk.raw is not None:
         on_read(chunk.length)
         return file.read(chunk.offset, chunk.length)
+    if not chunk.transforms:
+        return read_item(file, chunk.offset, chunk.length, on_read)
     most = max_unfolded_bytes(chunk.length, chunk.expected)
     file.check_reach(chunk.offset, chunk.length)
     with FileSlice(file, chunk.offset, chunk.length, on_read) as stream:

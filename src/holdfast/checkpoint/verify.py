@@ -26,14 +26,13 @@ from holdfast.checkpoint.items import (
     Expected,
     ItemLayout,
     KnownItems,
+    ObjectDecoder,
     check_payload,
-    check_records,
-    decode_item,
     decode_tensor,
     memory_reader,
     open_item,
 )
-from holdfast.checkpoint.layouts import chunk_layout
+from holdfast.checkpoint.layouts import chunk_layout, read_item
 from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.metadata_files import Described, read_all_metadata
 from holdfast.checkpoint.plan import ExpectedChunks
@@ -254,8 +253,8 @@ class _Checker:
         self._files = files
         self._budget = budget
         self._registry = registry
-        self._trusted = trusted
         self._known = KnownItems()
+        self._objects = ObjectDecoder(trusted=trusted, check=True)
 
     def check(self, item: _Item) -> _Outcome:
         """Check an item; never raises for damage, only for a store that does not let it be seen."""
@@ -335,17 +334,14 @@ class _Checker:
                         stream, item.transforms, self._registry, most_bytes=most, tensor=item.fqn, file=item.file
                     )
             else:
-                data = file.read(item.offset, item.length)
-                on_read(item.length)
+                data = read_item(file, item.offset, item.length, on_read)
             return self._check_data(memoryview(data), item)
         finally:
             self._budget.unreserve(charged)
 
     def _check_data(self, data: memoryview, item: _Item) -> str | None:
         if item.expected is None:
-            if self._trusted:
-                return check_records(data)
-            return decode_item(data, check=True, tensor=item.fqn, file=item.file).unchecked
+            return self._objects.stream(data, tensor=item.fqn, file=item.file)[1]
         layout = open_item(memory_reader(data), len(data), self._known, check=True)
         if layout is None:
             return decode_tensor(data, item.expected, check=True, tensor=item.fqn, file=item.file)[1]
