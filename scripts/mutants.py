@@ -28,6 +28,7 @@ from cosmic_ray.plugins import get_operator, operator_names
 ROOT = Path(__file__).resolve().parent.parent
 # Annotations are never evaluated and a missing decorator of a protocol changes nothing: such mutants say nothing.
 LEFT_OUT = ("BitOr", "RemoveDecorator", "VariableReplacer", "VariableInserter", "ReplaceUnaryOperator_Delete_USub")
+BESIDE = {"checkpoint": "faults/test_checkpoint_*.py"}  # quick ones: those of other packages start servers and jobs
 MAX_TESTS = 80  # functions per mutant: those behind many lines are passed over by hundreds of tests
 SECONDS = 240  # per mutant: an endless loop counts as noticed
 
@@ -70,10 +71,12 @@ def tests_by_line(tree: Path, name: str) -> dict[Path, dict[int, list[str]]]:
     """Return, for every module of a package, the test functions that execute each of its lines."""
     settings, data = tree / "mutants.coveragerc", tree / "mutants.coverage"
     settings.write_text(f"[run]\ndynamic_context = test_function\nsource = src/holdfast/{name}\ndata_file = {data}\n")
-    done = pytest(tree, f"tests/{name}", under=("-m", "coverage", "run", f"--rcfile={settings}"))
+    beside = (tree / "tests").glob(BESIDE[name]) if name in BESIDE else ()
+    suites = [f"tests/{name}", *sorted(str(path.relative_to(tree)) for path in beside)]
+    done = pytest(tree, *suites, under=("-m", "coverage", "run", f"--rcfile={settings}"))
     if done.returncode:
         sys.exit(f"the tests of {name} fail before anything is changed:\n{done.stdout[-2_000:]}")
-    listed = pytest(tree, "--collect-only", f"tests/{name}").stdout.splitlines()
+    listed = pytest(tree, "--collect-only", *suites).stdout.splitlines()
     functions = {line.partition("[")[0] for line in listed if "::" in line}
     read = coverage.CoverageData(basename=str(data))
     read.read()
