@@ -155,8 +155,8 @@ def _changing_names(parent: Path) -> Iterator[None]:
 def prune(target: Path, manifest: Manifest, keep: int) -> list[Path]:
     """Remove the oldest checkpoints of the same run beyond ``keep``, the target included.
 
-    Only whole checkpoints count, and only those named like the target but for digits: a damaged one stays for somebody
-    to look at, and a copy under another name is the user's.
+    Only complete checkpoints count, and only those named like the target but for digits: one with missing or truncated
+    files stays for somebody to look at, and a copy under another name is the user's.
     """
     with _changing_names(target.parent):
         return _prune(target, manifest, keep)

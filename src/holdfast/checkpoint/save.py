@@ -76,9 +76,9 @@ def save(
             one step; what else lies in its folder stays. Anything that is not a checkpoint is refused.
         step: after how many steps this is; stored in the manifest.
         run_id: the run this belongs to; stored in the manifest.
-        keep: how many checkpoints in the parent to keep, this one included; ``None`` keeps all. Removed are whole ones
-            of an earlier step and the same ``run_id`` whose names differ in their digits only, when this one is on the
-            disk; after a rollback those of later steps neither count nor go.
+        keep: how many checkpoints in the parent to keep, this one included; ``None`` keeps all. Removed are complete
+            ones of an earlier step and the same ``run_id`` whose names differ in their digits only, when this one is on
+            the disk; after a rollback those of later steps neither count nor go.
         process_group: the ranks that save together; the default group where torch.distributed is initialised.
         planner: torch's default one when ``None``.
         thread_count: files, and threads that write them, per rank.
