@@ -32,6 +32,7 @@ from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
 from holdfast.errors import UnsafeCheckpointError
 
 __all__ = [
+    "OBJECT_COPIES",
     "Expected",
     "ItemLayout",
     "KnownItems",
@@ -49,6 +50,8 @@ NO_CHECKSUM = "no checksum was stored"
 NO_CHECKSUMS_IN_SAFETENSORS = "the safetensors format has no checksums"
 MAX_TEMPLATES = 8
 """Kinds of archives of one length to remember: what they save, trying more of them would cost."""
+OBJECT_COPIES = 4
+"""Memory that an object takes, in sizes of its item: the item, its records, the object, and the object saved again."""
 MAX_CACHED_OBJECT_BYTES = 4096
 """Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
 # What no checkpoint needs, and no line to paste should ever allow.

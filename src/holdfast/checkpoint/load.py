@@ -24,6 +24,7 @@ from holdfast.checkpoint.files import FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     NO_CHECKSUMS_IN_SAFETENSORS,
+    OBJECT_COPIES,
     ItemLayout,
     KnownItems,
     ObjectDecoder,
@@ -245,7 +246,7 @@ class Load:
 
     def _read_whole(self, chunk: Chunk) -> None:
         """Read an item that has to be understood as a whole: an object, or a tensor of some other kind."""
-        reserved = chunk.length if chunk.is_bytes else 2 * chunk.length
+        reserved = chunk.length * (OBJECT_COPIES if chunk.is_bytes else 2)
         self._budget.reserve(reserved)
         data = read_item(self._files.get(chunk.file), chunk.offset, chunk.length, self._report.read)
         self._check_bound(chunk, memoryview(data))

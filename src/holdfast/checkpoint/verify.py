@@ -23,6 +23,7 @@ from holdfast.checkpoint.files import CheckpointFile, FileLayer, FileTable
 from holdfast.checkpoint.items import (
     NO_CHECKSUM,
     NO_CHECKSUMS_IN_SAFETENSORS,
+    OBJECT_COPIES,
     Expected,
     ItemLayout,
     KnownItems,
@@ -322,7 +323,7 @@ class _Checker:
         return None
 
     def _check_whole(self, file: CheckpointFile, item: _Item, on_read: Callable[..., None]) -> str | None:
-        charged = item.length * (4 if item.transforms else 2)
+        charged = item.length * (OBJECT_COPIES if item.transforms or item.expected is None else 2)
         self._budget.reserve(charged)
         try:
             if item.bound is not None:
