@@ -147,11 +147,11 @@ class Load:
 
     def _take_item(self, chunk: Chunk, item: memoryview, address: int) -> None:
         """Deliver a chunk whose whole item is in memory, at ``address``."""
-        self._check_bound(chunk, item)
+        proven = self._check_bound(chunk, item)
         if chunk.is_bytes:
             self._finish_object(chunk, bytearray(item), 0)
             return
-        layout = self._layout_in_memory(chunk, item)
+        layout = self._layout_in_memory(chunk, item, check=self._checks and not proven)
         request = chunk.requests[0]
         target = request.target
         if (
@@ -164,7 +164,7 @@ class Load:
             and layout.recipe.strides == target.stride()
             and layout.recipe.fills_storage
         ):
-            reason = self._check_item(chunk, item, layout)
+            reason = None if proven else self._check_item(chunk, item, layout)
             if layout.payload_bytes:
                 ctypes.memmove(target.data_ptr(), address + layout.payload_offset, layout.payload_bytes)
             self._finish(chunk, reason)
@@ -172,9 +172,13 @@ class Load:
         # Moved to memory of its own: among its neighbours the payload may lie at an odd address.
         self._deliver(chunk, bytearray(item), layout)
 
-    def _check_bound(self, chunk: Chunk, item: memoryview) -> None:
-        if self._checks and chunk.bound is not None:
-            chunk.bound.check(memory_reader(item), len(item))
+    def _check_bound(self, chunk: Chunk, item: memoryview) -> bool:
+        """Hold an item against the manifest; ``True`` where every byte was compared: its CRC-32 could add nothing."""
+        bound = chunk.bound
+        if bound is None or not self._checks:
+            return False
+        bound.check(memory_reader(item), len(item))
+        return bound.whole
 
     def _check_stored(self, chunk: Chunk) -> None:
         """Hold an item against the manifest as it lies in the file, in front of its transforms."""
@@ -184,10 +188,10 @@ class Load:
                 chunk.bound.check(lambda offset, length: file.read(chunk.offset + offset, length), chunk.length)
             self._report.read(chunk.length)
 
-    def _layout_in_memory(self, chunk: Chunk, item: memoryview) -> ItemLayout | None:
+    def _layout_in_memory(self, chunk: Chunk, item: memoryview, *, check: bool) -> ItemLayout | None:
         if chunk.raw is not None:
             return raw_layout(chunk.raw)
-        return _as_expected(chunk, open_item(memory_reader(item), len(item), self._known, check=self._checks))
+        return _as_expected(chunk, open_item(memory_reader(item), len(item), self._known, check=check))
 
     def _check_item(self, chunk: Chunk, item: memoryview, layout: ItemLayout) -> str | None:
         if not self._checks:
@@ -242,7 +246,7 @@ class Load:
         if chunk.is_bytes:
             self._finish_object(chunk, data, reserved)
         else:
-            self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data)), reserved)
+            self._deliver(chunk, data, self._layout_in_memory(chunk, memoryview(data), check=self._checks), reserved)
 
     def _read_whole(self, chunk: Chunk) -> None:
         """Read an item that has to be understood as a whole: an object, or a tensor of some other kind."""
