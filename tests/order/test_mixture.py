@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.strategies import seeds, weights
 
-from holdfast.errors import MixtureError
+from holdfast.errors import MixtureError, OrderError
 from holdfast.order import Mixture, Order, SourceSpec
 from holdfast.order.blocks import BlockArrangement
 from holdfast.order.cycle import rows_by_number
@@ -437,6 +437,29 @@ def test_a_source_of_weight_zero_does_not_hold_up_all_exhausted() -> None:
     specs = [SourceSpec("a", 100), SourceSpec("b", 600), SourceSpec("c", 10)]
     with_c = Order(specs, weights={"a": 1, "b": 1, "c": 0}, stop="all_exhausted").length
     assert with_c == Order(specs[:2], weights={"a": 1, "b": 1}, stop="all_exhausted").length
+
+
+@pytest.mark.parametrize("arrangement", ARRANGEMENTS)
+def test_positions_may_have_any_shape(arrangement: Any) -> None:
+    mixture = _mixture([1, 2, 3], arrangement=arrangement)
+    sources, ordinals = mixture.locate(np.arange(6))
+    for shape in ((2, 3), (1, 6, 1)):
+        positions = np.arange(6).reshape(shape)
+        found = mixture.locate(positions)
+        assert (found[0] == sources.reshape(shape)).all()
+        assert (found[1] == ordinals.reshape(shape)).all()
+        assert (mixture.count(1, positions).ravel() == mixture.count(1, np.arange(6))).all()
+        assert (mixture.position_of(1, positions).ravel() == mixture.position_of(1, np.arange(6))).all()
+    source, ordinal = mixture.locate(5)
+    assert (int(source), int(ordinal)) == (sources[5], ordinals[5])
+    assert mixture.count(0, 5).shape == mixture.position_of(0, 5).shape == ()
+
+
+def test_nothing_comes_before_the_first_position() -> None:
+    mixture = _mixture([1, 2])
+    for asked in (mixture.locate, lambda wrong: mixture.count(0, wrong), lambda wrong: mixture.position_of(0, wrong)):
+        with pytest.raises(OrderError, match="cannot be negative"):
+            asked([3, -1])
 
 
 def test_a_mixture_is_the_same_after_pickling() -> None:

@@ -99,14 +99,17 @@ class Cycle:
         epoch, place = self.split(ordinals)
         if not epoch.size:
             return epoch, Indices(place)
-        low, high = int(epoch.min()), int(epoch.max())
+        return epoch, self._indices(epoch, place, int(epoch.min()), int(epoch.max()))
+
+    def _indices(self, epoch: Int64, place: Int64, low: int, high: int) -> Indices:
+        """Return what is at places of epochs, of which these are the lowest and the highest."""
         if low == high:
-            return epoch, Indices(self._epoch_order(low).forward(place))
+            return Indices(self._epoch_order(low).forward(place))
         index = np.empty_like(place)
         for value in np.unique(epoch):
             mask = epoch == value
             index[mask] = self._epoch_order(int(value)).forward(place[mask])
-        return epoch, Indices(index)
+        return Indices(index)
 
     def ordinal_of(self, epoch: int, indices: Indices) -> Ordinals:
         """Return the ordinals of the indices in the epoch."""
@@ -140,15 +143,15 @@ def locate_each(cycles: Sequence[Cycle], number: NDArray[np.int32], ordinals: Or
     for cycle, (start, stop) in zip(cycles, pairwise(bounds), strict=True):
         if start == stop:
             continue
-        rows, own = by_cycle[start:stop], Ordinals(ordered[start:stop])
-        epochs, places = cycle.split(own)
+        rows = by_cycle[start:stop]
+        epochs, places = cycle.split(Ordinals(ordered[start:stop]))
+        epoch[rows] = epochs
         low, high = int(epochs.min()), int(epochs.max())
         few = low == high and stop - start <= FEW_PLACES
         permutation = cycle._epoch_order(low).permutation if few else None
         if permutation is None or permutation.n <= TABLE_LIMIT:
-            epoch[rows], index[rows] = cycle.locate(own)
+            index[rows] = cycle._indices(epochs, places, low, high)
         else:
-            epoch[rows] = epochs
             together.append((permutation, rows, places))
     if together:
         permutations, every_row, every_place = zip(*together, strict=True)

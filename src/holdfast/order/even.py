@@ -80,12 +80,13 @@ class EvenArrangement(Arrangement):
 
     def locate(self, places: Int64) -> tuple[NDArray[np.intp], Int64]:
         """Return column and count by going down the tree, all places one level at a time."""
-        node = np.zeros(places.shape, dtype=np.intp) if len(self._children) else np.full(places.shape, ~0)
         numbers = places.astype(np.uint64)
-        active: Any = slice(None)
-        while (inner := node >= 0).any():
-            if not inner.all():
-                active = np.flatnonzero(inner)
+        if not len(self._children):
+            return np.zeros(places.shape, dtype=np.intp), numbers.astype(np.int64)
+        before, light = _split(numbers, self._nodes.at(0))  # all places are in the root
+        numbers = np.where(light, before, numbers - before)
+        node = self._children[light.view(np.int8)]
+        while (active := np.flatnonzero(node >= 0)).size:
             here, number = node[active], numbers[active]
             before, light = _split(number, self._nodes.at(here))
             numbers[active] = np.where(light, before, number - before)

@@ -16,7 +16,7 @@ from typing import Any, Literal, get_args
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, OrderError
 from holdfast.order.arrangement import Arrangement
 from holdfast.order.blocks import BlockArrangement
 from holdfast.order.deadlines import DeadlineArrangement
@@ -39,11 +39,18 @@ NEGLIGIBLE = 2.0**-20  # samples behind that are as good as none: weights are ro
 class _Stretch:
     start: Position
     sources: tuple[int, ...]  # numbers of the sources with a positive weight: the columns of the arrangement
+    numbers: NDArray[np.int32]  # the same
     weights: tuple[int, ...]  # theirs, out of 2^62
     arrangement: Arrangement
     max_deviation: float
     base: Int64  # how many samples of each source (of all sources) come before `start`
     owed: tuple[int, ...]  # how many each is behind its weights there, out of 2^62
+
+    def locate(self, positions: Positions) -> tuple[NDArray[np.int32], Int64]:
+        """Return the source (by number) and the ordinal of its sample at each position of the stretch."""
+        column, count = self.arrangement.locate(positions - self.start)
+        numbers = self.numbers[column]
+        return numbers, count + self.base[numbers] if self.start else count
 
     def counts(self, position: Position) -> Int64:
         """Return how many samples of each source come before the position."""
@@ -101,7 +108,8 @@ class Mixture:
                 base = self._stretches[-1].counts(start)
                 owed = self._stretches[-1].owed_at(start, base)
             arranged, bound = arrange(parts, derive_key("mixture", seed, name, number), tuple(owed[i] for i in present))
-            self._stretches.append(_Stretch(start, present, parts, arranged, bound, base, owed))
+            numbers = np.array(present, dtype=np.int32)
+            self._stretches.append(_Stretch(start, present, numbers, parts, arranged, bound, base, owed))
         self._starts = np.array([stretch.start for stretch in self._stretches], dtype=np.int64)
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -119,18 +127,28 @@ class Mixture:
     def locate(self, positions: ArrayLike) -> tuple[NDArray[np.int32], Ordinals]:
         """Return the source (by number) and the ordinal of its sample at each position."""
         positions = Positions(np.asarray(positions, dtype=np.int64))
+        if positions.size and int(positions.min()) < 0:
+            raise OrderError("a position cannot be negative", found=int(positions.min()))
+        if positions.ndim != 1:
+            found = self.locate(positions.ravel())
+            return found[0].reshape(positions.shape), Ordinals(found[1].reshape(positions.shape))
+        stretches = self._by_stretch(positions)
+        if len(stretches) == 1:
+            source, ordinal = stretches[0][0].locate(positions)
+            return source, Ordinals(ordinal)
         source = np.empty(positions.shape, dtype=np.int32)
         ordinal = np.empty(positions.shape, dtype=np.int64)
-        for stretch, here in self._by_stretch(positions):
-            column, count = stretch.arrangement.locate(positions[here] - stretch.start)
-            numbers = np.array(stretch.sources, dtype=np.int32)[column]
-            source[here] = numbers
-            ordinal[here] = count + stretch.base[numbers] if stretch.start else count
+        for stretch, here in stretches:
+            source[here], ordinal[here] = stretch.locate(Positions(positions[here]))
         return source, Ordinals(ordinal)
 
     def position_of(self, source: int, ordinals: ArrayLike) -> Positions:
         """Return the position at which each of the source's samples (by ordinal) is, or -1 if it never occurs."""
         ordinals = Ordinals(np.asarray(ordinals, dtype=np.int64))
+        if ordinals.size and int(ordinals.min()) < 0:
+            raise OrderError("an ordinal cannot be negative", found=int(ordinals.min()))
+        if ordinals.ndim != 1:
+            return Positions(self.position_of(source, ordinals.ravel()).reshape(ordinals.shape))
         result = np.full(ordinals.shape, -1, dtype=np.int64)
         bases = np.array([stretch.base[source] for stretch in self._stretches])
         # side="right" minus one is the last stretch that begins with this count: the others before it hold no sample.
@@ -146,6 +164,10 @@ class Mixture:
     def count(self, source: int, positions: ArrayLike) -> Ordinals:
         """Return how many samples of the source come before each position."""
         positions = Positions(np.asarray(positions, dtype=np.int64))
+        if positions.size and int(positions.min()) < 0:
+            raise OrderError("a position cannot be negative", found=int(positions.min()))
+        if positions.ndim != 1:
+            return Ordinals(self.count(source, positions.ravel()).reshape(positions.shape))
         result = np.empty(positions.shape, dtype=np.int64)
         for stretch, here in self._by_stretch(positions):
             result[here] = stretch.base[source]

@@ -173,10 +173,10 @@ class Order:
     def locate(self, positions: ArrayLike) -> Located:
         """Return the source, epoch and index at each position."""
         array = np.asarray(positions, dtype=np.int64)
-        if array.size and int(array.min()) < 0:
-            raise OrderError("a position cannot be negative", position=int(array.min()))
         flat, shape = array.ravel(), array.shape
         if self._mixture is None:
+            if array.size and (lowest := int(array.min())) < 0:
+                raise OrderError("a position cannot be negative", found=lowest)
             epoch, index = self.cycles[0].locate(Ordinals(flat))  # of one source, a position is its ordinal
             return Located(np.zeros(shape, dtype=np.int32), epoch.reshape(shape), Indices(index.reshape(shape)))
         source, ordinal = self._mixture.locate(flat)

@@ -28,6 +28,8 @@ __all__ = ["MAX_LENGTH", "Permutation", "forward_each"]
 MAX_LENGTH = 2**62
 TABLE_LIMIT = 1 << 16
 ROUNDS = 6  # even, so that the sides of the rectangle are back in place at the end
+_FIRST, _SECOND = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)
+_15, _16, _32 = np.uint32(15), np.uint32(16), np.uint64(32)
 
 
 class Permutation:
@@ -114,9 +116,8 @@ class Permutation:
         for words in reversed(self._rounds):
             rows, columns = columns, rows
             moved = right + np.uint32(rows)
-            moved -= _round(left, words, np.uint32(rows))
-            moved -= np.uint32(rows) * (moved >= rows)
-            left, right = moved, left
+            moved -= _round(left, words, np.uint64(rows))
+            left, right = np.minimum(moved, moved - np.uint32(rows)), left
         return left.astype(np.int64) * self._columns + right
 
 
@@ -152,30 +153,32 @@ Word: TypeAlias = np.uint32 | NDArray[np.uint32]
 
 
 def _encrypt(values: Int64, rows: Word, columns: Word, rounds: Sequence[tuple[Word, Word]]) -> Int64:
-    wide = columns.astype(np.int64)
-    quotient = values // wide
+    width = columns.astype(np.int64)
+    quotient = values // width
     left = quotient.astype(np.uint32)
-    right = (values - quotient * wide).astype(np.uint32)
+    right = (values - quotient * width).astype(np.uint32)
+    side, other = (rows, rows.astype(np.uint64)), (columns, columns.astype(np.uint64))
     for words in rounds:
-        moved = _round(right, words, rows)
+        narrow, wide = side
+        moved = _round(right, words, wide)
         moved += left
-        moved -= rows * (moved >= rows)
-        left, right = right, moved
-        rows, columns = columns, rows
-    result: Int64 = left.astype(np.int64) * wide + right
+        # Both are below the side. Less the side, the sum is the smaller number, unless it wraps around below zero.
+        left, right = right, np.minimum(moved, moved - narrow)
+        side, other = other, side
+    result: Int64 = left * width
+    result += right
     return result
 
 
-def _round(half: NDArray[np.uint32], words: tuple[Word, Word], side: Word) -> NDArray[np.uint32]:
-    """Return a keyed pseudo-random value in 0 … side-1 for each value of the half that stays."""
+def _round(half: NDArray[np.uint32], words: tuple[Word, Word], side: Any) -> NDArray[np.uint32]:
+    """Return a keyed pseudo-random value in 0 … side-1 for each value of the half that stays; ``side`` has 64 bits."""
     mixed = half ^ words[0]
-    mixed ^= mixed >> np.uint32(16)
-    mixed *= np.uint32(0x7FEB352D)
-    mixed ^= mixed >> np.uint32(15)
+    mixed ^= mixed >> _16
+    mixed *= _FIRST
+    mixed ^= mixed >> _15
     mixed += words[1]
-    mixed *= np.uint32(0x846CA68B)
-    mixed ^= mixed >> np.uint32(16)
-    wide = mixed.astype(np.uint64)
-    wide *= side.astype(np.uint64)
-    wide >>= np.uint64(32)
+    mixed *= _SECOND
+    mixed ^= mixed >> _16
+    wide: NDArray[np.uint64] = mixed * side
+    wide >>= _32
     return wide.astype(np.uint32)

@@ -87,6 +87,10 @@ class FileSource(LazySource[Opened]):
         """Whether any file is behind a URL."""
         return self._is_remote
 
+    def _shown(self) -> str:
+        first = repr(self._files[0].name)
+        return first if len(self._files) == 1 else f"{first}, …: {len(self._files):,} files"
+
     def prefetch(self, indices: Indices, reader: int) -> bool:
         """Have the bytes of remote samples fetched that will be read soon."""
         if not self._is_remote:
@@ -154,6 +158,14 @@ class FileSource(LazySource[Opened]):
         super().close()
         for file in self._files:
             file.close()
+
+    def _count_rows(self, rows: Indices, bounds: Indices) -> None:
+        """Count samples that were read, local and remote ones; each file's begin at its bound."""
+        remote = len(rows) if self._is_remote else 0
+        if self._is_remote and not self._all_remote:
+            owner = np.searchsorted(bounds, rows, side="right") - 1
+            remote = int(np.count_nonzero(np.array([file.is_remote for file in self._files])[owner]))
+        self.counters.add(local=len(rows) - remote, remote=remote)
 
     def _count(self, file: DataFile, samples: int, size: int) -> None:
         if file.is_remote:

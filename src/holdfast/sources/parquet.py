@@ -103,9 +103,7 @@ class ParquetSource(FileSource[_Opened]):
         columns = take_by_part(rows, opened.bounds, partial(self._group, opened), limit=self._cache_bytes)
         opened.usage.rows_read += len(rows)
         self._warn_if_wasteful(opened)
-        owner = np.searchsorted(opened.file_bounds, rows, side="right") - 1
-        for number, count in zip(*(found.tolist() for found in np.unique(owner, return_counts=True)), strict=True):
-            self._count(self._files[number], count, 0)
+        self._count_rows(rows, opened.file_bounds)
         return columns
 
     def window(self) -> Window | None:

@@ -109,7 +109,7 @@ class MemoryRows(NamedTuple):
         taken: Columns = {name: column.take(rows, 0, mode="clip") for name, column in self.columns.items()}
         if self.masked is not None:
             taken = mask_labels(taken, self.masked[start:stop])
-        batch: dict[str, Any] = {name: torch.from_numpy(column) for name, column in taken.items()}  # all are numbers
+        batch: dict[str, Any] = dict(zip(taken, map(torch.from_numpy, taken.values()), strict=True))  # all are numbers
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch

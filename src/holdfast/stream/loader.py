@@ -6,9 +6,9 @@ The loader is a cursor (``holdfast.stream.cursor``) and something that reads ahe
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from functools import partial
+from time import perf_counter
 from typing import Any, final
 
 import torch
@@ -116,7 +116,7 @@ class StreamingShardLoader(StreamCursor):
 
     def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
         config, tally = self.config, self._tally
-        drops, single = config.last_batch == "drop", config.batch_size is None
+        drops, single, lazy = config.last_batch == "drop", config.batch_size is None, reading.lazy
         for batch in reading.batches:
             if self._coordinator is not None and self._adopts_shares(self._coordinator):
                 return
@@ -126,9 +126,14 @@ class StreamingShardLoader(StreamCursor):
                 continue
             if batch.content is None:
                 raise _all_left_out(batch.step, batch.failed)
-            made = tally.made(batch, reading, single=single) if reading.lazy else batch.make(single=single)
+            began = perf_counter()
+            made = batch.make(single=single)
+            ended = perf_counter()
+            if lazy:
+                reading.seconds += ended - began  # its samples are copied only now
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
+                ended = perf_counter()
             self.step += 1
             if self._outstanding is not None:
                 self._outstanding.append(self.step)
@@ -136,9 +141,8 @@ class StreamingShardLoader(StreamCursor):
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
                 tally.stats.samples_failed += len(batch.failed)
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
-            began = time.perf_counter()
             yield made
-            seconds = time.perf_counter() - began
+            seconds = perf_counter() - ended
             # The training loop is back for more, so it is done with that batch: only now may it be saved as delivered.
             if config.checkpoint_interval is not None and self.rank == 0:
                 since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size

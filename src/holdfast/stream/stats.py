@@ -8,7 +8,6 @@ from functools import reduce
 from typing import Any
 
 from holdfast.sources import ReadCounts
-from holdfast.stream.batch import Batch
 from holdfast.stream.reading import Reading
 
 __all__ = ["StreamStats", "Tally"]
@@ -46,7 +45,8 @@ class Tally:
 
     def __init__(self) -> None:
         self.stats = StreamStats()
-        self._busy = 0.0
+        self._busy = 0.0  # seconds of all readings but the last, which may still have samples copied
+        self._last: Reading | None = None
         self._samples_read = 0
         self._began: float | None = None
 
@@ -57,20 +57,14 @@ class Tally:
 
     def count_reading(self, reading: Reading) -> None:
         """Count what was read together, and the workers replaced meanwhile."""
-        self._busy += reading.seconds
+        self._busy, self._last = self._busy_seconds(), reading
         self._samples_read += reading.batches[-1].stop if reading.batches else 0
         for name, counts in reading.by_source.items():
             self.stats.sources[name] = self.stats.sources.get(name, ReadCounts()).plus(counts)
         self.stats.workers_restarted += reading.restarted
 
-    def made(self, batch: Batch, reading: Reading, *, single: bool) -> dict[str, Any]:
-        """Return a batch of samples in memory as a dict of tensors, and count the time that copying them took."""
-        began = time.perf_counter()
-        made = batch.make(single=single)
-        seconds = time.perf_counter() - began
-        reading.seconds += seconds
-        self._busy += seconds
-        return made
+    def _busy_seconds(self) -> float:
+        return self._busy + (self._last.seconds if self._last is not None else 0.0)
 
     def count_delivered(self, samples: int, reading: Reading) -> None:
         """Count a batch of a reading that the training loop gets."""
@@ -88,7 +82,7 @@ class Tally:
         stats.local_samples, stats.remote_samples, stats.bytes_read, stats.bytes_fetched = total[:4]
         stats.cache_hits, stats.remote_retries, stats.remote_hedges, stats.remote_wait_seconds = total[4:]
         if self._samples_read:
-            stats.avg_load_time_us = 1e6 * self._busy / self._samples_read
+            stats.avg_load_time_us = 1e6 * self._busy_seconds() / self._samples_read
         if self._began is not None:
-            stats.worker_utilization = min(1.0, self._busy / (time.perf_counter() - self._began) / readers)
+            stats.worker_utilization = min(1.0, self._busy_seconds() / (time.perf_counter() - self._began) / readers)
         return stats
