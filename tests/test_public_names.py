@@ -11,6 +11,8 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.sources import Columns, ConcatSource
+from holdfast.sources.base import Indices
 
 SOURCE = Path(holdfast.__file__)
 
@@ -65,6 +67,35 @@ def test_a_star_import_brings_every_public_name_and_no_other() -> None:
     code = "from holdfast import *; print(sorted(n for n in dir() if n == '__version__' or not n.startswith('_')))"
     shown = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout
     assert ast.literal_eval(shown) == sorted(holdfast.__all__)
+
+
+def test_no_public_object_shows_its_address_or_the_module_it_lives_in(tmp_path: Path) -> None:
+    classes = [cls for cls in (getattr(holdfast, name) for name in holdfast.__all__) if inspect.isclass(cls)]
+    unnamed = [cls.__name__ for cls in classes if cls.__repr__ is object.__repr__ and cls is not holdfast.Partition]
+    assert not unnamed
+    (tmp_path / "a.jsonl").write_text('{"x": 1}\n')
+    (tmp_path / "b.jsonl").write_text('{"x": 2}\n')
+    arrays = holdfast.ArraySource({"x": [1, 2, 3]})
+    assert repr(arrays) == "holdfast.ArraySource(3 samples)"
+    assert repr(holdfast.JsonlSource(tmp_path / "a.jsonl")) == f"holdfast.JsonlSource('{tmp_path}/a.jsonl')"
+    assert repr(holdfast.JsonlSource(tmp_path)) == f"holdfast.JsonlSource('{tmp_path}/a.jsonl', …: 2 files)"
+    shown = "holdfast.sources.ConcatSource(holdfast.ArraySource(3 samples), …: 2 sources)"
+    assert repr(ConcatSource([arrays, arrays])) == shown
+    assert repr(Own()) == f"{__name__}.Own()"
+    assert repr(holdfast.MetricsAggregator()) == "holdfast.MetricsAggregator(0 metrics, step=0)"
+    assert repr(holdfast.StandardMetricTransform()) == "holdfast.StandardMetricTransform()"
+    assert repr(holdfast.Reporter()) == "holdfast.Reporter()"
+    assert repr(holdfast.OnlineDebugger()).startswith("holdfast.OnlineDebugger(holdfast.MLSystemsDebugger(")
+
+
+class Own(holdfast.Source):
+    """A user's source."""
+
+    def __len__(self) -> int:
+        return 0
+
+    def read(self, indices: Indices) -> Columns:
+        return {}
 
 
 def test_the_types_ship_with_the_package() -> None:

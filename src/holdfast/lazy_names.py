@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-__all__ = ["lazy_names", "stub_names"]
+__all__ = ["lazy_names", "public_name", "stub_names"]
 
 Loading = tuple[Callable[[str], Any], Callable[[], list[str]]]
 
@@ -36,6 +36,16 @@ def stub_names(package: str, file: str) -> tuple[Callable[[str], Any], Callable[
     modules = frozenset(name for name, home in listed.items() if home == package)
     names = {name: home for name, home in listed.items() if name not in modules}
     return *_loading(package, names, modules), sorted(names)
+
+
+def public_name(kind: type) -> str:
+    """Return a class's name as people import it: from the first package that exports it, not from its own module."""
+    parts = kind.__module__.split(".")
+    for length in range(1, len(parts)):
+        package = sys.modules.get(".".join(parts[:length]))
+        if kind.__name__ in getattr(package, "__all__", ()) and getattr(package, kind.__name__) is kind:
+            return f"{'.'.join(parts[:length])}.{kind.__name__}"
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _loading(package: str, homes: Mapping[str, str], modules: frozenset[str]) -> Loading:

@@ -186,6 +186,14 @@ def test_a_compressed_file_is_refused_with_a_way_out(tmp_path: Path, magic: byte
         len(JsonlSource(tmp_path / "a.jsonl"))
 
 
+def test_the_command_unpacks_a_compressed_file_whose_name_does_not_say_so(tmp_path: Path) -> None:
+    (tmp_path / "a.jsonl").write_bytes(gzip.compress(b'{"a": 7}\n'))
+    with pytest.raises(SourceFormatError, match="gzip-compressed") as caught:
+        len(JsonlSource(tmp_path / "a.jsonl"))
+    subprocess.run(caught.value.where["command"], shell=True, check=True)  # as people paste it
+    assert plain(JsonlSource(tmp_path / "a.jsonl.unpacked.jsonl").read(rows(0)), "a").tolist() == [7]
+
+
 @pytest.mark.parametrize("files", [1, 3])
 def test_the_command_an_error_gives_unpacks_a_compressed_folder(tmp_path: Path, files: int) -> None:
     folder = tmp_path / "a folder"

@@ -129,6 +129,9 @@ class ParallelFileSystemReader(FileSystemReader):
         self._folder, self._layer = locate(path, self._file_layer)
         self._kept: Described | None = None  # what keep_metadata() has read
 
+    def __repr__(self) -> str:
+        return f"holdfast.ParallelFileSystemReader({str(self.path)!r})"
+
     @property
     def checkpoint_id(self) -> str | os.PathLike[str]:
         """The folder, or URL, that is read."""

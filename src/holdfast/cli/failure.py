@@ -15,7 +15,7 @@ import typer
 
 from holdfast.errors import HoldfastError
 
-__all__ = ["Failure", "explain"]
+__all__ = ["Explained", "explain"]
 
 # Click's, or the copy of it inside newer releases of Typer.
 _WRONG_USE: type[Exception] = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ == "UsageError")
@@ -28,7 +28,7 @@ _MAX_VALUE = 200
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Failure:
+class Explained:
     """What went wrong: its kind, what happened, where, and what to do."""
 
     type: str
@@ -50,16 +50,16 @@ class Failure:
         typer.echo(f"holdfast: {sentence}", err=True)
 
 
-def explain(error: Exception) -> Failure:
+def explain(error: Exception) -> Explained:
     """Return what to tell about an error; one that holdfast did not expect also leaves its traceback."""
     kind = type(error).__name__
     if isinstance(error, _WRONG_USE):
         return _wrong_use(error)
     if isinstance(error, HoldfastError):
         where = {name: _short(value) for name, value in error.where.items() if value is not None}
-        return Failure(type=kind, message=error.message, hint=error.hint, where=where)
+        return Explained(type=kind, message=error.message, hint=error.hint, where=where)
     if isinstance(error, ModuleNotFoundError) and (missing := (error.name or "").partition(".")[0]) in _EXTRAS:
-        return Failure(
+        return Explained(
             type="MissingDependencyError",
             message=f"this command needs {missing}, which is not installed",
             hint=f"pip install 'holdfast[{_EXTRAS[missing]}]'",
@@ -67,33 +67,33 @@ def explain(error: Exception) -> Failure:
     if isinstance(error, OSError):
         return _system_error(error)
     if isinstance(error, UnicodeError):
-        return Failure(
+        return Explained(
             type=kind, message="a file or an argument is not text in UTF-8", hint="check the paths and what they hold"
         )
     traceback.print_exception(error, file=sys.stderr)
-    return Failure(type=kind, message=f"holdfast has a bug here: {kind}: {error}", hint="please report it")
+    return Explained(type=kind, message=f"holdfast has a bug here: {kind}: {error}", hint="please report it")
 
 
-def _wrong_use(error: Any) -> Failure:
+def _wrong_use(error: Any) -> Explained:
     """Say what is wrong with the arguments and where to read more; without arguments, show the help."""
     context = error.ctx
     if type(error).__name__ == "NoArgsIsHelpError" and context is not None:
         typer.echo(context.get_help())
-        return Failure(type="UsageError", message="there are no arguments", shown_already=True)
+        return Explained(type="UsageError", message="there are no arguments", shown_already=True)
     command = "holdfast" if context is None else context.command_path
     text = " ".join(error.format_message().split())
     option = getattr(error, "option_name", None) or ""
     if option[:1] == "-" and option[1:2].isdecimal():
         text = f"an argument cannot be negative: {option}"
     message, hint = f"{text[:1].lower()}{text[1:].rstrip('.')}", f"see {command} --help"
-    return Failure(type="UsageError", message=message, hint=hint, sentence=f"{message} — {hint}")
+    return Explained(type="UsageError", message=message, hint=hint, sentence=f"{message} — {hint}")
 
 
-def _system_error(error: OSError) -> Failure:
+def _system_error(error: OSError) -> Explained:
     kind, reason = type(error).__name__, error.strerror or str(error)
     if error.filename is not None:
         name = error.filename.decode(errors="replace") if isinstance(error.filename, bytes) else str(error.filename)
-        return Failure(
+        return Explained(
             type=kind,
             message=f"the path cannot be used: {reason}",
             hint="check the path",
@@ -101,8 +101,8 @@ def _system_error(error: OSError) -> Failure:
         )
     if error.errno in _NOT_WRITTEN:
         hint = "redirect it to a file on a disk with space"
-        return Failure(type=kind, message=f"the output cannot be written: {reason}", hint=hint)
-    return Failure(type=kind, message=f"reading or writing failed: {reason}")
+        return Explained(type=kind, message=f"the output cannot be written: {reason}", hint=hint)
+    return Explained(type=kind, message=f"reading or writing failed: {reason}")
 
 
 def _plain(value: Any) -> Any:

@@ -110,6 +110,9 @@ class StreamCoordinator:
         self._thread: threading.Thread | None = None
         self._failure: CoordinationError | None = None
 
+    def __repr__(self) -> str:
+        return f"holdfast.StreamCoordinator(world_size={self.world_size}, ttl={self.ttl})"
+
     # --- workers ---------------------------------------------------------------------------------------------------
 
     def join(self) -> int:

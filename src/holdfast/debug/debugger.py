@@ -104,6 +104,9 @@ class MLSystemsDebugger:
             else:
                 self.add_detector(part)
 
+    def __repr__(self) -> str:
+        return f"holdfast.MLSystemsDebugger({len(self._detectors)} detectors)"
+
     @property
     def detectors(self) -> tuple[BaseDetector, ...]:
         """The detectors, in the order they were added."""

@@ -127,6 +127,9 @@ class OnlineDebugger:
         self._verdicts: dict[str, Verdict] = {}
         self._said: set[str] = set()
 
+    def __repr__(self) -> str:
+        return f"holdfast.OnlineDebugger({self._debugger!r}, looks={self.looks})"
+
     @property
     def detectors(self) -> tuple[BaseDetector, ...]:
         """What looks at the series."""

@@ -84,6 +84,9 @@ class MetricsAggregator:
         self._step = 0
         self._pane = 0
 
+    def __repr__(self) -> str:
+        return f"holdfast.MetricsAggregator({len(self._entries)} metrics, step={self._step})"
+
     def update(self, metrics: Metrics, *, step: int | None = None) -> None:
         """Add a batch's metrics.
 

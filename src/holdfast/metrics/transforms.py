@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import ConfigError, MetricError
+from holdfast.lazy_names import public_name
 from holdfast.metrics.columnar import MetricBatch, MetricColumn
 from holdfast.metrics.types import AggregationKind, AggregationType, Metric
 
@@ -23,6 +24,9 @@ class MetricTransform(ABC):
     """Turns samples into metrics; the dataset it belongs to sets its name."""
 
     _dataset_name: str | None = None
+
+    def __repr__(self) -> str:
+        return f"{public_name(type(self))}({'' if self._dataset_name is None else repr(self._dataset_name)})"
 
     @property
     def dataset_name(self) -> str:

@@ -142,6 +142,9 @@ class Run:
 
     # --- where it stands -------------------------------------------------------------------------------------------
 
+    def __repr__(self) -> str:
+        return f"holdfast.Run({str(self.folder.root)!r})"
+
     @property
     def step_number(self) -> int:
         """The next step: how many are done; of a run that has not begun, how many its newest checkpoint holds."""

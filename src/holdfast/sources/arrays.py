@@ -50,6 +50,9 @@ class ArraySource(Source):
     def __len__(self) -> int:
         return self._length
 
+    def _shown(self) -> str:
+        return f"{self._length:,} samples"
+
     def read(self, indices: Indices) -> Columns:
         """Gather the rows at ``indices`` from every column."""
         rows = check_indices(indices, self._length, source="ArraySource")

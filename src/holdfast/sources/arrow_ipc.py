@@ -23,7 +23,7 @@ from holdfast.sources.files import DataFile, LocalFile, Paths, find_files
 from holdfast.sources.parts import bounds_of
 from holdfast.sources.remote import RemoteOptions
 
-__all__ = ["ArrowSource", "parse_batches", "read_batches"]
+__all__ = ["ArrowSource", "parse_batches", "read_record_batches"]
 
 SUFFIXES = (".arrow", ".feather", ".ipc", ".arrows")
 _FILE_MAGIC, _FILE_STREAM_STARTS = b"ARROW1", 8
@@ -91,7 +91,7 @@ class ArrowSource(FileSource[_Opened]):
         found: list[list[Any]] = []
         schema: Any = None
         for file in self._files:
-            here, batches, decoded = read_batches(file, left)
+            here, batches, decoded = read_record_batches(file, left)
             left -= decoded
             schema = here if schema is None else schema
             if not here.equals(schema):
@@ -114,7 +114,7 @@ class ArrowSource(FileSource[_Opened]):
         return _Opened(columns, bounds_of([sum(b.num_rows for b in batches) for batches in found]), lengths)
 
 
-def read_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]:
+def read_record_batches(file: DataFile, max_decoded: int) -> tuple[Any, list[Any], int]:
     """Return a file's schema, its record batches, and how much memory decoding them took.
 
     Args:

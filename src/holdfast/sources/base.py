@@ -22,6 +22,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from holdfast.errors import SourceError
+from holdfast.lazy_names import public_name
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.window import Window
 
@@ -147,6 +148,14 @@ class Source(ABC):
         batch at the very moment it is used, when it costs least: its memory is then still in the processor's cache.
         """
         return None
+
+    def __repr__(self) -> str:
+        return f"{public_name(type(self))}({self._shown()})"
+
+    def _shown(self) -> str:
+        """Return what the source's repr shows in parentheses, without opening or reading anything."""
+        parts = self.parts()
+        return f"{parts[0]!r}, …: {len(parts):,} sources" if len(parts) > 1 else ", ".join(map(repr, parts))
 
     def close(self) -> None:
         """Let go of open files; a later `read` opens them again."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import PurePath
 
 from holdfast.errors import SourceFormatError
 
@@ -30,6 +31,9 @@ def compressed_error(name: str, suffix: str) -> SourceFormatError:
     """Return the error for a compressed file; its ``command`` unpacks it."""
     compression, _, unpack = next(entry for entry in _FORMATS.values() if entry[1] == suffix)
     command = f"{unpack} {shlex.quote(name)}"
+    if not name.endswith(suffix):  # these tools refuse files whose name does not say what they are
+        plain = shlex.quote(f"{name}.unpacked{PurePath(name).suffix}")
+        command = f"{compression} --decompress --stdout < {shlex.quote(name)} > {plain}"
     return SourceFormatError(
         f"a {compression}-compressed file has no random access",
         file=name,

@@ -59,6 +59,9 @@ class HFSource(LazySource[_Opened]):
     def __len__(self) -> int:
         return self._length
 
+    def _shown(self) -> str:
+        return f"{self._length:,} samples"
+
     def read(self, indices: Indices) -> Columns:
         """Gather the rows at ``indices``."""
         opened = self._opened

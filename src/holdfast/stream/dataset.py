@@ -17,6 +17,7 @@ import numpy as np
 from torch.utils.data import IterableDataset
 
 from holdfast.errors import ConfigError, StateMismatchError
+from holdfast.lazy_names import public_name
 from holdfast.metrics import MetricTransform
 from holdfast.order import ARRANGEMENTS, Order, Partition, RoundRobin, Shuffle
 from holdfast.order.mixture import ArrangementName
@@ -89,7 +90,7 @@ class TuneIterableDataset(IterableDataset[Sample]):
     """A named, endless, stateful dataset. It is a torch ``IterableDataset`` too, so a ``DataLoader`` takes it."""
 
     def __repr__(self) -> str:
-        return f"holdfast.{type(self).__name__}({self.dataset_name!r})"
+        return f"{public_name(type(self))}({self.dataset_name!r})"
 
     @property
     @abstractmethod
@@ -168,6 +169,7 @@ class OrderedDataset(DescribedDataset):
         children: the datasets it is made of, by name; none for a single source.
     """
 
+    @abstractmethod  # what its sources are is for a subclass to say
     def __init__(
         self,
         sources: Sequence[NamedSource],

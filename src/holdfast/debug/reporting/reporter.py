@@ -44,6 +44,9 @@ _RENDERERS = {
 class Reporter:
     """Writes reports."""
 
+    def __repr__(self) -> str:
+        return "holdfast.Reporter()"
+
     def render(self, report: DebugReport, format: ReportFormat | str = ReportFormat.TEXT) -> str:  # noqa: A002 - the design's name
         """Return the report as text in the given format.
 
