@@ -23,7 +23,6 @@ __all__ = [
     "mask_labels",
     "mask_sample",
     "merge_columns",
-    "slice_batch",
     "stack_samples",
     "to_tensors",
 ]
@@ -55,23 +54,6 @@ def _column_to_tensor(column: Any) -> Any:
 def becomes_tensor(column: NDArray[Any]) -> bool:
     """Say whether a column of fixed shape holds numbers, and so comes as a tensor."""
     return column.dtype.kind in _NUMERIC
-
-
-def slice_batch(columns: dict[str, Any], start: int, stop: int) -> dict[str, Any]:
-    """Cut one batch out of the columns of several; tensors are views, so this costs next to nothing."""
-    batch: dict[str, Any] = {}
-    for name, column in columns.items():
-        if isinstance(column, tuple):
-            values, offsets = column
-            # A batch at a time: thousands of views that are alive at once set the garbage collector to work.
-            bounds = offsets[start : stop + 1]
-            lengths = (bounds[1:] - bounds[:-1]).tolist()
-            # Unsafe only for gradients, which data has none of; leaving them out makes the views a third cheaper.
-            own = values[int(bounds[0]) : int(bounds[-1])]
-            batch[name] = list(torch.unsafe_split_with_sizes(own, lengths)) if lengths else []
-        else:
-            batch[name] = column[start:stop]
-    return batch
 
 
 def map_tensors(value: Any, apply: Callable[[torch.Tensor], torch.Tensor]) -> Any:

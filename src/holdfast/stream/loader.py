@@ -115,7 +115,7 @@ class StreamingShardLoader(StreamCursor):
                     ahead.close()
 
     def _hand_over(self, reading: Reading, turn: object) -> Iterator[Any]:
-        config, tally = self.config, self._tally
+        config, tally, stats = self.config, self._tally, self._tally.stats
         drops, single, lazy = config.last_batch == "drop", config.batch_size is None, reading.lazy
         for batch in reading.batches:
             if self._coordinator is not None and self._adopts_shares(self._coordinator):
@@ -129,17 +129,23 @@ class StreamingShardLoader(StreamCursor):
             began = perf_counter()
             made = batch.make(single=single)
             ended = perf_counter()
-            if lazy:
-                reading.seconds += ended - began  # its samples are copied only now
+            if lazy:  # its samples are copied only now
+                reading.seconds += ended - began
+                tally.busy += ended - began
             if config.device is not None:
                 made = map_tensors(made, partial(torch.Tensor.to, device=config.device, non_blocking=True))
                 ended = perf_counter()
             self.step += 1
             if self._outstanding is not None:
                 self._outstanding.append(self.step)
-            tally.count_delivered(samples, reading)
+            stats.samples_loaded += samples
+            if reading.ready:
+                stats.prefetch_hits += 1
+            else:
+                stats.prefetch_misses += 1
+                reading.ready = True  # the rest of it is here now
             if batch.failed:  # counted when delivered: those read ahead are read again after a resume
-                tally.stats.samples_failed += len(batch.failed)
+                stats.samples_failed += len(batch.failed)
                 self._failed += batch.failed[: MAX_FAILURES - len(self._failed)]
             yield made
             seconds = perf_counter() - ended
@@ -148,7 +154,7 @@ class StreamingShardLoader(StreamCursor):
                 since = (self.step - self._saved_at) * self.schedule.segment_at(self.step).global_batch_size
                 if since >= config.checkpoint_interval:
                     self.save()
-                    tally.stats.num_checkpoints += 1
+                    stats.num_checkpoints += 1
             if self._coordinator is not None:
                 self._coordinator.delivered(
                     self.rank, step=self.step, samples=samples, seconds=seconds, share=self.share

@@ -41,12 +41,12 @@ class StreamStats:
 
 
 class Tally:
-    """Counts readings and batches into a loader's statistics."""
+    """Counts readings into a loader's statistics."""
 
     def __init__(self) -> None:
         self.stats = StreamStats()
-        self._busy = 0.0  # seconds of all readings but the last, which may still have samples copied
-        self._last: Reading | None = None
+        self.busy = 0.0
+        """Seconds that reading took, the copying of samples in memory included."""
         self._samples_read = 0
         self._began: float | None = None
 
@@ -57,24 +57,11 @@ class Tally:
 
     def count_reading(self, reading: Reading) -> None:
         """Count what was read together, and the workers replaced meanwhile."""
-        self._busy, self._last = self._busy_seconds(), reading
+        self.busy += reading.seconds
         self._samples_read += reading.batches[-1].stop if reading.batches else 0
         for name, counts in reading.by_source.items():
             self.stats.sources[name] = self.stats.sources.get(name, ReadCounts()).plus(counts)
         self.stats.workers_restarted += reading.restarted
-
-    def _busy_seconds(self) -> float:
-        return self._busy + (self._last.seconds if self._last is not None else 0.0)
-
-    def count_delivered(self, samples: int, reading: Reading) -> None:
-        """Count a batch of a reading that the training loop gets."""
-        stats = self.stats
-        stats.samples_loaded += samples
-        if reading.ready:
-            stats.prefetch_hits += 1
-        else:
-            stats.prefetch_misses += 1
-            reading.ready = True  # the rest of it is here now
 
     def result(self, readers: int) -> StreamStats:
         """Return the counts so far, for this many threads or processes that read."""
@@ -82,7 +69,7 @@ class Tally:
         stats.local_samples, stats.remote_samples, stats.bytes_read, stats.bytes_fetched = total[:4]
         stats.cache_hits, stats.remote_retries, stats.remote_hedges, stats.remote_wait_seconds = total[4:]
         if self._samples_read:
-            stats.avg_load_time_us = 1e6 * self._busy_seconds() / self._samples_read
+            stats.avg_load_time_us = 1e6 * self.busy / self._samples_read
         if self._began is not None:
-            stats.worker_utilization = min(1.0, self._busy_seconds() / (time.perf_counter() - self._began) / readers)
+            stats.worker_utilization = min(1.0, self.busy / (time.perf_counter() - self._began) / readers)
         return stats
