@@ -26,7 +26,7 @@ from numpy.typing import NDArray
 from common import alternate, arguments, publish
 from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.sources import ArraySource, Columns, PackedSource, Ragged, Source, check_indices
-from holdfast.sources.best_fit import best_fit
+from holdfast.sources.window_packs import pack_window
 
 WINDOW = 4_096
 CAPACITIES = (2_048, 4_096, 8_192)
@@ -56,8 +56,8 @@ def padding(lengths: Int64, packs: int, capacity: int) -> float:
     return 1 - float(lengths.sum()) / (packs * capacity)
 
 
-def best_fit_packs(lengths: Int64, capacity: int) -> int:
-    return sum(len(best_fit(lengths[at : at + WINDOW], capacity)) for at in range(0, len(lengths), WINDOW))
+def holdfast_windows(lengths: Int64, capacity: int) -> int:
+    return sum(len(pack_window(lengths[at : at + WINDOW], capacity)) for at in range(0, len(lengths), WINDOW))
 
 
 def next_fit_packs(lengths: Int64, capacity: int) -> int:
@@ -139,7 +139,7 @@ def resumed(count: int, *, shuffle: str, batch_size: int, rounds: int) -> tuple[
     source = PackedSource(Endless(count), length=4_096, window=WINDOW)
     windows = count // WINDOW
     # What one pass over the lengths would count: every window has as many packs as the first.
-    per_window = len(best_fit(Endless(count).row_lengths(0, WINDOW), 4_096))
+    per_window = len(pack_window(Endless(count).row_lengths(0, WINDOW), 4_096))
     numbers = np.array([[per_window], [int(Endless(count).row_lengths(0, WINDOW).sum())]]).repeat(windows, axis=1)
     source._windows.count = lambda *_, **__: numbers  # type: ignore[method-assign]
     dataset = StreamDataset(source, name="documents", shuffle=shuffle, seed=5)
@@ -163,7 +163,7 @@ def padding_of(kind: str, capacity: int, count: int, missing: dict[str, Any]) ->
     lengths = lengths_of(kind, count)
     rows = cut_rows(documents_of(lengths), capacity)
     packers: dict[str, Callable[[], int]] = {
-        "holdfast": lambda: best_fit_packs(lengths, capacity),
+        "holdfast": lambda: holdfast_windows(lengths, capacity),
         "next-fit": lambda: next_fit_packs(lengths, capacity),
         "grain": lambda: grain_packs(rows, capacity),
         "trl bfd": lambda: trl_packs(rows, capacity),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,8 @@ from tests.sources.support import plain, ragged, through_pickle
 
 from holdfast.errors import ConfigError, SourceChangedError, SourceError, SourceFormatError
 from holdfast.sources import ArraySource, ConcatSource, PackedSource, Ragged, concat
-from holdfast.sources.best_fit import best_fit
 from holdfast.sources.document_windows import Piece
+from holdfast.sources.window_packs import pack_window
 from holdfast.testing import check_source
 
 
@@ -28,36 +29,44 @@ def documents(lengths: list[int]) -> ArraySource:
 drawn_lengths = st.lists(st.integers(0, 40), min_size=1, max_size=60).filter(any)
 
 
-def _naive(lengths: list[int], capacity: int) -> list[list[tuple[int, int, int]]]:
-    """Pack by trying every pack for every piece."""
-    pieces = [
-        (number, start, min(start + capacity, length))
-        for number, length in enumerate(lengths)
-        for start in range(0, length, capacity)
-    ]
-    packs: list[list[tuple[int, int, int]]] = []
-    rooms: list[int] = []
-    for piece in sorted(pieces, key=lambda piece: (piece[1] - piece[2], piece[0], piece[1])):
-        size = piece[2] - piece[1]
-        fitting = [(room, number) for number, room in enumerate(rooms) if room >= size]
-        if fitting:
-            number = min(fitting)[1]
-        else:
-            number = len(packs)
-            packs.append([])
-            rooms.append(capacity)
-        packs[number].append(piece)
-        rooms[number] -= size
-    return sorted(sorted(pack) for pack in packs)
+def _first_fit_decreasing(lengths: list[int], capacity: int) -> list[list[int]]:
+    """The sizes in each pack, by trying every pack for every piece."""
+    pieces = [min(capacity, length - start) for length in lengths for start in range(0, length, capacity)]
+    packs: list[list[int]] = []
+    for size in sorted(pieces, reverse=True):
+        pack = next((pack for pack in packs if sum(pack) + size <= capacity), None)
+        if pack is None:
+            packs.append(pack := [])
+        pack.append(size)
+    return packs
 
 
 @given(drawn_lengths, st.integers(1, 50))
-def test_packs_are_those_of_best_fit_decreasing(lengths: list[int], capacity: int) -> None:
-    packs = best_fit(np.array(lengths), capacity)
-    columns = (packs.document.tolist(), packs.start.tolist(), packs.stop.tolist())
-    pieces = list(zip(*columns, strict=True))
-    found = [pieces[packs.offsets[number] : packs.offsets[number + 1]] for number in range(len(packs))]
-    assert found == _naive(lengths, capacity)
+def test_there_are_at_most_as_many_packs_as_first_fit_decreasing_makes(lengths: list[int], capacity: int) -> None:
+    packs = pack_window(np.array(lengths), capacity)
+    expected = _first_fit_decreasing(lengths, capacity)
+    assert -(-sum(lengths) // capacity) <= len(packs) <= len(expected)
+    if len(packs) == len(expected):
+        sizes = (packs.stop - packs.start).tolist()
+        found = [sorted(sizes[low:high]) for low, high in pairwise(packs.offsets.tolist())]
+        assert sorted(found) == sorted(map(sorted, expected))
+
+
+@given(drawn_lengths, st.integers(1, 50), st.binary(min_size=16, max_size=16))
+def test_packs_and_the_pieces_in_them_are_in_the_order_of_documents(
+    lengths: list[int], capacity: int, key: bytes
+) -> None:
+    packs = pack_window(np.array(lengths), capacity, key)
+    pieces = list(zip(packs.document.tolist(), packs.start.tolist(), strict=True))
+    parts = [pieces[low:high] for low, high in pairwise(packs.offsets.tolist())]
+    assert parts == sorted(sorted(part) for part in parts)
+
+
+def test_two_shorter_pieces_replace_one_where_packs_would_be_left_too_empty() -> None:
+    # First-fit pairs 900 with 900 and leaves no room for three; 900 + 574 + 574 and so on fill two packs.
+    lengths = [900, 900, 574, 574, 574, 574]
+    assert len(_first_fit_decreasing(lengths, 2_048)) == 3
+    assert len(pack_window(np.array(lengths), 2_048)) == 2
 
 
 @given(drawn_lengths, st.integers(1, 50), st.integers(1, 20))
@@ -164,7 +173,7 @@ def test_it_keeps_the_contract_of_a_source(labels: bool) -> None:
 
 def test_large_windows_leave_little_padding() -> None:
     lengths = np.minimum(np.random.default_rng(2).lognormal(6, 1, 8_192), 30_000).astype(np.int64)
-    packs = [best_fit(part, 2_048) for part in np.split(lengths, 2)]
+    packs = [pack_window(part, 2_048) for part in np.split(lengths, 2)]
     room = sum(len(part) for part in packs) * 2_048
     assert 1 - lengths.sum() / room <= 0.003
 

@@ -1,9 +1,9 @@
 """Documents packed into samples of one length before the order sees them: a pack is a sample like any other.
 
 A packer that fills bins while it streams has an open bin to save and restore. Here packs are made of windows of
-consecutive documents, each on its own (`holdfast.sources.best_fit`), so pack ``i`` is a pure function of the source:
-shuffling, mixing, resuming at another world size, skipping and ``when`` work as for any source, with no state. One pass
-over the lengths counts the packs per window; a read packs the windows it touches again.
+consecutive documents, each on its own (`holdfast.sources.window_packs`), so pack ``i`` is a pure function of the
+source: shuffling, mixing, resuming at another world size, skipping and ``when`` work as for any source, with no state.
+One pass over the lengths counts the packs per window; a read packs the windows it touches again.
 
 In each epoch a document has other neighbours: pieces of the same size change places, which leaves the number of packs
 as it was, and packs as full; which of a window's packs are the less full ones may differ.
@@ -25,16 +25,15 @@ from holdfast.errors import ConfigError
 from holdfast.order.keys import derive_key
 from holdfast.order.numbers import whole_number
 from holdfast.sources.base import Columns, Indices, Source, check_indices
-from holdfast.sources.best_fit import Packs, best_fit
 from holdfast.sources.decoded_cache import DecodedCache
 from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one, check_epochs, checked_epoch
 from holdfast.sources.file_source import LazySource
+from holdfast.sources.pack_columns import Pieces, fill_packs
 from holdfast.sources.parts import bounds_of, merge_parts, read_by_part
 from holdfast.sources.ragged import Ragged
+from holdfast.sources.window_packs import RULE, Packs, pack_window
 
 __all__ = ["PackedSource", "Piece"]
-
-IGNORED_LABEL = -100  # what losses of torch leave out
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,7 +142,7 @@ class PackedSource(LazySource[_Opened]):
         windows = int(np.searchsorted(opened.bounds, count, side="left"))
         documents = min(windows * self._windows.size, len(self._windows.source))
         inner = self._windows.source.fingerprint(documents)
-        about = (count, inner, self._windows.column, self._windows.size, self._length, self._padding, self._seed)
+        about = (count, inner, self._windows.column, self._windows.size, self._length, self._padding, self._seed, RULE)
         return hashlib.blake2b(repr(about).encode(), digest_size=16).hexdigest()
 
     def pieces(self, index: int, epoch: int = 0) -> list[Piece]:
@@ -177,57 +176,25 @@ class PackedSource(LazySource[_Opened]):
     def _fill(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
         held = self._window_at(opened, number, epoch)
         packs = held.packs
-        counts = np.diff(packs.offsets)[rows]
+        counts = packs.offsets[rows + 1] - packs.offsets[rows]
         # The pieces of the packs asked for, pack by pack.
-        inside = np.arange(int(counts.sum())) - np.repeat(np.cumsum(counts) - counts, counts)
-        piece = np.repeat(packs.offsets[rows], counts) + inside
-        sizes = packs.stop[piece] - packs.start[piece]
-        ends = np.cumsum(sizes)
-        row = np.repeat(np.arange(len(rows)), counts)
-        filled = np.bincount(row, weights=sizes, minlength=len(rows)).astype(np.int64)
-        at = ends - sizes - (np.cumsum(filled) - filled)[row]  # where each piece begins in its pack
-        position = np.arange(int(sizes.sum())) - np.repeat(ends - sizes, sizes)
-        target = np.repeat(row * self._length + at, sizes) + position
-        documents, inside_documents = self._documents(held, number, packs.document[piece])
-        origin = np.repeat(documents.offsets[inside_documents] + packs.start[piece], sizes) + position
-
+        ends = np.cumsum(counts)
+        piece = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(packs.offsets[rows] - ends + counts, counts)
+        document, start, stop = packs.document[piece], packs.start[piece], packs.stop[piece]
+        documents, where = self._documents(held, number, document)
         if not _fits(self._padding, documents.dtype):
             raise ConfigError("padding is not a token", padding=self._padding, dtype=str(documents.dtype))
-
-        def spread(values: Any, fill: int, dtype: Any) -> NDArray[Any]:
-            column = np.full(len(rows) * self._length, fill, dtype=dtype)
-            column[target] = values
-            return column.reshape(len(rows), self._length)
-
-        document = np.repeat(packs.document[piece] + number * self._windows.size, sizes)
-        values = documents.values[origin]
+        document = document + number * self._windows.size
         if len(self._masked):
-            masked = np.isin(document, self._masked)
-            values[masked], document[masked] = self._padding, -1
-        tokens = spread(values, self._padding, documents.dtype)
-        columns: Columns = {
-            "tokens": tokens,
-            "position_ids": spread(position, 0, np.int64),
-            "document_ids": spread(document, -1, np.int64),
-            "cu_seqlens": self._bounds(counts, at, filled),
-        }
-        if self._labels:
-            kept = np.where((position == 0) | (document < 0), IGNORED_LABEL, values.astype(np.int64))
-            columns["labels"] = spread(kept, IGNORED_LABEL, np.int64)
-        return columns
-
-    def _bounds(self, counts: Indices, at: Indices, filled: Indices) -> Ragged:
-        """Return the start of every piece, then the end of the last one, then the pack's end if it is padded."""
-        padded = filled < self._length
-        offsets = bounds_of(counts + 1 + padded)
-        values = np.empty(int(offsets[-1]), dtype=np.int32)
-        starts = np.ones(len(values), dtype=np.bool_)
-        values[offsets[1:] - 1] = self._length
-        starts[offsets[1:] - 1] = False
-        values[offsets[1:][padded] - 2] = filled[padded]
-        starts[offsets[1:][padded] - 2] = False
-        values[starts] = at
-        return Ragged(values, offsets)
+            document[np.isin(document, self._masked)] = -1
+        begin = documents.offsets[where] + start
+        return fill_packs(
+            Pieces(document, begin, stop - start, counts),
+            documents.values,
+            length=self._length,
+            padding=self._padding,
+            labels=self._labels,
+        )
 
     def _documents(self, held: _PackedWindow, number: int, wanted: Indices) -> tuple[Ragged, Indices]:
         """Return tokens of documents, and where those at the places ``wanted`` of a window are among them."""
@@ -246,13 +213,13 @@ class PackedSource(LazySource[_Opened]):
         lengths, documents = self._windows.lengths(number)
         # The first epoch is the plain arrangement, ties broken by number.
         key = derive_key("packing", self._seed, epoch, number) if epoch and self._seed is not None else None
-        return _PackedWindow(lengths, documents, best_fit(lengths, self._length, key))
+        return _PackedWindow(lengths, documents, pack_window(lengths, self._length, key))
 
     def _open(self) -> _Opened:
         counts, tokens = self._windows.count(
-            lambda _, lengths: (len(best_fit(lengths, self._length)), int(lengths.sum())),
+            lambda _, lengths: (len(pack_window(lengths, self._length)), int(lengths.sum())),
             numbers=2,
-            kind=f"packs {self._length}",
+            kind=f"packs {self._length} rule {RULE}",
             folder=self._index_dir,
         )
         windows: DecodedCache[_PackedWindow] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)

@@ -1,0 +1,151 @@
+"""The packs of one window of documents: which pieces of which documents share a pack.
+
+A document longer than a pack is cut into whole packs and a rest. Packs are filled one after another, each with the
+longest piece that fits, again and again: first-fit-decreasing. If that takes more packs than the tokens would fill, it
+is done once more, and a pack that is left too empty gives back its last piece for two that fill it better. Where most
+pieces are a third to a half of a pack, the short ones are then not used up too early (``bench/packing.py padding``,
+*conversations*). The packs are those of the way that took fewer. Only sizes decide, and ties are broken by number, so
+that the same lengths always give the same packs.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right, insort
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from holdfast.order.keys import scramble
+
+__all__ = ["RULE", "Packs", "pack_window"]
+
+Int64 = NDArray[np.int64]
+
+RULE = 2
+"""Which rule makes the packs: part of what is kept of a source, and of its fingerprint. Another rule, other packs."""
+
+# A pack is too empty if more than this part of it is; a better fit at any price would use up the short pieces.
+FULL_ENOUGH = 1 / 256
+# Two pieces replace one if they leave less than this part of the room empty.
+WORTHWHILE = 1 / 2
+# How many pairs are tried. They begin with two of about the same size, as the shortest pieces are the rarest.
+PAIRS_TRIED = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Packs:
+    """The packs of a window: pack i holds the pieces ``offsets[i] … offsets[i+1]-1``, in the order of documents."""
+
+    document: Int64
+    start: Int64
+    stop: Int64
+    offsets: Int64
+
+    def __len__(self) -> int:
+        return len(self.offsets) - 1
+
+
+def pack_window(lengths: Int64, capacity: int, key: bytes | None = None) -> Packs:
+    """Pack documents of these lengths (those of length zero are in no pack) into packs of this capacity.
+
+    Args:
+        lengths: tokens of each document.
+        capacity: tokens of a pack.
+        key: which arrangement. Pieces of the same size are interchangeable, so each key spreads them in another way:
+            packs have other neighbours, and are as many and as full as before. None spreads them by number.
+    """
+    pieces = np.maximum(-(-lengths // capacity), 0)
+    document = np.repeat(np.arange(len(lengths)), pieces)
+    start = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * capacity
+    stop = np.minimum(start + capacity, lengths[document])
+    sizes = stop - start
+    if key is None:
+        by_size = _order(capacity - sizes, capacity)
+    else:
+        by_size = np.lexsort((scramble(np.arange(len(sizes), dtype=np.uint64), key), -sizes))
+    descending = sizes[by_size]
+    whole = int(np.searchsorted(-descending, -capacity, side="right"))
+    placed, counts = _best_fill(descending[whole:][::-1], capacity)
+    in_packs = np.concatenate([np.ones(whole, dtype=np.int64), np.array(counts, dtype=np.int64)])
+    pack = np.empty(len(sizes), dtype=np.int64)
+    pack[by_size[:whole]] = np.arange(whole)
+    # Pieces of one size go to the places of that size in their order.
+    places = _order(capacity - np.array(placed, dtype=np.int64), capacity) + whole
+    pack[by_size[whole:]] = np.repeat(np.arange(len(in_packs)), in_packs)[places]
+    # Packs are numbered by the first piece they hold, and so are the pieces inside.
+    first = np.empty(len(in_packs), dtype=np.int64)
+    first[pack[::-1]] = np.arange(len(pack))[::-1]  # the last one to be written is the first piece
+    by_first = np.argsort(first)
+    number = np.empty_like(by_first)
+    number[by_first] = np.arange(len(by_first))
+    by_pack = _order(number[pack], len(number))
+    offsets = np.concatenate(([0], np.cumsum(in_packs[by_first])))
+    return Packs(document[by_pack], start[by_pack], stop[by_pack], offsets)
+
+
+def _order(values: Int64, most: int) -> Int64:
+    """Return what sorts values from 0 to ``most``, ties by number; short integers are sorted three times as fast."""
+    found: Int64 = np.argsort(values.astype(np.uint16) if most < 2**16 else values, kind="stable")
+    return found
+
+
+def _best_fill(sizes: Int64, capacity: int) -> tuple[list[int], list[int]]:
+    """Return the sizes of pieces in the order they are placed, and how many each pack holds."""
+    placed, counts = _fill(sizes.tolist(), capacity, enough=capacity)
+    if len(counts) * capacity - int(sizes.sum()) >= capacity:
+        exchanged = _fill(sizes.tolist(), capacity, enough=int(capacity * FULL_ENOUGH))
+        if len(exchanged[1]) < len(counts):
+            return exchanged
+    return placed, counts
+
+
+def _fill(left: list[int], capacity: int, *, enough: int) -> tuple[list[int], list[int]]:
+    """Fill packs.
+
+    Args:
+        left: the sizes, ascending and below ``capacity``; emptied.
+        capacity: of a pack.
+        enough: how much room a pack may keep; where more is left, two pieces are sought that fill it better.
+    """
+    placed: list[int] = []
+    counts: list[int] = []
+    while left:
+        before, room = len(placed), capacity
+        while True:
+            while left and left[-1] <= room:
+                size = left.pop()
+                room -= size
+                placed.append(size)
+            if not left or left[0] > room:
+                break
+            size = left.pop(bisect_right(left, room) - 1)
+            room -= size
+            placed.append(size)
+        if room > enough and left and len(placed) - before > 1:
+            pair = _better_pair(left, placed[-1], placed[-1] + room)
+            if pair is not None:
+                insort(left, placed.pop())
+                placed += pair
+        counts.append(len(placed) - before)
+    return placed, counts
+
+
+def _better_pair(left: list[int], size: int, room: int) -> tuple[int, int] | None:
+    """Take two sizes out that fill a room better than one does; None where none of those tried does."""
+    best = size + int((room - size) * WORTHWHILE)
+    found = None
+    middle = max(1, bisect_left(left, (room + 1) // 2))
+    for long in range(middle, min(len(left), middle + PAIRS_TRIED)):
+        short = bisect_right(left, room - left[long], 0, long) - 1
+        if short < 0:
+            break
+        both = left[long] + left[short]
+        if both > best:
+            best, found = both, (long, short)
+            if both == room:
+                break
+    if found is None:
+        return None
+    long, short = found
+    return left.pop(long), left.pop(short)
