@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import http.client
 import io
-import logging
 import os
 import shutil
 import statistics
@@ -34,7 +33,7 @@ from holdfast import StreamDataset, StreamingConfig, StreamingShardLoader
 from holdfast.order import WindowShuffle
 from holdfast.sources import ParquetSource, RemoteOptions, TokenFileSource
 from holdfast.sources.fetch import process
-from remote_server import Remote, serve
+from remote_server import Remote, serve, serve_s3
 
 Tokens = np.ndarray[Any, np.dtype[np.uint16]]
 
@@ -82,8 +81,8 @@ def plain(get: Callable[[str], bytes], names: list[str], folder: Path | None) ->
 class WebFiles:
     """Whole files from the server, over one connection per thread."""
 
-    def __init__(self, remote: Remote) -> None:
-        self._host = remote.url.removeprefix("http://")
+    def __init__(self, url: str) -> None:
+        self._host = url.removeprefix("http://")
         self._local = threading.local()
 
     def __call__(self, name: str) -> bytes:
@@ -203,24 +202,30 @@ def write_tokens(folder: Path, files: int, size: int) -> list[str]:
     return names
 
 
-def webdataset_side(folder: Path, remote: Remote, names: list[str]) -> Callable[[], dict[str, float]] | None:
-    """WebDataset over the same tokens in tar files, through curl, as it reads URLs."""
-    if find_spec("webdataset") is None or shutil.which("curl") is None:
-        return None
-    import webdataset
+def has_webdataset() -> bool:
+    return find_spec("webdataset") is not None and shutil.which("curl") is not None
 
-    tars = []
+
+def write_tars(folder: Path, names: list[str]) -> list[str]:
+    """Write the tokens of files as tar files beside them."""
     for name in names:
         tokens = np.fromfile(folder / name, dtype=np.uint16).reshape(-1, LENGTH)
-        tars.append(f"{remote.url}/{name}.tar")
         with tarfile.open(folder / f"{name}.tar", "w") as archive:
             for number, row in enumerate(tokens):
                 member = tarfile.TarInfo(f"{name[:3]}{number:07}.bin")
                 member.size = row.nbytes
                 archive.addfile(member, io.BytesIO(row.tobytes()))
+    return [f"{name}.tar" for name in names]
+
+
+def webdataset_side(tars: list[str], place: str) -> Callable[[], dict[str, float]] | None:
+    """WebDataset over tar files below a URL, through curl, as it reads URLs."""
+    if not has_webdataset():
+        return None
+    import webdataset
 
     def run() -> dict[str, float]:
-        samples = webdataset.WebDataset(tars, shardshuffle=False, empty_check=False)
+        samples = webdataset.WebDataset([f"{place}/{tar}" for tar in tars], shardshuffle=False, empty_check=False)
         return batches_of(np.frombuffer(sample["bin"], dtype=np.uint16) for sample in samples)
 
     return run
@@ -229,16 +234,22 @@ def webdataset_side(folder: Path, remote: Remote, names: list[str]) -> Callable[
 def s3_sides(
     folder: Path, names: list[str], endpoint: str, about: dict[str, Any]
 ) -> dict[str, Callable[[], dict[str, float]]]:
-    """holdfast, plain s3fs, s3fs under torchdata, MosaicML streaming and LitData on moto's S3."""
+    """holdfast, plain s3fs, s3fs under torchdata, MosaicML streaming, LitData and WebDataset on moto's S3."""
     import fsspec
 
     storage = {"key": "test", "secret": "test", "endpoint_url": endpoint, "client_kwargs": {"region_name": "eu-west-1"}}
     system = fsspec.filesystem("s3", **storage)
-    system.mkdir("bench")
+    system.mkdir("bench", acl="public-read-write")
     for name in names:
         system.pipe_file(f"bench/{name}", (folder / name).read_bytes())
     sides = fetching(lambda name: system.cat_file(f"bench/{name}"), names)
     sides |= ours([f"s3://bench/{name}" for name in names], WindowShuffle(4 * len(names), 8), storage)
+    tars = write_tars(folder, names[:WEBDATASET_FILES])
+    for tar in tars:
+        system.pipe_file(f"bench/{tar}", (folder / tar).read_bytes(), acl="public-read")
+    web = webdataset_side(tars, f"{endpoint}/bench")
+    if web is not None:
+        sides["webdataset"] = web
     rows = np.concatenate([np.fromfile(folder / name, dtype=np.uint16) for name in names]).reshape(-1, LENGTH)
     peers = {"s3fs_torchdata": torchdata_side, "mosaic": mosaic_side, "litdata": litdata_side}
     for name, make in peers.items():
@@ -338,8 +349,10 @@ def litdata_side(rows: Tokens, names: list[str], system: Any, endpoint: str) -> 
 
 
 def main() -> None:
-    options = arguments(__doc__.splitlines()[0], parts=("web", "s3", "shards"))
-    files, size, rounds = (8, 4 * 2**20, 1) if options.quick else (16, 8 * 2**20, 5)
+    options = arguments(__doc__.splitlines()[0], parts=("web", "s3", "shards", *CONDITIONS))
+    files, size, rounds = (8, 4 * 2**20, 1) if options.quick else (32, 8 * 2**20, 5)
+    labels = list(QUICK if options.quick else CONDITIONS)
+    chosen = [label for label in labels if label in options.parts] or (labels if "web" in options.parts else [])
     figures: dict[str, float] = {}
     about: dict[str, Any] = {
         "files": files,
@@ -347,22 +360,19 @@ def main() -> None:
         "rounds": rounds,
         "batch": f"{BATCH} x {LENGTH} uint16",
     }
-    if find_spec("webdataset") is None or shutil.which("curl") is None:
+    if not has_webdataset():
         about["webdataset"] = "not installed, or without curl, which it reads URLs through"
     about["mosaic and litdata"] = "do not read from web servers: beside S3 only"
     with empty_folder() as folder:
         names = write_tokens(folder, files, size)
-        needed = files * size
-        if "web" in options.parts:
+        if chosen:
             with serve(folder) as remote:
-                sides = fetching(WebFiles(remote), names)
+                sides = fetching(WebFiles(remote.url), names)
                 sides |= ours([f"{remote.url}/{name}" for name in names], WindowShuffle(4 * files, 8), {})
-                web = webdataset_side(folder, remote, names[:WEBDATASET_FILES])
-                for label, conditions in CONDITIONS.items():
-                    if options.quick and label not in QUICK:
-                        continue
+                web = webdataset_side(write_tars(folder, names[:WEBDATASET_FILES]), remote.url)
+                for label in chosen:
                     with_peer = {**sides, "webdataset": web} if web and label in WEBDATASET else sides
-                    found = rows(measure(with_peer, rounds, remote, conditions), needed)
+                    found = rows(measure(with_peer, rounds, remote, CONDITIONS[label]), files * size)
                     print(label, found, file=sys.stderr, flush=True)
                     figures |= {f"{label}_{name}": value for name, value in found.items()}
         if "shards" in options.parts:
@@ -371,25 +381,18 @@ def main() -> None:
             with serve(folder) as remote:
                 figures |= {f"shards_{name}": value for name, value in open_shards(folder, remote, count).items()}
         if "s3" in options.parts:
-            from moto.server import ThreadedMotoServer
-
-            server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
-            server.start()
-            host, port = server.get_host_and_port()
-            logging.getLogger("werkzeug").setLevel(logging.ERROR)
             few = names[:8]
-            endpoint = f"http://{host}:{port}"
-            # How MosaicML streaming and LitData are told of an S3 that is not Amazon's.
-            os.environ |= {
-                "S3_ENDPOINT_URL": endpoint,
-                "AWS_ENDPOINT_URL": endpoint,
-                "AWS_ACCESS_KEY_ID": "test",
-                "AWS_SECRET_ACCESS_KEY": "test",
-                "AWS_DEFAULT_REGION": "eu-west-1",
-            }
-            found = measure(s3_sides(folder, few, endpoint, about), rounds, None, {})
+            with serve_s3() as endpoint:
+                # How MosaicML streaming and LitData are told of an S3 that is not Amazon's.
+                os.environ |= {
+                    "S3_ENDPOINT_URL": endpoint,
+                    "AWS_ENDPOINT_URL": endpoint,
+                    "AWS_ACCESS_KEY_ID": "test",
+                    "AWS_SECRET_ACCESS_KEY": "test",
+                    "AWS_DEFAULT_REGION": "eu-west-1",
+                }
+                found = measure(s3_sides(folder, few, endpoint, about), rounds, None, {})
             figures |= {f"s3_{name}": value for name, value in rows(found, len(few) * size).items()}
-            server.stop()
     publish(figures, about, as_json=options.json)
 
 

@@ -1,4 +1,4 @@
-"""A web server of byte ranges with latency, failures and a bandwidth cap, in a process of its own."""
+"""Servers on loopback, each in a process of its own: byte ranges with latency, failures and a cap, and moto's S3."""
 
 from __future__ import annotations
 
@@ -9,17 +9,18 @@ import re
 import socket
 import threading
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-__all__ = ["Remote", "serve"]
+__all__ = ["Remote", "serve", "serve_s3"]
 
-_CHUNK = 256 * 1024
+# Sent at a time: little where a cap is to be kept to, much where each call would only cost the reader processor time.
+_CAPPED_CHUNK, _CHUNK = 256 * 1024, 4 * 2**20
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -97,10 +98,10 @@ def _run(folder: Path, pipe: Connection) -> None:
                 if asked:
                     head.append(f"Content-Range: bytes {start}-{stop - 1}/{size}")
                 self.connection.sendall("\r\n".join([*head, "", ""]).encode())
-                at = start
+                at, chunk = start, _CAPPED_CHUNK if conditions.bandwidth else _CHUNK
                 while body and at < stop:
-                    cap.wait(min(_CHUNK, stop - at), conditions.bandwidth)
-                    at += os.sendfile(self.connection.fileno(), file, at, min(_CHUNK, stop - at))
+                    cap.wait(min(chunk, stop - at), conditions.bandwidth)
+                    at += os.sendfile(self.connection.fileno(), file, at, min(chunk, stop - at))
                 with lock:
                     state["bytes"] += at - start
             finally:
@@ -159,16 +160,43 @@ class Remote:
         return requests, sent
 
 
+def _run_s3(pipe: Connection) -> None:
+    import logging
+
+    from moto.server import ThreadedMotoServer
+
+    logging.getLogger("werkzeug").setLevel(logging.ERROR)
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0, verbose=False)
+    server.start()
+    pipe.send(server.get_host_and_port()[1])
+    with suppress(EOFError):
+        pipe.recv()
+    server.stop()
+
+
 @contextmanager
 def serve(folder: Path) -> Iterator[Remote]:
     """Serve a folder on loopback."""
+    with _served(_run, folder) as pipe:
+        yield Remote(pipe.recv(), pipe)
+
+
+@contextmanager
+def serve_s3() -> Iterator[str]:
+    """Serve an S3 without any bucket on loopback, and give its address."""
+    with _served(_run_s3) as pipe:
+        yield f"http://127.0.0.1:{pipe.recv()}"
+
+
+@contextmanager
+def _served(target: Callable[..., None], *arguments: Any) -> Iterator[Connection]:
     context = multiprocessing.get_context("spawn")
     ours, theirs = context.Pipe()
-    process = context.Process(target=_run, args=(folder, theirs), daemon=True)
+    process = context.Process(target=target, args=(*arguments, theirs), daemon=True)
     process.start()
     theirs.close()
     try:
-        yield Remote(ours.recv(), ours)
+        yield ours
     finally:
         ours.close()
         process.terminate()

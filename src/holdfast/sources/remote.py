@@ -164,6 +164,8 @@ def side_by_side(call: Callable[[DataFile], Value], files: Sequence[DataFile], m
 def find_remote_files(url: str, suffixes: tuple[str, ...], options: RemoteOptions | None) -> list[DataFile]:
     """Return the files a URL matches: itself, the matches of a glob, or what lies in a folder."""
     settings = options or RemoteOptions()
+    if not _may_be_folder(url) and not any(mark in url for mark in "*["):
+        return [RemoteFile(url, settings)]  # what else opening its file system would find out is asked for later
     system, path = open_system(url, settings)
     if any(mark in path for mark in "*["):
         found = retry(lambda: system.glob(path, detail=True), settings, url, "list")

@@ -23,6 +23,7 @@ from urllib.parse import quote, unquote, urljoin, urlsplit
 import numpy as np
 
 from holdfast.errors import RemoteReadError
+from holdfast.sources.fetch.body import read_body
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Cancel, Data, WrongAnswer, changed
 from holdfast.sources.files import UNVERSIONED, Stamp
@@ -107,13 +108,8 @@ class HttpTransport:
             _check(answer.response, url, start, stop, stamp)
             # Each piece into memory of its own, so that one can be let go without the others; not zeroed before.
             pieces = [np.empty(size, dtype=np.uint8).data for size in sizes]
-            for piece in pieces:
-                done = 0
-                while done < len(piece):
-                    count = answer.response.readinto(piece[done:])
-                    if not count:
-                        raise WrongAnswer(f"the body ended before byte {stop}")
-                    done += count
+            if read_body(answer.connection, answer.response, pieces) < stop - start:
+                raise WrongAnswer(f"the body ended before byte {stop}")
             if answer.response.length is None and answer.response.read(1):
                 raise WrongAnswer("more bytes came than were asked for")
             answer.spoiled = False
@@ -200,7 +196,7 @@ class _Exchange:
         cancel: Cancel,
     ) -> None:
         self._transport = transport
-        self._origin, self._connection, self.response = transport._ask(url, method, headers, cancel)
+        self._origin, self.connection, self.response = transport._ask(url, method, headers, cancel)
         self._method = method
         self.spoiled = False
 
@@ -209,9 +205,9 @@ class _Exchange:
             error = HttpStatusError(self.response.status, self.response.reason)
             if self._method == "HEAD" or self.response.length == 0:
                 self.response.read()
-                self._transport._keep(self._origin, self._connection)
+                self._transport._keep(self._origin, self.connection)
             else:
-                self._connection.close()
+                self.connection.close()
             raise error
         return self
 
@@ -219,9 +215,9 @@ class _Exchange:
         if kind is None and not self.spoiled and not self.response.will_close:
             if self._method == "HEAD":
                 self.response.read()
-            self._transport._keep(self._origin, self._connection)
+            self._transport._keep(self._origin, self.connection)
         else:
-            self._connection.close()
+            self.connection.close()
 
 
 def _check(response: http.client.HTTPResponse, url: str, start: int, stop: int, stamp: Stamp) -> None:
