@@ -32,7 +32,7 @@ def answered(*parts: bytes, ends: bool = True, timeout: float = 20.0) -> Iterato
 
         thread = threading.Thread(target=answer)
         thread.start()
-        connection = HTTPConnection(*server.getsockname()[:2], timeout=timeout)
+        connection = HTTPConnection("127.0.0.1", server.getsockname()[1], timeout=timeout)
         try:
             connection.request("GET", "/")
             yield connection, connection.getresponse()

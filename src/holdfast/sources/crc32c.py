@@ -29,9 +29,9 @@ def crc32c_rows(values: NDArray[np.uint8], starts: NDArray[np.int64], stops: NDA
         import google_crc32c
     except ImportError:
         return crc32c_rows_numpy(values, starts, stops)
-    raw = np.ascontiguousarray(values).data
+    raw = values.tobytes()  # it takes nothing but bytes, and slices of them are made faster than of a view
     pairs = zip(starts.tolist(), stops.tolist(), strict=True)
-    return np.array([google_crc32c.value(raw[start:stop].tobytes()) for start, stop in pairs], dtype=np.uint32)
+    return np.array([google_crc32c.value(raw[start:stop]) for start, stop in pairs], dtype=np.uint32)
 
 
 def masked(checksums: UInt32) -> UInt32:

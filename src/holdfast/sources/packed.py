@@ -16,7 +16,7 @@ import os
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,10 +26,17 @@ from holdfast.order.keys import derive_key
 from holdfast.order.numbers import whole_number
 from holdfast.sources.base import Columns, Indices, Source, check_indices
 from holdfast.sources.decoded_cache import DecodedCache
-from holdfast.sources.document_windows import DocumentWindows, Piece, at_least_one, check_epochs, checked_epoch
+from holdfast.sources.document_windows import (
+    DocumentWindows,
+    HasRowLengths,
+    Piece,
+    at_least_one,
+    check_epochs,
+    checked_epoch,
+)
 from holdfast.sources.file_source import LazySource
 from holdfast.sources.pack_columns import Pieces, fill_packs
-from holdfast.sources.parts import bounds_of, merge_parts, read_by_part
+from holdfast.sources.parts import bounds_of, merge_parts, read_by_part, split_by_part
 from holdfast.sources.ragged import Ragged
 from holdfast.sources.window_packs import RULE, Packs, pack_window
 
@@ -46,6 +53,16 @@ class _PackedWindow:
     def nbytes(self) -> int:
         held = 0 if self.documents is None else self.documents.nbytes
         return held + self.lengths.nbytes + 4 * self.packs.document.nbytes
+
+
+class _Chosen(NamedTuple):
+    """Pieces of some packs, pack by pack."""
+
+    document: Indices
+    start: Indices
+    size: Indices
+    length: Indices  # of the document
+    counts: Indices  # pieces of each pack
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +138,18 @@ class PackedSource(LazySource[_Opened]):
     def _read(self, indices: Indices, epoch: int) -> Columns:
         opened = self._opened
         rows = check_indices(indices, len(self), source="PackedSource")
-        return read_by_part(rows, opened.bounds, partial(self._fill, opened, epoch))
+        if not isinstance(self._windows.source, HasRowLengths):  # each window holds its documents
+            return read_by_part(rows, opened.bounds, partial(self._fill_window, opened, epoch))
+        touched, places = split_by_part(rows, opened.bounds)
+        held = [self._window_at(opened, number, epoch) for number in touched]
+        parts = [
+            self._chosen(window, number, rows[where] - opened.bounds[number])
+            for window, number, where in zip(held, touched, places, strict=True)
+        ]
+        chosen = parts[0] if len(parts) == 1 else _merged(parts, np.concatenate(places))
+        needed, first, inside = np.unique(chosen.document, return_index=True, return_inverse=True)
+        documents = self._windows.check_length(self._windows.documents(needed), chosen.length[first], needed)
+        return self._fill(chosen, documents, inside)
 
     def shards(self) -> Sequence[int] | None:
         """Return packs of each window that has any: ``shuffle="window"`` then needs few windows at a time."""
@@ -173,37 +201,35 @@ class PackedSource(LazySource[_Opened]):
         windows = np.searchsorted(self._opened.bounds, indices, side="right") - 1
         return self._windows.prefetch(dict.fromkeys(windows.tolist()), reader)
 
-    def _fill(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
+    def _fill_window(self, opened: _Opened, epoch: int, number: int, rows: Indices) -> Columns:
         held = self._window_at(opened, number, epoch)
+        assert held.documents is not None
+        chosen = self._chosen(held, number, rows)
+        return self._fill(chosen, held.documents, chosen.document - number * self._windows.size)
+
+    def _chosen(self, held: _PackedWindow, number: int, rows: Indices) -> _Chosen:
+        """Return the pieces of some packs of a window, pack by pack."""
         packs = held.packs
         counts = packs.offsets[rows + 1] - packs.offsets[rows]
-        # The pieces of the packs asked for, pack by pack.
-        ends = np.cumsum(counts)
-        piece = np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(packs.offsets[rows] - ends + counts, counts)
-        document, start, stop = packs.document[piece], packs.start[piece], packs.stop[piece]
-        documents, where = self._documents(held, number, document)
+        piece = _stretches(packs.offsets[rows], counts)
+        document, start = packs.document[piece], packs.start[piece]
+        size = packs.stop[piece] - start
+        return _Chosen(document + number * self._windows.size, start, size, held.lengths[document], counts)
+
+    def _fill(self, chosen: _Chosen, documents: Ragged, inside: Indices) -> Columns:
+        """Fill packs with pieces of documents, which are those at ``inside``."""
         if not _fits(self._padding, documents.dtype):
             raise ConfigError("padding is not a token", padding=self._padding, dtype=str(documents.dtype))
-        document = document + number * self._windows.size
+        document = chosen.document
         if len(self._masked):
-            document[np.isin(document, self._masked)] = -1
-        begin = documents.offsets[where] + start
+            document = np.where(np.isin(document, self._masked), -1, document)
         return fill_packs(
-            Pieces(document, begin, stop - start, counts),
+            Pieces(document, documents.offsets[inside] + chosen.start, chosen.size, chosen.counts),
             documents.values,
             length=self._length,
             padding=self._padding,
             labels=self._labels,
         )
-
-    def _documents(self, held: _PackedWindow, number: int, wanted: Indices) -> tuple[Ragged, Indices]:
-        """Return tokens of documents, and where those at the places ``wanted`` of a window are among them."""
-        if held.documents is not None:
-            return held.documents, wanted
-        needed, where = np.unique(wanted, return_inverse=True)
-        indices = needed + number * self._windows.size
-        documents = self._windows.documents(indices)
-        return self._windows.check_length(documents, held.lengths[needed], indices), where
 
     def _window_at(self, opened: _Opened, number: int, epoch: int) -> _PackedWindow:
         epoch = 0 if self._seed is None else epoch
@@ -224,6 +250,22 @@ class PackedSource(LazySource[_Opened]):
         )
         windows: DecodedCache[_PackedWindow] = DecodedCache(self._cache_bytes, lambda window: window.nbytes)
         return _Opened(bounds_of(counts), int(tokens.sum()), windows)
+
+
+def _stretches(starts: Indices, counts: Indices) -> Indices:
+    """Return the numbers from each start on, as many as its count says, one stretch behind the other."""
+    ends = np.cumsum(counts)
+    return np.arange(int(ends[-1]) if len(ends) else 0) + np.repeat(starts - ends + counts, counts)
+
+
+def _merged(parts: list[_Chosen], order: Indices) -> _Chosen:
+    """Put packs together, each at its place among all."""
+    joined = _Chosen(*(np.concatenate(columns) for columns in zip(*parts, strict=True)))
+    back = np.empty_like(order)
+    back[order] = np.arange(len(order))
+    counts = joined.counts[back]
+    piece = _stretches((np.cumsum(joined.counts) - joined.counts)[back], counts)
+    return _Chosen(*(column[piece] for column in joined[:4]), counts)
 
 
 def _documents_of(masked: Iterable[int], count: int) -> Indices:

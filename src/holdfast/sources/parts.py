@@ -103,7 +103,11 @@ def _merge(pieces: list[Column], places: list[NDArray[np.int64]]) -> Column:
     ragged = [piece for piece in pieces if isinstance(piece, Ragged)]
     order = np.concatenate(places)
     if ragged and len(ragged) == len(pieces):
-        back = np.empty_like(order)
+        inside, back = np.empty_like(order), np.empty_like(order)
+        for where in places:
+            inside[where] = np.arange(len(where))
+        if (joined := gather_across(ragged, places, inside)) is not None:
+            return joined
         back[order] = np.arange(len(order))
         return Ragged.concat(ragged).take(back)
     plain = [piece for piece in pieces if not isinstance(piece, Ragged)]

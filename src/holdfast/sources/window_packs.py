@@ -55,10 +55,7 @@ def pack_window(lengths: Int64, capacity: int, key: bytes | None = None) -> Pack
         key: which arrangement. Pieces of the same size are interchangeable, so each key spreads them in another way:
             packs have other neighbours, and are as many and as full as before. None spreads them by number.
     """
-    pieces = np.maximum(-(-lengths // capacity), 0)
-    document = np.repeat(np.arange(len(lengths)), pieces)
-    start = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * capacity
-    stop = np.minimum(start + capacity, lengths[document])
+    document, start, stop = _cut(lengths, capacity)
     sizes = stop - start
     if key is None:
         by_size = _order(capacity - sizes, capacity)
@@ -82,6 +79,16 @@ def pack_window(lengths: Int64, capacity: int, key: bytes | None = None) -> Pack
     by_pack = _order(number[pack], len(number))
     offsets = np.concatenate(([0], np.cumsum(in_packs[by_first])))
     return Packs(document[by_pack], start[by_pack], stop[by_pack], offsets)
+
+
+def _cut(lengths: Int64, capacity: int) -> tuple[Int64, Int64, Int64]:
+    """Return the pieces of documents: of which one, from where, to where."""
+    if len(lengths) and lengths.min() > 0 and lengths.max() <= capacity:
+        return np.arange(len(lengths)), np.zeros(len(lengths), dtype=np.int64), lengths
+    pieces = np.maximum(-(-lengths // capacity), 0)
+    document = np.repeat(np.arange(len(lengths)), pieces)
+    start = (np.arange(len(document)) - np.repeat(np.cumsum(pieces) - pieces, pieces)) * capacity
+    return document, start, np.minimum(start + capacity, lengths[document])
 
 
 def _order(values: Int64, most: int) -> Int64:

@@ -119,13 +119,13 @@ class Block:
     running: int = 0  # requests that will bring it
     waiters: int = 0
     cost: Cost = field(default_factory=Cost)  # taken by the first to read it
+    size: int = field(init=False)  # its bytes
+    unread: int = field(init=False)  # those of them that nobody has read yet
+
+    def __post_init__(self) -> None:
+        self.size = self.unread = self.file.size_of(self.number)
 
     @property
     def key(self) -> Key:
         """What names it."""
         return self.file.key, self.number
-
-    @property
-    def size(self) -> int:
-        """Its bytes."""
-        return self.file.size_of(self.number)

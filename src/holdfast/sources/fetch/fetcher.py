@@ -42,6 +42,8 @@ SWEEP_SECONDS = 0.05
 MAX_HEDGED_SHARE = 0.125
 # With this many requests under way, blocks that nobody waits for are left until there are enough for a long request.
 FEW_REQUESTS = 4
+# How many threads may write to the cache without counting as requests: more would hold memory that a slow disk keeps.
+MAX_KEEPING = 4
 
 
 class Fetcher:
@@ -67,7 +69,7 @@ class Fetcher:
         self._second: deque[Request] = deque()
         self._active: set[Request] = set()
         self._numbers = count()
-        self._threads = self._idle = self._running = self._hedged = 0
+        self._threads = self._idle = self._running = self._keeping = self._hedged = 0
 
     # --- what readers call ---------------------------------------------------------------------------------------
 
@@ -124,11 +126,15 @@ class Fetcher:
     def wait_until_idle(self) -> None:
         """Wait until nothing is to be fetched, or being written to the cache; what waits for a retry does not count."""
         with self._lock:
-            while self._running or self._queue.bytes:
+            while self._running or self._keeping or self._queue.bytes:
                 self._arrived.wait()
 
-    def get(self, spots: Sequence[Spot]) -> tuple[list[Data], Cost]:
+    def get(self, spots: Sequence[Spot], used: Sequence[int]) -> tuple[list[Data], Cost]:
         """Return blocks, waiting for those that are not here, and what they took.
+
+        Args:
+            spots: which blocks.
+            used: how many bytes of each are read.
 
         Raises:
             RemoteReadError: a block did not come.
@@ -143,7 +149,7 @@ class Fetcher:
                 if block is None:
                     absent.append(at)
                 elif block.place is Place.READY:
-                    found[at] = self._memory.take(block, cost)
+                    found[at] = self._memory.take(block, cost, used[at])
                 else:
                     self._hurry(block)
                     block.waiters += 1
@@ -168,10 +174,10 @@ class Fetcher:
                     self._hold(block, data)
                 waited.append((at, block))
         if waited:
-            self._wait(waited, found, cost)
+            self._wait(waited, found, cost, used)
         return [found[at] for at in range(len(spots))], cost
 
-    def _wait(self, waited: list[tuple[int, Block]], found: dict[int, Data], cost: Cost) -> None:
+    def _wait(self, waited: list[tuple[int, Block]], found: dict[int, Data], cost: Cost, used: Sequence[int]) -> None:
         began = perf_counter()
         failed: Block | None = None
         with self._lock:
@@ -182,7 +188,7 @@ class Fetcher:
                     for at, block in left:
                         if block.place is Place.READY:
                             block.waiters -= 1
-                            found[at] = self._memory.take(block, cost)
+                            found[at] = self._memory.take(block, cost, used[at])
                         elif block.place is Place.FAILED:
                             failed = block
                             still.append((at, block))
@@ -214,7 +220,7 @@ class Fetcher:
     def _call_for_work(self) -> None:
         if self._idle:
             self._work.notify()
-        elif self._threads < self._most_running() + self._most_hedged():
+        elif self._threads < self._most_running() + self._most_hedged() + self._keeping:
             self._threads += 1
             threading.Thread(target=self._serve, name="holdfast-fetch", daemon=True).start()
 
@@ -255,7 +261,7 @@ class Fetcher:
             with self._lock:
                 self._running -= 1
                 self._hedged -= request.is_second
-                if not self._running:
+                if not self._running and not self._keeping:
                     self._arrived.notify_all()
 
     def _next_request(self) -> Request | None:
@@ -326,7 +332,10 @@ class Fetcher:
                 self._active.discard(request)
         now = monotonic()
         with self._lock:
-            self._pace.answered(sum(sizes), now - request.began, now, busy=self._queue.bytes > 0)
+            self._pace.answered(sum(sizes), now - request.began, now, busy=self._queue.bytes > 0, waited=request.waited)
+            # What all connections bring, twice: one part is under way while the other is read.
+            ahead = 2 * self._pace.connections * LONG_REQUEST_BYTES
+            self._memory.ahead_limit = min(self.memory_limit, ahead)
             new = []
             for block, piece in zip(request.blocks, pieces, strict=True):
                 block.running -= 1
@@ -336,9 +345,27 @@ class Fetcher:
                     new.append((block, piece))
             if request.twin is not None:
                 request.twin.cancel()
-        for block, piece in new:
-            file.cache.put(block.number, piece)
-        self._unclaim(request.blocks)
+        if self._claims is not None:
+            self._keep(new, aside=not request.is_second)
+            self._unclaim(request.blocks)
+
+    def _keep(self, pieces: list[tuple[Block, Data]], *, aside: bool) -> None:
+        """Write blocks to the cache; while this thread is at it, another may ask for more."""
+        with self._lock:
+            aside = aside and self._keeping < MAX_KEEPING
+            if aside:
+                self._running -= 1
+                self._keeping += 1
+                if self._queue:
+                    self._call_for_work()
+        try:
+            for block, piece in pieces:
+                block.file.cache.put(block.number, piece)
+        finally:
+            if aside:
+                with self._lock:
+                    self._running += 1
+                    self._keeping -= 1
 
     def _fail(self, request: Request, error: Exception) -> None:
         """Have what a request did not bring tried again later, or given up."""

@@ -20,10 +20,9 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 from urllib.parse import quote, unquote, urljoin, urlsplit
 
-import numpy as np
-
 from holdfast.errors import RemoteReadError
 from holdfast.sources.fetch.body import read_body
+from holdfast.sources.fetch.buffers import Buffers
 from holdfast.sources.fetch.options import RemoteOptions
 from holdfast.sources.fetch.transport import Cancel, Data, WrongAnswer, changed
 from holdfast.sources.files import UNVERSIONED, Stamp
@@ -74,6 +73,7 @@ class HttpTransport:
             **given.get("headers", {}),
         }
         self._timeout = options.timeout
+        self._buffers = Buffers()
         self._idle: dict[_Origin, list[http.client.HTTPConnection]] = {}
         self._lock = threading.Lock()
         self._moved: dict[str, str] = {}  # where a URL led last: most redirects hold for many requests
@@ -106,8 +106,9 @@ class HttpTransport:
         with _Exchange(self, url, "GET", {"Range": f"bytes={start}-{stop - 1}"}, cancel) as answer:
             answer.spoiled = True  # until all of the body was read
             _check(answer.response, url, start, stop, stamp)
-            # Each piece into memory of its own, so that one can be let go without the others; not zeroed before.
-            pieces = [np.empty(size, dtype=np.uint8).data for size in sizes]
+            cancel.begins()
+            # Each piece into memory of its own, so that one can be let go without the others.
+            pieces = [self._buffers.lend(size) for size in sizes]
             if read_body(answer.connection, answer.response, pieces) < stop - start:
                 raise WrongAnswer(f"the body ended before byte {stop}")
             if answer.response.length is None and answer.response.read(1):

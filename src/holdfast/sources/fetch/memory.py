@@ -15,6 +15,9 @@ __all__ = ["BlockMemory"]
 # A reader that has named as much as may be held names more when this part of it was read: many blocks at a time make
 # few, long requests.
 REFILL_PART = 8
+# Most bytes held of blocks that were read to their last byte: they are not read again before the next epoch, but
+# samples that overlap count some bytes twice.
+MAX_SPENT_BYTES = 16 * 2**20
 
 
 class BlockMemory:
@@ -25,11 +28,13 @@ class BlockMemory:
     """
 
     def __init__(self, limit: int) -> None:
-        self.limit = limit
+        self.limit = self.ahead_limit = limit
         self.blocks: dict[Key, Block] = {}
         """All blocks that are wanted, under way or held."""
         self.held_bytes = 0
         self._read: OrderedDict[Key, Block] = OrderedDict()  # the one read longest ago first
+        self._spent: OrderedDict[Key, Block] = OrderedDict()  # those of which every byte was read, likewise
+        self._spent_bytes = 0
         self._unread: OrderedDict[Key, Block] = OrderedDict()  # named by a reader that is still to come
         self._ahead: dict[int, int] = {}  # bytes named by each reader and not read yet
         self._full: set[int] = set()  # readers that have named enough for now
@@ -41,9 +46,9 @@ class BlockMemory:
     def has_room(self, owner: int) -> bool:
         """Say whether a reader should name more."""
         ahead = self._ahead.get(owner, 0)
-        if ahead >= self.limit:
+        if ahead >= self.ahead_limit:
             self._full.add(owner)
-        elif ahead <= self.limit - self.limit // REFILL_PART:
+        elif ahead <= self.ahead_limit - self.ahead_limit // REFILL_PART:
             self._full.discard(owner)
         return owner not in self._full
 
@@ -68,34 +73,51 @@ class BlockMemory:
         self.held_bytes += block.size
         self.make_room()
 
-    def take(self, block: Block, cost: Cost) -> Data:
-        """Count a block that is held as read, and return its bytes; what it took is added to ``cost`` once."""
+    def take(self, block: Block, cost: Cost, used: int) -> Data:
+        """Count bytes of a block that is held as read, and return all; what it took is added to ``cost`` once."""
         assert block.data is not None
         if block.cost:
             cost.add(block.cost)
             block.cost = Cost()
-        if block.owner is None:
-            self._read.move_to_end(block.key)
-        else:
-            self._read[block.key] = self._unread.pop(block.key)
+        data = block.data
+        if block.owner is not None:
+            del self._unread[block.key]
             self._disown(block)
-        return block.data
+        elif block.unread > 0:
+            del self._read[block.key]
+        else:
+            del self._spent[block.key]
+            self._spent_bytes -= block.size
+        block.unread -= used
+        if block.unread > 0:
+            self._read[block.key] = block
+        else:
+            self._spent[block.key] = block
+            self._spent_bytes += block.size
+            self._drop_from(self._spent, self._spent_bytes - MAX_SPENT_BYTES)
+        return data
 
     def make_room(self) -> None:
-        """Drop what was read longest ago; then what is to be read, where the disk has it."""
-        for held in (self._read, self._unread):
-            over = self.held_bytes - self.limit
-            victims = []
-            for block in held.values():
-                if over <= 0:
-                    break
-                if not block.waiters and (held is self._read or block.file.options.cache_limit):
-                    victims.append(block)
-                    over -= block.size
-            for block in victims:
-                del held[block.key], self.blocks[block.key]
-                self.held_bytes -= block.size
-                self._disown(block)
+        """Drop what was read, the longest ago first; then what is to be read, where the disk has it."""
+        for held in (self._spent, self._read, self._unread):
+            self._drop_from(held, self.held_bytes - self.limit)
+
+    def _drop_from(self, held: OrderedDict[Key, Block], over: int) -> None:
+        if over <= 0:
+            return
+        victims = []
+        for block in held.values():
+            if over <= 0:
+                break
+            if not block.waiters and (held is not self._unread or block.file.options.cache_limit):
+                victims.append(block)
+                over -= block.size
+        for block in victims:
+            del held[block.key], self.blocks[block.key]
+            self.held_bytes -= block.size
+            if held is self._spent:
+                self._spent_bytes -= block.size
+            self._disown(block)
 
     def drop(self, block: Block) -> None:
         """Forget a block that is not held."""

@@ -7,6 +7,10 @@ from collections import deque
 __all__ = ["Pace"]
 
 MIN_CONNECTIONS, FIRST_CONNECTIONS = 4, 16
+# Answers after which the connections are set by how long they waited beside how long they took to come.
+FIRST_ANSWERS = 4
+# How many should be receiving at any time, the others waiting: what plain fetching does well with.
+RECEIVING = 8
 # A trial of more or fewer connections: the factor, answers per connection to judge it by, and its shortest time.
 STEP, ANSWERS_PER_TRIAL, MIN_TRIAL_SECONDS = 1.5, 2, 0.2
 # More connections are kept if they bring at least this share of what they would if each brought the same as before.
@@ -16,6 +20,8 @@ HOLD = 12
 # A request is late after this multiple of what nearly all of the last ones took; none is judged by fewer answers.
 LATE_FACTOR, LATE_SHARE, REMEMBERED, MIN_REMEMBERED = 3.0, 0.95, 128, 16
 MIN_LATE_SECONDS = 0.1
+# Small answers come at once, which says little about how fast a connection is.
+MIN_RECEIVING_SECONDS = 0.01
 
 
 class Pace:
@@ -36,8 +42,9 @@ class Pace:
         self._before: tuple[int, float] | None = None  # connections before the trial that runs, and their throughput
         self._up = True
         self._hold = 0
+        self._first: list[tuple[float, float]] = []  # seconds of waiting and of receiving, of the first answers
 
-    def answered(self, size: int, seconds: float, now: float, *, busy: bool) -> None:
+    def answered(self, size: int, seconds: float, now: float, *, busy: bool, waited: float | None = None) -> None:
         """Take an answer into account.
 
         Args:
@@ -45,7 +52,12 @@ class Pace:
             seconds: how long it took.
             now: the time.
             busy: whether all connections were in use; what an idle fetcher reaches says nothing.
+            waited: seconds of them before its first byte came; None where that is not known.
         """
+        if waited is not None and len(self._first) < FIRST_ANSWERS:
+            self._first.append((waited, seconds - waited))
+            if len(self._first) == FIRST_ANSWERS:
+                self._estimate()
         self._durations.append(seconds)
         if not busy or not self._answers:
             self._begin(now)
@@ -67,6 +79,13 @@ class Pace:
             return None
         usual = sorted(self._durations)[int(LATE_SHARE * (len(self._durations) - 1))]
         return max(MIN_LATE_SECONDS, LATE_FACTOR * usual)
+
+    def _estimate(self) -> None:
+        """Set the connections so that some receive while the others wait."""
+        waiting, receiving = (sum(times) for times in zip(*self._first, strict=True))
+        wanted = RECEIVING * (1 + waiting / max(receiving, MIN_RECEIVING_SECONDS))
+        self.connections = min(self._most, max(min(MIN_CONNECTIONS, self._most), round(wanted)))
+        self._answers = 0
 
     def _begin(self, now: float) -> None:
         self._began, self._answers, self._bytes = now, 0, 0

@@ -52,11 +52,14 @@ def gather_ranges(
 ) -> tuple[Ragged, Cost]:
     """Copy ranges, getting each block they touch once, and return what that took."""
     pieces = _cut(ranges, block_size)
-    wanted = list(dict.fromkeys(pieces.blocks))
+    used: dict[int, int] = {}  # bytes of each block
+    for block, begin, end in zip(*pieces, strict=True):
+        used[block] = used.get(block, 0) + end - begin
+    wanted = list(used)
     at_once = max(1, fetcher.memory_limit // (2 * block_size))
     total = Cost()
     if len(wanted) <= at_once:
-        found, total = fetcher.get(_spots(wanted, file_of))
+        found, total = fetcher.get(_spots(wanted, file_of), list(used.values()))
         blocks = dict(zip(wanted, found, strict=True))
         parts = [blocks[block][begin:end] for block, begin, end in zip(*pieces, strict=True)]
     else:  # copied portion by portion, as holding all blocks would take more memory than may be taken
@@ -65,7 +68,7 @@ def gather_ranges(
         numbers = np.array(pieces.blocks)
         for first in range(0, len(wanted), at_once):
             portion = wanted[first : first + at_once]
-            found, cost = fetcher.get(_spots(portion, file_of))
+            found, cost = fetcher.get(_spots(portion, file_of), [used[block] for block in portion])
             total.add(cost)
             blocks = dict(zip(portion, found, strict=True))
             for piece in np.flatnonzero((numbers >= portion[0]) & (numbers <= portion[-1])).tolist():

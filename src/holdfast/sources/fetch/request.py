@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from time import monotonic
 
 from holdfast.sources.fetch.blocks import Block
 
@@ -24,6 +25,7 @@ class Request:
         if first is not None:
             first.twin = self
         self.began = 0.0
+        self.waited: float | None = None  # seconds until its answer began to come
         self.done = self.cancelled = False
         self._cancel: Callable[[], None] | None = None
 
@@ -31,6 +33,10 @@ class Request:
     def start(self) -> int:
         """Where the bytes asked for begin."""
         return self.blocks[0].file.bounds(self.blocks[0].number)[0]
+
+    def begins(self) -> None:
+        """Take note that its answer begins to come."""
+        self.waited = monotonic() - self.began
 
     def on_cancel(self, action: Callable[[], None]) -> None:
         """Have an action run when the request is given up."""

@@ -57,6 +57,9 @@ class Cancel(Protocol):
     def on_cancel(self, action: Any) -> None:
         """Have an action run when the request is given up."""
 
+    def begins(self) -> None:
+        """Take note that its answer begins to come, where the transport can tell."""
+
 
 class Transport(Protocol):
     """Reads byte ranges of remote files; from any number of threads."""
