@@ -265,7 +265,8 @@ def _merged(parts: list[_Chosen], order: Indices) -> _Chosen:
     back[order] = np.arange(len(order))
     counts = joined.counts[back]
     piece = _stretches((np.cumsum(joined.counts) - joined.counts)[back], counts)
-    return _Chosen(*(column[piece] for column in joined[:4]), counts)
+    document, start, size, length = (column[piece] for column in joined[:4])
+    return _Chosen(document, start, size, length, counts)
 
 
 def _documents_of(masked: Iterable[int], count: int) -> Indices:

@@ -65,6 +65,7 @@ class Fetcher:
         self._arrived = threading.Condition(self._lock)
         self._timers = Timers(self._lock)
         self._memory = BlockMemory(memory_limit)
+        self._memory.ahead_limit = self._most_ahead()
         self._queue = BlockQueue(self._memory)
         self._second: deque[Request] = deque()
         self._active: set[Request] = set()
@@ -238,6 +239,10 @@ class Fetcher:
         """Return how much is asked for at once: what all connections bring must fit into half of what may be held."""
         return min(LONG_REQUEST_BYTES, self.memory_limit // (2 * self._pace.connections))
 
+    def _most_ahead(self) -> int:
+        """Return how much one reader may name: what all connections bring, twice, as one part is read meanwhile."""
+        return min(self.memory_limit, 2 * self._pace.connections * LONG_REQUEST_BYTES)
+
     def _most_hedged(self) -> int:
         return max(1, int(MAX_HEDGED_SHARE * self._pace.connections))
 
@@ -333,9 +338,7 @@ class Fetcher:
         now = monotonic()
         with self._lock:
             self._pace.answered(sum(sizes), now - request.began, now, busy=self._queue.bytes > 0, waited=request.waited)
-            # What all connections bring, twice: one part is under way while the other is read.
-            ahead = 2 * self._pace.connections * LONG_REQUEST_BYTES
-            self._memory.ahead_limit = min(self.memory_limit, ahead)
+            self._memory.ahead_limit = self._most_ahead()
             new = []
             for block, piece in zip(request.blocks, pieces, strict=True):
                 block.running -= 1
