@@ -6,6 +6,7 @@ read. Restarts and rollbacks are applied: a step that was done again is there on
 
 from __future__ import annotations
 
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,10 @@ from holdfast.foreign import line_blocks, open_plain
 from holdfast.run.buckets import BUCKETS, TIME_FIELDS, Goodput
 from holdfast.run.growing import Axis, Growing, Series
 from holdfast.run.layout import LogFile, RunFolder
+from holdfast.run.parts import Part, parts_of
 from holdfast.run.run_log import Record, branch_step, parsed
-from holdfast.run.step_table import checked_columns, in_portions, is_valid_table, step_table
-from holdfast.run_files import VALUE, CompactedFile, as_numpy, where_true
+from holdfast.run.step_table import in_portions, step_table
+from holdfast.run_files import VALUE, as_numpy, where_true
 from holdfast.run_records import HEADER
 
 __all__ = ["RunColumns"]
@@ -105,21 +107,24 @@ class RunColumns:
             self._start_over()
         changed = False
         self._parts = len(files)
+        reads = [self._read.setdefault((file.attempt, file.part), _Read()) for file in files]
+        new = [
+            (file, read.lines) for file, read in zip(files, reads, strict=True) if file.is_compacted > read.compacted
+        ]
         try:
-            for file in files:
-                changed |= self._read_file(file)
-        except RunLogError:
+            with closing(parts_of(new)) as parts:
+                for file, read in zip(files, reads, strict=True):
+                    if not file.is_compacted:
+                        changed |= self._read_file(file, read)
+                    elif not read.compacted:
+                        changed |= self._take_part(file, next(parts), skip=read.lines)
+                        read.compacted = True
+        except BaseException:
             self._start_over()  # what was taken of the file that cannot be read would be taken again at the next look
             raise
         return changed
 
-    def _read_file(self, file: LogFile) -> bool:
-        read = self._read.setdefault((file.attempt, file.part), _Read())
-        if file.is_compacted:
-            if read.compacted:
-                return False
-            read.compacted = True
-            return self._read_compacted(file, skip=read.lines)
+    def _read_file(self, file: LogFile, read: _Read) -> bool:
         before = read.lines
         try:
             with open_plain(file.path, within=file.folder) as stream:
@@ -189,22 +194,13 @@ class RunColumns:
             if name == "loss" and len(given_up[0]):
                 self.given_up.append(given_up)
 
-    def _read_compacted(self, file: LogFile, *, skip: int) -> bool:
+    def _take_part(self, file: LogFile, part: Part, *, skip: int) -> bool:
         """Take a compacted file, but for the lines that were read before it was compacted."""
-        import pyarrow.compute as compute
-
-        with CompactedFile(file.path, within=file.folder) as compacted:
-            columns = compacted.numbers().slice(skip)
-            if not len(columns):
-                return False
-            is_step = compute.and_(compute.is_null(columns["event"]), compute.is_valid(columns[VALUE + "step"]))
-            others = np.flatnonzero(~where_true(is_step))
-            lines = compacted.lines_where(compute.invert(is_step), skip=skip)
-        if not is_valid_table(columns.select(checked_columns(columns)).filter(is_step)):
-            raise RunLogError("invalid number in the compacted run log", file=str(file.path))
-        self._axis.expected = self._axis.expected or self._parts * len(columns)  # parts are of about the same size
-        records = [parsed(file, skip + row + 1, line) for row, line in zip(others.tolist(), lines, strict=True)]
-        steps = columns.filter(is_step)
+        if not part.rows:
+            return False
+        self._axis.expected = self._axis.expected or self._parts * part.rows  # parts are of about the same size
+        others, steps = part.others, part.steps
+        records = [parsed(file, skip + row + 1, line) for row, line in zip(others.tolist(), part.lines, strict=True)]
         taken = 0
         for before, record in zip((others - np.arange(len(others))).tolist(), records, strict=True):
             if before > taken and _depends_on_steps(record):
