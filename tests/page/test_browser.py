@@ -15,6 +15,7 @@ from tests.page.pages import HOSTILE, full_page
 from tests.page.test_server import Stub
 
 from holdfast.page import render_page
+from holdfast.page.model import Chart, Line
 from holdfast.page.server import PageServer
 
 playwright = pytest.importorskip("playwright.sync_api", reason="playwright is not installed")
@@ -166,6 +167,40 @@ def test_dragging_over_a_chart_zooms_all_of_them(calm: Any) -> None:
     calm.locator(".chart .u-over").nth(1).hover(position={"x": 2, "y": 20})
     shown = calm.locator(".chart .u-legend").nth(1).locator(".u-value").first.inner_text()
     assert 790 <= int(shown.replace(",", "")) <= 830, "the drag began at two fifths of 2,000 steps"
+
+
+def test_all_charts_share_the_axis_of_the_whole_run(tab: Any, tmp_path: Path) -> None:
+    """A series that is recorded later, or now and then, lies where its steps are, not from edge to edge."""
+    page = full_page(steps=400)
+    late = Chart("Late", (Line("late", np.arange(300.0, 350.0), np.ones(50)),))
+    tab.goto(mailed(tmp_path, replace(page, charts=(*page.charts, late))))
+    tab.wait_for_selector(".chart:nth-child(2) .uplot canvas")
+    box = tab.locator(".chart .u-over").first.bounding_box()
+    tab.mouse.move(box["x"] + box["width"] * 0.25, box["y"] + 50)
+    tab.wait_for_timeout(50)
+    shares = tab.evaluate(
+        """() => [...document.querySelectorAll('.chart .u-over')].map((over) => {
+        const line = over.querySelector('.u-cursor-x').getBoundingClientRect(), whole = over.getBoundingClientRect();
+        return (line.right - whole.left) / whole.width; })"""
+    )
+    assert shares == pytest.approx([0.25, 0.25], abs=0.01)
+
+
+def test_buttons_zoom_around_the_place_that_was_pressed_last(calm: Any) -> None:
+    pin = calm.locator(".timeline .pin.critical")
+    plot = calm.locator(".uplot .u-over").first
+    box = plot.bounding_box()
+    calm.mouse.click(box["x"] + box["width"] * 0.5, box["y"] + 20)
+    calm.click('[aria-label="Zoom in"]')
+    calm.click('[aria-label="Zoom in"]')
+    calm.wait_for_timeout(50)
+    found, whole = pin.bounding_box(), plot.bounding_box()
+    share = (found["x"] + found["width"] / 2 - whole["x"]) / whole["width"]
+    assert abs(share - 0.5) < 0.02, "step 997 of 2,000 was in the middle, and still is"
+    assert calm.is_enabled("#reset")
+    calm.click('[aria-label="Zoom out"]')
+    calm.click('[aria-label="Zoom out"]')
+    assert calm.is_disabled("#reset"), "all of it is shown again"
 
 
 def test_two_runs_lie_over_each_other(tab: Any, tmp_path: Path) -> None:

@@ -20,6 +20,10 @@ EXAMPLES = examples(
     "holdfast serve runs/ --host 0.0.0.0",
 )
 
+SWITCH_SECONDS = 0.0005
+"""How long the detectors, which look at the runs in the background, may keep an answer waiting at a time: a tenth of
+Python's default. An answer takes its turn hundreds of times (bench/page.py, "opened again")."""
+
 
 def register(app: typer.Typer) -> None:
     """Add the command to the command line."""
@@ -44,6 +48,7 @@ def register(app: typer.Typer) -> None:
     ) -> None:
         """Serve the page live until Ctrl-C: a new step is visible about a second later."""
         import json
+        import sys
 
         import pyarrow.compute
         import pyarrow.json
@@ -53,6 +58,7 @@ def register(app: typer.Typer) -> None:
         from holdfast.page.feeds import LogFeed, feeds_of
         from holdfast.page.server import PageServer
 
+        sys.setswitchinterval(SWITCH_SECONDS)
         feeds = feeds_of(paths)
         for feed in feeds:
             if isinstance(feed, LogFeed):

@@ -276,6 +276,7 @@ class Page:
             "verdict": self.verdict,
             "lead": self.lead,
             "facts": list(self.facts),
+            "extent": self._extent(),
             "charts": [
                 chart.to_json(columns=small if small and number else columns, first=first, last=last)
                 for number, chart in enumerate(self.charts)
@@ -293,6 +294,12 @@ class Page:
             "comparedWith": self.compared_with,
             "environment": {name: str(value) for name, value in self.environment.items()},
         }
+
+    def _extent(self) -> list[float] | None:
+        """Return the first and the last step of any line."""
+        axes = {id(line.steps): line.steps for chart in self.charts for line in chart.lines if len(line.steps)}
+        ends = [(float(steps.min()), float(steps.max())) for steps in axes.values()]
+        return [min(first for first, _ in ends), max(last for _, last in ends)] if ends else None
 
     def _strip(self, first: float | None, last: float | None) -> dict[str, Any]:
         """Return how many seconds of each bucket fell into each stretch of steps."""

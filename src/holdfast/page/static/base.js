@@ -12,10 +12,10 @@ const POLL = 500, POLL_LIST = 2000, PHONE = 760;
 // Cividis: from dark blue to yellow, lighter at every step, for any colour vision.
 const SCALE = [[0, 34, 78], [53, 69, 108], [102, 105, 112], [148, 142, 119], [200, 184, 102], [254, 232, 56]];
 const CHECKPOINTS = { verified: ["◆", "--good"], saved: ["◆", "--accent"], removed: ["◇", "--soft"], damaged: ["✕", "--bad"] };
-const FINE = 0.5, CHART_HEIGHT = 190, FIRST_CHART_HEIGHT = 260;
+const FINE = 0.5, CHART_HEIGHT = 190, FIRST_CHART_HEIGHT = 260, LEGEND_HEIGHT = 28;
 const WHOLE = Array.from({ length: 36 }, (_, place) => [1, 2, 5][place % 3] * 10 ** Math.floor(place / 3));
 const WIDE_RANGE = 1e3;  // from this ratio of largest to smallest on, a linear scale hides most of a line
-const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, held: false, version: null };
+const state = { plots: [], lanes: [], range: null, open: null, logarithmic: new Map(), dragged: null, pointed: null, drawing: null, shape: null, held: false, version: null };
 
 // Marks that turn the text around them, and control characters, are shown as what they are.
 const UNSEEN = /[\u0000-\u0008\u000b-\u001f\u007f\u061c\u200e\u200f\u202a-\u202e\u2066-\u2069]/g;
@@ -31,11 +31,16 @@ function make(tag, options, ...children) {
     node.append(child instanceof Node ? child : document.createTextNode(plain(child)));
   return node;
 }
-const colour = (name) => getComputedStyle(document.documentElement).getPropertyValue(name).trim();
+// Asked for once per theme: every question to the browser's styles costs.
+const known = {};
+function colour(name) {
+  const theme = document.documentElement.dataset.theme, kept = known[theme] || (known[theme] = {});
+  return kept[name] || (kept[name] = getComputedStyle(document.documentElement).getPropertyValue(name).trim());
+}
 const shown = (value) => value === null || value === undefined ? "–" : !Number.isFinite(value) ? String(value)
   : value !== 0 && (Math.abs(value) < 1e-3 || Math.abs(value) >= 1e7) ? value.toExponential(3)
   : Number(value.toPrecision(6)).toLocaleString("en");
-// The shortest way to write the ticks of an axis that tells them apart.
+// The shortest way to write the ticks of an axis that says each as it is; where none does, that tells them apart.
 function ticks(values) {
   const within = (low, high) => values.every((v) => !v || Math.abs(v) >= low && Math.abs(v) < high);
   const [low, high] = within(1e-3, 1e5) ? [1e-3, 1e5] : [1e-2, 1e3];  // one way to write large ones on an axis
@@ -44,7 +49,9 @@ function ticks(values) {
       : v.toExponential(Math.max(0, digits - 2)).replace("e+", "e")]);
   const written = ways.map((way) => values.map((v) => v === null ? "" : way(v)));
   const distinct = new Set(values.filter((v) => v !== null)).size;
-  return written.find((texts) => new Set(texts.filter(Boolean)).size === distinct) || written[written.length - 1];
+  const isExact = (text, v) => v === null || Math.abs(Number(text.replaceAll(",", "")) - v) <= 1e-6 * Math.abs(v);
+  return written.find((texts) => texts.every((text, place) => isExact(text, values[place])))
+    || written.find((texts) => new Set(texts.filter(Boolean)).size === distinct) || written[written.length - 1];
 }
 // Ticks of a logarithmic axis: whole powers of ten, at most about six; the ends where there are fewer than two.
 function decades(plot) {
@@ -53,9 +60,11 @@ function decades(plot) {
   const by = Math.ceil((high - low + 1) / 6);
   return Array.from({ length: Math.floor((high - low) / by) + 1 }, (_, place) => Number(`1e${low + place * by}`));
 }
+const LARGE_STEP = 1e5;  // from here on steps are written short, where that says them exactly
 const stepTicks = (values) => {
-  const short = values.map((v) => v.toLocaleString("en", { notation: "compact" }));
-  return new Set(short).size === short.length ? short : values.map((v) => v.toLocaleString("en"));
+  const unit = (v) => [1e12, 1e9, 1e6, 1e3].find((each) => Math.abs(v) >= each) || 1;
+  const isShort = Math.max(...values) >= LARGE_STEP && values.every((v) => Number.isInteger(Math.round(v / unit(v) * 1e8) / 1e6));
+  return values.map((v) => v.toLocaleString("en", isShort ? { notation: "compact", maximumFractionDigits: 2 } : {}));
 };
 const step = (value) => value === null || value === undefined ? "?" : Number(value).toLocaleString("en");
 
@@ -67,7 +76,11 @@ function initialTheme() {
   try { const kept = localStorage.getItem("holdfast-theme"); if (kept) return kept; } catch { /* likewise */ }
   return matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light";
 }
-function bytes(text) { return Uint8Array.from(atob(text), (c) => c.charCodeAt(0)).buffer; }
+function bytes(text) {
+  const raw = atob(text), all = new Uint8Array(raw.length);
+  for (let place = 0; place < raw.length; place++) all[place] = raw.charCodeAt(place);
+  return all.buffer;
+}
 function unpack(line) {
   if (line.x) return line;
   if (line.whole) {

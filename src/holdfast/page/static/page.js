@@ -12,11 +12,20 @@ function overlaid() {
 }
 let shownPage = null;
 function current() { return shownPage || (shownPage = overlaid()); }
-function redraw() {
-  const slot = document.getElementById("charts");
+function redraw(always) {
+  const slot = document.getElementById("charts"), page = current();
   if (!slot) return;
+  document.getElementById("maps").replaceChildren();
+  const before = state.shape, same = !always && state.plots.length === page.charts.length && page.charts.length > 0;
+  state.shape = shape(page);
+  if (same && before === state.shape && renew(page)) {
+    document.getElementById("maps").replaceChildren(...page.heatMaps.map(heatMap));
+    requestAnimationFrame(drawLanes);
+    return;
+  }
   slot.style.minHeight = `${slot.offsetHeight}px`;  // the charts are drawn a moment later: what is below must not move
-  slot.replaceChildren(charts(current()));
+  slot.replaceChildren(charts(page));
+  document.getElementById("maps").replaceChildren(...page.heatMaps.map(heatMap));
   requestAnimationFrame(() => requestAnimationFrame(() => { slot.style.minHeight = ""; }));
 }
 // Another run to lay over this one; the server knows its address.
@@ -43,20 +52,28 @@ function fill(id, content, build) {
   if (fold && wasOpen !== null) fold.open = wasOpen;
   if (focused >= 0) slot.querySelectorAll(FOCUSABLE)[focused]?.focus({ preventScroll: true });
 }
+const themeButton = (redrawn) => make("button", { id: "theme", onclick: () => {
+  theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); redrawn(); } }, "Dark / light");
+const bareBar = (redrawn) => make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"), data.list ? " · live" : ""), themeButton(redrawn));
 function topBar() {
   return make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"),
     data.live ? " · live" : ""), make("span", {},
     data.live && data.others ? make("a", { href: data.home || "./" }, "all runs") : null, " ",
     data.others && data.others.length ? comparison() : null, " ",
-    make("button", { onclick: () => zoom(null), id: "reset" }, "Whole run"), " ",
-    make("button", { id: "theme", onclick: () => {
-      theme(document.documentElement.dataset.theme === "dark" ? "light" : "dark"); show(); } }, "Dark / light")));
+    make("button", { onclick: () => zoomBy(2), "aria-label": "Zoom out", title: "Zoom out" }, "−"), " ",
+    make("button", { onclick: () => zoomBy(0.5), "aria-label": "Zoom in", title: "Zoom in, around the mouse or the last tap" }, "+"), " ",
+    make("button", { onclick: () => zoom(null), id: "reset", ...(state.range ? {} : { disabled: "" }) }, "Whole run"), " ",
+    themeButton(show)));
 }
+const KEYS = [["+", "-", "zoom"], ["←", "→", "move"], ["0", "whole run"], ["n", "next finding"], ["Esc", "close it"]];
+const foot = () => make("footer", { class: "soft" }, "Drag over a chart to zoom, double-click for the whole run.", make("span", { class: "keys" },
+  ...KEYS.map((row) => make("span", {}, ...row.slice(0, -1).map((key) => make("kbd", {}, key)), ` ${row.at(-1)}`))));
 const SLOTS = ["head", "flags", "charts", "goodput", "maps", "tables", "events", "changed", "config", "environment", "notes"];
 function show() {
   const page = current();
-  if (!document.getElementById("charts")) root.replaceChildren(topBar(), ...SLOTS.map((id) => make("div", { id })));
-  fill("head", [page.verdict, page.title, page.lead, page.facts, page.command], () => head(page));
+  if (!document.getElementById("charts")) root.replaceChildren(topBar(), ...SLOTS.map((id) => make("div", { id })), foot());
+  const beside = data.pages.slice(1).map((other) => `dashed: ${other.title}, ${VERDICTS[other.verdict] || other.verdict}, ${other.facts.join(" · ")}`);
+  fill("head", [page.verdict, page.title, page.lead, page.facts, page.command, beside], () => head(page, beside));
   showFlags(page);
   fill("goodput", page.goodput, () => goodput(page));
   fill("tables", page.tables, () => page.tables.map(plainTable));
@@ -76,8 +93,7 @@ function choose() {
   const pick = (page) => { data.pages = [page]; shownPage = null; show(); scrollTo(0, 0);
     root.querySelector("header.bar span:last-child").prepend(make("button", { id: "all", onclick: back }, "All runs"), " "); };
   const counts = Object.keys(VERDICTS).map((name) => [data.choice.filter((page) => page.verdict === name).length, VERDICTS[name]]);
-  root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
-    make("h2", {}, `${data.choice.length} runs`),
+  root.replaceChildren(bareBar(() => {}), make("h2", {}, `${data.choice.length} runs`),
     make("p", { class: "soft" }, counts.filter(([count]) => count).map(([count, word]) => `${count} ${word}`).join(" · ")),
     make("div", { class: "scroll" }, make("table", {}, make("thead", {}, make("tr", {},
       ...["run", "verdict", "findings", ""].map((name) => make("th", {}, name)))),
@@ -87,10 +103,9 @@ function choose() {
       make("td", {}, String(page.flags.length)), make("td", {}, page.lead)))))));
 }
 function list() {
-  if (!document.getElementById("runs")) root.replaceChildren(make("header", { class: "bar" }, make("span", {}, make("b", {}, "holdfast"))),
-    make("h2", {}, "Runs"), make("div", { class: "scroll", id: "runs" }));
+  if (!document.getElementById("runs")) root.replaceChildren(bareBar(list), make("h2", {}, "Runs"), make("div", { class: "scroll", id: "runs" }));
   fill("runs", data.runs, () => make("table", {},
-    make("thead", {}, make("tr", {}, ...["run", "verdict", "steps", "goodput", ""].map((name) => make("th", {}, name)))),
+    make("thead", {}, make("tr", {}, ...["run", "verdict", "last step", "goodput", ""].map((name) => make("th", name === "goodput" ? { title: "The share of the wall time that went into steps" } : {}, name)))),
     make("tbody", {}, ...data.runs.map((run) => make("tr", {}, make("td", {},
       make("a", { href: run.href }, run.name)), make("td", { class: `word ${run.verdict}` }, VERDICTS[run.verdict] || run.verdict),
       make("td", {}, step(run.steps)), make("td", {}, run.goodput === null || run.goodput === undefined ? "–" : `${(100 * run.goodput).toFixed(1)}%`),
@@ -126,20 +141,19 @@ for (const name of ["pointerup", "pointercancel", "blur"]) addEventListener(name
 
 document.addEventListener("keydown", (press) => {
   if (press.ctrlKey || press.metaKey || press.altKey || !data.pages || /INPUT|SELECT|TEXTAREA/.test(press.target.tagName)) return;
-  const page = current(), [low, high] = state.range || limits(), middle = (low + high) / 2, width = high - low;
-  const flags = page.flags.length;
+  const page = current(), flags = page.flags.length;
   if (press.key === "0") zoom(null);
-  else if (press.key === "+" || press.key === "=") zoom([middle - width / 4, middle + width / 4]);
-  else if (press.key === "-") zoom([middle - width, middle + width]);
-  else if (press.key === "ArrowLeft" && state.range) zoom([low - width / 4, high - width / 4]);
-  else if (press.key === "ArrowRight" && state.range) zoom([low + width / 4, high + width / 4]);
+  else if (press.key === "+" || press.key === "=") zoomBy(0.5);
+  else if (press.key === "-") zoomBy(2);
+  else if (press.key === "ArrowLeft" && state.range) zoomBy(1, -0.25);
+  else if (press.key === "ArrowRight" && state.range) zoomBy(1, 0.25);
   else if (press.key === "n" && flags) toggle(page, state.open === null ? 0 : (state.open + 1) % flags);
   else if (press.key === "Escape" && state.open !== null) toggle(page, state.open);
   else return;
   press.preventDefault();
 });
 let resizing = null;
-addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => data.pages && redraw(), 150); });
+addEventListener("resize", () => { clearTimeout(resizing); resizing = setTimeout(() => data.pages && redraw(true), 150); });
 
 // The token has become a cookie: it need not stay where it is seen, kept and copied.
 if (new URLSearchParams(location.search).has("token")) {

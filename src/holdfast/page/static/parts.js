@@ -1,10 +1,10 @@
 // The parts of a page that are text, tables and strips.
-function head(page) {
+function head(page, beside) {
   const words = { healthy: "HEALTHY", unhealthy: "UNHEALTHY", unknown: "CANNOT TELL" };
   return make("section", { class: `verdict ${page.verdict}` },
     make("div", { class: "word" }, words[page.verdict] || page.verdict),
     make("h1", {}, page.title), make("p", { class: "lead" }, page.lead),
-    make("p", { class: "facts" }, page.facts.join(" · ")), page.command ? command(page.command) : null);
+    make("p", { class: "facts" }, page.facts.join(" · ")), ...beside.map((text) => make("p", { class: "facts" }, text)), page.command ? command(page.command) : null);
 }
 
 function flagList(page) {
@@ -49,7 +49,7 @@ function detail(flag) {
   if (flag.proof) {
     box.append(make("h3", {}, "Proof"), make("p", {}, flag.proofVerdict));
     const place = make("div"); box.append(place);
-    requestAnimationFrame(() => draw(place, flag.proof, [], CHART_HEIGHT, false));
+    requestAnimationFrame(() => draw(place, place.clientWidth, flag.proof, [], CHART_HEIGHT, false));
   }
   if (flag.command) box.append(make("h3", {}, flag.proof ? "Apply the cure" : "Find out more"), command(flag.command));
   if (flag.causes.length) {
