@@ -31,6 +31,7 @@ TIMEOUT = 1800.0
 FAULTS = {"killed twice": [(1, 5), (1, 6), (1, 0)], "killed, 1 → 2 → 1 processes": [(1, 8), (2, 4), (1, 0)]}
 NAMES = {
     "transformers": "Hugging Face Trainer",
+    "trl": "TRL's SFTTrainer",
     "lightning": "Lightning",
     "accelerate": "Accelerate",
     "dcp": "torchtitan-like loop on DCP",
@@ -38,6 +39,7 @@ NAMES = {
 }
 USUAL = {
     "transformers": "the Trainer's own skipping",
+    "trl": "the Trainer's own skipping",
     "lightning": "torchdata's StatefulDataLoader",
     "accelerate": "skip_first_batches",
     "ray": "Ray Data's iterator",

@@ -29,6 +29,7 @@ def lives_of(
 # The first life dies after its third checkpoint, the second after one that two processes saved together.
 CASES: dict[str, tuple[dict[str, Any], list[tuple[int, int]]]] = {
     "transformers": ({"epochs": True, "accumulate": 2}, [(1, 20), (2, 8), (1, 0)]),
+    "trl": ({"epochs": True}, [(1, 10), (2, 4), (1, 0)]),
     "lightning": ({}, [(1, 10), (2, 4), (1, 0)]),
     "accelerate": ({"epochs": True, "workers": 2}, [(1, 10), (2, 4), (1, 0)]),
 }
@@ -122,7 +123,7 @@ MATRIX = [
     for trainer in (*CASES, "dcp")
     for epochs in (False, True)
     for workers in (0, 2)
-    for accumulate in ((1, 3) if trainer in ("transformers", "lightning") else (1,))
+    for accumulate in ((1, 3) if trainer in ("transformers", "trl", "lightning") else (1,))
 ]
 
 

@@ -156,6 +156,26 @@ def test_options_that_a_stream_cannot_honour_are_refused(option: dict[str, Any],
         train(tmp_path, **option)
 
 
+def test_a_trainer_that_arranges_its_own_batches_is_refused(tmp_path: Path) -> None:
+    """TRL's GRPO takes every prompt several times: a stream in its place would train on something else, silently."""
+    trl = pytest.importorskip("trl")
+    datasets = pytest.importorskip("datasets")
+    from holdfast.integrations.transformers import HoldfastCallback
+
+    trainer = trl.GRPOTrainer(
+        model=transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=8, n_positions=16, n_embd=8, n_layer=1, n_head=1)
+        ),
+        reward_funcs=lambda completions, **_: [0.0] * len(completions),
+        args=trl.GRPOConfig(output_dir=str(tmp_path), report_to=[], use_cpu=True, bf16=False, disable_tqdm=True),
+        train_dataset=datasets.Dataset.from_dict({"prompt": ["a"] * 8}),
+        processing_class=make_tokenizer(),
+    )
+    trainer.add_callback(HoldfastCallback(make_loader()))
+    with pytest.raises(ConfigError, match="arranges its own batches"):
+        trainer.train()
+
+
 def test_a_trainer_whose_callback_was_replaced_reads_from_the_new_loader(tmp_path: Path) -> None:
     from holdfast.integrations.transformers import HoldfastCallback
 

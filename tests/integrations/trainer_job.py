@@ -29,6 +29,7 @@ import holdfast as hfast
 
 warnings.simplefilter("ignore")  # the trainers' own deprecations are not ours to fail on
 GLOBAL_BATCH, SAVE_EVERY = 8, 3
+SPECIAL_TOKENS = 2
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -96,9 +97,10 @@ class Job:
         """Return what the usual loaders read."""
         return Numbers(self.options.samples, self.reads)
 
-    def loader(self) -> hfast.StreamingShardLoader:
-        numbers = np.arange(self.options.samples)
-        dataset = hfast.StreamDataset(hfast.ArraySource({"index": numbers}), name="numbers", seed=3)
+    def loader(self, columns: dict[str, Any] | None = None) -> hfast.StreamingShardLoader:
+        """Return the stream over the numbers, or over other columns."""
+        columns = columns or {"index": np.arange(self.options.samples)}
+        dataset = hfast.StreamDataset(hfast.ArraySource(columns), name="numbers", seed=3)
         options = self.options
         return hfast.StreamingShardLoader(
             dataset,
@@ -107,8 +109,8 @@ class Job:
             ),
         )
 
-    def loss(self, index: torch.Tensor, step: int, model: Any = None) -> torch.Tensor:
-        """Write the batch down, die if it is time, and return a loss of the model, as the trainer has wrapped it."""
+    def note(self, index: torch.Tensor, step: int) -> None:
+        """Write down the batch that is about to be trained on, and die if it is time."""
         if not self.seen and step and self.reads.exists():  # resumed; reading a few batches ahead is not in vain
             ahead = len(index) * (2 + 2 * self.options.workers)
             vain = max(0, self.reads.stat().st_size - ahead)
@@ -117,6 +119,10 @@ class Job:
         self.seen += 1
         if self.options.die_after and self.seen >= self.options.die_after:
             os.kill(os.getpid(), signal.SIGKILL)
+
+    def loss(self, index: torch.Tensor, step: int, model: Any = None) -> torch.Tensor:
+        """Note the batch, and return a loss of the model, as the trainer has wrapped it."""
+        self.note(index, step)
         loss: torch.Tensor = (((model or self.model)(index.float()[:, None] / self.options.samples) - 1) ** 2).mean()
         return loss
 
@@ -148,6 +154,78 @@ def train_transformers(job: Job) -> None:
     if usual is None:
         trainer.add_callback(HoldfastCallback(job.loader(), folder=job.folder / "run"))
     trainer.train(resume_from_checkpoint=newest_checkpoint(job.folder / "checkpoints"))
+
+
+def train_trl(job: Job) -> None:
+    """Train under TRL's SFTTrainer: a tiny language model whose first token says which sample it is."""
+    import datasets
+    import transformers
+    import trl
+
+    from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
+
+    class Trainer(trl.SFTTrainer):  # type: ignore[misc, name-defined]
+        def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            job.note(inputs["input_ids"][:, 0] - SPECIAL_TOKENS, self.state.global_step)
+            return super().compute_loss(model, inputs, *arguments, **options)
+
+    arguments = trl.SFTConfig(
+        output_dir=str(job.folder / "checkpoints"),
+        max_steps=job.options.steps,
+        gradient_accumulation_steps=job.options.accumulate,
+        per_device_train_batch_size=GLOBAL_BATCH // job.world,
+        dataloader_num_workers=job.options.workers,
+        save_steps=SAVE_EVERY,
+        report_to=[],
+        use_cpu=True,
+        bf16=False,
+        gradient_checkpointing=False,
+        disable_tqdm=True,
+    )
+    vocabulary = SPECIAL_TOKENS + job.options.samples
+    torch.manual_seed(3)
+    dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # it would differ between numbers of processes
+    config = transformers.GPT2Config(vocab_size=vocabulary, n_positions=8, n_embd=8, n_layer=1, n_head=1, **dropout)
+    tokens = np.repeat(np.arange(SPECIAL_TOKENS, vocabulary)[:, None], 4, axis=1)
+    usual = job.options.data == "usual"
+    trainer = Trainer(
+        model=transformers.GPT2LMHeadModel(config),
+        args=arguments,
+        # TRL requires a dataset; with holdfast's callback it is not read.
+        train_dataset=datasets.Dataset.from_dict({"input_ids": (tokens if usual else tokens[:1]).tolist()}),
+        processing_class=_tokenizer(),
+    )
+    if usual:
+        trainer.data_collator = _Counting(trainer.data_collator, job.reads)
+    else:
+        columns = {"index": np.arange(len(tokens)), "input_ids": tokens, "labels": tokens}
+        loader = job.loader(columns | {"attention_mask": np.ones_like(tokens)})
+        trainer.add_callback(HoldfastCallback(loader, folder=job.folder / "run"))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(job.folder / "checkpoints"))
+
+
+def _tokenizer() -> Any:
+    """Return a tokenizer for TRL to hold; the samples are tokens already."""
+    import tokenizers
+    import transformers
+
+    words = tokenizers.models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>")
+    return transformers.PreTrainedTokenizerFast(
+        tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"
+    )
+
+
+@dataclass(frozen=True)
+class _Counting:
+    """A collator that writes a byte for every sample that was read for it."""
+
+    collate: Any
+    reads: Path
+
+    def __call__(self, samples: list[Any]) -> Any:
+        with self.reads.open("ab", buffering=0) as file:  # a worker process may do so
+            file.write(b"." * len(samples))
+        return self.collate(samples)
 
 
 def train_lightning(job: Job) -> None:
@@ -290,6 +368,7 @@ def train_dcp(job: Job) -> None:
 
 TRAINERS = {
     "transformers": (train_transformers, ("transformers.trainer", "holdfast.integrations.transformers")),
+    "trl": (train_trl, ("trl.trainer.sft_trainer", "holdfast.integrations.transformers")),
     "lightning": (train_lightning, ("holdfast.integrations.lightning",)),
     "accelerate": (train_accelerate, ("holdfast.integrations.accelerate",)),
     "dcp": (train_dcp, ("holdfast.integrations.loop", "torch.distributed.checkpoint")),

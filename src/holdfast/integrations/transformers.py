@@ -259,6 +259,7 @@ def _connect(trainer: Trainer) -> None:
     batches = callback.batches
     if batches is None:  # made from a checkpoint's state, in place of one that had them
         return
+    _refuse_own_order(type(trainer))
     _refuse_what_a_stream_cannot_do(trainer.args)
     is_connected = "get_train_dataloader" in vars(trainer)
     vars(trainer)["get_train_dataloader"] = lambda: batches
@@ -299,6 +300,17 @@ def _connect(trainer: Trainer) -> None:
 
     vars(trainer.accelerator)["clip_grad_norm_"] = clip_grad_norm
     vars(trainer).update(training_step=training_step, _save_checkpoint=save_checkpoint, _save_rng_state=save_rng_state)
+
+
+def _refuse_own_order(kind: type[Trainer]) -> None:
+    """Refuse a trainer that arranges its own batches, as GRPO does, which takes every prompt several times."""
+    for name in ("get_train_dataloader", "_get_train_sampler"):
+        if getattr(kind, name, None) is not getattr(Trainer, name, None):
+            raise ConfigError(
+                f"{kind.__name__} arranges its own batches, which a stream would replace",
+                overrides=name,
+                hint="use the trainer without holdfast's callback, or a class that does not override it",
+            )
 
 
 def _refuse_what_a_stream_cannot_do(args: TrainingArguments) -> None:
