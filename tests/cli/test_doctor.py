@@ -80,6 +80,40 @@ def test_a_checkpoint_without_the_stream_needs_attention(tmp_path: Path) -> None
     assert f"{saved} holds no stream state" in done.stdout
 
 
+def test_a_checkpoint_that_cannot_be_read_is_not_passed_over(tmp_path: Path) -> None:
+    (tmp_path / "last.ckpt").write_bytes(b"torn")
+    done = CliRunner().invoke(build_app(), ["doctor", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "last.ckpt: it cannot be read safely" in done.stdout
+
+
+def test_a_folder_with_incomplete_checkpoints_only_needs_attention(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-40").mkdir()  # the job was killed before the trainer wrote its state
+    done = CliRunner().invoke(build_app(), ["doctor", str(tmp_path)])
+    assert done.exit_code == 1
+    assert "checkpoint-40: it is incomplete" in done.stdout
+
+
+def test_a_folder_without_checkpoints_is_said_to_have_none(tmp_path: Path) -> None:
+    assert "no checkpoint of a trainer there" in CliRunner().invoke(build_app(), ["doctor", str(tmp_path)]).stdout
+
+
+@pytest.mark.parametrize("reported", [True, False], ids=["with", "without"])
+def test_the_newest_checkpoint_of_a_ray_run_is_found(reported: bool, tmp_path: Path) -> None:
+    run = tmp_path / "job"
+    for name, step in (("checkpoint_2026-11-17_10-00-00.000001", 3), ("checkpoint_2026-11-17_10-00-07.000001", 6)):
+        (run / name).mkdir(parents=True)
+        if reported:
+            state = {"stream": {"step": step, "fingerprint": "f"}}
+            (run / name / "holdfast_stream.json").write_text(json.dumps({"holdfast": json.dumps(state)}))
+    (run / "checkpoint_manager_snapshot.json").write_text("{}")
+    found = json.loads(CliRunner().invoke(build_app(), ["doctor", str(tmp_path), "--json"]).stdout)
+    (newest,) = found["checkpoints"]
+    assert newest["checkpoint"].endswith("10-00-07.000001")
+    assert newest["batches"] == (6 if reported else None)
+    assert any("holds no stream state" in text for text in found["advice"]) is not reported
+
+
 @pytest.mark.parametrize("name", ["nowhere/at/all", "a-file"])
 def test_a_folder_that_cannot_be_written_to_is_an_error(name: str, tmp_path: Path) -> None:
     (tmp_path / "a-file").touch()

@@ -99,6 +99,18 @@ def test_a_checkpoint_that_was_never_finished_is_passed_over(automatic: bool, tm
     assert carried_in(tmp_path) == [Carried("accelerate", newest, 3)]
 
 
+def test_where_no_checkpoint_was_finished_the_doctor_is_told_so(tmp_path: Path) -> None:
+    from holdfast.integrations.accelerate import prepare
+
+    accelerator = accelerate.Accelerator(cpu=True)
+    next(iter(prepare(accelerator, make_loader())))
+    accelerator.save_state(str(tmp_path / "saved"))
+    (tmp_path / "saved" / "holdfast_finished.json").unlink()  # the job was killed before all had written
+    (found,) = carried_in(tmp_path)
+    assert found.batches is None
+    assert "incomplete" in found.fault
+
+
 def test_a_checkpoint_that_is_saved_over_is_not_whole_until_that_is_done(tmp_path: Path) -> None:
     from holdfast.integrations.accelerate import newest_checkpoint, prepare
 

@@ -117,12 +117,14 @@ def _look_into(folder: Path, advice: list[str]) -> list[dict[str, Any]]:
     from holdfast.integrations.carried import carried_in
 
     found = carried_in(folder)
-    advice += [
-        f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
-        f" {TRAINERS[each.trainer]})"
-        for each in found
-        if each.batches is None
-    ]
+    for each in found:
+        if each.fault:
+            advice.append(f"{each.checkpoint}: {each.fault}; a run started again here may begin anew or fail")
+        elif each.batches is None:
+            advice.append(
+                f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
+                f" {TRAINERS[each.trainer]})"
+            )
     return [asdict(each) for each in found]
 
 
@@ -184,6 +186,8 @@ def _print(found: dict[str, Any]) -> None:
         disk = found["disk"]
         rate, room = disk["write_bytes_per_second"] / 1e6, disk["free_bytes"] / 1e9
         typer.echo(f"disk of {disk['folder']}: writes {rate:,.0f} MB/s, {room:,.0f} GB free")
+        if not found["checkpoints"]:
+            typer.echo("no checkpoint of a trainer there, so nothing is known of how its runs resume")
     for each in found.get("checkpoints", ()):
         if each["batches"] is not None:
             typer.echo(f"{each['checkpoint']} resumes exactly, after {each['batches']:,} batches")

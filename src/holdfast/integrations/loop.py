@@ -23,7 +23,7 @@ from holdfast.run.alerts import Alert
 from holdfast.run.rollback import RollbackOptions
 from holdfast.stream import StreamingShardLoader
 
-__all__ = ["TrainingStream"]
+__all__ = ["STATE_KEY", "TrainingStream"]
 
 STATE_KEY = "holdfast"
 

@@ -7,21 +7,17 @@ many; which samples they train on does not depend on it.
 
 from __future__ import annotations
 
-import json
-import os
 from pathlib import Path
 from typing import Any
 
 import ray.train
 
 from holdfast.errors import StateError
-from holdfast.integrations.loop import TrainingStream
+from holdfast.integrations.loop import STATE_KEY, TrainingStream
+from holdfast.integrations.ray_files import STATE_FILE, read_state, write_state
 from holdfast.stream import StreamingShardLoader
 
 __all__ = ["STATE_FILE", "checkpoint", "prepare"]
-
-STATE_FILE = "holdfast.json"
-"""The file with the stream's state in the folder of a Ray checkpoint."""
 
 
 def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
@@ -40,14 +36,13 @@ def prepare(loader: StreamingShardLoader, **options: Any) -> TrainingStream:
     if found is None:
         return stream
     with found.as_directory() as folder:
-        try:
-            state = json.loads((Path(folder) / STATE_FILE).read_text(encoding="utf-8"))
-        except (OSError, ValueError) as error:
-            raise StateError(
-                "the Ray checkpoint holds no stream state, so this run would repeat data it has seen",
-                checkpoint=found.path,
-                hint="report checkpoints as checkpoint(stream, folder), or start a run with another name",
-            ) from error
+        state = read_state(Path(folder))
+    if not isinstance(state, dict) or STATE_KEY not in state:
+        raise StateError(
+            "the Ray checkpoint holds no stream state, so this run would repeat data it has seen",
+            checkpoint=found.path,
+            hint="report checkpoints as checkpoint(stream, folder), or start a run with another name",
+        )
     stream.load_state_dict(state)
     return stream
 
@@ -68,7 +63,5 @@ def checkpoint(stream: TrainingStream, folder: str | Path) -> ray.train.Checkpoi
     state = stream.state_dict()
     place = Path(folder)
     if ray.train.get_context().get_world_rank() == 0:
-        temporary = place / f".{STATE_FILE}.tmp"
-        temporary.write_text(json.dumps(state), encoding="utf-8")
-        os.replace(temporary, place / STATE_FILE)
+        write_state(place, state)
     return ray.train.Checkpoint.from_directory(place) if any(place.iterdir()) else None

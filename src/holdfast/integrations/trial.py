@@ -56,8 +56,9 @@ class _Model(torch.nn.Module):
         return {"loss": ((self.weight - index.float()) ** 2).mean()}
 
 
-def _loader() -> hfast.StreamingShardLoader:
-    dataset = hfast.StreamDataset(hfast.ArraySource({"index": np.arange(SAMPLES)}), name="numbers", seed=1)
+def _loader(columns: dict[str, Any] | None = None) -> hfast.StreamingShardLoader:
+    columns = columns or {"index": np.arange(SAMPLES)}
+    dataset = hfast.StreamDataset(hfast.ArraySource(columns), name="numbers", seed=1)
     return hfast.StreamingShardLoader(dataset, hfast.StreamingConfig(rank=0, world_size=1, batch_size=BATCH))
 
 
@@ -77,6 +78,45 @@ def _transformers(folder: Path, steps: int, model: _Model) -> None:
     )
     trainer = transformers.Trainer(model=model, args=arguments)
     attach(trainer, _loader())
+    trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
+
+
+def _trl(folder: Path, steps: int, model: _Model) -> None:
+    """Train a language model of a few weights; the tokens of every sample are its number."""
+    import datasets
+    import tokenizers
+    import transformers
+    import trl
+
+    from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
+
+    class Trainer(trl.SFTTrainer):  # type: ignore[misc]
+        def compute_loss(self, wrapped: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
+            model.seen.append(inputs["input_ids"][:, 0].tolist())
+            return super().compute_loss(wrapped, inputs, *arguments, **options)
+
+    tokens = np.repeat(np.arange(SAMPLES)[:, None], 4, axis=1)
+    words = tokenizers.models.WordLevel({"<eos>": 0}, unk_token="<eos>")
+    trainer = Trainer(
+        model=transformers.GPT2LMHeadModel(
+            transformers.GPT2Config(vocab_size=SAMPLES, n_positions=8, n_embd=8, n_layer=1, n_head=1)
+        ),
+        args=trl.SFTConfig(
+            output_dir=str(folder),
+            max_steps=steps,
+            save_steps=STOP,
+            report_to=[],
+            use_cpu=True,
+            bf16=False,
+            disable_tqdm=True,
+        ),
+        train_dataset=datasets.Dataset.from_dict({"input_ids": tokens[:1].tolist()}),  # required, and not read
+        processing_class=transformers.PreTrainedTokenizerFast(
+            tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", pad_token="<eos>"
+        ),
+    )
+    columns = {"input_ids": tokens, "labels": tokens, "attention_mask": np.ones_like(tokens)}
+    trainer.add_callback(HoldfastCallback(_loader(columns)))
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder))
 
 
@@ -137,10 +177,11 @@ def _accelerate(folder: Path, steps: int, model: _Model) -> None:
 
 TRIALS: dict[str, Callable[[Path, int, _Model], None]] = {
     "transformers": _transformers,
+    "trl": _trl,
     "lightning": _lightning,
     "accelerate": _accelerate,
 }
-"""The trainers that can be tried: TRL's derive from the first, and Ray needs a cluster."""
+"""The trainers that can be tried; Ray needs a cluster."""
 
 
 def _try(name: str, folder: Path) -> Trial:
