@@ -120,19 +120,17 @@ def measure(browser: Any, folder: Path, write: Callable[[dict[str, Any]], None],
     figures: dict[str, float] = {}
     opened: list[float] = []
     for number in range(ROUNDS):  # every round with a server that has read nothing yet
-        tab, second = new_tab(browser), new_tab(browser)
+        tab = new_tab(browser)
         with served(folder) as url:
             seconds, received = open_live(tab, url)
             opened.append(seconds)
             if number == ROUNDS - 1:
-                figures["opened again while the detectors look, seconds"] = open_live(second, url)[0]
-                second.close()
+                figures["opened again while the detectors look, seconds"] = open_live(tab, url)[0]
                 tab.wait_for_timeout(SETTLE)
                 shown = list(new_steps(tab, write, steps))
                 figures["new step visible, seconds"] = statistics.median(shown)
                 figures["new step visible at the latest, seconds"] = max(shown)
             tab.close()
-            second.close()
     figures["opened with a cold server, seconds"] = statistics.median(opened)
     figures["opened with a cold server at the latest, seconds"] = max(opened)
     figures["received for opening, bytes"] = received
