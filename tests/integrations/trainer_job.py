@@ -158,13 +158,13 @@ def train_transformers(job: Job) -> None:
 
 def train_trl(job: Job) -> None:
     """Train under TRL's SFTTrainer: a tiny language model whose first token says which sample it is."""
-    import datasets
-    import transformers
-    import trl
-
     from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
 
-    class Trainer(trl.SFTTrainer):  # type: ignore[misc, name-defined]
+    datasets, transformers, trl = map(importlib.import_module, ("datasets", "transformers", "trl"))
+
+    base: Any = trl.SFTTrainer
+
+    class Trainer(base):  # type: ignore[misc]
         def compute_loss(self, model: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             job.note(inputs["input_ids"][:, 0] - SPECIAL_TOKENS, self.state.global_step)
             return super().compute_loss(model, inputs, *arguments, **options)
@@ -206,9 +206,7 @@ def train_trl(job: Job) -> None:
 
 def _tokenizer() -> Any:
     """Return a tokenizer for TRL to hold; the samples are tokens already."""
-    import tokenizers
-    import transformers
-
+    tokenizers, transformers = map(importlib.import_module, ("tokenizers", "transformers"))
     words = tokenizers.models.WordLevel({"<eos>": 0, "<unk>": 1}, unk_token="<unk>")
     return transformers.PreTrainedTokenizerFast(
         tokenizer_object=tokenizers.Tokenizer(words), eos_token="<eos>", unk_token="<unk>", pad_token="<eos>"

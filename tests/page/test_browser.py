@@ -186,6 +186,14 @@ def test_all_charts_share_the_axis_of_the_whole_run(tab: Any, tmp_path: Path) ->
     assert shares == pytest.approx([0.25, 0.25], abs=0.01)
 
 
+def test_what_lies_below_the_first_chart_begins_and_ends_with_its_axis(tab: Any, tmp_path: Path) -> None:
+    tab.goto(mailed(tmp_path, full_page()))
+    tab.wait_for_selector(".uplot canvas")
+    tab.wait_for_timeout(100)
+    plot, strip = (tab.locator(which).first.bounding_box() for which in (".uplot .u-over", ".timeline canvas"))
+    assert (strip["x"], strip["width"]) == pytest.approx((plot["x"], plot["width"]), abs=2)
+
+
 def test_buttons_zoom_around_the_place_that_was_pressed_last(calm: Any) -> None:
     pin = calm.locator(".timeline .pin.critical")
     plot = calm.locator(".uplot .u-over").first

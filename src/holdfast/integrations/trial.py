@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Callable
 from contextlib import redirect_stdout
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -83,14 +84,14 @@ def _transformers(folder: Path, steps: int, model: _Model) -> None:
 
 def _trl(folder: Path, steps: int, model: _Model) -> None:
     """Train a language model of a few weights; the tokens of every sample are its number."""
-    import datasets
-    import tokenizers
-    import transformers
-    import trl
-
     from holdfast.integrations.transformers import HoldfastCallback, newest_checkpoint
 
-    class Trainer(trl.SFTTrainer):  # type: ignore[misc]
+    names = ("datasets", "tokenizers", "transformers", "trl")  # which declare few types
+    datasets, tokenizers, transformers, trl = map(import_module, names)
+
+    base: Any = trl.SFTTrainer
+
+    class Trainer(base):  # type: ignore[misc]
         def compute_loss(self, wrapped: Any, inputs: Any, *arguments: Any, **options: Any) -> Any:
             model.seen.append(inputs["input_ids"][:, 0].tolist())
             return super().compute_loss(wrapped, inputs, *arguments, **options)

@@ -5,7 +5,7 @@ Unpacking is most of what opening a long run costs, and is done outside the inte
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -38,7 +38,7 @@ class Part:
     lines: list[bytes]
 
 
-def parts_of(files: Sequence[tuple[LogFile, int]]) -> Iterator[Part]:
+def parts_of(files: Sequence[tuple[LogFile, int]]) -> Generator[Part, None, None]:
     """Yield the parts in their order; close the iterator if they are not all wanted.
 
     Args:

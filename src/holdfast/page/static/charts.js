@@ -122,7 +122,7 @@ function charts(page) {
       const plot = draw(places[number], widths[number], page.charts[number], [marks], heights[number], true);
       if (left >= 0) plot.setCursor({ left, top }, false);  // the mouse is where it was
     }
-    if (!from) drawLanes();  // after the first chart, whose axis they share
+    if (!from) requestAnimationFrame(drawLanes);  // when the first chart, whose axis they share, has its place
     if (from + many < places.length) requestAnimationFrame(() => next(widths, from + many, places.length));
   };
   requestAnimationFrame(() => {
