@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
+from holdfast.lazy_names import public_name
 from holdfast.sources import Columns, ConcatSource
 from holdfast.sources.base import Indices
 
@@ -86,6 +87,10 @@ def test_no_public_object_shows_its_address_or_the_module_it_lives_in(tmp_path: 
     assert repr(holdfast.StandardMetricTransform()) == "holdfast.StandardMetricTransform()"
     assert repr(holdfast.Reporter()) == "holdfast.Reporter()"
     assert repr(holdfast.OnlineDebugger()).startswith("holdfast.OnlineDebugger(holdfast.MLSystemsDebugger(")
+
+
+def test_a_class_that_only_shares_the_name_of_a_public_one_shows_its_own_module() -> None:
+    assert public_name(type("Run", (), {"__module__": "holdfast.order.aligned"})) == "holdfast.order.aligned.Run"
 
 
 class Own(holdfast.Source):

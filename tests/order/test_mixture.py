@@ -439,6 +439,15 @@ def test_a_source_of_weight_zero_does_not_hold_up_all_exhausted() -> None:
     assert with_c == Order(specs[:2], weights={"a": 1, "b": 1}, stop="all_exhausted").length
 
 
+def test_each_source_counts_its_own_epochs() -> None:
+    order = Order([SourceSpec("a", 3), SourceSpec("b", 70_000)], weights={"a": 1, "b": 1})
+    found = order.locate(np.arange(600))
+    assert found.epoch[found.source == 0].tolist() == [ordinal // 3 for ordinal in range(300)]
+    assert not found.epoch[found.source == 1].any()
+    late = order.locate(np.arange(140_000, 140_600))
+    assert set(late.epoch[late.source == 1].tolist()) == {1}
+
+
 @pytest.mark.parametrize("arrangement", ARRANGEMENTS)
 def test_positions_may_have_any_shape(arrangement: Any) -> None:
     mixture = _mixture([1, 2, 3], arrangement=arrangement)

@@ -125,6 +125,16 @@ def test_prefetched_batches_are_hits_and_the_right_ones() -> None:
     loader.close()
 
 
+def test_of_batches_that_were_read_together_only_the_first_may_have_been_waited_for() -> None:
+    loader = StreamingShardLoader(
+        dataset_of({"a": 640}), StreamingConfig(batch_size=4, epochs=1, prefetch_buffer_size=64)
+    )
+    assert len(list(loader)) == 160
+    stats = loader.get_stats()
+    assert stats.prefetch_hits + stats.prefetch_misses == 160
+    assert stats.prefetch_misses <= 1 + 159 // 16 + 1  # one reading of a single step, then of sixteen each
+
+
 def test_reset_goes_back_to_the_start() -> None:
     loader = StreamingShardLoader(dataset_of({"a": 40}), StreamingConfig(batch_size=4, epochs=1))
     first = [batch["index"].tolist() for batch in loader]
