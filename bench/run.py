@@ -1,8 +1,9 @@
 """What a run costs and how fast it heals: overhead, detection, rollback, and peers' spike rules on the same series.
 
-Overhead is measured with and without a run, alternating, in CPU seconds of the training thread: the host's share on
-steps that do nothing, as the least of many short rounds (other work on the machine only adds), and the ratio on steps
-of 20 ms as the median, by the wall clock too: of steps that compute all the time, and of steps that mostly wait. The
+Overhead is measured with and without a run, alternating: the host's share on steps that do nothing, in CPU seconds of
+the training thread, as the least of many short rounds (other work on the machine only adds), and the ratio on steps of
+20 ms as that of the medians, with its 95% interval, by CPU seconds and by the wall clock: of steps that compute all the
+time and of steps that mostly wait, of programs that tell the norm of their gradient and of others. The
 rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
 six standard deviations of 128) and LLM Foundry's ``KillLossSpike`` (four of a window above twice its mean) are applied
 as documented to the very losses the run recorded.
@@ -10,11 +11,15 @@ as documented to the very losses the run recorded.
 
 from __future__ import annotations
 
+import contextlib
+import functools
+import random
 import statistics
 import tempfile
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +35,8 @@ from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
 PARTS = ("overhead", "healing")
 STEP_SECONDS = 0.020
+BLOCK = 5
+TrainStep = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 BAD, WIDTH = 200, 12
 STEPS = 320
 
@@ -86,37 +93,59 @@ def host_microseconds(rounds: int, steps: int, **more: Any) -> tuple[float, floa
     return least, statistics.fmean(taken["with"]) - statistics.fmean(taken["without"])
 
 
-def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, grad_norm: bool = True) -> float:
+@dataclass(frozen=True)
+class Ratio:
+    """How much longer steps take inside a run.
+
+    Attributes:
+        median: of the median steps.
+        mean: of the mean steps, the detectors' looks and the layers' statistics included.
+        low: the lower end of the 95% interval of the median's ratio, over blocks drawn again.
+        high: its upper end.
+    """
+
+    median: float
+    mean: float
+    low: float
+    high: float
+
+
+def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, clips: bool) -> Ratio:
     """Return how much longer a step of about 20 ms takes inside a run with everything on, by this clock.
 
+    Four programs, alike but for their place in memory, take turns in blocks of a few steps, in an order drawn for every
+    round; two of them are in runs.
+
     Args:
-        rounds: of five steps each.
+        rounds: in which each program has one block.
         clock: what the time is measured by.
         waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
             interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
-        grad_norm: measure the norm of the gradient.
+        clips: the program clips its gradient, inside a run and outside, and tells the run the norm; else the run
+            measures it, which takes one more pass over all gradients.
     """
     size, rows, rest = 256, 64, 0.0
     data = torch.randn(rows, size)
 
-    def program() -> tuple[nn.Module, torch.optim.Optimizer, Callable[[], torch.Tensor]]:
+    def program() -> tuple[nn.Module, torch.optim.Optimizer, TrainStep]:
         model = nn.Sequential(*[nn.Linear(size, size) for _ in range(6)])
         optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 
-        def train_step() -> torch.Tensor:
+        def train_step() -> tuple[torch.Tensor, torch.Tensor | None]:
             loss: torch.Tensor = model(data).square().mean()
             optimizer.zero_grad()
             torch.autograd.backward(loss)
+            norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0) if clips else None
             optimizer.step()
             began = clock()
             while clock() - began < rest:  # the same on both sides: what the run's hooks take is not hidden in it
                 pass
-            return loss
+            return loss, norm
 
         return model, optimizer, train_step
 
-    model, optimizer, recorded_step = program()
-    _, _, plain_step = program()  # of its own: a run's hooks measure whatever its optimizer does
+    programs = [program() for _ in range(4)]
+    plain_step = programs[1][-1]
     if waiting:
         rest = STEP_SECONDS - alternate({"compute": plain_step}, 25, clock=clock)["compute"]
     else:
@@ -124,25 +153,66 @@ def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, grad_n
             rows += 32
             data = torch.randn(rows, size)
 
-    stats_every = RunOptions().stats_every if grad_norm else None
-    options = RunOptions(save_every=10**9, grad_norm=grad_norm, stats_every=stats_every)
-    with tempfile.TemporaryDirectory() as folder:
-        run = Run(Path(folder) / "run", model=model, optimizer=optimizer, loader=Counted(), options=options)
-        batches = iter(run)
+    taken: dict[bool, list[list[float]]] = {True: [], False: []}
+    with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
+        blocks: list[Callable[[], None]] = []
+        for number, (model, optimizer, train_step) in enumerate(programs):
+            if number % 2:
+                blocks.append(functools.partial(_plain_block, train_step, clock, taken[False]))
+                continue
+            run = Run(
+                Path(folder) / str(number),
+                model=model,
+                optimizer=optimizer,
+                loader=Counted(),
+                options=RunOptions(save_every=10**9),
+            )
+            stack.callback(run.close)
+            blocks.append(functools.partial(_recorded_block, run, iter(run), train_step, clock, taken[True]))
+        order = random.Random(0)
+        for block in blocks:
+            block()
+        for times in taken.values():
+            times.clear()
+        for _ in range(rounds):
+            order.shuffle(blocks)
+            for block in blocks:
+                block()
+    inside, outside = np.array(taken[True]), np.array(taken[False])
+    drawn = np.random.default_rng(0)
+    again = [
+        np.median(inside[drawn.integers(len(inside), size=len(inside))])
+        / np.median(outside[drawn.integers(len(outside), size=len(outside))])
+        for _ in range(2000)
+    ]
+    low, high = np.percentile(again, [2.5, 97.5])
+    return Ratio(np.median(inside) / np.median(outside), inside.mean() / outside.mean(), low, high)
 
-        def with_run() -> None:
-            for _ in range(5):
-                next(batches)
-                run.step(loss=recorded_step())
 
-        def without() -> None:
-            for _ in range(5):
-                plain_step().item()
+def _recorded_block(
+    run: Run,
+    batches: Iterator[Any],
+    train_step: TrainStep,
+    clock: Callable[[], float],
+    taken: list[list[float]],
+) -> None:
+    times = []
+    for _ in range(BLOCK):
+        began = clock()
+        next(batches)
+        loss, norm = train_step()
+        run.step(loss=loss, grad_norm=norm)
+        times.append(clock() - began)
+    taken.append(times)
 
-        with_run()
-        taken = alternate({"with": with_run, "without": without}, rounds, clock=clock)
-        run.close()
-    return taken["with"] / taken["without"]
+
+def _plain_block(train_step: TrainStep, clock: Callable[[], float], taken: list[list[float]]) -> None:
+    times = []
+    for _ in range(BLOCK):
+        began = clock()
+        train_step()[0].item()
+        times.append(clock() - began)
+    taken.append(times)
 
 
 def overhead(rounds: int) -> dict[str, float]:
@@ -157,10 +227,12 @@ def overhead(rounds: int) -> dict[str, float]:
         "norm_microseconds_per_megabyte": norm_microseconds(rounds, 16, 1 << 20) / 64,
     }
     for name, waiting in (("computing", False), ("waiting", True)):
-        for clock_name, clock in (("cpu", time.thread_time), ("wall", time.perf_counter)):
-            kind = f"{clock_name}_ratio_of_20_ms_{name}"
-            figures[kind] = step_ratio(12 * rounds, clock, waiting=waiting)
-            figures[f"{kind}_without_norms"] = step_ratio(12 * rounds, clock, waiting=waiting, grad_norm=False)
+        for clips in (True, False):
+            for clock_name, clock in (("cpu", time.thread_time), ("wall", time.perf_counter)):
+                ratio = step_ratio(4 * rounds, clock, waiting=waiting, clips=clips)
+                kind = f"{clock_name}_ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
+                figures |= {kind: ratio.median, f"{kind}_low": ratio.low, f"{kind}_high": ratio.high}
+                figures[f"{kind}_mean"] = ratio.mean
     return figures
 
 

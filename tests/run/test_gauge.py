@@ -81,3 +81,15 @@ def test_parameters_without_a_gradient_and_sparse_gradients_are_left_out_and_the
     assert by_layer(made.layers, on_host(made.norms)) == {name: w.grad.norm().item() for name, w in measured.items()}
     assert by_layer(made.layers, on_host(made.weights)) == {name: w.norm().item() for name, w in measured.items()}
     gauge.close()
+
+
+def test_a_compiled_model_stays_one_graph_and_its_forward_pass_is_seen_all_the_same() -> None:
+    model = torch.nn.Linear(3, 1)
+    model.compile(backend="eager", fullgraph=True)
+    gauge = Gauge(model, [], grad_norm=True, stats_every=None)
+    model(torch.ones(1, 3))
+    assert gauge.forward_ended > 0.0
+    gauge.close()
+    seen = gauge.forward_ended
+    model(torch.ones(1, 3))
+    assert gauge.forward_ended == seen

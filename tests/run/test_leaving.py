@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import torch
 from tests.run.job import QUICK, Job, make_job, train
+from tests.run.lives import live
 from torch import nn
 
 from holdfast.errors import ConfigError, RunError, RunLockedError, RunMismatchError
@@ -410,3 +411,31 @@ def test_data_that_ends_before_the_steps_do_is_said(tmp_path: Path) -> None:
 
     with pytest.warns(RuntimeWarning, match="the data has ended after 4 of 9 steps"):
         go_through()
+
+
+def test_a_process_forked_from_a_run_can_neither_continue_nor_end_it(tmp_path: Path) -> None:
+    job = make_job()
+    run = job.run(tmp_path / "run", steps=11)
+    batches = iter(run)
+    for _ in range(7):
+        run.step(loss=job.step(next(batches)))
+
+    def child() -> None:
+        for used in (
+            lambda: next(batches),
+            lambda: run.step(loss=1.0),
+            lambda: next(iter(run)),
+            run.evaluating().__enter__,
+        ):
+            with pytest.raises(RunLockedError, match="forked from"):
+                used()
+        with run:
+            pass
+        run.close()
+
+    assert live(child) == 0
+    for batch in batches:
+        run.step(loss=job.step(batch))
+    assert RunLog(tmp_path / "run").verify() == []
+    assert [record["step"] for record in RunLog(tmp_path / "run").steps()] == list(range(11))
+    assert job.hash == undisturbed(tmp_path / "undisturbed", 11)

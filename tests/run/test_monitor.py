@@ -9,7 +9,14 @@ import pytest
 
 from holdfast.debug.online import OnlineDebugger
 from holdfast.run.glance import Glance
-from holdfast.run.monitor import BUDGET_EVERY, CONFIRM_STEPS, MAX_LOOK_SHARE, MIN_LOOK_SECONDS, Monitor
+from holdfast.run.monitor import (
+    BUDGET_EVERY,
+    CONFIRM_STEPS,
+    MAX_LOOK_SHARE,
+    MAX_WAITING,
+    MIN_LOOK_SECONDS,
+    Monitor,
+)
 
 
 def watched(norms: list[float]) -> list[tuple[str, int, int]]:
@@ -61,3 +68,39 @@ def test_looks_take_their_share_of_the_steps_time_and_never_more_than_the_debugg
     for step in range(BUDGET_EVERY):
         monitor.update(step, {"loss": 1.0}, {"step_time": seconds})
     assert debugger.options.budget_seconds == pytest.approx(allowed if expected is None else expected)
+
+
+@pytest.mark.parametrize("fault", ["none", "nan", "nan metric", "spike", "explosion", "norm of another name"])
+def test_steps_that_wait_show_what_steps_looked_at_at_once_show_a_few_steps_later_at_most(fault: str) -> None:
+    chance = np.random.default_rng(3)
+    rows = []
+    for step, norm in enumerate(calm(150)):
+        row = {
+            "loss": 2.0 * math.exp(-step / 60) + 0.02 * float(chance.normal()) + 0.5,
+            "grad_norm": norm,
+            "skill": 1.0,
+        }
+        if step >= 101:
+            if fault.startswith("nan"):
+                row["skill" if fault == "nan metric" else "loss"] = math.nan
+            elif fault == "spike" and step < 113:
+                row["loss"] *= 40.0
+            elif fault == "explosion":
+                row["grad_norm"] *= 3.0 ** min(step - 100, 60)
+        if fault == "norm of another name":
+            row["critic/grad_norm"] = row.pop("grad_norm") * 3.0 ** max(0, min(step - 100, 60))
+        rows.append(row)
+    at_once, waiting = (Monitor(OnlineDebugger(clock=lambda: 0.0)) for _ in range(2))
+    found = [each for step, row in enumerate(rows) for each in at_once.update(step, row, {})] + at_once.last_look()
+    later: list[tuple[int, str, int]] = []
+    for step, row in enumerate(rows):
+        new = waiting.take(step, row, {})
+        assert all(each["found_at"] == step for each in new)
+        later += [(step, each["failure"], each["onset"]) for each in new]
+    later += [(len(rows), each["failure"], each["onset"]) for each in waiting.last_look()]
+    assert [(failure, onset) for _, failure, onset in later] == [(each["failure"], each["onset"]) for each in found]
+    for each, (step, _, _) in zip(found, later, strict=True):
+        assert step < each["found_at"] + MAX_WAITING or step == len(rows)
+    assert bool(found) == (fault not in ("none", "nan metric"))
+    if fault == "nan":
+        assert later[0][0] == 101

@@ -87,6 +87,23 @@ def test_the_bits_in_the_log_are_those_of_the_loss_and_of_the_gradient_norm(tmp_
         assert number_from_bits(record["grad_norm_bits"]) == record["grad_norm"] == pytest.approx(float(norm))
 
 
+def test_the_gradient_norm_of_every_step_is_in_the_log_whether_the_program_passes_it_or_not(tmp_path: Path) -> None:
+    measured = make_job()
+    train(measured, measured.run(tmp_path / "measured", steps=30))
+    job = make_job()
+    run = job.run(tmp_path / "told", steps=30)
+    for batch in run:
+        loss = job.step(batch)
+        is_passed = run.step_number not in (3, 14, 15, 16, 29)  # it stops passing it now and then
+        run.step(loss=loss, grad_norm=-1.0 if is_passed else None)
+    expected, told = (RunLog(tmp_path / name).steps() for name in ("measured", "told"))
+    for record, other in zip(told, expected, strict=True):
+        is_passed = record["step"] not in (3, 14, 15, 16, 29)
+        assert record["grad_norm"] == (-1.0 if is_passed else other["grad_norm"])
+        assert {**record, **dict.fromkeys(other)}.keys() == other.keys()
+        assert [record.get(name) for name in record if "/" in name] == [other[name] for name in other if "/" in name]
+
+
 def test_nan_and_infinities_are_written_as_such(tmp_path: Path) -> None:
     job = make_job()
     values = iter([float("nan"), float("inf"), float("-inf"), 1.0])
@@ -312,6 +329,46 @@ def test_two_steps_for_one_batch_and_reserved_names_are_refused(tmp_path: Path) 
             run.step(loss=1.0)
             with pytest.raises(RunError, match="twice for one batch"):
                 run.step(loss=1.0)
+
+
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        ({"config": {"where": object()}}, "config cannot be written"),
+        ({"parts": {"monitor": torch.nn.Linear(1, 1)}}, "reserved"),
+        ({"steps": -1}, "steps"),
+        ({"accumulate": 1.5}, "accumulate"),
+    ],
+)
+def test_what_a_start_would_fail_on_is_refused_where_it_is_passed(
+    tmp_path: Path, given: dict[str, Any], said: str
+) -> None:
+    with pytest.raises(ConfigError, match=said):
+        make_job().run(tmp_path / "run", **given)
+    assert not (tmp_path / "run").exists()
+
+
+def test_steps_and_figures_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    job = make_job()
+    with job.run(tmp_path / "run", train_step=job.step) as run:
+        for steps in (-1, 1.5, "3", True):
+            with pytest.raises(ConfigError, match="steps"):
+                run.train(steps=steps)  # type: ignore[arg-type]
+        next(iter(run))
+        for loss in ("1.5", b"1", torch.ones(2), [1.0], 10**400):
+            with pytest.raises(ConfigError):
+                run.step(loss=loss)
+            with run.evaluating() as evaluation, pytest.raises(ConfigError):
+                evaluation.record(loss=loss)
+
+
+def test_a_part_that_the_program_no_longer_has_is_noted(tmp_path: Path) -> None:
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=3, parts={"average": torch.nn.Linear(1, 1)}))
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=4))
+    (note,) = RunLog(tmp_path / "run").events("start")[-1]["notes"]
+    assert "average" in note
 
 
 def test_a_part_without_a_state_is_refused_by_name(tmp_path: Path) -> None:

@@ -48,6 +48,22 @@ def test_the_chain_of_an_untouched_log_holds(finished: Path) -> None:
     assert RunLog(finished).verify() == []
 
 
+@pytest.mark.parametrize("lost", ["end", "file", "folder"])
+def test_what_was_lost_before_a_checkpoint_is_noticed_after_the_run_has_continued_too(
+    finished: Path, tmp_path: Path, lost: str
+) -> None:
+    folder = copied(finished, tmp_path / "run")
+    if lost == "folder":
+        shutil.rmtree(folder.logs)
+    else:
+        path = folder.log_files()[-1].path
+        path.write_bytes(b"" if lost == "file" else b"".join(path.read_bytes().splitlines(keepends=True)[:4]))
+    job = make_job()
+    train(job, job.run(tmp_path / "run", steps=22))
+    (fault,) = RunLog(tmp_path / "run").verify()
+    assert "its end was cut off" in fault.reason
+
+
 def test_any_edit_cut_swap_or_missing_file_is_noticed(finished: Path, tmp_path: Path) -> None:
     plan = random.Random(3)
     for number in range(60):

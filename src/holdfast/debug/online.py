@@ -38,6 +38,12 @@ MIN_POINTS = 4
 """Points a series must have before detectors look at it."""
 MAX_LOOKS_SHARE = 20
 """A look waits for one new step per this many that were seen: more would find nothing new."""
+MIN_NORMS = 5
+"""Gradient norms after which one can be far above their running level …"""
+FAR_ABOVE = 1.6
+"""… namely by this much of its natural logarithm: five times."""
+MAX_LOG = 709.0
+"""Of which the exponential is still finite."""
 _FED = "live"
 
 
@@ -134,6 +140,11 @@ class OnlineDebugger:
     def detectors(self) -> tuple[BaseDetector, ...]:
         """What looks at the series."""
         return self._debugger.detectors
+
+    @property
+    def norm_bounds(self) -> dict[str, float]:
+        """Gradient norm → above which value it would be looked at now."""
+        return {name: level.bound for name, level in self._watched.items() if level is not None}
 
     def update(self, step: float, metrics: Mapping[str, float]) -> tuple[Finding, ...]:
         """Take one step's numbers; return the findings that are new."""
@@ -303,6 +314,13 @@ class _Level:
     last: float = math.nan
     seen: int = 0
 
+    @property
+    def bound(self) -> float:
+        """The norm above which it is far above its running level."""
+        if self.seen < MIN_NORMS or math.isnan(self.log_level):
+            return math.inf
+        return math.exp(min(self.log_level + FAR_ABOVE, MAX_LOG))
+
     def climbs(self, value: float) -> bool:
         """Return whether the norm is far above its running level and still rising; keeps that level."""
         self.seen += 1
@@ -317,7 +335,7 @@ class _Level:
             return False
         # The level follows slowly, and slower still what lies outside: an explosion must not drag it along.
         self.log_level = level + (0.05 if log < level + 1.0 else 0.005) * (log - level)
-        return rising and log > level + 1.6 and self.seen >= 6
+        return rising and log > level + FAR_ABOVE and self.seen > MIN_NORMS
 
 
 def _remembering(memory: Memory, run: RunReport, *, thinned: bool) -> RunReport:

@@ -153,6 +153,7 @@ class TrainerRecord:
     def monitor_states(self) -> list[dict[str, Any]]:
         """Return what every rank's monitor has seen; all ranks call it."""
         self.write_waiting()
+        self._note(self._monitor.flush())
         return self._attempt.ranks.each(self._monitor.state_dict)
 
     # --- what the trainer tells ------------------------------------------------------------------------------------
@@ -245,6 +246,7 @@ class TrainerRecord:
         self._closed = True
         try:
             self._write(alone=True)  # an error may have brought this rank here, and no other
+            self._note(self._monitor.flush())
             self._reading.write()
             self._attempt.event("end", step=self._attempt.step)
         finally:

@@ -27,6 +27,8 @@ class Evaluation:
 
 def _number(name: str, value: Any) -> float:
     try:
+        if isinstance(value, str | bytes):  # which ``float`` would parse
+            raise TypeError
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # the last of a tensor with several elements
         raise ConfigError("a figure must be a number", figure=name, found=type(value).__name__) from None

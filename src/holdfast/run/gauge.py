@@ -78,6 +78,7 @@ class Measured(NamedTuple):
 
 
 _PLAIN = {torch.Tensor}
+_ON_HOST = {float}
 
 NOTHING = Measured()
 """Of a step in which no optimizer made one."""
@@ -122,17 +123,26 @@ class Gauge:
         self._unclipped: Norms | None = None
         self._ahead: set[int] = set()  # optimizers whose gradients were measured before they were clipped
         self.forward_ended = 0.0
+        self._is_told = False
+        # Norms of shards are added up by all ranks, so that none may leave them out by itself.
+        self._is_sharded = any(map(is_sharded, model.parameters()))
         self.wants_layers: Callable[[], bool] = lambda: False
         self._handles += [each.register_step_pre_hook(self._before_step) for each in self._optimizers]
         # Models that are trained together have no forward pass in common.
         models = model.values() if isinstance(model, nn.ModuleDict) else [model]
         self._handles += [each.register_forward_hook(self._after_forward) for each in models]
+        self._compiled = [(each, compiled) for each in models if (compiled := each._compiled_call_impl) is not None]
+        for each, compiled in self._compiled:
+            each._compiled_call_impl = self._timing(compiled)
 
     def close(self) -> None:
         """Remove the hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
+        for model, compiled in self._compiled:
+            model._compiled_call_impl = compiled
+        self._compiled.clear()
 
     def is_due(self, step: int) -> bool:
         """Return whether this step's layers are measured."""
@@ -151,13 +161,23 @@ class Gauge:
         return self._idle and any(bool(gradient.any()) for gradient in dense)
 
     def _after_forward(self, module: nn.Module, inputs: Any, output: Any) -> None:
-        self.forward_ended = time.monotonic()
+        if not torch.compiler.is_compiling():  # what is compiled reads no clock: see ``_timing``
+            self.forward_ended = time.monotonic()
+
+    def _timing(self, compiled: Callable[..., Any]) -> Callable[..., Any]:
+        """Return a compiled forward pass that is timed from outside: a hook would be compiled with it."""
+
+        def call(*arguments: Any, **options: Any) -> Any:
+            output = compiled(*arguments, **options)
+            self.forward_ended = time.monotonic()
+            return output
+
+        return call
 
     def _before_step(self, optimizer: torch.optim.Optimizer, arguments: Any, options: Any) -> None:
         self._stepped = True
-        key = id(optimizer)
-        if key in self._ahead:
-            self._ahead.discard(key)
+        if self._ahead and id(optimizer) in self._ahead:
+            self._ahead.discard(id(optimizer))
         elif not _has_closure(arguments, options):
             self._measure(optimizer)
         else:  # which makes the gradients inside the step
@@ -176,6 +196,16 @@ class Gauge:
             self._ahead.add(id(optimizer))
             self._measure(optimizer)
 
+    def be_told(self, is_told: bool) -> None:
+        """Hear whether the program itself says what the norm of its gradient is: then only layers are measured.
+
+        A step that was not measured because the program used to say so is measured now, from the gradients it left.
+        """
+        was_told, self._is_told = self._is_told, is_told and not self._is_sharded
+        if was_told and not is_told and self._stepped:
+            for optimizer in self._optimizers:
+                self._measure(optimizer)
+
     def note_unclipped(self, norm: Any) -> None:
         """Take the norm that a gradient had before it was clipped."""
         if isinstance(norm, torch.Tensor) and not norm.is_cpu:
@@ -189,7 +219,7 @@ class Gauge:
             rate = groups[0].get("lr")
             self._rate = float(rate) if rate is not None else None
         layers = self.wants_layers()
-        if not self._grad_norm and not layers:
+        if not layers and (self._is_told or not self._grad_norm):
             return
         owners = [parameter for group in groups for parameter in group["params"]]
         norms = self._norms_of_all([parameter.grad for parameter in owners])
@@ -205,10 +235,13 @@ class Gauge:
         if self._are_sparse or {*map(type, grads)} != _PLAIN:
             return None
         try:
-            return _norms(grads)
+            norms = torch._foreach_norm(grads)
         except NotImplementedError:
             self._are_sparse = True
             return None
+        # Read while they are in the processor's cache: a step later each of them is a walk through memory.
+        found: list[Any] = [norm.item() for norm in norms if norm.is_cpu]
+        return found if len(found) == len(norms) else list(norms)
 
     def take(self) -> Measured:
         """Return what was measured since the last call."""
@@ -216,14 +249,15 @@ class Gauge:
         if self._idle:
             return NOTHING
         self._stepped = False
-        if len(self._taken) == 1:
-            ((norms, layers, weights),) = self._taken.values()
-        else:
-            norms, layers, weights = ([each for taken in self._taken.values() for each in taken[n]] for n in range(3))
-        made = Measured(_together(norms), _together(weights), tuple(layers), self._rate, self._unclipped)
-        self._taken.clear()
-        self._unclipped = self._rate = None
-        return made
+        rate, self._rate = self._rate, None
+        unclipped, self._unclipped = self._unclipped, None
+        if not self._taken:
+            return Measured(rate=rate, unclipped=unclipped)
+        (norms, layers, weights), *others = self._taken.values()
+        for taken in others:
+            norms, layers, weights = norms + taken.norms, layers + taken.layers, weights + taken.weights
+        self._taken = {}
+        return Measured(_together(norms), _together(weights), tuple(layers), rate, unclipped)
 
 
 def _has_closure(arguments: Any, options: Any) -> bool:
@@ -272,7 +306,7 @@ def _read(norms: Sequence[torch.Tensor]) -> list[Any]:
 def _together(norms: list[Any]) -> Norms | None:
     if not norms:
         return None
-    if set(map(type, norms)) == {float}:
+    if {*map(type, norms)} == _ON_HOST:
         return norms
     tensors = [torch.as_tensor(norm) for norm in norms]
     device = next(norm.device for norm in tensors if not norm.is_cpu)

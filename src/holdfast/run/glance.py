@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 
 __all__ = ["Glance"]
@@ -61,6 +62,18 @@ class Glance:
             self._due = due = list(self._looks)
             self._farthest = self._record * distance
         return bool(due) and self._take_due()
+
+    @property
+    def is_awake(self) -> bool:
+        """Whether looks are to follow an alarm."""
+        return bool(self._due)
+
+    @property
+    def bound(self) -> float:
+        """The loss above which there would be an alarm now."""
+        if self._seen < self._warm_up:
+            return math.inf
+        return self._level + self._deviations * self._deviation
 
     def _take_due(self) -> bool:
         if self._due[0] > 0:

@@ -47,7 +47,12 @@ class History:
             return
         ended = split_line(lines[-1])
         if ended is None:
-            raise RunLogError("the last line of the run log has no digest", file=str(file.path), line=len(lines))
+            raise RunLogError(
+                "the last line of the run log has no digest",
+                file=str(file.path),
+                line=len(lines),
+                hint="remove the lines that no run wrote; the run then continues from its newest checkpoint",
+            )
         self.head = ended[1]
         header = parsed(file, 1, lines[0])
         try:

@@ -20,6 +20,7 @@ from holdfast.run.layout import RunFolder
 from holdfast.run.metrics_notes import MetricsNotes
 from holdfast.run.monitor import Monitor, RankComparison
 from holdfast.run.options import RunOptions
+from holdfast.run.ownership import Ownership
 from holdfast.run.policy import Action
 from holdfast.run.preemption import Preemption
 from holdfast.run.reactions import Reactions
@@ -37,6 +38,8 @@ __all__ = ["Loop"]
 MAX_BEHIND = 2
 # How many times the last save's duration is kept in reserve before a known end of time.
 SAVE_RESERVE = 2.0
+# After so many steps in a row whose gradient norm the program passed, the run no longer measures it as well.
+TOLD_STEPS = 8
 # More batches than anybody accumulates for one step: the program may have forgotten to call ``step``.
 MANY_BATCHES = 256
 
@@ -67,6 +70,7 @@ class Loop:
     ) -> None:
         self.attempt = attempt
         self.ended: str | None = None
+        self._ownership = Ownership(folder.root)
         self._components = components
         self._options = options
         self._monitor = monitor
@@ -82,6 +86,7 @@ class Loop:
         self._reading = ReadingNotes(attempt, components.loader)
         self._metrics = MetricsNotes(attempt, components.metrics, every=options.metrics_every)
         self._jumped = False
+        self._told = 0  # steps in a row with which the program passed the norm of its gradient
         self._due_at = 0  # the step at which a save, or a note of the metrics, may be due
         self._is_shared = attempt.ranks.world > 1
         # Alone, there is only something to decide where somebody has a wish.
@@ -91,7 +96,8 @@ class Loop:
         self._gauge = Gauge(
             components.model, components.optimizers, grad_norm=options.grad_norm, stats_every=options.stats_every
         )
-        self._gauge.wants_layers = lambda: self._gauge.is_due(attempt.step)
+        every = options.stats_every
+        self._gauge.wants_layers = lambda: every is not None and attempt.step % every == 0
         self._preemption = Preemption(enabled=options.handle_signals)
         self._saving = Saving(attempt, components, options, self._compare_hashes)
         self._watchdog = Watchdog(
@@ -122,6 +128,7 @@ class Loop:
         attempt, watchdog, feed = self.attempt, self._watchdog, self._feed
         lap, now, loader = attempt.stopwatch.lap, attempt.stopwatch, self._components.loader
         has_order = feed.has_order
+        self._ownership.check()
         self._come_back()
         while not self._is_over():
             if has_order or self._pass is None:
@@ -153,7 +160,7 @@ class Loop:
                 lap("step")
                 if self._pending is not None:
                     self._settle()
-                    if self._is_over():
+                    if self.ended is not None:
                         break
                 elif attempt.batch - feed.first_batch == MANY_BATCHES:
                     _warn(f"{MANY_BATCHES} batches were taken since the last step: does the program call run.step()?")
@@ -197,12 +204,16 @@ class Loop:
     def step(self, loss: Any, grad_norm: Any, metrics: Mapping[str, Any]) -> None:
         """Take what the program says of the step it has just done."""
         attempt = self.attempt
-        if not self._in_loop:
+        if not self._in_loop or self._ownership.is_foreign:
+            self._ownership.check()
             raise RunError("step() called outside the loop", hint="call step() inside `for batch in run:`")
         if self._pending is not None:
             raise RunError(
                 "step() called twice for one batch", step=attempt.step, hint="call step() at most once per batch"
             )
+        if grad_norm is not None or self._told:
+            self._told = self._told + 1 if grad_norm is not None else 0
+            self._gauge.be_told(self._told >= TOLD_STEPS)
         batches = (self._feed.first_batch, attempt.batch)
         self._pending = StepRecord(attempt.step, batches, loss, grad_norm, metrics, self._gauge.take())
         if self._is_shared:
@@ -212,6 +223,7 @@ class Loop:
     def apart(self, bucket: str) -> Iterator[None]:
         """Do something that is not training: in its own bucket of time, with every generator put back after it."""
         attempt = self.attempt
+        self._ownership.check()
         attempt.stopwatch.lap("step")
         self._watchdog.place = (bucket, attempt.step)
         states = generator_states()
@@ -230,12 +242,16 @@ class Loop:
 
     def _settle(self) -> None:
         """Close the step that is done: write it, watch it, agree with the other ranks, act."""
+        if self._ownership.is_foreign:
+            self._ownership.check()
         reactions, attempt = self._reactions, self.attempt
         record = self._close_step()
         if record.is_deferred or self._waiting:
             self._write_ready(record)
         elif found := self._writer.write(record):
             reactions.note(found)
+        if attempt.step >= self._due_at and self._monitor is not None:  # before it is saved, to act on it first
+            reactions.note(self._monitor.flush())
         if self._always_agrees or self._preemption.received is not None or reactions.waiting:
             agreed = self._agreement.reach(self._wish())
             if agreed is not None:
@@ -300,6 +316,8 @@ class Loop:
         """Write the steps that are left, and wait for their numbers."""
         while self._waiting:
             self._reactions.note(self._writer.write(self._waiting.popleft()))
+        if self._monitor is not None:
+            self._reactions.note(self._monitor.flush())
 
     def _own_seconds(self) -> float:
         """Return how long this rank took for itself: until its forward pass was done, as it waits for others after."""
@@ -384,6 +402,8 @@ class Loop:
         A loop left between two steps is saved as it stood after the last one, where it can be put back there. Where it
         cannot, nothing is saved: a checkpoint counts exactly what was reported with ``step``.
         """
+        if self._ownership.is_foreign:
+            return
         if self._pending is not None:
             self.attempt.stopwatch.lap("step")
             self._waiting.append(self._close_step())
@@ -394,12 +414,12 @@ class Loop:
         self._save("end", wait=True)
 
     def close(self, *, wait: bool = True) -> None:
-        """Write what is left, close the log and let the folder go; closing twice is harmless.
+        """Write what is left, close the log and let the folder go; closing twice, or in a forked process, does nothing.
 
         Args:
             wait: for the save that is under way.
         """
-        if self._closed:
+        if self._closed or self._ownership.is_foreign:
             return
         self._closed = True
         self._pass = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -28,6 +29,9 @@ CONFIRM_STEPS = 4
 """A gradient norm that climbs must still be up this many steps later: in health it falls again (``run_healthy``)."""
 BUDGET_EVERY = 32
 """Steps after which the time of the looks is measured out again."""
+MAX_WAITING = 4
+"""Steps that may wait to be looked at together while nothing stands out: what follows a step that waited finds the
+processor's caches empty, and takes ten times as long as right after itself (``bench/run.py``)."""
 
 
 class Monitor:
@@ -46,12 +50,42 @@ class Monitor:
         self._most = debugger.options.budget_seconds
         self._timed, self._timed_steps = 0.0, 0
         self._last_step = 0
+        self._waiting: list[tuple[int, Mapping[str, float], Mapping[str, float], bool]] = []
+        self._room = 0
+        self._loss_bound = self._norm_bound = -math.inf
         self.rank = rank
 
     @property
     def detectors(self) -> tuple[BaseDetector, ...]:
         """What looks at the series."""
         return self._debugger.detectors
+
+    def take(
+        self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False
+    ) -> Sequence[dict[str, Any]]:
+        """Take one step's numbers and times, now or a few steps later; returns the findings that are new.
+
+        A step waits only while all its numbers are finite and neither its loss nor its gradient norm is so far out that
+        they would be looked at.
+        """
+        waiting = self._waiting
+        waiting.append((step, numbers, times, redone))
+        if len(waiting) < self._room and numbers.get("loss", 0.0) <= self._loss_bound:
+            total = sum(numbers.values())
+            if total - total == 0.0 and numbers.get("grad_norm", 0.0) <= self._norm_bound:
+                return ()
+        return self.flush()
+
+    def flush(self) -> list[dict[str, Any]]:
+        """Take the steps that wait; returns the findings that are new."""
+        waiting, self._waiting = self._waiting, []
+        found = [{**finding, "found_at": waiting[-1][0]} for step in waiting for finding in self.update(*step)]
+        watched = self._debugger.norm_bounds
+        # Close to an alarm every step counts, and a norm of another name is not looked for in ``take``.
+        is_quiet = not self._glance.is_awake and not self._unconfirmed and watched.keys() <= {"grad_norm"}
+        self._room = MAX_WAITING if is_quiet else 0
+        self._loss_bound, self._norm_bound = self._glance.bound, watched.get("grad_norm", math.inf)
+        return found
 
     def update(
         self, step: int, numbers: Mapping[str, float], times: Mapping[str, float], redone: bool = False
@@ -86,8 +120,9 @@ class Monitor:
 
     def last_look(self) -> list[dict[str, Any]]:
         """Look again after the last step; returns the findings that are new."""
+        found = self.flush()
         self._unconfirmed = dict.fromkeys(self._unconfirmed, self._last_step - CONFIRM_STEPS)
-        return self._look(self._last_step)
+        return found + self._look(self._last_step)
 
     def _look(self, step: int) -> list[dict[str, Any]]:
         """Ask for everything that holds now, explained; returns what was not reported yet."""
@@ -110,7 +145,7 @@ class Monitor:
         return fresh
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what was seen so far."""
+        """Return what was seen so far; nothing may wait."""
         reported = [[*key, step] for key, step in self._reported.items()]
         return {"debugger": self._debugger.state_dict(), "reported": reported}
 
@@ -119,6 +154,7 @@ class Monitor:
         self._debugger.load_state_dict(state["debugger"])
         self._reported = {(failure, layer, rank): step for failure, layer, rank, step in state["reported"]}
         self._glance = Glance()
+        self._waiting, self._room = [], 0
 
 
 def _may_pass(detection: Detection) -> bool:

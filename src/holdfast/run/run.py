@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import os
 import warnings
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import NoneType
@@ -34,6 +33,7 @@ from holdfast.run.reactions import Reactions
 from holdfast.run.rehearsal import Rehearsal, rehearsing
 from holdfast.run.replay import Replay
 from holdfast.run.rollback import RollbackOptions
+from holdfast.run.run_arguments import are_functions, as_list, checked_config, is_model, other_parts
 from holdfast.run.run_log import RunLog
 from holdfast.run.snapshot import Components, Stateful
 
@@ -99,14 +99,14 @@ class Run:
     ) -> None:
         check_path("folder", folder)
         for name, value, fits, expected in (
-            ("model", model, _is_model, "a torch.nn.Module, or modules by name"),
+            ("model", model, is_model, "a torch.nn.Module, or modules by name"),
             ("train_step", train_step, is_function, "a function of a batch that returns its loss"),
             ("parts", parts, (Mapping, NoneType), "a mapping of names to objects with a state"),
             ("config", config, (Mapping, NoneType), "a mapping"),
             ("monitor", monitor, (bool, OnlineDebugger), "True, False or an OnlineDebugger"),
             ("rollback", rollback, (RollbackOptions, NoneType), "a RollbackOptions"),
             ("options", options, (RunOptions, NoneType), "a RunOptions"),
-            ("alerts", alerts, _are_functions, "callable, each of a list: functions, WebhookAlert, OpenTelemetryAlert"),
+            ("alerts", alerts, are_functions, "callable, each of a list: functions, WebhookAlert, OpenTelemetryAlert"),
         ):
             check_type(name, value, fits, expected)
         self.folder = RunFolder(Path(folder))
@@ -114,12 +114,12 @@ class Run:
         self.steps = None if steps is None else whole_number("steps", steps, least=0)
         self._train_step = train_step
         self.accumulate = whole_number("accumulate", accumulate, least=1)
-        self._config = dict(config or {})
+        self._config = checked_config(config or {})
         self._fresh = fresh
-        named: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, **(parts or {})}
+        named: dict[str, Any] = {"scheduler": scheduler, "scaler": scaler, **other_parts(parts or {})}
         self.components = Components(
             model=nn.ModuleDict(model) if isinstance(model, Mapping) else model,
-            optimizers=_as_list(optimizer),
+            optimizers=as_list(optimizer),
             loader=loader,
             metrics=metrics,
             parts={name: part for name, part in named.items() if part is not None},
@@ -136,7 +136,7 @@ class Run:
         self._loop: Loop | None = None
         self._entered = False
         self._last_place: tuple[int, int] | None = None  # steps done and batches taken when it was closed
-        self._finalizer: weakref.finalize[[Loop, int], Run] | None = None
+        self._finalizer: weakref.finalize[[Loop], Run] | None = None
         self.ended: str | None = None
         """Why the run ended by itself: ``"time limit"`` or ``"stopped"``; None otherwise."""
 
@@ -180,7 +180,7 @@ class Run:
                 reactions=Reactions(attempt, self.folder, self._policy, self._alerts),
                 rollback=self._rollback,
             )
-            self._finalizer = weakref.finalize(self, _let_go, self._loop, os.getpid())
+            self._finalizer = weakref.finalize(self, _let_go, self._loop)
         return self._loop
 
     # --- the loop --------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ class Run:
         if self._train_step is None:
             raise ConfigError("the run has no step function", hint="pass train_step= to Run")
         if steps is not None:
-            self.steps = steps
+            self.steps = whole_number("steps", steps, least=0)
         taken: list[Any] = []
         for batch in self:
             taken.append(batch)
@@ -367,36 +367,15 @@ class Run:
         self.close()
 
 
-def _as_list(optimizer: Any) -> list[torch.optim.Optimizer]:
-    if optimizer is None:
-        return []
-    is_one = hasattr(optimizer, "param_groups") or not isinstance(optimizer, Iterable)
-    found = [optimizer] if is_one else list(optimizer)
-    for each in found:
-        # A wrapper of an optimizer, as trainers have them, does as well.
-        check_type("optimizer", each, lambda one: hasattr(one, "param_groups"), "a torch optimizer, or a list of them")
-    return found
-
-
-def _is_model(value: Any) -> bool:
-    modules = list(value.values()) if isinstance(value, Mapping) else [value]
-    return bool(modules) and all(isinstance(module, nn.Module) for module in modules)
-
-
-def _are_functions(values: Any) -> bool:
-    return isinstance(values, Iterable) and not isinstance(values, str) and all(map(callable, values))
-
-
 def _make_monitor(monitor: bool | OnlineDebugger) -> Monitor | None:
     if monitor is False:
         return None
     return Monitor(OnlineDebugger() if monitor is True else monitor)
 
 
-def _let_go(loop: Loop, process: int) -> None:
-    """Close the loop of a run that nobody holds any more, or whose program ends; not in a process forked from it.
+def _let_go(loop: Loop) -> None:
+    """Close the loop of a run that nobody holds any more, or whose program ends.
 
     Ranks that are still there would be waited for: their save under way is left to end by itself.
     """
-    if os.getpid() == process:
-        loop.close(wait=loop.attempt.ranks.world == 1)
+    loop.close(wait=loop.attempt.ranks.world == 1)

@@ -147,16 +147,25 @@ class RunLog:
         if not faults:  # only lines that are as they were written can be asked about others
             for file in self.folder.log_files(rank=0):
                 faults += _check_attempt(file, ends)
-            faults += self._check_end()
+            faults += self._check_reach()
         return faults
 
-    def _check_end(self) -> Iterator[ChainFault]:
-        files, saved = self.folder.log_files(rank=0), max(self.folder.checkpoint_steps(), default=0)
-        if files and saved:
-            reached = max((record["step"] + 1 for record in self.records() if is_step(record)), default=0)
-            if saved > reached:
-                reason = f"the checkpoint of step {saved} is newer than the log: its end was cut off"
-                yield ChainFault(files[-1].path.name, len(read_lines(files[-1])), reason)
+    def _check_reach(self) -> Iterator[ChainFault]:
+        """Look for checkpoints that are newer than the log before them: on disk, or continued from by an attempt."""
+        reached, number, file = 0, 0, None
+        for file in self.folder.log_files(rank=0):
+            for number, line in enumerate(read_lines(file), start=1):
+                record = parsed(file, number, line)
+                if is_step(record):
+                    reached = max(reached, record["step"] + 1)
+                elif record.get("event") == "start" and record["step"] > reached:
+                    reason = f"it continues at step {record['step']}, and the log before it ends at step {reached}"
+                    yield ChainFault(file.path.name, number, f"{reason}: its end was cut off")
+                    return
+        saved = max(self.folder.checkpoint_steps(), default=0)
+        if file is not None and saved > reached:
+            reason = f"the checkpoint of step {saved} is newer than the log: its end was cut off"
+            yield ChainFault(file.path.name, number, reason)
 
 
 def is_step(record: Record) -> bool:

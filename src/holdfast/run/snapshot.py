@@ -165,6 +165,11 @@ class Components:
                 part.load_state_dict(own[f"part/{name}"])
             else:
                 notes.append(f"the checkpoint holds no state of {name}: it starts from nothing")
+        notes += [
+            f"the program no longer has the part {name}: checkpoints from here on do not hold it"
+            for name in (key.removeprefix("part/") for key in own if key.startswith("part/"))
+            if name not in self.parts
+        ]
         if self.metrics is not None and "metrics" in own:
             self._restore_metrics(saved, world, ranks)
         if ranks.rank in saved:

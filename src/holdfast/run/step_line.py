@@ -21,6 +21,7 @@ BITS_OF = ("loss", "grad_norm")
 # A program whose names change at every step is encoded correctly all the same; its formats are not kept for ever.
 MAX_FORMATS = 256
 _pack = struct.Struct(">d").pack
+_pack_both = struct.Struct(">dd").pack
 
 
 def bits_of(value: float) -> str:
@@ -73,8 +74,9 @@ class StepLines:
         if key != self._key:
             self._choose(key, numbers, times, redone)
         bits = self._bits_of
-        if len(bits) == 1:  # without a loop, as every step comes through here
-            return self._form % (step, *batches, *values, hexlify(_pack(numbers[bits[0]])), *times.values(), at)
+        if len(bits) == 2:  # without a loop, as every step comes through here
+            both = hexlify(_pack_both(numbers["loss"], numbers["grad_norm"]))
+            return self._form % (step, *batches, *values, both[:16], both[16:], *times.values(), at)
         return self._form % (
             step, *batches, *values, *[hexlify(_pack(numbers[name])) for name in bits], *times.values(), at
         )  # fmt: skip

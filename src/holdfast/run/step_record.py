@@ -84,6 +84,8 @@ class StepRecord:
                 return
             value = value.item()
         try:
+            if isinstance(value, str | bytes):  # which ``float`` would parse
+                raise TypeError
             self._numbers[name] = float(value)
         except (TypeError, ValueError, OverflowError):
             raise ConfigError(
@@ -117,7 +119,8 @@ class StepRecord:
                     norms = [norm * ratio for norm in norms]
         if measured.rate is not None:
             numbers["lr"] = measured.rate
-        numbers.update(given)
+        if len(given) > 1 or "loss" not in given:
+            numbers.update(given)
         if measured.layers:
             numbers.update((f"grad_norm/{layer}", norm) for layer, norm in by_layer(measured.layers, norms).items())
             weights = on_host(measured.weights) if measured.weights is not None else []

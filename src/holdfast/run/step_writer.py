@@ -43,4 +43,4 @@ class StepWriter:
         if not redone:
             attempt.reached = step + 1
         self._append(self._encode(step, record.batches, numbers, times, at, redone))
-        return () if monitor is None else monitor.update(step, numbers, times, redone)
+        return () if monitor is None else monitor.take(step, numbers, times, redone)
