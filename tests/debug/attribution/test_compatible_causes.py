@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.debug.attribution.test_engine import explain
 from tests.debug.detectors.series import falling_loss, signal
 
+from holdfast.debug import MLSystemsDebugger
 from holdfast.debug.attribution import load_rules, observe
 from holdfast.debug.attribution.observations import EXCLUSIVE, OBSERVATIONS, Observer, witnesses
 from holdfast.debug.detectors import default_detectors
@@ -100,3 +102,27 @@ def test_a_gradient_norm_that_left_its_usual_level_is_no_running_sum() -> None:
     assert "missing_zero_grad" not in [cause.cause for cause in finding.causes]
     (finding, *_) = explain(signal("loss", 1 + np.exp(np.linspace(0, 3, 200))), rate, signal("grad_norm", summed))
     assert finding.causes[0].cause == "missing_zero_grad"
+
+
+def thrown(seed: int, *, width: int = 1) -> list[dict[str, float]]:
+    """A run with three bursts at random places, each of ``width`` steps."""
+    generator = np.random.default_rng(seed)
+    loss = 1.2 * np.exp(-np.arange(400) / 60) + 0.5 + 0.02 * generator.standard_normal(400)
+    norm = 1 + 0.1 * generator.standard_normal(400)
+    for at in generator.choice(np.arange(100, 380, 10), 3, replace=False):
+        loss[at : at + width] *= 40.0
+        norm[at : at + width] *= 40.0
+    return [{"step": n, "loss": a, "grad_norm": b, "lr": 1e-3} for n, (a, b) in enumerate(zip(loss, norm, strict=True))]
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_bad_samples_that_come_back_are_bad_data_and_no_high_rate(seed: int) -> None:
+    (run,) = MLSystemsDebugger(plugins=False).debug(thrown(seed)).runs
+    (finding,) = run.findings
+    assert finding.causes[0].cause == "bad_data_window"
+    assert "unshuffled_batches" not in {cause.cause for cause in finding.causes}
+
+
+def test_a_loss_that_needs_long_to_return_each_time_may_be_of_a_high_rate() -> None:
+    (run,) = MLSystemsDebugger(plugins=False).debug(thrown(0, width=8)).runs
+    assert not any("each for a step or two" in text for f in run.findings for c in f.causes for text in c.evidence_for)

@@ -217,3 +217,10 @@ def test_a_held_out_loss_that_swings_upwards_beside_a_falling_training_loss_over
     held_out = signal("eval_loss", held, steps=np.arange(12) * 30 + 29)
     assert len(found_by(OverfittingDetector(), training, held_out)) == 1
     assert failures(training, held_out) == {Failure.OVERFITTING}
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_a_few_thrown_batches_are_no_order_that_repeats(seed: int) -> None:
+    values = falling_loss(400, start=1.7, end=0.5, noise=0.02, seed=seed)
+    values[[150, 230, 330]] *= 40.0
+    assert PeriodRule().repeated_order(signal("loss", values)) is None

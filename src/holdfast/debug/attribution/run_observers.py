@@ -35,6 +35,8 @@ class TimeObserver:
     """A loss of fewer points decides little."""
     came_back: float = 0.5
     """A jump is over when this share of it is gone."""
+    single: int = 2
+    """A jump of at most this many points is one of single batches: an optimizer that went astray returns slowly."""
     ruined: float = 0.9
     """A run that gave up this share of its progress ends ruined."""
     swing: float = 0.12
@@ -52,6 +54,7 @@ class TimeObserver:
             **self._when(scene),
             "recovered": float(bool(jumps) and all(jump.recovered > self.came_back for jump in jumps)),
             "repeated": float(any(jump.count > 1 for jump in jumps)),
+            "single_batches": float(any(jump.count > 1 and self._is_single(jump) for jump in jumps)),
             "periodic": float(swings or any(jump.period is not None for jump in jumps)),
             "order_repeats": float(any(self.period.repeated_order(signal) is not None for signal in losses)),
             "ends_ruined": float(ruined),
@@ -59,6 +62,10 @@ class TimeObserver:
             "rank_hangs": float(scene.has(Failure.HANG)),
             "at_guessing": float(any(facts.guess for facts in scene.facts(PlateauFacts))),
         }
+
+    def _is_single(self, jump: SpikeFacts) -> bool:
+        """Return whether each of several jumps took a step or two: bad samples come back, and leave nothing behind."""
+        return 0 < jump.widest <= self.single and jump.recovered > self.came_back and not jump.at_end
 
     def _when(self, scene: Scene) -> Seen:
         first, steps = scene.first_step, steps_of(scene.losses)

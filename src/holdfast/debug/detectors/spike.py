@@ -23,13 +23,17 @@ __all__ = ["LossSpikeDetector", "SpikeFacts"]
 
 @dataclass(frozen=True, slots=True)
 class SpikeFacts(Facts):
-    """How often a loss jumped, how far, whether it came back, and whether it does so with a fixed period."""
+    """How often a loss jumped, how far, whether it came back, whether it does so with a fixed period, and for how long.
+
+    ``widest`` is the points of the longest jump; 0 where it is no jump.
+    """
 
     count: int
     ratio: float
     recovered: float
     at_end: bool
     period: float | None = None
+    widest: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -232,7 +236,9 @@ class LossSpikeDetector(BaseDetector):
                 "count": float(len(bursts)),
                 "step": worst.certain_step,
             },
-            facts=SpikeFacts(len(bursts), worst.ratio, worst.recovered, at_end),
+            facts=SpikeFacts(
+                len(bursts), worst.ratio, worst.recovered, at_end, widest=max(burst.points for burst in bursts)
+            ),
         )
 
     def _swinging(self, signal: Signal, shape: Shape, swing: Swing) -> Detection:

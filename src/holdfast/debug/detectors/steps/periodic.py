@@ -136,12 +136,17 @@ class PeriodRule:
             return False
         return bool(abs(np.corrcoef(_detrended(values), schedule)[0, 1]) > self.schedule_similarity)
 
+    def _without_outliers(self, changes: Array) -> Array:
+        middle, reach = float(np.median(changes)), self.outlier_changes * robust_spread(changes)
+        return np.clip(changes, middle - reach, middle + reach)
+
     def _repeated_lag(self, values: Array) -> int | None:
         """Return the lag of the clearest repetition of the point-to-point changes, over two passes or little less."""
-        # Freed of their own trend: the changes of a steep descent all look alike.
-        changes = _detrended(np.diff(values[-self.longest_repeated :]))
-        reach = self.outlier_changes * robust_spread(changes)
-        changes = np.clip(changes, -reach, reach)
+        # Freed of their own trend: the changes of a steep descent all look alike. Of outliers first, and again after:
+        # each would leave the same dent in the trend around it, which then repeats itself wherever there are two.
+        changes = np.diff(values[-self.longest_repeated :])
+        changes = _detrended(self._without_outliers(changes))
+        changes = self._without_outliers(changes)
         best: tuple[float, int | None] = (self.minimum_errors, None)
         for lag in range(4, len(changes) - self.minimum_overlap):
             similar = min(_similarity(changes, lag), NEARLY_ONE)
