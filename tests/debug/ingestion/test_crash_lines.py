@@ -326,3 +326,33 @@ def test_an_abort_of_the_runtime_and_a_warning_of_no_memory_that_nothing_follows
 ) -> None:
     (finding,) = diagnose(tmp_path, f"loading\n{line}\n").findings
     assert finding.detection.failure.name == "crash"
+
+
+@pytest.mark.parametrize(("frame", "crashes"), [("site-packages/wandb/sdk/lib/router.py", False), ("train.py", True)])
+def test_a_client_that_lost_its_connection_is_no_crash_of_the_run(tmp_path: Path, frame: str, crashes: bool) -> None:
+    text = f'Traceback (most recent call last):\n  File "/env/{frame}", line 9, in loop\n    read()\n'
+    text += (
+        '  File "/env/asyncio/streams.py", line 190, in drain\n    raise error\nConnectionResetError: Connection lost\n'
+    )
+    (tmp_path / "debug.log").write_text(TRAINING + text)
+    (run,) = DEBUGGER.debug(tmp_path / "debug.log").runs
+    assert [finding.detection.failure.name for finding in run.findings] == ["crash"] * crashes
+
+
+@pytest.mark.parametrize(("crashed", "verdict"), [(2, None), (3, Severity.WARNING)])
+def test_a_program_that_fails_start_after_start_is_told_of(
+    tmp_path: Path, crashed: int, verdict: Severity | None
+) -> None:
+    start = (
+        "[2023-08-04 16:30:{0:02}][src.utils][INFO] - Enforcing tags! <cfg.extras=True>\n[INFO] - Starting training!\n"
+    )
+    ends = [TRACEBACK + "ValueError: shapes do not match\n"] * crashed + ["[INFO] - Output dir: logs\n"] * 3
+    (tmp_path / "train.log").write_text("".join(start.format(n) + end for n, end in enumerate(ends)))
+    if verdict is None:
+        with pytest.raises(UnreadableLogError):
+            DEBUGGER.debug(tmp_path / "train.log")
+        return
+    (run,) = DEBUGGER.debug(tmp_path / "train.log").runs
+    (finding,) = run.findings
+    assert finding.detection.severity is verdict
+    assert "3 of 6 starts" in finding.detection.evidence[0].claim

@@ -56,7 +56,8 @@ class CrashDetector(BaseDetector):
     """Reports the crash that a log quotes.
 
     A run stopped by hand is reported as information, and so is a crash after which the run was started again in the
-    same file: the user knows of it, and the later run is judged by itself.
+    same file: the user knows of it, and the later run is judged by itself. A text without training in which start after
+    start ended in an error is a warning.
 
     Args:
         confidence: how sure the quoted lines make it; they are what the program printed when it died.
@@ -86,13 +87,18 @@ class CrashDetector(BaseDetector):
         kind = str(events[0].get("kind", "traceback"))
         overcome = bool(events[0].get("started_again"))
         advice = _ADVICE.get(kind, "")
+        claim = f"{_TITLES.get(kind, kind)}: {events[0].get('message', '')}"
+        severity = Severity.INFO if kind == "interrupted" or overcome else Severity.CRITICAL
+        if (crashed := events[0].get("crashed_launches")) and kind != "interrupted":
+            claim = f"{crashed} of {events[0].get('launches')} starts in this file ended in an error, the last: {claim}"
+            severity = Severity.WARNING
         found = Detection(
             Failure("crash", "Crash", CrashDetector.failure.rank, advice),
-            Severity.INFO if kind == "interrupted" or overcome else Severity.CRITICAL,
+            severity,
             self.confidence,
             context.last_step,
             context.last_step,
-            (Evidence("", f"{_TITLES.get(kind, kind)}: {events[0].get('message', '')}"), *_quotes(events)),
+            (Evidence("", claim), *_quotes(events)),
         )
         return DetectionResult(self.name, (found,))
 

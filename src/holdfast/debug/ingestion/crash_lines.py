@@ -19,6 +19,8 @@ from holdfast.debug.types import Coverage
 __all__ = ["CRASH_HINT", "CrashScanner", "is_bare_numbers", "read_crash"]
 
 MAX_QUOTED_LINES = 6
+MIN_OPENING = 12
+"""Letters of a program's first line from which one like it is another start: shorter ones come up by chance."""
 MAX_QUOTED_CHARACTERS = 300
 _BARE_NUMBERS = re.compile(r"^[\[(]?\s*[-+]?\d[\d.,;\s eE+-]*[\])]?\s*$")
 _PREFIX = r"^\s*(?:\[[^\]]{0,40}\]:?\s*|\d{1,4}:\s+|[|>]\s*)*"
@@ -93,6 +95,8 @@ _UNRAISABLE = re.compile(
 _LOGGED_ERROR = re.compile(
     r"^.{0,40}?\d\d:\d\d.{0,60}?[\s\[|:-](?:ERROR|CRITICAL|FATAL)[\s\]|:-]|^(?:ERROR|CRITICAL|FATAL):[\w.]{1,40}:"
 )
+# The first frame of an exception in a thread of a client that only watches the run.
+_OF_A_LOGGER = re.compile(r"""^\W{0,8}File ".{0,300}[/\\](?:wandb[/\\]sdk|comet_ml|neptune|clearml)[/\\]""")
 _STOPPED = re.compile(r"KeyboardInterrupt|SystemExit: 0\b|^\s*\^C")
 # Said of what continues: a warning that names an error, a handler that caught one.
 _HARMLESS = re.compile(
@@ -140,6 +144,8 @@ class CrashScanner:
         if _FRAME.match(line):
             self._frame = (number, text)
             if self._open is not None:
+                if len(self._open["lines"]) == 1 and _OF_A_LOGGER.match(text):
+                    self._open["watcher"] = True
                 self._quote(self._open, text, last=True)
             return
         if match := _ERROR.match(line):
@@ -203,6 +209,10 @@ class CrashScanner:
             self._open = self._add("traceback", self._frame[0], self._frame[1])
         self._quote(self._open, message)
         self._open["message"] = message
+        if self._open.get("watcher") and self._open in self._events:
+            self._events.remove(self._open)  # What sends the log away lost its connection, as it does when all ends.
+            self._open = None
+            return
         kind = next((kind for kind, pattern in _ALONE if pattern.search(message)), None)
         if kind is not None:
             self._open["kind"] = kind
@@ -248,9 +258,39 @@ class CrashScanner:
             kind = "interrupted" if _STOPPED.search(message) else "traceback"
             events = [{"type": "crash", "kind": kind, "message": message, "line": number, "lines": [message]}]
         return tuple(
-            {**{key: value for key, value in event.items() if key != "folded"}, "lines": tuple(event["lines"])}
+            {
+                **{key: value for key, value in event.items() if key not in ("folded", "watcher")},
+                "lines": tuple(event["lines"]),
+            }
             for event in events
         )
+
+
+@dataclass(slots=True)
+class _Launches:
+    """Counts how often a program was started in one file, by its first line, and how often it ended in an error."""
+
+    all: int = 0
+    crashed: int = 0
+    last: tuple[Mapping[str, Any], ...] = ()
+    _opening: str = ""
+
+    def begins(self, line: str) -> bool:
+        """Return whether a line is the one the program prints first, whatever numbers are in it."""
+        words = "".join(character for character in line[:200] if character.isalpha())
+        if not self._opening:
+            self._opening = words if len(words) >= MIN_OPENING else ""
+            self.all = int(bool(self._opening))
+            return False
+        return words == self._opening
+
+    def count(self, scanner: CrashScanner) -> None:
+        """Count a launch, and the end of the one before it."""
+        self.all += 1
+        if scanner.pending:
+            self.crashed += 1
+            self.last = scanner.events()
+            scanner.went_on()
 
 
 def is_bare_numbers(line: str) -> bool:
@@ -264,12 +304,14 @@ def read_crash(file: LogFile) -> RunLog | None:
     Where no training shows whether the program continued, its other lines do: what many of them follow was no end. One
     whose last line was logged as an error ended in it.
     """
-    scanner, rule = CrashScanner(), file.limits.ending
+    scanner, rule, launches = CrashScanner(), file.limits.ending, _Launches()
     number = after = numbers = 0
     last = (0, "")
     for number, line in enumerate(file.lines(), 1):
         known = scanner.marks
         line = clean_line(line)
+        if launches.begins(line):
+            launches.count(scanner)
         for part in apart_from_traceback(line):
             scanner.feed(number, part)
         last = (number, line) if line.strip() else last
@@ -283,6 +325,9 @@ def read_crash(file: LogFile) -> RunLog | None:
     if not events and _LOGGED_ERROR.match(last[1]):
         text = last[1].strip()[:MAX_QUOTED_CHARACTERS]
         events = ({"type": "crash", "kind": "logged_error", "message": text, "line": last[0], "lines": (text,)},)
+    if not events and launches.crashed >= rule.crashed_launches:
+        told = {"started_again": True, "launches": launches.all, "crashed_launches": launches.crashed}
+        events = tuple({**event, **told} for event in launches.last)
     if not events:
         return None
     coverage = Coverage(number, 0, 0)

@@ -89,6 +89,9 @@ class EndingRule:
     """Lines after the last sign of a crash in a text without training, a long traceback's own ones included …"""
     share_after: float = 0.1
     """… or this share of the text: a program that prints more than that continued."""
+    crashed_launches: int = 3
+    """Starts of a program in one text without training that ended in an error, from which the last is not all that
+    counts."""
     numbers_share: float = 0.4
     """The share of a line's cells that are numbers in a row of a table: a frame of a traceback has one in six."""
 
