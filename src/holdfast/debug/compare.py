@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from holdfast.debug.types import Evidence, Finding, RunReport, Severity, Signal
-from holdfast.debug.verdict import LOSS_LIKE, VerdictRule
+from holdfast.debug.types import LOSS_LIKE, Evidence, Finding, RunReport, Severity, Signal
+from holdfast.debug.verdict import VerdictRule
 
 __all__ = ["CompareRule", "compare_runs"]
 

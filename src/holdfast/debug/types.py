@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from holdfast.errors import ConfigError
 
 __all__ = [
+    "LOSS_LIKE",
     "AttributionHypothesis",
     "Coverage",
     "DebugReport",
@@ -39,6 +40,9 @@ __all__ = [
 
 DEFAULT_RANK = 1000
 """The rank of a failure that names none: every known failure names a story before it."""
+
+LOSS_LIKE = frozenset(("loss", "eval_loss", "perplexity", "metric", "reward"))
+"""Kinds of series that show whether a run gets better."""
 
 RUN_FOLDER = "holdfast-run"
 """The format of a folder that holdfast's own run wrote: its samples can be found again."""

@@ -11,12 +11,11 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.reward import RewardRule
-from holdfast.debug.types import Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
+from holdfast.debug.types import LOSS_LIKE, Coverage, Finding, Reason, ReasonCode, Severity, Signal, Verdict
 
-__all__ = ["LOSS_LIKE", "VerdictRule"]
-
-LOSS_LIKE = frozenset(("loss", "eval_loss", "perplexity", "metric", "reward"))
+__all__ = ["VerdictRule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,28 +32,11 @@ class VerdictRule:
     """Unread lines that look like training below this number may be summaries."""
     unread_tail: float = 0.2
     """The share of the lines that look like training that may be unread at the end of the file."""
-    worse: float = 0.1
-    """A series may end this share of its span worse than it began: the last few points are noise."""
-    better_deviations: float = 2.0
-    """A series got better where its last third is below its first more often than chance allows, by this many standard
-    deviations of that share …"""
-    better_start: float = 0.9
-    """… or where it began above this share of its last third: many fall in their first rows and rest after that."""
-    start_points: int = 3
-    """The rows it began with."""
-    most_compared: int = 2048
-    """Points of a third that are enough to compare."""
-    least_fall: float = 0.02
-    """The share of its level that a loss must have fallen by: what falls by less may have learnt nothing."""
-    far_above_best: float = 3.0
-    """A loss that ends at this many times the best it held is not where it was: it may have been lost …"""
-    best_parts: int = 50
-    """… where both are the middle of this part of its points, …"""
-    best_points: int = 12
-    """… of which there are this many."""
     zero_metrics: int = 2
     """So many metrics that are exactly 0 in every row, and none that is not, say that nothing was measured or nothing
     learned; one alone may not fit the task, as an accuracy does not fit a regression."""
+    progress: ProgressRule = field(default_factory=ProgressRule)
+    """When a series gets better."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better."""
 
@@ -85,7 +67,7 @@ class VerdictRule:
         if len(empty) == len(losses) and not rewarded:  # GRPO's loss is 0 by its definition; its reward tells.
             why = empty[0].metadata["not_collected"]
             return Reason(ReasonCode.NOT_COLLECTED, f"{empty[0].name!r} was not collected ({why})")
-        points = max((_count(signal) for signal in _usable(signals)), default=0)
+        points = max((count_of(signal) for signal in _usable(signals)), default=0)
         if points < self.minimum_points_improving:
             return Reason(ReasonCode.TOO_FEW_POINTS, f"the longest loss has {points} points")
         return None
@@ -105,12 +87,12 @@ class VerdictRule:
 
     def _unproven(self, signals: Sequence[Signal]) -> Reason | None:
         """Return the reason where no series shows that the run learned, or at least did not get worse."""
-        usable = [signal for signal in _usable(signals) if _count(signal) >= self.minimum_points_improving]
-        long = [signal for signal in usable if _count(signal) >= self.minimum_points]
+        usable = [signal for signal in _usable(signals) if count_of(signal) >= self.minimum_points_improving]
+        long = [signal for signal in usable if count_of(signal) >= self.minimum_points]
         if not long:
-            if any(self._improves(signal) for signal in usable):
+            if any(self.progress.improves(signal) for signal in usable):
                 return None
-            points = max(_count(signal) for signal in usable)
+            points = max(count_of(signal) for signal in usable)
             text = f"the longest loss has {points} points, and they do not only improve"
             return Reason(ReasonCode.TOO_FEW_POINTS, text)
         rewards = [signal for signal in long if signal.kind == "reward"]
@@ -118,64 +100,25 @@ class VerdictRule:
             # A policy is there to be rewarded: its losses fall and rise for reasons of their own.
             names = ", ".join(signal.name for signal in rewards[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no reward is higher at the end than at the beginning ({names})")
-        if all(self._ends_worse(signal) for signal in long):
+        risen = [signal for signal in rewards if self.reward.rises(signal)]
+        if risen and all(self.reward.given_back(signal) for signal in risen):
+            text = f"every reward that rose ends well below its best ({risen[0].name})"
+            return Reason(ReasonCode.NOT_IMPROVING, text)
+        if all(self.progress.ends_worse(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"every loss-like series ended worse than it began ({names})")
         metrics = {signal.name: signal for signal in signals if signal.kind == "metric" and len(signal.values)}
         if len(metrics) >= self.zero_metrics and not any(np.any(signal.values != 0) for signal in metrics.values()):
             text = f"every metric is exactly 0 in every row ({', '.join(list(metrics)[:3])})"
             return Reason(ReasonCode.NOT_IMPROVING, text)
-        if not any(self._got_better(signal) for signal in long):
+        if not any(self.progress.got_better(signal) for signal in long):
             names = ", ".join(signal.name for signal in long[:3])
             return Reason(ReasonCode.NOT_IMPROVING, f"no loss-like series got better ({names})")
         losses = [signal for signal in long if signal.kind in ("loss", "eval_loss")]
-        if losses and not rewards and all(self._left_its_best(signal) for signal in losses):
-            text = f"every loss ends at {self.far_above_best:g} times its best or more ({losses[0].name})"
+        if losses and not rewards and all(self.progress.left_its_best(signal) for signal in losses):
+            text = f"every loss ends at {self.progress.far_above_best:g} times its best or more ({losses[0].name})"
             return Reason(ReasonCode.NOT_IMPROVING, text)
         return None
-
-    def _left_its_best(self, signal: Signal) -> bool:
-        """Return whether a loss ends many times above the best it held for a few points."""
-        values = _badness(signal)
-        if len(values) < self.best_points or float(values.min()) <= 0.0:
-            return False
-        values = values[:: -max(1, len(values) // self.most_compared)][::-1]  # with its last point
-        width = max(self.start_points, len(values) // self.best_parts)
-        held = np.median(np.lib.stride_tricks.sliding_window_view(values, width), axis=-1)
-        return float(held[-1]) > self.far_above_best * float(held.min())
-
-    def _improves(self, signal: Signal) -> bool:
-        """Return whether a short series gets better: its end below its beginning, and no point far above it."""
-        values = _badness(signal)
-        fall = float(values[0] - values[-1])
-        return fall > 0.0 and float(values.max() - values[0]) <= self.worse * fall
-
-    def _got_better(self, signal: Signal) -> bool:
-        """Return whether a series is better at its end than at its beginning, beyond chance."""
-        values = _badness(signal)
-        stride = max(1, len(values) // 3 // self.most_compared)
-        early, late = np.sort(values[: len(values) // 3][::stride]), values[-(len(values) // 3) :][::stride]
-        above = len(early) - np.searchsorted(early, late, side="right")
-        ties = np.searchsorted(early, late, side="right") - np.searchsorted(early, late, side="left")
-        share = float(np.mean(above + ties / 2)) / len(early)
-        chance = float(np.sqrt((len(early) + len(late) + 1) / (12 * len(early) * len(late))))
-        began = float(np.median(values[: self.start_points]))
-        best = float(np.median(late))
-        if signal.kind in ("loss", "eval_loss") and best > 0.0 and began - best < self.least_fall * began:
-            return False
-        return share >= min(1.0, 0.5 + self.better_deviations * chance) or began > float(
-            np.quantile(late, self.better_start)
-        )
-
-    def _ends_worse(self, signal: Signal) -> bool:
-        values = _badness(signal)
-        width = max(1, len(values) // 10)
-        first, last = float(np.median(values[:width])), float(np.median(values[-width:]))
-        return last - first > self.worse * float(np.ptp(values))
-
-
-def _count(signal: Signal) -> int:
-    return int(np.isfinite(signal.values).sum())
 
 
 def _usable(signals: Sequence[Signal]) -> list[Signal]:
@@ -188,10 +131,3 @@ def _usable(signals: Sequence[Signal]) -> list[Signal]:
         and "unnamed" not in signal.metadata
         and (len(signal.values) == 0 or np.isfinite(signal.values[-1]))
     ]
-
-
-def _badness(signal: Signal) -> np.ndarray[tuple[int], np.dtype[np.float64]]:
-    """Return the finite values with the sign that makes lower better."""
-    values = signal.values[np.isfinite(signal.values)]
-    better_up = signal.metadata.get("higher_is_better") or signal.kind == "reward"
-    return -values if better_up else values

@@ -525,3 +525,65 @@ def test_a_jump_of_a_run_that_came_back_and_halved_its_loss_is_told_not_blamed()
     assert {seen.severity for seen in found_by(LossSpikeDetector(), signal("loss", loss, kind="loss"))} <= {
         Severity.INFO
     }
+
+
+def wandering(level: float, count: int, *, share: float = 0.1, seed: int = 5) -> np.ndarray:
+    return np.asarray(level * (1 + share * np.random.default_rng(seed).standard_normal(count)))
+
+
+def test_a_run_in_which_nothing_got_better_stands_still() -> None:
+    loss, held_out = (
+        signal("loss", wandering(950.0, 25), kind="loss"),
+        signal("val_loss", [681.5] * 5, kind="eval_loss"),
+    )
+    (seen,) = found_by(LossPlateauDetector(), loss, held_out)
+    assert seen.severity is Severity.WARNING
+    assert seen.failure.name == "plateau"
+
+
+@pytest.mark.parametrize(
+    "beside",
+    [
+        accuracy("acc", np.linspace(0.2, 0.6, 25)),
+        accuracy("acc", np.full(25, 0.97)),
+        signal("val_loss", falling_loss(25, start=4, end=2, noise=0.01), kind="eval_loss"),
+        signal("reward", np.linspace(0, 50, 25) + RNG.standard_normal(25), kind="reward"),
+    ],
+)
+def test_a_run_with_anything_that_got_better_or_is_good_does_not(beside: Signal) -> None:
+    assert not found_by(LossPlateauDetector(), signal("loss", wandering(3.0, 25), kind="loss"), beside)
+
+
+@pytest.mark.parametrize("steps", [np.arange(12.0), np.arange(25.0) + 5000.0])
+def test_a_short_run_and_an_excerpt_do_not_stand_still(steps: np.ndarray) -> None:
+    assert not found_by(LossPlateauDetector(), signal("loss", wandering(3.0, len(steps)), kind="loss", steps=steps))
+
+
+@pytest.mark.parametrize(("end", "alarms"), [(0.02, 0), (0.2, 1)])
+def test_a_run_of_which_every_loss_left_its_best_diverged(end: float, alarms: int) -> None:
+    generator = np.random.default_rng(2)
+    loss = np.concatenate((np.geomspace(1.2, 0.02, 20), end * generator.uniform(0.5, 8.0, 18), [end, end, end]))
+    signals = [signal("loss", loss, kind="loss"), signal("val_loss", 1.2 * loss, kind="eval_loss")]
+    found = found_by(DivergentTrainingDetector(), *signals)
+    assert bool(found) is bool(alarms)
+
+
+def test_a_reward_that_gave_much_of_its_gain_back_proves_no_health() -> None:
+    rise, fall = np.linspace(-34, -13, 1500), np.linspace(-13, -21, 1500)
+    noise = np.random.default_rng(4).standard_normal(3000)
+    kept = signal("reward", np.concatenate((rise, np.full(1500, -13.0))) + noise, kind="reward")
+    lost = signal("reward", np.concatenate((rise, fall)) + noise, kind="reward")
+    assert VerdictRule().judge((), [kept])[0] is Verdict.HEALTHY
+    verdict, reason = VerdictRule().judge((), [lost])
+    assert verdict is Verdict.UNKNOWN
+    assert reason is not None
+    assert reason.code is ReasonCode.NOT_IMPROVING
+
+
+@pytest.mark.parametrize(("held_out_end", "alarms"), [(0.82, 1), (0.5, 0)])
+def test_losses_that_began_alike_and_ended_far_apart_are_learnt_by_heart(held_out_end: float, alarms: int) -> None:
+    training = signal("loss", np.geomspace(0.94, 0.17, 200), kind="loss")
+    first = np.linspace(0.93, 0.79, 60)
+    held_out = np.concatenate((first, np.linspace(0.79, held_out_end, 140)))
+    found = found_by(OverfittingDetector(), training, signal("val_loss", held_out, kind="eval_loss"))
+    assert len(found) == alarms

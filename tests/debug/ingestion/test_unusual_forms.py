@@ -103,3 +103,59 @@ def test_what_stands_under_the_name_of_a_split_was_measured_there(tmp_path: Path
 def test_a_column_that_is_merely_a_value_is_what_the_file_is_called(tmp_path: Path) -> None:
     text = "Wall time,Step,Value\n" + "".join(f"{1.6e9 + n},{n},{loss}\n" for n, loss in enumerate(LOSSES))
     assert run_of(tmp_path, "run-tag-loss.csv", text).signals[0].kind == "loss"
+
+
+def test_what_stands_in_brackets_after_a_split_is_of_that_split(tmp_path: Path) -> None:
+    rows = (f"{n} \tTrain(L={a:.3f}  | A=0.5) \tValid(L={a + 1:.3f}  | A=0.4) \t> Best\n" for n, a in enumerate(LOSSES))
+    run = run_of(tmp_path, "log.txt", "".join(rows))
+    assert {signal.name: signal.kind for signal in run.signals} == {
+        "Train loss": "loss",
+        "Train acc": "metric",
+        "Valid loss": "eval_loss",
+        "Valid acc": "metric",
+    }
+    assert series_of(run)["Valid loss"] == [round(loss + 1, 3) for loss in LOSSES]
+
+
+def test_a_record_between_lines_of_text_holds_what_it_measured(tmp_path: Path) -> None:
+    tick = "tick {0}     kimg {0}.0    time 1h 02m   sec/tick 646.0   sec/kimg 161.49  augment 0.000\n"
+    record = '{{"results": {{"fid50k_full": {}}}, "metric": "fid50k_full", "total_time": 94.2, "num_gpus": 2}}\n'
+    text = "".join(tick.format(n) + "Evaluating metrics...\n" + record.format(loss) for n, loss in enumerate(LOSSES))
+    assert series_of(run_of(tmp_path, "log.txt", text)) == {"fid50k_full": LOSSES}
+
+
+def test_losses_between_the_lines_of_a_known_format_are_read(tmp_path: Path) -> None:
+    known = (
+        "[2025-10-28 20:50:10,790] [INFO] [logging.py:107:log_dist] [Rank 0] "
+        "step={0}, skipped=0, lr=[2e-05], mom=[(0.9, 0.999)]\n"
+    )
+    rows = (known.format(n) + f"[Step {n}/24] Loss: {loss} | Tokens/s: 5854.14\n" for n, loss in enumerate(LOSSES))
+    assert series_of(run_of(tmp_path, "log.txt", "".join(rows)))["Loss"] == LOSSES
+
+
+def test_a_date_in_brackets_opens_no_json(tmp_path: Path) -> None:
+    rows = (f"[2023-08-04 16:30:{n:02},661][__main__][INFO] - epoch {n} loss {loss}\n" for n, loss in enumerate(LOSSES))
+    assert series_of(run_of(tmp_path, "train.log", "".join(rows))) == {"loss": LOSSES}
+
+
+@pytest.mark.parametrize("column", ["dataset", "method", "type"])
+def test_results_of_many_things_are_no_run(tmp_path: Path, column: str) -> None:
+    names = ["iris", "wine", "glass", "yeast"]
+    rows = (f"{names[n % 4]},{n % 5},{share}\n" for n, share in enumerate(SHARES))
+    with pytest.raises(UnreadableLogError):
+        run_of(tmp_path, "results.csv", f"{column},fold,accuracy\n" + "".join(rows))
+    rows = (f"{names[n % 4]},{n},{share}\n" for n, share in enumerate(SHARES))
+    assert series_of(run_of(tmp_path, "steps.csv", f"{column},step,accuracy\n" + "".join(rows)))
+
+
+@pytest.mark.parametrize(
+    "row",
+    [
+        "2024-07-07 16:26:29,710 - mylogger - INFO - loss:{1}\n",
+        "Epoch {0}: 100%|######| 9000/9000 [00:09<00\nTraining Loss (epoch {0}): {1}\n",
+    ],
+)
+def test_a_logger_with_a_name_and_a_counter_in_brackets_hide_no_loss(tmp_path: Path, row: str) -> None:
+    text = "Start Train\n" * 20 + "".join(row.format(n, loss) for n, loss in enumerate(LOSSES))
+    (series,) = series_of(run_of(tmp_path, "log.txt", text)).values()
+    assert series == LOSSES

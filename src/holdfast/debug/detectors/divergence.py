@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from holdfast.debug.base import BaseDetector
 from holdfast.debug.detectors.steps.baseline import TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.evidence import CERTAIN, CLEAR, FAIR, LIKELY, detection, graded
+from holdfast.debug.detectors.steps.progress import ProgressRule, count_of
 from holdfast.debug.detectors.steps.reward import RewardRule
 from holdfast.debug.detectors.steps.rise import Rise, RiseRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
@@ -111,6 +112,10 @@ class DivergentTrainingDetector(BaseDetector):
     dead_chance: float = 0.01
     """… which chance does at most this often, at the rate of zeros before them, and above one half of its best at most
     points before is lost, however it flips in between."""
+    left_points: int = 20
+    """Points of a loss that left its best for good where all the others did too: fewer may come back."""
+    progress: ProgressRule = field(default_factory=ProgressRule)
+    """When a loss has left the best it held."""
     reward: RewardRule = field(default_factory=RewardRule)
     """When an agent gets better, whatever its losses do."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -152,7 +157,50 @@ class DivergentTrainingDetector(BaseDetector):
             found = [self._told_only(seen) if self._answers_better(seen, signals) else seen for seen in found]
         if not found and not losses and not evaluation_losses(signals):
             found = [seen for s in of_kind(signals, "metric") if (seen := self._of_metric(s)) is not None][:1]
+        if not found and not context.live and not self.reward.holds(signals):
+            found = self._left_behind(losses, signals)
         return DetectionResult(self.name, tuple(found))
+
+    def _left_behind(self, losses: Sequence[Signal], signals: Sequence[Signal]) -> list[Detection]:
+        """Return the loss of a run in which every one ends many times above the best it held."""
+        all_of_them = [
+            s for s in [*main_losses(signals), *evaluation_losses(signals)] if count_of(s) >= self.left_points
+        ]
+        brief = [s.values[np.isfinite(s.values)] for s in evaluation_losses(signals) if count_of(s) < self.left_points]
+        if any(len(values) > 1 and values[-1] <= self.progress.far_above_best * values.min() for values in brief):
+            return []
+        if (
+            self._always_right(signals)
+            or not all_of_them
+            or not all(self.progress.lost_its_best(signal) for signal in all_of_them)
+        ):
+            return []
+        signal = max(losses or all_of_them, key=count_of)
+        good = np.isfinite(signal.values)
+        values, steps = signal.values[good], signal.steps[good]
+        at = int(np.argmin(values))
+        end = float(np.median(values[-max(1, len(values) // TENTH) :]))
+        claim = f"was {values[at]:.4g} at step {steps[at]:g} and ends at {end:.4g}; every other loss left its best too"
+        return [
+            detection(
+                self.failure,
+                signal,
+                claim,
+                severity=Severity.WARNING,
+                confidence=FAIR,
+                first=float(steps[min(at + 1, len(steps) - 1)]),
+                last=float(steps[-1]),
+                numbers={"before": float(values[at]), "after": end},
+                facts=DivergenceFacts(DivergenceShape.RISE, 1.0),
+            )
+        ]
+
+    def _always_right(self, signals: Sequence[Signal]) -> bool:
+        """Return whether a share of right answers stays near one through the last third: no loss matters there."""
+        metrics = [m for m in of_kind(signals, "metric") if m.metadata.get("higher_is_better") and m.layer is None]
+        shares = [self.select.as_share(metric.values[np.isfinite(metric.values)]) for metric in metrics]
+        thirds = [share[-(len(share) // 3) :] for share in shares if len(share) >= self.accuracy_points]
+        return any(self.nearly_right <= float(third.min()) <= float(third.max()) <= 1.0 for third in thirds)
 
     def _of_loss(self, signal: Signal, rates: Sequence[Signal]) -> Detection | None:
         rise = self.rise.lasting(signal)

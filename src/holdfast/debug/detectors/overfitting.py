@@ -52,6 +52,10 @@ class OverfittingDetector(BaseDetector):
     still_near: float = 0.1
     """… within this share of it of its best, says that the model keeps getting better: it only grows too sure. A loss
     that rises by ``critical_rise`` is believed all the same."""
+    nearly_right: float = 0.95
+    """A held-out share of right answers that ends above this, and …"""
+    right_kept: float = 0.03
+    """… within this of its best, leaves nothing to blame: of the few answers that are wrong the model is too sure."""
     by_heart: float = 0.1
     """A training loss that falls below this share of its first value is learnt by heart where the held-out loss …"""
     never_better: float = 0.05
@@ -60,6 +64,14 @@ class OverfittingDetector(BaseDetector):
     """… and ends above this share of the first training loss, the level of a model that has learnt nothing."""
     by_heart_evaluations: int = 10
     """Evaluations for that: fewer may only be too soon."""
+    apart: float = 3.0
+    """So many times the training loss is a held-out loss of which the model has learnt nothing that counts …"""
+    apart_start: float = 1.5
+    """… where both began within this factor, so that they measure the same, …"""
+    apart_gain: float = 0.15
+    """… the held-out loss never gained more than this share …"""
+    apart_rise: float = 0.03
+    """… and has risen by this share from its best, which it reached in the first half."""
     held_out_points: float = 2.0
     """A metric with more than this many times the points of the held-out loss is one of training batches."""
     select: SelectRule = field(default_factory=SelectRule)
@@ -96,9 +108,21 @@ class OverfittingDetector(BaseDetector):
 
     def _only_too_sure(self, metrics: Sequence[Signal], seen: Detection) -> bool:
         """Return whether the held-out loss rises moderately while a held-out metric keeps improving."""
+        shares = [m for m in metrics if m.metadata.get("split") == "eval" and m.metadata.get("higher_is_better")]
+        if shares and all(self._is_right(metric) for metric in shares):
+            return True
         if seen.severity is Severity.CRITICAL:
             return False
         return any(self._goes_on(metric, seen) for metric in metrics)
+
+    def _is_right(self, metric: Signal) -> bool:
+        """Return whether nearly all held-out answers are right to the end: the few that are not make the loss."""
+        values = metric.values[np.isfinite(metric.values)]
+        if len(values) < self.minimum_evaluations or float(values.min()) < 0.0:
+            return False
+        share = self.select.as_share(values)
+        end = float(np.median(share[-self.minimum_evaluations :]))
+        return self.nearly_right <= end <= 1.0 and end >= float(share.max()) - self.right_kept
 
     def _goes_on(self, metric: Signal, seen: Detection) -> bool:
         """Return whether a held-out metric kept getting better after the held-out loss turned."""
@@ -161,7 +185,8 @@ class OverfittingDetector(BaseDetector):
                 continue
             last = float(np.median(own[-max(1, len(own) // 4) :]))
             learnt = last <= self.by_heart * float(own[0])
-            if learnt and best >= (1 - self.never_better) * first and end >= max(first, self.untrained * float(own[0])):
+            no_use = best >= (1 - self.never_better) * first and end >= max(first, self.untrained * float(own[0]))
+            if (learnt and no_use) or self._is_apart(values, own):
                 claim = (
                     f"was {first:.4g} at step {steps[0]:g} and is {end:.4g} at step {steps[-1]:g}, never below "
                     f"{best:.4g}, while the training loss fell from {own[0]:.4g} to {last:.4g}"
@@ -177,6 +202,18 @@ class OverfittingDetector(BaseDetector):
                     numbers={"best": best, "end": end, "rise": end / best - 1, "training_fell": 1 - last / own[0]},
                 )
         return None
+
+    def _is_apart(self, held_out: np.ndarray, training: np.ndarray) -> bool:
+        """Return whether two losses that began alike are far apart: one fell to little, the other hardly, and rises.
+
+        Levels are medians of a tenth, which single evaluations do not move.
+        """
+        levels = np.array([float(np.median(part)) for part in np.array_split(held_out, TENTH)])
+        first, last = (float(np.median(part)) for part in (np.array_split(training, TENTH)[i] for i in (0, -1)))
+        alike = 1 / self.apart_start <= levels[0] / first <= self.apart_start if first > 0 else False
+        gained = levels[0] - levels.min() <= self.apart_gain * levels[0]
+        rises = levels[-1] >= (1 + self.apart_rise) * levels.min() and levels.argmin() < TENTH // 2
+        return bool(alike and gained and rises and levels[-1] >= self.apart * last > 0)
 
     def _climbs(self, values: np.ndarray, best_at: int) -> bool:
         """Return whether each of the last evaluations is clearly worse than the best, and later ones more so."""

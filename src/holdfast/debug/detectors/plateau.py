@@ -9,8 +9,10 @@ from typing import ClassVar
 import numpy as np
 
 from holdfast.debug.base import BaseDetector
-from holdfast.debug.detectors.steps.evidence import LIKELY, STRONG, detection
+from holdfast.debug.detectors.steps.evidence import FAIR, LIKELY, STRONG, detection
+from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.detectors.steps.stall import StallRule
+from holdfast.debug.detectors.steps.standstill import StandstillRule
 from holdfast.debug.types import (
     Detection,
     DetectionContext,
@@ -43,6 +45,8 @@ class LossPlateauDetector(BaseDetector):
     """Steps a live run is given: there is time to wait until no run could still be warming up."""
     stall: StallRule = field(default_factory=StallRule)
     """When a loss has not moved."""
+    standstill: StandstillRule = field(default_factory=StandstillRule)
+    """When nothing at all got better."""
 
     @property
     def name(self) -> str:
@@ -51,7 +55,12 @@ class LossPlateauDetector(BaseDetector):
 
     def get_required_signals(self) -> frozenset[str]:
         """Losses; metrics and rewards that may show it learns after all; what shows whether the parameters moved."""
-        return frozenset(("loss", "eval_loss", "metric", "reward", "update_norm", "weight_norm", "lr", "grad_norm"))
+        return frozenset(
+            (
+                *("loss", "eval_loss", "perplexity", "metric", "reward", "entropy", "kl", "value_loss"),
+                *("update_norm", "weight_norm", "lr", "grad_norm"),
+            )
+        )
 
     def detect(self, signals: Sequence[Signal], context: DetectionContext) -> DetectionResult:
         """Report the first total loss that is stuck."""
@@ -59,7 +68,11 @@ class LossPlateauDetector(BaseDetector):
         if stall is None:
             # A live run may yet find its first reward.
             reward = None if context.live else self.stall.flat_reward(signals, source=context.source)
-            return DetectionResult(self.name, () if reward is None else (self._unrewarded(reward),))
+            if reward is not None:
+                return DetectionResult(self.name, (self._unrewarded(reward),))
+            warming = context.live or any(self.stall.still_rises(rate) for rate in of_kind(signals, "lr"))
+            stands = None if warming else self.standstill.find(signals)
+            return DetectionResult(self.name, () if stands is None else (self._nothing_better(stands),))
         where = f", the level of {stall.guess}" if stall.guess else ""
         claim = (
             f"stays at {stall.level:.4g}{where}: fell by {max(stall.improvement, 0):.1%} in {stall.shape.count} "
@@ -79,6 +92,26 @@ class LossPlateauDetector(BaseDetector):
             beside=(Evidence(doubt.signal.name, doubt.claim, doubt.numbers),) if doubt else (),
         )
         return DetectionResult(self.name, (found,))
+
+    def _nothing_better(self, signal: Signal) -> Detection:
+        values, steps = signal.values[np.isfinite(signal.values)], signal.steps[np.isfinite(signal.values)]
+        third = len(values) // 3
+        before, after = float(np.median(values[:third])), float(np.median(values[-third:]))
+        claim = (
+            f"is {after:.4g} in the last third of {len(values)} points and {before:.4g} in the first, "
+            f"steps {steps[0]:g} to {steps[-1]:g}: nothing that was logged got better"
+        )
+        return detection(
+            self.failure,
+            signal,
+            claim,
+            severity=Severity.WARNING,
+            confidence=FAIR,
+            first=float(steps[0]),
+            last=float(steps[-1]),
+            numbers={"before": before, "after": after},
+            facts=PlateauFacts(after, 0.0, None),
+        )
 
     def _unrewarded(self, signal: Signal) -> Detection:
         values = signal.values[np.isfinite(signal.values)]

@@ -37,6 +37,10 @@ _MOST_GROUPS = 4096
 _WHOLE_RUN = frozenset(("total_timesteps", "time_total_timesteps", "global_step", "trainer_global_step", "total_steps"))
 MIN_FILES = 8
 """Rows that each name another file from which a table lists samples."""
+MIN_RESULTS = 3
+"""Different words in a column from which they name what each row is about: two may be yes and no."""
+_LETTER = re.compile(r"[^\W\d_]")
+_DIGIT = re.compile(r"\d")
 _FILE = re.compile(r"[\w)-]\.[A-Za-z]\w{1,4}$")
 _WEIGHTS = re.compile(r"\.(?:pt|pth|ckpt|bin|h5|hdf5|keras|safetensors|pkl|onnx)$")  # Each stands for a step.
 _INDEX = re.compile(r"^Unnamed: \d+$")
@@ -76,7 +80,7 @@ def read_columns(
     columns = _from_long_form(columns, labels)
     step, epoch = _choose(columns, STEP_NAMES, count), _choose(columns, EPOCH_NAMES, count)
     if step is None and epoch is None:
-        if _names_files(labels):
+        if _names_files(labels) or _lists_results(columns, labels):
             return Reading(has_step=False)
         reading.has_step = False
         if count > 1:
@@ -122,6 +126,24 @@ def _names_files(labels: Mapping[str, NDArray[Any]]) -> bool:
         named = [word for word in words.tolist() if isinstance(word, str)]
         distinct = len(words) >= MIN_FILES and len(set(named)) == len(words)
         if distinct and all(_FILE.search(word) and not _WEIGHTS.search(word) for word in named):
+            return True
+    return False
+
+
+def _lists_results(columns: Sequence[Column], labels: Mapping[str, NDArray[Any]]) -> bool:
+    """Return whether the rows are results of several things, named in a column of words, and no steps of one run.
+
+    Of data sets, methods, classes, kinds of noise: in which order they stand says nothing. A loss is of a run.
+    """
+    if any((c.meaning or meaning_of(c.name)).kind in ("loss", "eval_loss", "perplexity", "reward") for c in columns):
+        return False
+    for name, words in labels.items():
+        if plain(name) in _SPLIT_NAMES | _LAYER_NAMES or _are_splits(words):
+            continue
+        distinct = {word for word in words.tolist() if isinstance(word, str)}
+        if len(distinct) >= MIN_RESULTS and all(
+            len(_LETTER.findall(word)) > len(_DIGIT.findall(word)) for word in distinct
+        ):
             return True
     return False
 

@@ -19,6 +19,7 @@ from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.run_log import RunLog
+from holdfast.debug.types import LOSS_LIKE
 from holdfast.errors import UnreadableLogError
 
 __all__ = ["default_formats", "rank_formats", "read_file"]
@@ -74,7 +75,7 @@ def read_file(
         log = _attempt(form, file, refusals)
         if log is not None and (best is None or _grasp(log) > _grasp(best)):
             best = log
-        if best is not None and _is_telling(best) and _share(best) >= file.limits.text.read_share:
+        if best is not None and _shows_course(best) and _share(best) >= file.limits.text.read_share:
             break
     crashed = read_crash(file) if file.is_text and (best is None or not _is_telling(best)) else None
     if best is not None and crashed is not None:
@@ -94,8 +95,17 @@ def _is_telling(log: RunLog) -> bool:
     return any(run.events or any(signal.kind and len(signal.steps) > 1 for signal in run.signals) for run in runs)
 
 
-def _grasp(log: RunLog) -> tuple[bool, float]:
-    return _is_telling(log), _share(log)
+def _shows_course(log: RunLog) -> bool:
+    """Return whether a reading holds a series that can show progress, or events.
+
+    A format that knows its own lines and no others may read learning rates and pass over the losses between them.
+    """
+    runs = (log, *log.later)
+    return any(run.events or any(s.kind in LOSS_LIKE and len(s.steps) > 1 for s in run.signals) for run in runs)
+
+
+def _grasp(log: RunLog) -> tuple[bool, bool, float]:
+    return _shows_course(log), _is_telling(log), _share(log)
 
 
 def _share(log: RunLog) -> float:

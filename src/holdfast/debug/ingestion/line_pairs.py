@@ -48,6 +48,8 @@ _BY_NUMBER = re.compile(
 )
 # What is between a name and its number once the counters are taken out: ``Loss at epoch 1 and step 2 is 0.5``.
 _LEFT_OVER = re.compile(r"[\x1f ]+and[\x1f ]+(?=(?:is|was)\b)")
+# Brackets that held a counter: ``Training Loss (epoch 1): 0.5``.
+_EMPTY = re.compile(r"[ \x1f]?[(\[]\x1f[)\]]")
 # Over how much a number was averaged: ``Train error last 800 batches: 0.5``, ``reward (last 100 episodes): 20``.
 _WINDOW = re.compile(
     r"[ \x1f]?\(?(?:\b(?:over|for|of|in|across)[ ])?(?:the[ ])?\b(?:last|past|previous) \d{1,9} [A-Za-z]{1,12}\b\)?",
@@ -57,6 +59,14 @@ _QUOTED = re.compile(rf"([:=][ ]?)[\"']({NUMBER})[\"'](?=[,}}\s]|$)")  # Detectr
 _RUN_ON = re.compile(r"([:=] ?\d[\d.]{0,64})(?=[A-Za-z_]{3,20} ?[:=])")  # ``idx: 0loss: 0.5``
 # Names in a list before their numbers in another: ``[Avg. Loss, Loss]: [6.2, 6.3]``.
 _LISTS = re.compile(r"\[([A-Za-z][^\[\]]{0,200})\][ ]?[:=][ ]?\[([-+.\d][^\[\]]{0,400})\]")
+# What was measured on one part of the data, in brackets after its name: ``Train(L=0.69 | A=0.51)  Valid(L=0.7)``.
+_OF_SPLIT = re.compile(
+    r"\b(train|training|val|valid|validation|eval|test|dev)"
+    r"\(((?:[A-Za-z][\w ]{0,20}[:=][ ]?[-+\d.naNifIF][^()]{0,20}){1,8})\)",
+    re.IGNORECASE,
+)
+_OF_SPLIT_NAME = re.compile(r"([A-Za-z][\w ]{0,20}?)[ ]?(?=[:=])")
+_SHORT = {"l": "loss", "a": "acc"}
 _WIDE = re.compile(r"\t[\t ]*| {2,}")
 _UNIT = (
     r"(?:\s?(?:[A-Za-z]{1,10}/[A-Za-z]{1,10}|(?:[kKMGT]i?)?B|sec(?:s|onds?)?|s|ms|us|min(?:utes)?|hours?|hrs?|h|it|tokens|"
@@ -120,9 +130,17 @@ def with_gaps(line: str) -> str:
         line = _ARROW.sub(r"\1", line)
     if "]: [" in line or "]:[" in line or "]=[" in line:
         line = _LISTS.sub(_side_by_side, line)
+    if "=" in line and "(" in line:
+        line = _OF_SPLIT.sub(_told_apart, line)
     if "{" in line:
         line = _QUOTED.sub(r"\1\2", _BY_NUMBER.sub(GAP, line))
     return _WIDE.sub(GAP, _RUN_ON.sub(rf"\1{GAP}", line))
+
+
+def _told_apart(match: re.Match[str]) -> str:
+    """Return the pairs in brackets after the name of a part of the data, each with that name."""
+    split = match[1]
+    return _OF_SPLIT_NAME.sub(lambda name: f"{GAP}{split} {_SHORT.get(name[1].lower(), name[1])}", match[2])
 
 
 def _side_by_side(match: re.Match[str]) -> str:
@@ -142,6 +160,8 @@ def find_pairs(text: str, spellings: dict[str, str]) -> Pairs:
     covered, telling = 0, False
     if "and" in text:
         text = _LEFT_OVER.sub(" ", text)
+    if GAP in text:
+        text = _EMPTY.sub(" ", text)
     for match in _PAIR.finditer(text):
         if match["bar"]:
             continue

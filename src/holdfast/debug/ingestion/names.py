@@ -17,7 +17,7 @@ from typing import Any
 __all__ = ["EPOCH_NAMES", "STEP_NAMES", "Meaning", "is_ambient", "meaning_of", "plain"]
 
 EVALUATION_WORDS = frozenset(
-    ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout", "tst")
+    ("val", "valid", "validation", "eval", "evaluation", "test", "dev", "heldout", "holdout", "tst", "vl", "vld")
 )
 
 # Whole plain names. Values: kind, or kind with the direction in which a metric improves.
@@ -25,6 +25,13 @@ EXACT: Mapping[str, str] = MappingProxyType(
     {
         # karpathy's short logs: train and test loss of llm.c and modded-nanogpt
         "trl": "loss",
+        "tr_l": "loss",
+        "tr_a": "metric+",
+        "vl_l": "eval_loss",
+        "vl_a": "metric+",
+        # CatBoost's own names for what it minimises
+        "multi_class": "loss",
+        "logloss": "loss",
         "tel": "eval_loss",
         "hella": "metric+",
         "hellaswag": "metric+",

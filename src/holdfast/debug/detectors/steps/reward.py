@@ -13,10 +13,18 @@ from holdfast.debug.detectors.steps.baseline import TENTH
 from holdfast.debug.detectors.steps.select import of_kind
 from holdfast.debug.types import Signal
 
-__all__ = ["Fall", "RewardRule"]
+__all__ = ["NOT_TRAINED", "Fall", "RewardRule"]
 
 
 _MEAN = re.compile(r"(?:^|[^a-z])(?:mean|avg|average|ma\d*)(?:[^a-z]|$)", re.IGNORECASE)
+
+
+# What was measured of a policy that does not learn: of a trained one, of one to compare with. Flat by design.
+NOT_TRAINED = re.compile(
+    r"(?:^|[^a-z])(?:test(?:ing)?|eval(?:uation)?|valid(?:ation)?|val|random|baseline|human|expert|demo|teacher|ref)"
+    r"(?:[^a-z]|$)",
+    re.IGNORECASE,
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +57,8 @@ class RewardRule:
     wandering: float = 2.0
     """How many times the difference of neighbouring blocks late rewards must be above early ones: less is wandering."""
 
+    given_back_share: float = 0.3
+    """The share of its gain that a reward may lose at the end and still have shown that its agent got better."""
     fall_share: float = 0.9
     """Of pairs of a reward at its best and a late one, the share in which the late one must be lower to have fallen."""
     fall_points: int = 300
@@ -107,6 +117,20 @@ class RewardRule:
         levels = np.array([np.median(part) for part in np.array_split(values, blocks)])
         gain = float(np.median(late) - np.median(early))
         return gain > 0.0 and gain >= self.wandering * float(np.median(np.abs(np.diff(levels))))
+
+    def given_back(self, signal: Signal) -> bool:
+        """Return whether a reward ends well below the best it held: a good part of its gain is gone.
+
+        By means: an agent that fails in every other episode has the median of one that never does.
+        """
+        values = signal.values[np.isfinite(signal.values)]
+        blocks = min(self.blocks, len(values) // self.block_points)
+        if blocks < self.minimum_blocks:
+            return False
+        levels = np.array([float(part.mean()) for part in np.array_split(values, blocks)])
+        best, wander = float(levels.max()), float(np.median(np.abs(np.diff(levels))))
+        fell = best - float(levels[-1])
+        return fell >= self.given_back_share * (best - float(levels[0])) and fell >= self.wandering * wander > 0.0
 
     def stands(self, signal: Signal) -> bool:
         """Return whether a long and noisy reward is at its first level in every tenth, and not at a ceiling.

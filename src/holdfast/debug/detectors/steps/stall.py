@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -10,7 +11,7 @@ import numpy as np
 
 from holdfast.debug.detectors.steps.baseline import MEDIAN_ERROR, TENTH, Shape, ShapeRule
 from holdfast.debug.detectors.steps.doubt import Chance, Doubt, DoubtRule
-from holdfast.debug.detectors.steps.reward import RewardRule
+from holdfast.debug.detectors.steps.reward import NOT_TRAINED, RewardRule
 from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
 from holdfast.debug.types import Signal
 
@@ -24,12 +25,6 @@ CONSTANT_ANSWERS = (0.25, 1.0)
 FIFTHS = 5
 # Overlaps as shares of one. An accuracy among thousands of classes begins as low, and climbs.
 _OVERLAP = re.compile(r"(?:^|[^a-z])(?:m?dice|m?iou|jaccard|f1|m?ap|map_?50)(?:[^a-z]|$)", re.IGNORECASE)
-# What was measured of a policy that does not learn: of a trained one, of one to compare with. Flat by design.
-_NOT_TRAINED = re.compile(
-    r"(?:^|[^a-z])(?:test(?:ing)?|eval(?:uation)?|valid(?:ation)?|val|random|baseline|human|expert|demo|teacher|ref)"
-    r"(?:[^a-z]|$)",
-    re.IGNORECASE,
-)
 
 
 def guessing_loss(value: float, *, tolerance: float, squared_share: float) -> str | None:
@@ -73,6 +68,9 @@ class StallRule:
     minimum_span: float = 100.0
     """Steps a log must cover: a few dozen may be too soon, unless the loss names a guess over whole epochs, or it or an
     accuracy beside it is the same to the last digit."""
+    most_classes: float = 5000.0
+    """A guess among more classes than this names a vocabulary, whose rows are steps and not epochs: they must cover the
+    whole span."""
     frozen_share: float = 0.9
     """The share of its points at which such a loss is the same, to the last digit, as at the point before."""
     most_improvement: float = 0.025
@@ -141,7 +139,7 @@ class StallRule:
         """Return the loss of a run that never learnt; None when it did, or when that is unknown."""
         if self.reward.any_rises(signals):
             return None  # An agent that gets better learns, wherever its loss is: that grows with the rewards.
-        if any(self._still_rises(rate) for rate in of_kind(signals, "lr")):
+        if any(self.still_rises(rate) for rate in of_kind(signals, "lr")):
             return None
         doubt, chance = self.doubt.find(signals), self.doubt.chance(signals)
         candidates = self.select.training_losses(signals) or evaluation_losses(signals)
@@ -163,7 +161,8 @@ class StallRule:
             covered = float(shape.steps[-1] - shape.steps[0])
             frozen = float(np.mean(np.diff(shape.values) == 0.0)) >= self.frozen_share
             frozen = frozen or any(self._frozen_metric(metric) for metric in of_kind(signals, "metric"))
-            sure = stall is not None and (stall.guess is not None or frozen)
+            many = stall is not None and stall.level > np.log(self.most_classes)
+            sure = stall is not None and ((stall.guess is not None and not many) or frozen)
             if stall is not None and (covered >= span or (sure and span <= self.minimum_span)):
                 return stall
         return None
@@ -177,16 +176,16 @@ class StallRule:
         flat = [
             signal
             for signal in rewards
-            if not _NOT_TRAINED.search(signal.name)
+            if not NOT_TRAINED.search(signal.name)
             and self.select.began(signal.steps)
             and (self.reward.stands(signal) or self.reward.at_floor(signal))
         ]
-        if not flat or _NOT_TRAINED.search(source) or self.reward.any_rises(signals):
+        if not flat or NOT_TRAINED.search(source) or self.reward.any_rises(signals):
             return None
         better = self._anything_improved([*of_kind(signals, "metric", "eval_loss"), *rewards], ())
         return None if better else flat[0]
 
-    def _still_rises(self, rate: Signal) -> bool:
+    def still_rises(self, rate: Signal) -> bool:
         """Return whether a learning rate rises from the first row to the last: the run is in its warm-up."""
         values = rate.values[np.isfinite(rate.values)]
         long = len(values) >= self.warmup_points and bool(values[-1] > self.warmup_factor * values[0] >= 0.0)
@@ -322,7 +321,8 @@ class StallRule:
             return False
         fifths = _fifths(shape)
         allowed = self.flat_share - self.errors * error
-        return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1]
+        steadily = all(before - after > self.errors * error * before for before, after in itertools.pairwise(fifths))
+        return abs(fifths[1] - fifths[-1]) <= allowed * fifths[1] and not steadily
 
     def _guessed(self, shape: Shape) -> str | None:
         """Return the guess a loss ends on, was never below, and no longer moves away from."""

@@ -12,14 +12,15 @@ import re
 from collections import Counter
 from dataclasses import replace
 
+from holdfast.debug.ingestion.json_blocks import json_object
 from holdfast.debug.ingestion.limits import Limits
-from holdfast.debug.ingestion.line_pairs import GAP, Pairs, find_pairs, with_gaps
+from holdfast.debug.ingestion.line_pairs import GAP, TELLING, Pairs, find_pairs, with_gaps
 from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
-from holdfast.debug.ingestion.names import EVALUATION_WORDS, plain
+from holdfast.debug.ingestion.names import EVALUATION_WORDS, meaning_of, plain
 from holdfast.debug.ingestion.numbers import NUMBER, to_number
 from holdfast.debug.ingestion.printed_table import PrintedTable, SplitTable
-from holdfast.debug.ingestion.rows import RowCollector
+from holdfast.debug.ingestion.rows import RowCollector, number_of
 from holdfast.debug.ingestion.run_log import RunLog
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 
@@ -44,6 +45,7 @@ _PREFIX = re.compile(
     r"^\s*(?:[IWEF]\d{4} [\d:.]{8,20}\s+\d{1,10} [\w./\-]{1,80}:\d{1,6}\]"
     r"|\[?\d{4}[-/]\d{2}[-/]\d{2}[T ]?[\d:.,+Z]*\]?|\[?\d{1,3}:\d{2}:\d{2}[.,\d]*\]?"
     r"|\d{2}/\d{2}/(?:\d{4}|\d{2})(?=[ \x1f]\d{2}:\d{2})"
+    r"|[\w.]{1,60} - (?=(?:INFO|DEBUG|WARNING) - )"  # The name of a logger, as most set-ups print it.
     r"|\[?(?:INFO|DEBUG|WARNING|I|W)\]?\b|[-|:\s\x1f]|\[[A-Za-z][\w.:\-]*(?::\d+)?\]|root|__main__"
     r"|\([A-Za-z]\w{0,60} pid=\d{1,10}(?:, ip=[\d.]{7,15})?\))+"  # Ray: "(TaskRunner pid=12) step:1 - loss:2.5"
 )
@@ -106,6 +108,8 @@ class _Reader(LineReader):
             return True
         if len(line) > MAX_LINE or not _DIGIT_OR_WORD.search(line) or line.lstrip().startswith(_CLIENTS):
             return False
+        if line.startswith("{") and line.endswith("}") and self._record(line):
+            return True
         if line.startswith(("('", '("')) and line.endswith(")"):
             line = _without_tuple(line)
         if "Warning" in line:
@@ -158,6 +162,20 @@ class _Reader(LineReader):
             # What batches print, again without one: the mean over the epoch, which is another series.
             fields = {f"epoch {name}" if name in self._batched else name: value for name, value in fields.items()}
         self._add(place, fields)
+        return True
+
+    def _record(self, line: str) -> bool:
+        """Take a JSON object that nests what it measured: StyleGAN's ``{"results": {"fid50k": 9.6}, "metric": …}``."""
+        record = json_object(line)
+        nested = (
+            {}
+            if record is None
+            else {k: v for part in record.values() if isinstance(part, dict) for k, v in part.items()}
+        )
+        fields = {name: number_of(value) for name, value in nested.items() if meaning_of(name).kind in TELLING}
+        if not fields or any(value is None for value in fields.values()):
+            return False
+        self._add(Place(None, None, None, ""), fields)
         return True
 
     def _hold(self, place: Place, pairs: Pairs) -> None:

@@ -17,7 +17,8 @@ from holdfast.debug.ingestion.structures import read_structure, structure_of
 
 __all__ = ["JsonDocumentFormat", "load_json"]
 
-_OPENING = re.compile(r"^\s*[\[{]\s*($|[\[{\"}\]\-\d])")
+# A date in brackets begins a logger's line: "[2023-08-04 16:30:11,661][__main__][INFO] - …".
+_OPENING = re.compile(r"^\s*[\[{](?!\d{2,4}[-/.]\d\d[-/.]\d\d|\d\d:\d\d)\s*($|[\[{\"}\]\-\d])")
 _STRUCTURE = re.compile(r'"(?:[^"\\]|\\.)*"|[\[\]{},]')
 _PYTHON = re.compile(r"\s*\{\s*'[^'\n]{1,60}'\s*:\s*(?:[\[{(]|array|tensor|defaultdict)")
 _WRAPPED = re.compile(

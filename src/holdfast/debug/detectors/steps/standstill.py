@@ -1,0 +1,74 @@
+"""That nothing in a whole run got better: no loss, no metric, no reward, by any of its points."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from holdfast.debug.detectors.steps.progress import ProgressRule, badness, count_of
+from holdfast.debug.detectors.steps.select import SelectRule, evaluation_losses, main_losses, of_kind
+from holdfast.debug.types import LOSS_LIKE, Signal
+
+__all__ = ["StandstillRule"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StandstillRule:
+    """When a run has nothing to show for all its steps.
+
+    Weaker than a loss that stays at its first level, and for runs in which that is hidden by noise or by a rise: of all
+    that should fall or rise, nothing did. A training loss alone is not enough: that of a good model that is tuned a
+    little, or of a diffusion model, is as flat.
+    """
+
+    minimum_points: int = 20
+    """Points of the series that is judged: fewer may be too soon."""
+    beside_points: int = 5
+    """Points from which another series may show that the run got better after all."""
+    good: float = 0.9
+    """A share of right answers that ends above this leaves little to learn: a model that came trained."""
+    small: float = 0.02
+    """So does a loss that begins below this: what is compared with classes or standardised targets costs more."""
+    least_gain: float = 0.02
+    """The share of its level by which the last third of a series may be better than the first: less is noise."""
+    progress: ProgressRule = field(default_factory=ProgressRule)
+    """When a series gets better."""
+    select: SelectRule = field(default_factory=SelectRule)
+    """Which of a run's series a question is about."""
+
+    def find(self, signals: Sequence[Signal]) -> Signal | None:
+        """Return the series that a run is judged by where neither it nor any other got better.
+
+        An agent is judged by its reward, and by rules of its own: its losses say nothing.
+        """
+        like = [s for s in of_kind(signals, *LOSS_LIKE) if s.layer is None and np.isfinite(s.values[-1:]).all()]
+        if of_kind(signals, "reward", "entropy", "kl", "value_loss"):
+            return None
+        judged = [*main_losses(signals), *evaluation_losses(signals)]
+        judged = judged or [s for s in like if s.kind == "metric" and s.metadata.get("higher_is_better") is not None]
+        long = [s for s in judged if s in like and count_of(s) >= self.minimum_points and self.select.began(s.steps)]
+        witnessed = any(
+            count_of(s) >= self.beside_points
+            and (s.kind in ("eval_loss", "perplexity") or s.metadata.get("higher_is_better") is not None)
+            for s in like
+        )
+        if not witnessed or not long or any(self._is_good(signal) for signal in like):
+            return None
+        told = [signal for signal in like if count_of(signal) >= self.beside_points]
+        return None if any(self._gained(signal) for signal in told) else long[0]
+
+    def _gained(self, signal: Signal) -> bool:
+        """Return whether a series got better, beyond chance or by more than ``least_gain`` for whatever reason."""
+        values = badness(signal)
+        third = max(1, len(values) // 3)
+        gain = float(np.median(values[:third]) - np.median(values[-third:]))
+        return self.progress.got_better(signal) or gain > self.least_gain * abs(float(np.median(values[:third])))
+
+    def _is_good(self, signal: Signal) -> bool:
+        """Return whether a series is where there is little left to gain."""
+        values = signal.values[np.isfinite(signal.values)]
+        if signal.kind == "metric" and signal.metadata.get("higher_is_better") and len(values):
+            return self.good <= float(np.median(self.select.as_share(values)[-3:])) <= 1.0
+        return signal.kind in ("loss", "eval_loss") and len(values) > 0 and 0.0 <= float(values[0]) < self.small
