@@ -267,3 +267,10 @@ def test_numbers_that_end_a_little_lower_by_chance_are_no_loss(tmp_path: Path) -
     path.write_text("".join(f"{1200 + 300 * math.sin(n / 2) - n / 100}\n" for n in range(3000)))
     (run,) = DEBUGGER.debug(path).runs
     assert [signal.kind for signal in run.signals] == [None]
+
+
+def test_how_many_rows_of_bare_numbers_are_a_series_is_a_threshold(tmp_path: Path) -> None:
+    (tmp_path / "train_log.txt").write_text("".join(f"{n} {3.0 / (n + 1):.4f}\n" for n in range(30)))
+    assert MLSystemsDebugger(plugins=False).debug(tmp_path / "train_log.txt").runs[0].signals
+    with pytest.raises(UnreadableLogError):
+        MLSystemsDebugger(plugins=False, thresholds={"reading": {"bare_rows": 50}}).debug(tmp_path / "train_log.txt")

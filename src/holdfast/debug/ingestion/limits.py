@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from holdfast.debug.ingestion.reading_rules import EndingRule, RestartRule, TextRule
+from holdfast.debug.ingestion.reading_rules import EndingRule, RestartRule, TableRule, TextRule
 
 __all__ = ["Limits"]
 
@@ -35,3 +35,5 @@ class Limits:
     """When an error ended the job."""
     text: TextRule = field(default_factory=TextRule)
     """Which lines of free text are rows."""
+    table: TableRule = field(default_factory=TableRule)
+    """Which lines are a table, and what its columns may be."""

@@ -14,6 +14,7 @@ from typing import IO, cast
 
 from holdfast.debug.ingestion.foreign_words import in_english, known_words
 from holdfast.debug.ingestion.limits import Limits
+from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.errors import UnreadableLogError
 
 __all__ = ["LineSplitter", "LogFile", "clean_line"]
@@ -134,6 +135,12 @@ class LogFile:
                     stream.seek(offset)
                     lines += _split(self._decoded(stream.read(_SAMPLE)), False)[1:]
         return lines
+
+    @cached_property
+    def sample_parts(self) -> list[str]:
+        """The lines of the sample that say anything, those that hold several records in parts: every format asks."""
+        parts = (part for line in self.sample_lines for part in parts_of_line(line))
+        return [part for part in parts if part and not part.isspace()]
 
     @cached_property
     def compressed(self) -> bool:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-__all__ = ["EndingRule", "RestartRule", "RunningMeanRule", "StepRule", "TextRule"]
+__all__ = ["EndingRule", "RestartRule", "RunningMeanRule", "StepRule", "TableRule", "TextRule"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -111,3 +111,51 @@ class TextRule:
     sure_share: float = 0.5
     """What of that share is enough where a number is lost ("nan" is half as long as "0.5217") or the counter has its
     total, as on a progress bar, which is long whatever it tells."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TableRule:
+    """Which lines are a table, and what its columns may be: with a header, drawn with bars, or of bare numbers."""
+
+    pair_share: float = 0.34
+    """The share of a header's names that may hold a colon and a number: more are a line of a log."""
+    fitting_share: float = 0.6
+    """The share of the rows that must have the header's cells."""
+    preamble_lines: int = 3
+    """Lines of settings that may come before the header of a file that is called a table."""
+    wide: int = 5
+    """From this many columns on a row does not fit its header by chance …"""
+    fitting_share_wide: float = 0.4
+    """… and every other row may be something else: some programs write two tables into one file."""
+    bordered_rows: int = 4
+    """Rows from which bars may be those of a log."""
+    known_names: int = 2
+    """Names of known metrics in a printed header without a counter; its rows are counted …"""
+    known_share: float = 0.5
+    """… and the share of the names that they must be: a sentence may hold two."""
+    bare_rows: int = 6
+    """Rows from which numbers without a name are a series."""
+    bare_rows_named: int = 3
+    """The same where the file's name says what they are."""
+    matrix_width: int = 50
+    """Numbers per row from which the rows of a file whose name says what they are, all of one length, are a series cut
+    into rows, or runs side by side: read in the order of the file, and not judged."""
+    bare_share: float = 0.95
+    """The share of the lines that must be rows of numbers."""
+    width_share: float = 0.6
+    """The share of the rows that must have as many numbers as most of them."""
+    bare_columns: int = 16
+    """Numbers per row beyond which it is data, not a log."""
+    unnamed_columns: int = 2
+    """Columns of which the first may be the loss: of more, any may be."""
+    unnamed_beside_counter: int = 4
+    """The same after a counter: who prints the epoch prints the loss next, then what is derived from it."""
+    unknown_columns: int = 8
+    """Numbers per row after a counter, the counter with them, in a file whose name says nothing: more is data."""
+    counting_share: float = 0.9
+    """The share of the rows that must go on from the one before for a column to be a counter."""
+    sum_tolerance: float = 0.01
+    """How near the sum of the other columns a total must be, relative to it: logs round."""
+    fallen_share: float = 0.9
+    """The share of the last tenth of a nameless series that must lie below the middle of the first for it to have
+    fallen: what is predicted or measured ends a little lower by chance."""

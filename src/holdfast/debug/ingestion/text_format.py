@@ -18,7 +18,6 @@ import numpy as np
 from holdfast.debug.ingestion.columns import Reading
 from holdfast.debug.ingestion.config_text import config_from_line
 from holdfast.debug.ingestion.crash_lines import CrashScanner, is_bare_numbers
-from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_parts import parts_of_line
 from holdfast.debug.ingestion.line_reading import LineReading
 from holdfast.debug.ingestion.log_file import LogFile, clean_line
@@ -31,6 +30,8 @@ from holdfast.debug.types import Coverage, Signal
 
 __all__ = ["LineReader", "TextFormat"]
 
+MAX_SAMPLE_ROWS = 10_000
+"""Rows of a sample that are kept: more than any sample has lines."""
 MIN_BLOCK_BYTES = 4 << 20
 """Files from this size on are read in blocks: below, reading line by line takes a second."""
 MIN_SEGMENT_LINES = 16
@@ -91,10 +92,9 @@ class TextFormat(LogFormat):
         """Return the share of lines with numbers that this format reads, weighted by how special its grammar is."""
         if not file.is_text:
             return 0.0
-        reader = self.reader(RowCollector(Limits(rows=10_000)))
-        lines = (part for line in file.sample_lines for part in parts_of_line(line) if part and not part.isspace())
+        reader = self.reader(RowCollector(replace(self.limits, rows=MAX_SAMPLE_ROWS)))
         hits = 0
-        for line in lines:
+        for line in file.sample_parts:
             hits += bool(reader.feed(line))
             if hits == self.hits_enough:
                 break

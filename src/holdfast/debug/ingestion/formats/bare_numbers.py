@@ -21,37 +21,12 @@ from holdfast.debug.ingestion.log_file import LogFile
 from holdfast.debug.ingestion.log_format import LogFormat
 from holdfast.debug.ingestion.names import meaning_of, plain
 from holdfast.debug.ingestion.numbers import joined_rows
+from holdfast.debug.ingestion.reading_rules import TableRule
 from holdfast.debug.ingestion.run_log import RunLog, log_of_readings
 from holdfast.debug.ingestion.table import Column
 
 __all__ = ["BareNumbersFormat"]
 
-MIN_ROWS = 6
-"""Rows from which numbers without a name are a series."""
-MIN_ROWS_NAMED = 3
-"""The same where the file's name says what they are."""
-MIN_MATRIX_WIDTH = 50
-"""Numbers per row from which the rows of a file whose name says what they are, all of one length, are a series cut
-into rows, or runs side by side: read in the order of the file, and not judged."""
-MIN_ROW_SHARE = 0.95
-"""The share of the lines that must be rows of numbers."""
-MIN_WIDTH_SHARE = 0.6
-"""The share of the rows that must have as many numbers as most of them."""
-MAX_COLUMNS = 16
-"""Numbers per row beyond which it is data, not a log."""
-MAX_UNNAMED = 2
-"""Columns of which the first may be the loss: of more, any may be."""
-MAX_UNNAMED_BESIDE_COUNTER = 4
-"""The same after a counter: who prints the epoch prints the loss next, then what is derived from it."""
-MAX_UNKNOWN_COLUMNS = 8
-"""Numbers per row after a counter, the counter with them, in a file whose name says nothing: more is data."""
-MIN_COUNTING_SHARE = 0.9
-"""The share of the rows that must go on from the one before for a column to be a counter."""
-SUM_TOLERANCE = 0.01
-"""How near the sum of the other columns a total must be, relative to it: logs round."""
-FALLEN_SHARE = 0.9
-"""The share of the last tenth of a nameless series that must lie below the middle of the first for it to have fallen:
-what is predicted or measured ends a little lower by chance."""
 _NUMBER = re.compile(
     r"[-+]?(?:\d{1,64}(?:\.\d{0,64})?|\.\d{1,64})(?:[eE][-+]?\d{1,4})?|[-+]?(?:nan|inf|infinity)", re.I
 )
@@ -85,17 +60,18 @@ class BareNumbersFormat(LogFormat):
         """Nothing but rows of numbers, in a file whose name says what they are, or with a counter before them."""
         if not file.is_text:
             return 0.0
+        rule = file.limits.table
         lines = [line for line in joined_rows(file.sample_lines) if line.strip()]
         rows = [row for row in map(_row, lines) if row]
-        if not rows or len(rows) < MIN_ROW_SHARE * len(lines):
+        if not rows or len(rows) < rule.bare_share * len(lines):
             return 0.0
         if len(rows) == 1:
-            return 0.6 if _named(file) and len(rows[0]) >= MIN_ROWS else 0.0
+            return 0.6 if _named(file) and len(rows[0]) >= rule.bare_rows else 0.0
         width, most = Counter(map(len, rows)).most_common(1)[0]
-        if _named(file) and width >= MIN_MATRIX_WIDTH and most >= len(rows) - 1:  # The sample may cut the last one.
+        if _named(file) and width >= rule.matrix_width and most >= len(rows) - 1:  # The sample may cut the last one.
             return 0.6
-        least = MIN_ROWS_NAMED if _named(file) else MIN_ROWS
-        if len(rows) < least or width > MAX_COLUMNS or most < MIN_WIDTH_SHARE * len(rows):
+        least = rule.bare_rows_named if _named(file) else rule.bare_rows
+        if len(rows) < least or width > rule.bare_columns or most < rule.width_share * len(rows):
             return 0.0
         names = lines[0].split(",")
         if width > 1 and len(names) == width and all(name.strip() and not _row(name) for name in names):
@@ -103,16 +79,17 @@ class BareNumbersFormat(LogFormat):
         if _named(file) or _is_training(file):
             return 0.6 if _named(file) else 0.5
         first = np.array([row[0] for row in rows if len(row) == width])
-        return 0.3 if 1 < width <= MAX_UNKNOWN_COLUMNS and _counts(first) else 0.0
+        return 0.3 if 1 < width <= rule.unknown_columns and _counts(first, rule) else 0.0
 
     def read(self, file: LogFile) -> RunLog:
         """Read every row."""
+        rule = file.limits.table
         columns, count, matrix = _columns(file)
-        paired = _counts_in_pairs(columns)
-        counted = paired or (len(columns) > 1 and _counts(columns[0].values))
+        paired = _counts_in_pairs(columns, rule)
+        counted = paired or (len(columns) > 1 and _counts(columns[0].values, rule))
         values = columns[2:] if paired else columns[1:] if counted else columns
-        sure = len(values) <= (MAX_UNNAMED_BESIDE_COUNTER if counted else MAX_UNNAMED)
-        sure = (sure or (_named(file) and _is_sum(values))) and not matrix
+        sure = len(values) <= (rule.unnamed_beside_counter if counted else rule.unnamed_columns)
+        sure = (sure or (_named(file) and _is_sum(values, rule))) and not matrix
         names = [""] * len(values)
         # A learning rate that never changes may come before the loss.
         first = next((n for n, column in enumerate(values) if float(np.ptp(column.values)) != 0.0), 0)
@@ -144,6 +121,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
     places: list[array[int]] = []
     count = 0
     single: array[float] = array("d")
+    rule = file.limits.table
     width = 0
     for line in joined_rows(file.lines(longest=file.limits.structured_line_characters)):
         row = _row(line)
@@ -151,9 +129,9 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
             continue
         if count == 0:
             width = len(row)
-        if count == 0 or (width >= MIN_MATRIX_WIDTH and len(row) == width):
+        if count == 0 or (width >= rule.matrix_width and len(row) == width):
             single.extend(row)
-        for number, value in enumerate(row[:MAX_COLUMNS]):
+        for number, value in enumerate(row[: rule.bare_columns]):
             if number == len(cells):
                 cells.append(array("d"))
                 places.append(array("q"))
@@ -162,7 +140,7 @@ def _columns(file: LogFile) -> tuple[list[Column], int, bool]:
         count += 1
         if count >= file.limits.rows:
             break
-    matrix = count > 1 and width >= MIN_MATRIX_WIDTH and _named(file)
+    matrix = count > 1 and width >= rule.matrix_width and _named(file)
     if count == 1 or matrix:
         return [Column("", np.array(single))], len(single), matrix
     return (
@@ -187,32 +165,36 @@ def _row(line: str) -> list[float]:
     return [float(cell) for cell in cells] if all(map(_NUMBER.fullmatch, cells)) else []
 
 
-def _is_sum(columns: list[Column]) -> bool:
+def _is_sum(columns: list[Column], rule: TableRule) -> bool:
     """Return whether the first column is the sum of those that follow it, as a total is of its parts."""
-    if not 2 < len(columns) <= MAX_COLUMNS or any(column.rows is not None for column in columns):
+    if not 2 < len(columns) <= rule.bare_columns or any(column.rows is not None for column in columns):
         return False
     total = columns[0].values
     sums = np.cumsum([column.values for column in columns[1:]], axis=0)[1:]
     # Two parts or more; after them may come their own parts, or what is only logged.
-    near = np.abs(total - sums) <= SUM_TOLERANCE * np.abs(total)
-    return float(near.mean(axis=1).max()) >= MIN_ROW_SHARE
+    near = np.abs(total - sums) <= rule.sum_tolerance * np.abs(total)
+    return float(near.mean(axis=1).max()) >= rule.bare_share
 
 
-def _counts(values: Floats) -> bool:
+def _counts(values: Floats, rule: TableRule) -> bool:
     """Return whether a column counts: whole numbers that go up by the same stride, but where they begin again."""
-    if len(values) < MIN_ROWS or not np.all(np.isfinite(values)) or np.any((values != np.floor(values)) | (values < 0)):
+    if (
+        len(values) < rule.bare_rows
+        or not np.all(np.isfinite(values))
+        or np.any((values != np.floor(values)) | (values < 0))
+    ):
         return False
     strides = np.diff(values)
     stride = float(np.median(strides))
-    return stride > 0 and float(np.mean(strides == stride)) >= MIN_COUNTING_SHARE
+    return stride > 0 and float(np.mean(strides == stride)) >= rule.counting_share
 
 
-def _counts_in_pairs(columns: list[Column]) -> bool:
+def _counts_in_pairs(columns: list[Column], rule: TableRule) -> bool:
     """Return whether the first column counts epochs and the second the batches of each."""
     if len(columns) < 3 or any(column.rows is not None for column in columns[:2]):
         return False
     epochs, batches = columns[0].values, columns[1].values
-    if len(epochs) < MIN_ROWS or not np.all(np.isfinite(epochs) & (epochs == np.floor(epochs)) & (epochs >= 0)):
+    if len(epochs) < rule.bare_rows or not np.all(np.isfinite(epochs) & (epochs == np.floor(epochs)) & (epochs >= 0)):
         return False
     turns = np.diff(epochs)
     again = turns == 1
@@ -220,7 +202,7 @@ def _counts_in_pairs(columns: list[Column]) -> bool:
         return False
     inside = np.diff(batches)[~again]
     stride = float(np.median(inside)) if len(inside) else 0.0
-    counts = stride > 0 and float(np.mean(inside == stride)) >= MIN_COUNTING_SHARE
+    counts = stride > 0 and float(np.mean(inside == stride)) >= rule.counting_share
     return counts and bool(np.all(batches[1:][again] <= batches[0] + stride))
 
 
@@ -241,13 +223,13 @@ def _name_of(file: LogFile, first: Column) -> str:
     """Return the name of the first column that does not count; empty where nothing says what it is."""
     if _named(file):
         return _title(file)
-    return "loss" if _is_training(file) and _falls(first.values) else ""
+    return "loss" if _is_training(file) and _falls(first.values, file.limits.table) else ""
 
 
-def _falls(values: Floats) -> bool:
+def _falls(values: Floats, rule: TableRule) -> bool:
     """Return whether the numbers end clearly below where they began, as a loss does, or are lost in between."""
     finite = values[np.isfinite(values)]
-    if len(finite) < MIN_ROWS or float(finite.min()) < 0.0:
+    if len(finite) < rule.bare_rows or float(finite.min()) < 0.0:
         return False
     width = max(1, len(finite) // 10)
-    return float(np.quantile(finite[-width:], FALLEN_SHARE)) < float(np.median(finite[:width]))
+    return float(np.quantile(finite[-width:], rule.fallen_share)) < float(np.median(finite[:width]))

@@ -16,8 +16,6 @@ __all__ = ["BorderedTableFormat"]
 
 _ROW = re.compile(r"^\|\s{1,60}([A-Za-z_][\w/ ().\-]*?)\s*\|\s*(\S*)\s*\|$")
 _WIDEST = 400
-MIN_ROWS = 4
-"""Rows from which bars may be those of a log."""
 _BORDER = re.compile(r"^[-=+]{10,}$")
 
 
@@ -78,6 +76,6 @@ class BorderedTableFormat(TextFormat):
 
         Documents have some too.
         """
-        if hits < MIN_ROWS:
+        if hits < self.limits.table.bordered_rows:
             return 0.0
         return 0.9 if hits * 4 >= lines else 0.4

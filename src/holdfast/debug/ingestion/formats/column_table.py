@@ -11,6 +11,7 @@ import re
 from holdfast.debug.ingestion.line_pairs import TELLING
 from holdfast.debug.ingestion.names import EPOCH_NAMES, STEP_NAMES, meaning_of, plain
 from holdfast.debug.ingestion.numbers import to_number
+from holdfast.debug.ingestion.reading_rules import TableRule
 from holdfast.debug.ingestion.rows import RowCollector
 from holdfast.debug.ingestion.text_format import LineReader, TextFormat
 
@@ -25,10 +26,6 @@ _CELL = re.compile(r"^([-+]?[\d.,]+(?:[eE][-+]?\d+)?|[-+]?(?:nan|inf))(?:/\d+|[k
 _TIME = re.compile(r"^\d{1,3}:\d\d(?::\d\d)?(?:\.\d+)?$")
 _BLANK = frozenset(("", "-", "--", "n/a", "na", "none"))
 _MOST_COLUMNS = 64
-MIN_KNOWN = 2
-"""Names of known metrics in a header without a counter; its rows are counted …"""
-MIN_KNOWN_SHARE = 0.5
-"""… and the share of the names that they must be: a sentence may hold two."""
 
 
 class _Reader(LineReader):
@@ -46,12 +43,12 @@ class _Reader(LineReader):
             return False
         if self._names and self._take(line):
             return True
-        names = _header(line)
+        names = _header(line, self.rows.limits.table)
         if names is None and "|" in line:
             # A name may span two lines, as MATLAB prints "Mini-batch" over "Loss".
             cells = [part.strip() for part in line.strip().strip("|").split("|")]
             both = [f"{above} {below}".strip() for above, below in zip(self._above, cells, strict=False)]
-            names = _header("|".join(both)) if len(self._above) == len(cells) else None
+            names = _header("|".join(both), self.rows.limits.table) if len(self._above) == len(cells) else None
             self._above = cells
         if names is not None:
             if self._rows_read > 1:  # Not a header that comes again before every row: another table.
@@ -95,7 +92,7 @@ class _Reader(LineReader):
         self._row = None
 
 
-def _header(line: str) -> list[str] | None:
+def _header(line: str, rule: TableRule) -> list[str] | None:
     """Return the names on a line that consists of names.
 
     Of a counter and a known metric, or of several known metrics.
@@ -111,7 +108,7 @@ def _header(line: str) -> list[str] | None:
         known = sum(meaning_of(name).kind in TELLING for name in names)
         if any(map(_is_counter, names)) and any(meaning_of(name).kind for name in names):
             return names
-        if known >= MIN_KNOWN and known >= MIN_KNOWN_SHARE * len(names):
+        if known >= max(rule.known_names, rule.known_share * len(names)):
             return names
     return None
 

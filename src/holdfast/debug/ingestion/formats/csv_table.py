@@ -33,16 +33,6 @@ _NULLS = sorted({form for word in PLACEHOLDERS for form in (word, word.upper(), 
 _DELIMITERS = (",", "\t", ";", "|")
 _SPACES = "spaces"
 _MOST_COLUMNS = 20_000
-MAX_PAIR_SHARE = 0.34
-"""The share of a header's names that may hold a colon and a number."""
-MIN_FITTING_SHARE = 0.6
-"""The share of the rows that must have the header's cells."""
-MAX_PREAMBLE = 3
-"""Lines of settings that may come before the header of a file that is called a table."""
-WIDE = 5
-"""From this many columns on a row does not fit its header by chance …"""
-MIN_FITTING_SHARE_WIDE = 0.4
-"""… and every other row may be something else: some programs write two tables into one file."""
 _WHOLE = 1 << 30
 _WORD = re.compile(r"^[A-Za-z_#][\w/.\-#%]*$")
 _DECIMAL_COMMA = re.compile(r"^[-+]?\d+,\d+(?:[eE][-+]?\d+)?$")
@@ -74,7 +64,8 @@ class CsvFormat(LogFormat):
         numeric = [
             number_of(cell) is not None or cell.lower() in PLACEHOLDERS for row in cells for cell in row[: len(header)]
         ]
-        if same < (MIN_FITTING_SHARE if len(header) < WIDE else MIN_FITTING_SHARE_WIDE):
+        rule = file.limits.table
+        if same < (rule.fitting_share if len(header) < rule.wide else rule.fitting_share_wide):
             return 0.0
         if not numeric or sum(numeric) < 0.3 * len(numeric):
             return 0.0
@@ -232,14 +223,14 @@ def _is_table(file: LogFile) -> bool:
     return file.name.lower().endswith((".csv", ".tsv", ".csv.gz"))
 
 
-def _sure_names(line: str) -> list[str] | None:
+def _sure_names(line: str, wide: int) -> list[str] | None:
     """Return the names of a line that is a header whatever is above it: words between tabs, a counter among them.
 
     Programs write the settings of a run over such a table.
     """
     names = _cells(line.strip(), "\t")
     words = {plain(name) for name in names}
-    if len(names) < WIDE or len(words) < len(names) or not all(_WORD.match(name) for name in names):
+    if len(names) < wide or len(words) < len(names) or not all(_WORD.match(name) for name in names):
         return None
     counted = bool(words & {*STEP_NAMES, *EPOCH_NAMES})
     return names if counted and any(meaning_of(name).kind for name in names) else None
@@ -247,8 +238,9 @@ def _sure_names(line: str) -> list[str] | None:
 
 def _header(file: LogFile) -> tuple[list[str], str, int] | None:
     """Return the header's names, the delimiter, and how many lines come before it."""
-    for skip, line in enumerate(file.sample_lines[1 : MAX_PREAMBLE + 1], 1):
-        if (names := _sure_names(line)) is not None:
+    rule = file.limits.table
+    for skip, line in enumerate(file.sample_lines[1 : rule.preamble_lines + 1], 1):
+        if (names := _sure_names(line, rule.wide)) is not None:
             return names, "\t", skip
     for skip, line in enumerate(file.sample_lines[:50]):
         text = line.strip().lstrip("\ufeff")
@@ -277,13 +269,18 @@ def _header(file: LogFile) -> tuple[list[str], str, int] | None:
         # "mAP_0.5:0.95" is a name with a colon; "step: 1, loss: 2.5" is a line of a log.
         pairs = np.array([bool(_PAIR.search(name)) for name in names])
         if (
-            pairs.mean() > MAX_PAIR_SHARE
+            pairs.mean() > rule.pair_share
             or (numbers | pairs).mean() > 0.5
             or len(names) > _MOST_COLUMNS
             or not any(names)
             or (len(names) < 2 and meaning_of(names[0]).kind is None)
         ):
-            if delimiter != _SPACES and skip < MAX_PREAMBLE and pairs.mean() > MAX_PAIR_SHARE and _is_table(file):
+            if (
+                delimiter != _SPACES
+                and skip < rule.preamble_lines
+                and pairs.mean() > rule.pair_share
+                and _is_table(file)
+            ):
                 continue  # The settings of the run, written above its table.
             return None
         return names, delimiter, skip

@@ -13,7 +13,6 @@ from collections import Counter
 from dataclasses import replace
 
 from holdfast.debug.ingestion.json_blocks import json_object
-from holdfast.debug.ingestion.limits import Limits
 from holdfast.debug.ingestion.line_pairs import GAP, TELLING, Pairs, find_pairs, with_gaps
 from holdfast.debug.ingestion.line_place import Place, find_place
 from holdfast.debug.ingestion.log_file import LogFile
@@ -22,7 +21,7 @@ from holdfast.debug.ingestion.numbers import NUMBER, to_number
 from holdfast.debug.ingestion.printed_table import PrintedTable, SplitTable
 from holdfast.debug.ingestion.rows import RowCollector, number_of
 from holdfast.debug.ingestion.run_log import RunLog
-from holdfast.debug.ingestion.text_format import LineReader, TextFormat
+from holdfast.debug.ingestion.text_format import MAX_SAMPLE_ROWS, LineReader, TextFormat
 
 __all__ = ["FreeTextFormat"]
 
@@ -274,7 +273,7 @@ class FreeTextFormat(TextFormat):
         sure = super().sniff(file)
         if sure or not file.is_text:
             return sure
-        reader = _Reader(RowCollector(Limits(rows=10_000)))
+        reader = _Reader(RowCollector(replace(self.limits, rows=MAX_SAMPLE_ROWS)))
         for line in file.sample_lines:
             reader.feed(line)
         reader.close()
