@@ -3,8 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
+DEMO_STAMP := $(VENV)/.installed-torch
 BENCH_STAMP := $(VENV)/.installed-bench
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 LOWEST := .venv-lowest
+LOWEST_CORE := .venv-lowest-core
+# Two workers, each with whole files; tests/conftest.py brings those that take longest to the front.
+EVERYDAY := -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
 
 # Tests and examples start hundreds of processes: each would compile the package again where bytecode is not kept.
 export PYTHONDONTWRITEBYTECODE :=
@@ -18,29 +23,39 @@ $(BIN)/python:
 	$(PYTHON) -m venv $(VENV)
 
 $(STAMP): pyproject.toml constraints.txt | $(BIN)/python
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(PIP) -c constraints.txt -e '.[dev]'
+	@touch $@ $(DEMO_STAMP)
+
+# The demo needs what a user of holdfast installs, and not what its developers do: a fraction of the time.
+$(DEMO_STAMP): pyproject.toml constraints.txt | $(BIN)/python
+	$(PIP) -c constraints.txt -e '.[torch]'
 	@touch $@
 
-$(BENCH_STAMP): $(STAMP)
-	-$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev,bench]'
+$(BENCH_STAMP): $(STAMP) bench/peers.txt
+	$(PIP) --no-deps -r bench/peers.txt
 	@touch $@
 
 # The servers that real tests need, from Debian where it may; without them `make test` names what it skips.
 services:
 	@scripts/services
 
-demo: setup
+demo: $(DEMO_STAMP)
 	$(BIN)/holdfast demo
 
 test: setup
-	$(BIN)/python -m pytest -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest $(EVERYDAY)
 
-# The same tests with the lowest version of everything that pyproject.toml declares. pip installs torch, as everywhere.
+# The same tests with the lowest version of everything that pyproject.toml declares, and then, without the extras, those of
+# what needs none: an extra may ask for more of a package than holdfast does. pip installs torch, as everywhere.
+UV := UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct
 test-lowest:
 	test -x $(LOWEST)/bin/uv || $(PYTHON) -m venv $(LOWEST)
 	$(LOWEST)/bin/python -m pip install --quiet --disable-pip-version-check -c constraints.txt uv torch
-	VIRTUAL_ENV=$(LOWEST) UV_FIND_LINKS="$$PIP_FIND_LINKS" $(LOWEST)/bin/uv pip install --quiet --resolution lowest-direct -e '.[dev]'
-	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning -m "not soak" -n 2 --dist loadfile --no-loadscope-reorder
+	VIRTUAL_ENV=$(LOWEST) $(UV) -e '.[dev]'
+	$(LOWEST)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY)
+	test -x $(LOWEST_CORE)/bin/python || $(PYTHON) -m venv $(LOWEST_CORE)
+	VIRTUAL_ENV=$(LOWEST_CORE) $(UV) -e . hypothesis==6.100 pytest==8.2 pytest-timeout==2.3 pytest-xdist==3.6
+	$(LOWEST_CORE)/bin/python -m pytest -W ignore::DeprecationWarning $(EVERYDAY) tests/order tests/debug tests/cli/test_without_torch.py
 
 # What is quick to run while working: orders, sources, metrics and detectors, without processes of their own.
 test-fast: setup
@@ -65,7 +80,7 @@ soak: setup
 
 # Small changes to the code, drawn at random: how many do the tests notice?
 mutants: setup
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[mutants]'
+	$(PIP) -c constraints.txt -e '.[mutants]'
 	$(BIN)/python scripts/mutants.py order coordinate checkpoint
 
 docs: setup
@@ -75,5 +90,5 @@ screenshots: setup
 	$(BIN)/python bench/screenshots.py
 
 clean:
-	rm -rf $(VENV) $(LOWEST) site build .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(LOWEST) $(LOWEST_CORE) site build .mypy_cache .ruff_cache .hypothesis
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
