@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,8 +40,8 @@ def failure_of(what: dict[str, Any], path: Path, **options: Any) -> str:
     return "none"
 
 
-def main() -> None:
-    folder = Path(sys.argv[1])
+def main(given: str) -> None:
+    folder = Path(given)
     dist.init_process_group("gloo")
     rank, ranks = dist.get_rank(), dist.get_world_size()
     mesh = init_device_mesh("cpu", (ranks,))
@@ -96,7 +95,3 @@ def main() -> None:
     ]
     (folder.parent / f"rank{rank}.json").write_text(json.dumps(found))
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

@@ -1,5 +1,4 @@
-"""Ranks that share what they read: under torchrun, four of them; or ``FOLDER dead``, three of which one dies reading,
-or ``FOLDER stalled``, three of which one stops.
+"""Ranks that share what they read: under torchrun, four of them; or three, of which one dies or stops while reading.
 
 Each rank writes what it found to ``FOLDER/RANK.json``.
 """
@@ -87,7 +86,8 @@ def failure(state: dict[str, Any], folder: Path, **options: Any) -> list[Any]:
     return []
 
 
-def main(folder: Path) -> None:
+def main(given: str) -> None:
+    folder = Path(given)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     rank = dist.get_rank()
@@ -126,8 +126,6 @@ def main(folder: Path) -> None:
     found["damaged"] = failure(blank(), path, share_within=node)
     (folder / f"{rank}.json").write_text(json.dumps(found))
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # torch's gloo threads now and then abort a process while it takes itself apart
 
 
 def _interrupt(_: object) -> None:
@@ -173,7 +171,7 @@ class Stalling(LocalFiles):
 
 
 def one_fails(folder: Path, layer: LocalFiles, timeout: timedelta) -> None:
-    """Three processes, forked so that torch is imported once; the second dies or stops while it reads for all."""
+    """Three processes; the second dies or stops while it reads for all."""
     path = folder / "c"
     warnings.simplefilter("ignore")
     checkpoint.save({"a": torch.ones(500, 500), "b": torch.ones(500, 500), "c": torch.ones(500, 500)}, path, step=1)
@@ -203,12 +201,3 @@ def _load_or_fail(folder: Path, path: Path, rank: int, layer: LocalFiles, timeou
     except BaseException as error:
         sys.stderr.write(repr(error))
         os._exit(1)
-
-
-if __name__ == "__main__":
-    if sys.argv[2:] == ["dead"]:
-        one_fails(Path(sys.argv[1]), Dying(), timedelta(seconds=20))
-    elif sys.argv[2:] == ["stalled"]:
-        one_fails(Path(sys.argv[1]), Stalling(), timedelta(seconds=3))
-    else:
-        main(Path(sys.argv[1]))

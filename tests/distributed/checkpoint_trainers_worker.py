@@ -8,8 +8,6 @@ the second and loads by the same function. Each rank writes what it found to ``F
 from __future__ import annotations
 
 import json
-import os
-import sys
 import warnings
 from collections.abc import Callable
 from pathlib import Path
@@ -135,7 +133,8 @@ def shard(module: torch.nn.Module, mesh: Any) -> torch.nn.Module:
     return module
 
 
-def main(folder: Path) -> None:
+def main(given: str) -> None:
+    folder = Path(given)
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     found = {
@@ -144,9 +143,3 @@ def main(folder: Path) -> None:
     }
     (folder / f"{dist.get_rank()}.json").write_text(json.dumps(found))
     dist.barrier()
-    sys.stdout.flush()
-    os._exit(0)  # torch's gloo threads now and then abort a process while it takes itself apart
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))

@@ -9,8 +9,6 @@ one of them reads. One launch serves all: starting torch costs far more than the
 from __future__ import annotations
 
 import json
-import os
-import sys
 import threading
 import time
 import warnings
@@ -138,7 +136,8 @@ def damaged(folder: Path) -> None:
     (folder / f"damaged.{dist.get_rank()}.json").write_text(json.dumps({"failures": found, "threads": left}))
 
 
-def main(folder: Path, sizes: list[int]) -> None:
+def main(given: str, *groups: str) -> None:
+    folder, sizes = Path(given), [int(size) for size in groups]
     warnings.simplefilter("ignore")
     dist.init_process_group("gloo")
     rank, everyone = dist.get_rank(), dist.distributed_c10d._get_default_store()
@@ -158,10 +157,3 @@ def main(folder: Path, sizes: list[int]) -> None:
         everyone.add(f"left-{number}", 1)  # a larger group reads what this one wrote
         while everyone.add(f"left-{number}", 0) < max(sizes):
             time.sleep(0.01)
-    sys.stdout.flush()
-    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(size) for size in sys.argv[2:]])

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import json
 import os
-import sys
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -146,9 +145,9 @@ def follow(plan: dict[str, Any], rank: int) -> None:
     dist.destroy_process_group()
 
 
-def main() -> None:
+def main(plan_file: str) -> None:
     """Follow the plans one after the other."""
-    rank, plans = int(os.environ["RANK"]), json.loads(Path(sys.argv[1]).read_text())
+    rank, plans = int(os.environ["RANK"]), json.loads(Path(plan_file).read_text())
     everyone = dist.TCPStore(  # type: ignore[attr-defined]
         os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=timedelta(seconds=200)
     )
@@ -157,10 +156,3 @@ def main() -> None:
             follow(plan, rank)
             everyone.set(f"{plan['name']}-{rank}", "done")
         everyone.wait([f"{plan['name']}-{each}" for each in range(plan["ranks"])])
-    sys.stdout.flush()
-    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

@@ -10,7 +10,6 @@ from __future__ import annotations
 import os
 import random
 import subprocess
-import sys
 import time
 from datetime import timedelta
 from pathlib import Path
@@ -29,9 +28,9 @@ def unfinished_run(folder: Path) -> int:
     return found[0]
 
 
-def main() -> None:
+def main(*given: str) -> None:
     """Live once."""
-    folder, seed, kills, seconds = Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]), float(sys.argv[4])
+    folder, seed, kills, seconds = Path(given[0]), int(given[1]), int(given[2]), float(given[3])
     life, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
     plan = random.Random(f"{seed}/{life}")
     torch.set_num_threads(1)
@@ -49,7 +48,3 @@ def main() -> None:
             (folder / f"seconds-{rank}").write_text(str(time.monotonic() - began))
             break
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

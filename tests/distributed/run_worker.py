@@ -7,7 +7,6 @@ import os
 import resource
 import signal
 import subprocess
-import sys
 import time
 import warnings
 from collections.abc import Callable
@@ -322,9 +321,9 @@ SCENARIOS: dict[str, Callable[[Path], dict[str, Any]]] = {
 }
 
 
-def main() -> None:
-    """Run the named scenarios, or all, one after another."""
-    folder, names = Path(sys.argv[1]), sys.argv[2:] or list(SCENARIOS)
+def main(given: str, *names: str) -> None:
+    """Run the named scenarios one after another."""
+    folder = Path(given)
     torch.set_num_threads(1)
     dist.init_process_group("gloo", timeout=timedelta(seconds=60))
     rank = dist.get_rank()
@@ -336,7 +335,3 @@ def main() -> None:
             return
         dist.barrier()
     dist.destroy_process_group()
-
-
-if __name__ == "__main__":
-    main()

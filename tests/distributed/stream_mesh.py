@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
-import sys
 from typing import Any
 
 import numpy as np
@@ -37,10 +35,3 @@ def main() -> None:
     if dist.get_rank() == 0:
         print(json.dumps(gathered))
     dist.barrier()
-    sys.stdout.flush()
-    # All is done and written. torch's gloo threads now and then abort a process while it takes itself apart.
-    os._exit(0)
-
-
-if __name__ == "__main__":
-    main()

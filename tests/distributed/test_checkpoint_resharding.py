@@ -3,35 +3,21 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed import checkpoint_worker
+from tests.forking import torchrun
 
-ROOT = Path(__file__).resolve().parents[2]
 WORLD_SIZES = [1, 2, 3, 2, 1]
-
-
-def torchrun(ranks: int, script: str, *arguments: str) -> None:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
-    result = subprocess.run(
-        [*command, str(ROOT / "tests/distributed" / script), *arguments],
-        capture_output=True,
-        text=True,
-        timeout=240,
-        cwd=ROOT,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-4000:]
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the ranks of every scenario left what they found, all from one launch."""
     folder = tmp_path_factory.mktemp("resharding")
-    torchrun(max(WORLD_SIZES), "checkpoint_worker.py", str(folder), *map(str, WORLD_SIZES))
+    torchrun(max(WORLD_SIZES), checkpoint_worker.__name__, str(folder), *map(str, WORLD_SIZES))
     return folder
 
 

@@ -6,7 +6,8 @@ import json
 from pathlib import Path
 
 import pytest
-from tests.distributed.test_checkpoint_resharding import torchrun
+from tests.distributed import checkpoint_save_worker
+from tests.forking import torchrun
 
 from holdfast.checkpoint import latest_verified, verify_checkpoint
 
@@ -15,7 +16,7 @@ pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
 def test_two_ranks_save_one_checkpoint_that_verifies_and_loads(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
-    torchrun(2, "checkpoint_save_worker.py", str(folder))
+    torchrun(2, checkpoint_save_worker.__name__, str(folder))
     found = [json.loads((tmp_path / f"rank{rank}.json").read_text()) for rank in range(2)]
     assert [report["equal"] for report in found] == [True, True]
     assert [report["wants_group"] for report in found] == [True, True]

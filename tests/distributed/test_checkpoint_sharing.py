@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import signal
-import subprocess
-import sys
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoint_resharding import ROOT, torchrun
+from tests.distributed import checkpoint_sharing_worker
+from tests.distributed.checkpoint_sharing_worker import Dying, Stalling, one_fails
+from tests.forking import Started, torchrun
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300)]
 
@@ -20,7 +21,7 @@ LARGE_BYTES = 1500 * 1001 * 4
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("sharing")
-    torchrun(4, "checkpoint_sharing_worker.py", str(folder))
+    torchrun(4, checkpoint_sharing_worker.__name__, str(folder))
     return folder
 
 
@@ -92,10 +93,9 @@ def test_a_group_of_other_ranks_is_refused(found: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("fault", ["dead", "stalled"])
 def test_a_rank_that_dies_or_stops_is_an_error_on_each_of_the_others(tmp_path: Path, fault: str) -> None:
     """Long before the default group gives up, which would be after half an hour."""
-    worker = ROOT / "tests/distributed/checkpoint_sharing_worker.py"
-    done = subprocess.run(
-        [sys.executable, str(worker), str(tmp_path), fault], capture_output=True, text=True, cwd=ROOT, check=False
-    )
+    layer, seconds = {"dead": (Dying(), 20), "stalled": (Stalling(), 3)}[fault]
+    with Started(one_fails, tmp_path, layer, timedelta(seconds=seconds)) as started:
+        done = started.wait()
     assert done.returncode == 0, done.stderr[-4000:]
     expected = {"dead": [0, 0, 17], "stalled": [0, 0, -signal.SIGKILL]}
     assert json.loads((tmp_path / "statuses.json").read_text()) == expected[fault], done.stderr[-4000:]

@@ -6,7 +6,7 @@ import json
 from typing import Any
 
 import pytest
-from tests.distributed.test_checkpoint_resharding import torchrun
+from tests.forking import torchrun
 
 pytestmark = [pytest.mark.distributed, pytest.mark.timeout(300), pytest.mark.soak]
 
@@ -17,7 +17,7 @@ PARTS = 28
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Any]]:
     folder = tmp_path_factory.mktemp("trainers")
-    torchrun(2, "checkpoint_trainers_worker.py", str(folder))
+    torchrun(2, "tests.distributed.checkpoint_trainers_worker", str(folder))
     return [json.loads((folder / f"{rank}.json").read_text()) for rank in range(2)]
 
 

@@ -3,23 +3,19 @@
 from __future__ import annotations
 
 import json
-import os
 import re
-import subprocess
-import sys
 from collections import Counter
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.distributed import coordinate_trainer
 from tests.distributed.coordinate_trainer import GLOBAL_BATCH, SAMPLES, dataset
+from tests.forking import ROOT
+from tests.forking import torchrun as run
 
 pytestmark = pytest.mark.distributed
-
-SCRIPT = Path(__file__).with_name("coordinate_trainer.py")
-ROOT = SCRIPT.parents[2]
-
 
 PAGE = (ROOT / "docs" / "coordinate.md").read_text()
 
@@ -29,19 +25,9 @@ def torchrun(folder: Path, ranks: int, **plan: Any) -> None:
     set_up = re.search(r"^(store = dist\.TCPStore.*?)^```", PAGE, re.MULTILINE | re.DOTALL)
     assert set_up is not None
     file.write_text(json.dumps({"folder": str(folder), "set_up": set_up[1], **plan}))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}"]
+    options = ("--max-restarts=2", "--monitor-interval=0.1")
     # torch's server looks up the name of every client; a lost answer of the name server would stall it for seconds.
-    environment = {**os.environ, "RES_OPTIONS": "attempts:0", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(
-        [*command, "--max-restarts=2", "--monitor-interval=0.2", str(SCRIPT), str(file)],
-        cwd=ROOT,
-        env=environment,
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    run(ranks, coordinate_trainer.__name__, str(file), options=options, environment={"RES_OPTIONS": "attempts:0"})
 
 
 @pytest.fixture(scope="module")

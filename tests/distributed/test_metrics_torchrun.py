@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed import metrics_worker
 from tests.distributed.metrics_worker import STEPS, train
+from tests.forking import torchrun
 
 from holdfast.metrics import MetricsAggregator
 
 pytestmark = pytest.mark.distributed
 
-WORKER = Path(__file__).with_name("metrics_worker.py")
-ROOT = WORKER.parents[2]
 Results = dict[str, list[dict[str, Any]]]
 
 
@@ -33,11 +30,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("metrics")
     plan_file = folder / "plans.json"
     plan_file.write_text(json.dumps([{**plan, "folder": str(folder), "stop_at": 10} for plan in PLANS]))
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(plan_file)], cwd=ROOT, capture_output=True, text=True, timeout=240, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    torchrun(3, metrics_worker.__name__, str(plan_file))
     return {
         plan["name"]: [
             json.loads((folder / f"result-{plan['name']}-{rank}.json").read_text()) for rank in range(plan["ranks"])

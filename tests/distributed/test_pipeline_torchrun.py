@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed import pipeline_worker
 from tests.distributed.pipeline_worker import (
     AFTER,
     BEFORE,
@@ -22,13 +21,12 @@ from tests.distributed.pipeline_worker import (
     train,
     write_data,
 )
+from tests.forking import torchrun
 
 from holdfast.stream import HFStreamingDataset
 
 pytestmark = pytest.mark.distributed
 
-WORKER = Path(__file__).with_name("pipeline_worker.py")
-ROOT = WORKER.parents[2]
 RESIZED = ["2 to 3", "3 to 2"]
 Results = dict[str, list[dict[str, Any]]]
 
@@ -43,11 +41,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def results(folder: Path) -> Results:
     """For every scenario what each of its ranks saw, all from one launch."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=3"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(folder)], cwd=ROOT, capture_output=True, text=True, timeout=280, check=False
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-4000:]
+    torchrun(3, pipeline_worker.__name__, str(folder))
     ranks = [json.loads((folder / f"result-{rank}.json").read_text()) for rank in range(3)]
     return {name: [rank[name] for rank in ranks if name in rank] for name in ranks[0]}
 

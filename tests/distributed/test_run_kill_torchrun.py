@@ -2,48 +2,34 @@
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.distributed import run_kill_worker
 from tests.faults.run_job import STEPS
+from tests.forking import torchrun
 
 from holdfast.run import RunLog
 from holdfast.run.run_log import is_step
 
 pytestmark = pytest.mark.distributed
 
-WORKER = Path(__file__).with_name("run_kill_worker.py")
-
 
 def launch(folder: Path, *, kills: int, seconds: float) -> None:
     """Train one run after another under torchrun, with this many kills, each within some seconds of a start."""
     folder.mkdir()
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2"]
-    done = subprocess.run(
-        [
-            *command,
-            f"--max-restarts={kills}",
-            "--monitor-interval=0.1",
-            *(str(WORKER), str(folder), "7", str(kills), str(seconds)),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    torchrun(
+        2,
+        run_kill_worker.__name__,
+        *(str(folder), "7", str(kills), str(seconds)),
+        options=(f"--max-restarts={kills}", "--monitor-interval=0.1"),
         # torchrun shares one store between all lives, in which a new one finds the dead one's addresses (torch 135712).
-        env={
-            **os.environ,
-            "OMP_NUM_THREADS": "1",
-            "PYTHONPATH": os.pathsep.join(sys.path),
-            "TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1",
-        },
+        environment={"TORCH_DISABLE_SHARE_RDZV_TCP_STORE": "1"},
+        timeout=3600,
     )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
 
 
-@pytest.mark.soak  # every restart imports torch again; tests/faults/test_run_kill.py kills ranks that are forked
+@pytest.mark.soak  # tests/faults/test_run_kill.py kills ranks every day, without torchrun
 @pytest.mark.timeout(3600)
 def test_forty_restarts_by_torchrun_end_as_if_no_rank_had_been_killed(tmp_path: Path) -> None:
     launch(tmp_path / "undisturbed", kills=0, seconds=0.0)

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed import run_worker
 from tests.distributed.run_worker import FAULT, SCENARIOS
+from tests.forking import torchrun
 
 pytestmark = pytest.mark.distributed
 
-WORKER = Path(__file__).with_name("run_worker.py")
 Told = dict[str, list[dict[str, Any]]]
 # In one launch: what three ranks show better than two, and, from where one of them leaves, everything else with two.
 LARGER = ("desync", "stopped_rank", "full_disk", "resized")
@@ -24,15 +22,7 @@ MIXED = (*LARGER, *(name for name in SCENARIOS if name not in LARGER))
 
 def launch(folder: Path, world: int, names: Sequence[str]) -> Told:
     """Run scenarios in one launch; returns what each of their ranks told."""
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", f"--nproc-per-node={world}"]
-    done = subprocess.run(
-        [*command, str(WORKER), str(folder), *names],
-        capture_output=True,
-        text=True,
-        check=False,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-6000:]
+    torchrun(world, run_worker.__name__, str(folder), *names)
     return {
         name: [json.loads(path.read_text()) for path in sorted(folder.glob(f"{name}-[0-9].json"))] for name in names
     }

@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.distributed import stream_mesh
+from tests.forking import torchrun
 
 pytestmark = pytest.mark.distributed
-
-SCRIPT = Path(__file__).with_name("stream_mesh.py")
 
 
 @pytest.fixture(scope="module")
 def ranks() -> list[dict[str, Any]]:
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node=4", str(SCRIPT)]
-    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
-    assert ended.returncode == 0, ended.stderr
-    told: list[dict[str, Any]] = json.loads(ended.stdout.splitlines()[-1])
+    printed = torchrun(4, stream_mesh.__name__)
+    told: list[dict[str, Any]] = json.loads(printed.splitlines()[-1])
     return told
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import threading
 import time
 from collections.abc import Callable
@@ -10,12 +9,9 @@ from contextlib import suppress
 from typing import Any
 
 from tests.faults.coordinate_worker import Job, host_store, lease_and_commit
+from tests.forking import context
 
 DEADLINE = 120.0
-
-# Children are forked from one process that has all they need loaded already: starting a worker takes milliseconds.
-context: Any = multiprocessing.get_context("forkserver")
-context.set_forkserver_preload(["tests.faults.coordinate_worker", "redis", "etcd3gw.client", "fsspec"])
 
 # Starting a process also asks after all others, and an exit code can be read only once: schedules that run side by side
 # take turns.

@@ -17,6 +17,7 @@ import kubernetes_validate
 import pytest
 import yaml
 from tests.faults.coordinate_servers import Server, why_not
+from tests.forking import run_script
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 WORKER = EXAMPLES / "leased_worker.py"
@@ -129,6 +130,5 @@ def test_a_worker_that_the_manifest_starts_takes_its_arguments(server: Server, t
     (container,) = job["spec"]["template"]["spec"]["containers"]
     given = dict(argument.partition("=")[::2] for argument in container["args"])
     given |= {"--store": server.address, "--folder": str(tmp_path / "shared"), "--samples": "400"}
-    command = [sys.executable, str(WORKER), *(f"{name}={value}" for name, value in given.items())]
-    done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=DEADLINE)
+    done = run_script(WORKER, *(f"{name}={value}" for name, value in given.items()))
     assert (done.returncode, done.stdout) == (0, "4 chunks committed, 0 dead letters\n"), done.stderr

@@ -13,6 +13,7 @@ from dataclasses import asdict
 from itertools import chain
 from pathlib import Path
 
+from tests.forking import run_script
 from tests.integrations.trainer_job import Life
 
 SCRIPT = Path(__file__).with_name("trainer_job.py")
@@ -25,14 +26,7 @@ def live_all(plan: Sequence[Life], *, timeout: float = 240) -> None:
         Path(life.folder).mkdir(exist_ok=True)
     file = Path(plan[0].folder) / "plan.json"
     file.write_text(json.dumps([asdict(life) for life in plan]))
-    done = subprocess.run(
-        [sys.executable, str(SCRIPT), str(file)],
-        env={**os.environ, **ENVIRONMENT},
-        capture_output=True,
-        text=True,
-        timeout=timeout,
-        check=False,
-    )
+    done = run_script(SCRIPT, str(file), environment=ENVIRONMENT, timeout=timeout)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -47,6 +47,7 @@ class FaultyServer:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # or every body waits 40 ms for the client to acknowledge its headers
 
             def do_HEAD(self) -> None:
                 server._answer(self, body=False)
