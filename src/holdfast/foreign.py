@@ -1,6 +1,6 @@
 """Files and JSON that may come from anyone: only plain files of their own folder are opened, and depth is bounded.
 
-A folder that was sent to somebody can hold a named pipe where a log should be (opening it would wait for ever), a link
+A folder that was sent to somebody can hold a named pipe where a log should be (opening it would block forever), a link
 to a file of the reader's own, a file of a terabyte that takes no room on disk, or JSON that is nested deeper than any
 program that walks over it can follow. Each is refused here, before anything else looks at it.
 """

@@ -93,7 +93,7 @@ def run(arguments: list[str] | None = None) -> None:
 
 
 def _run(arguments: list[str]) -> int:
-    """Run one command and return its exit code; whatever it raises is told here."""
+    """Run one command and return its exit code; whatever it raises is reported here."""
     _open_missing_streams()
     try:
         if sys.stdout is None:

@@ -2,7 +2,7 @@
 
 Both ways are one. Rows go into a window whose older half is thinned when it is full, so that the beginning of a long
 run is never forgotten, only remembered more coarsely; the debugger that reads finished logs looks at the window; and
-what it finds is told once. What was seen can be saved, restored and cut back to a step.
+each finding is reported once. What was seen can be saved, restored and cut back to a step.
 
 Fed by a training loop, two kinds of looks are taken. A *glance* at every step costs next to nothing: is a loss no
 longer finite, does a gradient norm climb out of its range? A *look* runs every detector, as often as a fixed time

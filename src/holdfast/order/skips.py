@@ -108,7 +108,7 @@ class CountedOrder(Protocol):
         """Return the positions of a source's samples counted from its start, over all epochs."""
 
     def endless_sources(self) -> tuple[int, ...]:
-        """Return the sources that go on for ever (of the last stretch of a schedule)."""
+        """Return the sources that never end (of the last stretch of a schedule)."""
 
 
 class Kept:

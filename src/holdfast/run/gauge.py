@@ -67,7 +67,7 @@ class Measured(NamedTuple):
         weights: the norm of every parameter; only where layers were asked for.
         layers: the layer of each of them; only where layers were asked for.
         rate: the learning rate.
-        unclipped: the norm of the whole gradient before it was clipped, where whoever clipped it said so.
+        unclipped: the norm of the whole gradient before it was clipped, where the code that clipped it reported it.
     """
 
     norms: Norms | None = None

@@ -18,7 +18,7 @@ __all__ = ["BITS_OF", "StepLines", "bits_of", "number_from_bits"]
 
 BITS_OF = ("loss", "grad_norm")
 """Numbers whose exact bits are recorded as well."""
-# A program whose names change at every step is encoded correctly all the same; its formats are not kept for ever.
+# A program whose names change at every step is encoded correctly all the same; its formats are not kept forever.
 MAX_FORMATS = 256
 _pack = struct.Struct(">d").pack
 _pack_both = struct.Struct(">dd").pack

@@ -202,7 +202,9 @@ class BatchSource(LazySource[_Opened]):
             values = self._windows.source.read(np.arange(*self._windows.bounds(number))).get(self._bucket_column)
         found = np.asarray(self._bucket(values))
         if found.shape != lengths.shape or found.dtype.kind not in "iu":
-            raise ConfigError("bucket gives one whole number per sample", shape=found.shape, dtype=str(found.dtype))
+            raise ConfigError(
+                "bucket must return one whole number per sample", shape=found.shape, dtype=str(found.dtype)
+            )
         return found.astype(np.int64)
 
     def _kind(self) -> str:

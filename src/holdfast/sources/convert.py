@@ -122,7 +122,7 @@ def convert(
         progress: called with the number of shards done, and of all.
     """
     if to not in ("parquet", "mds") or samples_per_shard < 1 or workers < 1:
-        raise ConfigError("to is 'parquet' or 'mds'; samples_per_shard and workers are at least 1", to=to)
+        raise ConfigError("to must be 'parquet' or 'mds', samples_per_shard and workers at least 1", to=to)
     if to == "parquet":
         check_compression(compression)
     kind, opened = open_data(source, layout)

@@ -112,7 +112,7 @@ def _array_decoder(dtype: np.dtype[Any] | None, sample: bytes, column: str) -> D
             raise ValueError("its dtype differs")
         about = field.values[starts + stated]
         if (about >> 2 != form.dimensions).any():
-            raise ValueError(f"it has not {form.dimensions} dimensions")
+            raise ValueError(f"it does not have {form.dimensions} dimensions")
         shapes = np.empty((len(field), form.dimensions), dtype=np.int64)
         heads = 1 + stated + form.dimensions * (1 << (about & 3).astype(np.int64))
         if (field.row_lengths < heads).any():

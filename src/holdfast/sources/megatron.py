@@ -69,7 +69,7 @@ class MegatronSource(FileSource[_Opened]):
         self, paths: Paths, *, unit: Literal["document", "sequence"] = "document", remote: RemoteOptions | None = None
     ) -> None:
         if unit not in ("document", "sequence"):
-            raise ConfigError("unit is 'document' or 'sequence'", unit=unit)
+            raise ConfigError("unit must be 'document' or 'sequence'", unit=unit)
         names = [paths] if isinstance(paths, (str, os.PathLike)) else list(paths)
         files = find_files([_data_name(os.fspath(name)) for name in names], suffixes=(".bin",), remote=remote)
         super().__init__(files)

@@ -75,7 +75,7 @@ class TarSource(FileSource[_Opened]):
     ) -> None:
         super().__init__(find_files(paths, suffixes=(".tar",), remote=remote))
         if missing not in ("raise", "empty"):
-            raise ConfigError("missing is 'raise' or 'empty'", missing=missing)
+            raise ConfigError("missing must be 'raise' or 'empty'", missing=missing)
         self._columns = None if columns is None else [name for name in columns if name != KEY]
         self._missing = missing
         self._index_dir = index_dir

@@ -92,7 +92,7 @@ class TFRecordSource(FileSource[_Opened]):
     ) -> None:
         super().__init__(find_files(paths, suffixes=SUFFIXES, remote=remote))
         if missing not in ("raise", "empty"):
-            raise ConfigError("missing is 'raise' or 'empty'", missing=missing)
+            raise ConfigError("missing must be 'raise' or 'empty'", missing=missing)
         self._columns = None if columns is None else list(columns)
         self._examples = examples
         self._missing = missing

@@ -157,7 +157,7 @@ class ParameterObserver:
         }
 
     def _is_steady(self, update: Signal, rate: Signal) -> bool:
-        """Return whether updates follow the learning rate to the per cent, which noisy gradients never do."""
+        """Return whether updates follow the learning rate to within one percent, which noisy gradients never do."""
         if len(update.values) < self.steady_points or len(update.values) != len(rate.values):
             return False
         ratio = finite(update.values / np.where(rate.values > 0, rate.values, np.nan))
