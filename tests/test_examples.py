@@ -1,4 +1,4 @@
-"""Every example of a training program, killed with SIGKILL and started again, ends as a run that was never killed."""
+"""The README's loop and the examples, killed with SIGKILL and started again, end as runs that were never killed."""
 
 from __future__ import annotations
 
@@ -13,34 +13,64 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
+from tests.forking import ROOT, run_script, start_script
 
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+from holdfast.run import RunLog
+
+EXAMPLES = ROOT / "examples"
 STEPS = 60
 KILLED_AFTER = 50
 PRINTED = re.compile(r"^step (\d+)(.*)$")
+# What torchrun tells a rank that is alone; a group of one needs no port of its own to be met at.
+ALONE = {"RANK": "0", "LOCAL_RANK": "0", "WORLD_SIZE": "1", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "0"}
 KEPT = {"hf_trainer.py": "model/model.safetensors", "lightning_trainer.py": "model.pt"}
 
 
-def live(program: str, folder: Path, *, die: bool) -> dict[int, str]:
+def live(program: str, folder: Path, *, die: bool, torchrun: bool = False) -> dict[int, str]:
     """Run a program to its end, or until it has printed some steps; return what it printed of each step."""
-    command = [sys.executable, str(EXAMPLES / program), "--folder", str(folder), "--steps", str(STEPS)]
-    if program == "fsdp2.py":
-        command[1:1] = ["-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
-    log = folder.with_suffix(".err")
+    arguments = ("--folder", str(folder), "--steps", str(STEPS))
     printed: dict[int, str] = {}
-    with (
-        log.open("a") as errors,
-        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, start_new_session=True) as process,
-    ):
-        assert process.stdout is not None
-        for line in process.stdout:
+    if torchrun:
+        command = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "1"]
+        done = subprocess.run(
+            [*command, str(EXAMPLES / program), *arguments], capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        return {int(found[1]): found[2] for found in map(PRINTED.match, done.stdout.splitlines()) if found}
+    with start_script(EXAMPLES / program, *arguments, environment=ALONE) as started:
+        for line in started.lines():
             if found := PRINTED.match(line):
                 printed[int(found[1])] = found[2]
             if die and printed and max(printed) >= KILLED_AFTER:
-                os.killpg(process.pid, signal.SIGKILL)
-                break
-    assert die or process.returncode == 0, log.read_text()
+                started.kill()
+        done = started.wait()
+    assert die or done.returncode == 0, done.stderr
     return printed
+
+
+def test_the_readmes_loop_killed_half_way_continues_as_if_nothing_had_happened(tmp_path: Path) -> None:
+    (loop,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), flags=re.DOTALL)
+    assert len(loop.splitlines()) <= 30
+    for name in ("whole", "killed"):
+        (tmp_path / name).mkdir()
+        program = tmp_path / name / "loop.py"
+        program.write_text("import torch\ntorch.manual_seed(0)\n" + loop)
+        with start_script(program, folder=program.parent) as started:
+            while name == "killed" and not (program.parent / "runs/exp7/checkpoints/step-00000500").exists():
+                assert started.is_alive(), started.wait().stderr
+                time.sleep(0.002)
+            if name == "killed":
+                started.kill()
+            done = started.wait()
+    assert done.returncode == -signal.SIGKILL
+    resumed = run_script(program, folder=program.parent)
+    assert resumed.returncode == 0, resumed.stderr
+    whole, killed = (RunLog(tmp_path / name / "runs/exp7") for name in ("whole", "killed"))
+    assert len(killed.attempts) == 2
+    assert killed.verify() == []
+    losses = [[(record["step"], record["loss"]) for record in log.steps()] for log in (whole, killed)]
+    assert losses[0] == losses[1]
+    assert len(losses[0]) == 1_000
 
 
 def trained(program: str, folder: Path) -> dict[str, torch.Tensor]:
@@ -61,7 +91,7 @@ def trained(program: str, folder: Path) -> dict[str, torch.Tensor]:
 def test_a_killed_example_continues_as_if_nothing_had_happened(program: str, tmp_path: Path) -> None:
     whole = live(program, tmp_path / "whole", die=False)
     assert max(live(program, tmp_path / "killed", die=True)) < STEPS
-    resumed = live(program, tmp_path / "killed", die=False)
+    resumed = live(program, tmp_path / "killed", die=False, torchrun=program == "fsdp2.py")
     assert 1 < min(resumed) <= KILLED_AFTER + 1, "it began again, or lost steps"
     assert max(resumed) == max(whole)
     for step, rest in resumed.items():
