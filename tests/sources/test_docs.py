@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from pathlib import Path
+
+from tests.forking import run_script
 
 import holdfast.sources
 
@@ -17,7 +17,7 @@ def test_every_example_on_the_page_runs(tmp_path: Path) -> None:
     assert len(blocks) > 8
     # As a script of its own: classes of a __main__ pickle, as they do for a reader who tries the page.
     (tmp_path / "page.py").write_text("\n".join(blocks))
-    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_script(tmp_path / "page.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from tests.forking import run_script
 
 import holdfast.stream
 from holdfast.metrics import StandardMetricTransform
@@ -41,7 +41,7 @@ def test_every_example_on_the_page_runs_and_gives_what_it_says(tmp_path: Path, p
     blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), flags=re.DOTALL)
     assert len(blocks) > 5
     (tmp_path / "page.py").write_text("\n".join(blocks) + CLAIMS[page])
-    done = subprocess.run([sys.executable, "page.py"], cwd=tmp_path, capture_output=True, text=True, check=False)
+    done = run_script(tmp_path / "page.py", folder=tmp_path)
     assert done.returncode == 0, done.stderr
 
 
