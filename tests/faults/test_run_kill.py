@@ -25,8 +25,8 @@ def check_kills(folder: Path, *, seed: int, kills: int, world: int = 1) -> None:
         assert run["hash"] == told["expected"]
 
 
-def test_a_run_killed_ten_times_ends_as_if_it_had_never_been_killed(tmp_path: Path) -> None:
-    check_kills(tmp_path, seed=1, kills=10)
+def test_a_run_killed_twenty_times_ends_as_if_it_had_never_been_killed(tmp_path: Path) -> None:
+    check_kills(tmp_path, seed=1, kills=20)
 
 
 @pytest.mark.soak

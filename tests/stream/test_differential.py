@@ -200,8 +200,8 @@ def run(first: int, count: int) -> None:
             raise
 
 
-@pytest.mark.parametrize("first", range(0, 750, CHUNK))
-def test_random_jobs_deliver_what_the_model_says(first: int) -> None:
+@pytest.mark.parametrize("first", range(0, 2_000, CHUNK))
+def test_two_thousand_random_jobs_deliver_what_the_model_says(first: int) -> None:
     run(first, CHUNK)
 
 
