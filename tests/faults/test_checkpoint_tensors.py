@@ -19,7 +19,7 @@ from torch.distributed.checkpoint.metadata import MetadataIndex
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.items import decode_item
-from holdfast.errors import CorruptRecordError
+from holdfast.errors import CorruptRecordError, UnsafeCheckpointError
 
 Payloads = dict[str, bytes]
 
@@ -46,12 +46,13 @@ class _Pickler(pickle.Pickler):
         return value.identity if isinstance(value, Storage) else None
 
 
-def archive_of(value: Any, payloads: Payloads) -> bytes:
-    """What ``torch.save`` would write for calls that it never makes."""
+def archive_of(value: Any, payloads: Payloads, *, module: bytes = b"torch") -> bytes:
+    """What ``torch.save`` would write for calls that it never makes, with storages of some module."""
     content, buffer = io.BytesIO(), io.BytesIO()
     _Pickler(content, 2).dump(value)
+    pickled = content.getvalue().replace(b"ctorch\nFloatStorage", b"c" + module + b"\nFloatStorage")
     writer = torch._C.PyTorchFileWriter(buffer)
-    for name, data in {"data.pkl": content.getvalue(), "byteorder": b"little", **payloads}.items():
+    for name, data in {"data.pkl": pickled, "byteorder": b"little", **payloads}.items():
         writer.write_record(name, data, len(data))
     writer.write_end_of_file()
     return buffer.getvalue()
@@ -194,6 +195,16 @@ def test_a_tensor_without_elements_of_its_own_is_damage(tmp_path: Path, parallel
     with pytest.raises(CorruptRecordError, match="without its elements"):
         load({"weight": torch.zeros(2)}, ParallelFileSystemReader(folder, parallel=parallel))
     assert verify_checkpoint(folder).verdict == "damaged"
+
+
+@pytest.mark.parametrize("module", [b"array", b"zlib"])
+def test_a_storage_of_another_module_than_torch_is_refused(tmp_path: Path, module: bytes) -> None:
+    folder = save({"weight": torch.ones(2)}, tmp_path / "c", single_file_per_rank=False)
+    put(folder, "weight", archive_of(tensor((2,), Storage()), VALUES, module=module))
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        load({"weight": torch.zeros(2)}, ParallelFileSystemReader(folder))
+    assert caught.value.names == [f"{module.decode()}.FloatStorage"]
+    assert verify_checkpoint(folder).verdict == "incomplete"
 
 
 def test_an_object_that_cannot_be_passed_on_is_damage_for_verify_too(tmp_path: Path) -> None:
