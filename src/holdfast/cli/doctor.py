@@ -119,7 +119,7 @@ def _look_into(folder: Path, advice: list[str]) -> list[dict[str, Any]]:
     found = carried_in(folder)
     for each in found:
         if each.fault:
-            advice.append(f"{each.checkpoint}: {each.fault}; a run started again here may start from the beginning or fail")
+            advice.append(f"{each.checkpoint}: {each.fault}; a run resumed here may start over or fail")
         elif each.batches is None:
             advice.append(
                 f"{each.checkpoint} holds no stream state: a run resumed from it would repeat data (save with"
