@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from typing import Any
 
@@ -82,6 +83,16 @@ def test_a_loop_that_waits_has_its_batches_copied_when_it_asks_and_all_counted()
     assert stats.bytes_read == ROWS * (WIDTH + 1) * 8
     assert stats.sources["a"][:3] == (ROWS, 0, stats.bytes_read)
     assert stats.avg_load_time_us > 0
+
+
+def test_the_time_that_late_copying_takes_counts_as_reading(monkeypatch: pytest.MonkeyPatch) -> None:
+    loader = loader_over(wide())
+    reading = loader._reader(0)(range(3), lazy=True)
+    reading.seconds = 0.0
+    monkeypatch.setattr("holdfast.stream.loader.perf_counter", itertools.count().__next__)
+    batches = list(loader._hand_over(reading, loader._turn))
+    assert len(batches) == 3
+    assert loader._tally.busy == reading.seconds == 3  # a clock that is read before and after, and goes on by one
 
 
 def test_a_batch_that_is_kept_is_never_written_to_again() -> None:

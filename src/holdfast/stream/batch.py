@@ -117,11 +117,15 @@ class MemoryRows(NamedTuple):
     def cut(self, start: int, stop: int) -> dict[str, Any]:
         """Return some of the rows as fresh tensors."""
         rows = self.rows[start:stop]
-        # The rows were checked; checking each again would cost time.
-        taken: Columns = {name: column.take(rows, 0, mode="clip") for name, column in self.columns.items()}
+        taken: Columns = {}
+        # Plain loops: comprehensions are a tenth of what a small batch costs. The rows were checked before.
+        for name, column in self.columns.items():
+            taken[name] = column.take(rows, 0, None, "clip")
         if self.masked is not None:
             taken = mask_labels(taken, self.masked[start:stop])
-        batch: dict[str, Any] = dict(zip(taken, map(torch.from_numpy, taken.values()), strict=True))  # all are numbers
+        batch: dict[str, Any] = {}
+        for name, numbers in taken.items():
+            batch[name] = torch.from_numpy(numbers)
         if self.valid is not None:
             batch["__valid__"] = torch.from_numpy(self.valid[start:stop].copy())
         return batch
