@@ -168,6 +168,7 @@ def _is_loopback(host: str) -> bool:
 class _Handler(BaseHTTPRequestHandler):
     server: PageServer
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True  # else the body waits until the browser has acknowledged the header
     timeout = MAX_IDLE_SECONDS
     server_version = "holdfast"
     sys_version = ""

@@ -116,12 +116,12 @@ async function refreshList() {
   if (answer.status !== 200) return;
   data.runs = await answer.json(); list();
 }
-// The next question is asked half a second after the last answer was drawn, later where answering takes long: a slow
-// machine is not asked ever more.
+// The next question is asked half a second after the last answer was drawn, and later where answering took longer: a
+// slow machine is busy with the page half of the time at most. Reading a run for the first time does not count.
 async function poll(ask, pause, always) {
   const began = performance.now();
   try { if (!state.held) await ask(always); } catch { /* the server is gone, or busy: ask again */ }
-  setTimeout(() => poll(ask, pause, false), Math.max(pause, 2 * (performance.now() - began)));
+  setTimeout(() => poll(ask, pause, false), always ? pause : Math.max(pause, performance.now() - began));
 }
 async function refresh(always) {
   const [first, last] = state.range || ["", ""];
