@@ -71,6 +71,16 @@ def test_a_trainer_that_cannot_be_tried_is_told_with_its_error() -> None:
     assert "KeyError" in found.why
 
 
+def test_a_trainer_that_was_not_tried_among_others_is_told_as_such(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(doctor, "_version", {"torch": "2.13", "trl": "1.16", "ray": "2.60"}.get)
+    monkeypatch.setattr(trial, "try_trainer", lambda _: trial.Trial(True))
+    told = call(capsys, "doctor", "--try").out
+    assert "1.16, tried here: exact" in told
+    assert "2.60, not tried (it needs a cluster)" in told
+
+
 def test_a_checkpoint_without_the_stream_needs_attention(tmp_path: Path) -> None:
     saved = tmp_path / "checkpoint-40"
     saved.mkdir()

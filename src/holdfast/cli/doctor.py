@@ -169,18 +169,12 @@ def _print(found: dict[str, Any]) -> None:
     for name, version in found["packages"].items():
         typer.echo(f"  {name:<14} {version or 'not installed'}")
     typer.echo("trainers")
+    is_tried = any("tried" in trainer for trainer in found["trainers"].values())
     for name, trainer in found["trainers"].items():
         if trainer["version"] is None:
             typer.echo(f"  {name:<14} not installed")
         else:
-            tried = trainer.get("tried")
-            shown = (
-                ""
-                if tried is None
-                else ", tried here: exact"
-                if tried["resumes_exactly"]
-                else ", tried here: NOT exact"
-            )
+            shown = _outcome(trainer.get("tried"), is_tried=is_tried)
             typer.echo(f"  {name:<14} {trainer['version']}{shown}: resumes with {trainer['resumes_exactly_with']}")
     if "disk" in found:
         disk = found["disk"]
@@ -194,8 +188,13 @@ def _print(found: dict[str, Any]) -> None:
     for text in found["advice"]:
         typer.echo(f"! {text}")
     if not found["advice"]:
-        is_tried = any("tried" in trainer for trainer in found["trainers"].values())
         untried = "" if is_tried else "; --try stops and resumes a tiny run under each trainer, to be sure"
         typer.echo(f"nothing needs attention{untried}")
     if found["packages"]["torch"] is None:
         typer.echo("torch is not installed: streams, checkpoints and runs need it (pip install 'holdfast[torch]')")
+
+
+def _outcome(tried: dict[str, Any] | None, *, is_tried: bool) -> str:
+    if tried is None:
+        return ", not tried (it needs a cluster)" if is_tried else ""
+    return ", tried here: exact" if tried["resumes_exactly"] else ", tried here: NOT exact"
