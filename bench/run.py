@@ -1,9 +1,9 @@
 """What a run costs and how fast it heals: overhead, detection, rollback, and peers' spike rules on the same series.
 
 Overhead is measured with and without a run, alternating: the host's share on steps that do nothing, in CPU seconds of
-the training thread, as the least of many short rounds (other work on the machine only adds), and the ratio on steps of
-20 ms as that of the medians, with its 95% interval, by CPU seconds and by the wall clock: of steps that compute all the
-time and of steps that mostly wait, of programs that tell the norm of their gradient and of others. The
+the training thread, as the least of many short rounds (other work on the machine only adds), and on steps of 20 ms, by
+the wall clock, as the median difference between steps that were made side by side, with its 95% interval: of steps that
+compute all the time and of steps that mostly wait, of programs that tell the norm of their gradient and of others. The
 rules of Lightning's ``SpikeDetection`` (a loss above three times its running mean), OLMo-core's skip-step (mean plus
 six standard deviations of 128) and LLM Foundry's ``KillLossSpike`` (four of a window above twice its mean) are applied
 as documented to the very losses the run recorded.
@@ -35,7 +35,7 @@ from holdfast.stream import StreamDataset, StreamingConfig, StreamingShardLoader
 
 PARTS = ("overhead", "healing")
 STEP_SECONDS = 0.020
-BLOCK = 5
+WARM_UP = 5
 TrainStep = Callable[[], tuple[torch.Tensor, torch.Tensor | None]]
 BAD, WIDTH = 200, 12
 STEPS = 320
@@ -98,9 +98,9 @@ class Ratio:
     """How much longer steps take inside a run.
 
     Attributes:
-        median: of the median steps.
-        mean: of the mean steps, the detectors' looks and the layers' statistics included.
-        low: the lower end of the 95% interval of the median's ratio, over blocks drawn again.
+        median: of the differences between steps that were made in one round, the layers' statistics included.
+        mean: of the same differences; the slow moments of the machine fall on one side or the other.
+        low: the lower end of the median's 95% interval, over rounds drawn again.
         high: its upper end.
     """
 
@@ -110,21 +110,20 @@ class Ratio:
     high: float
 
 
-def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, clips: bool) -> Ratio:
-    """Return how much longer a step of about 20 ms takes inside a run with everything on, by this clock.
+def step_ratio(rounds: int, *, waiting: bool, clips: bool) -> Ratio:
+    """Return how much longer a step of about 20 ms takes inside a run with everything on, by the wall clock.
 
-    Four programs, alike but for their place in memory, take turns in blocks of a few steps, in an order drawn for every
-    round; two of them are in runs.
+    Four programs, alike but for their place in memory, make one step each in every round, in an order drawn for it; two
+    of them are in runs. What slows the machine for longer than a round is in both sides of its difference.
 
     Args:
-        rounds: in which each program has one block.
-        clock: what the time is measured by.
+        rounds: in which each program makes one step.
         waiting: most of the step is spent in an empty loop, after which the processor's caches hold neither the
             interpreter nor torch, and any call takes many times as long; else all of it is forward and backward pass.
         clips: the program clips its gradient, inside a run and outside, and tells the run the norm; else the run
             measures it, which takes one more pass over all gradients.
     """
-    size, rows, rest = 256, 64, 0.0
+    size, rows, rest, clock = 256, 64, 0.0, time.perf_counter
     data = torch.randn(rows, size)
 
     def program() -> tuple[nn.Module, torch.optim.Optimizer, TrainStep]:
@@ -147,18 +146,18 @@ def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, clips:
     programs = [program() for _ in range(4)]
     plain_step = programs[1][-1]
     if waiting:
-        rest = STEP_SECONDS - alternate({"compute": plain_step}, 25, clock=clock)["compute"]
+        rest = STEP_SECONDS - alternate({"compute": plain_step}, 25)["compute"]
     else:
-        while alternate({"compute": plain_step}, 9, clock=clock)["compute"] < STEP_SECONDS:
+        while alternate({"compute": plain_step}, 9)["compute"] < STEP_SECONDS:
             rows += 32
             data = torch.randn(rows, size)
 
-    taken: dict[bool, list[list[float]]] = {True: [], False: []}
+    taken: list[list[float]] = []
     with tempfile.TemporaryDirectory() as folder, contextlib.ExitStack() as stack:
-        blocks: list[Callable[[], None]] = []
+        steps: list[Callable[[], None]] = []
         for number, (model, optimizer, train_step) in enumerate(programs):
             if number % 2:
-                blocks.append(functools.partial(_plain_block, train_step, clock, taken[False]))
+                steps.append(functools.partial(_plain_step, train_step))
                 continue
             run = Run(
                 Path(folder) / str(number),
@@ -168,51 +167,31 @@ def step_ratio(rounds: int, clock: Callable[[], float], *, waiting: bool, clips:
                 options=RunOptions(save_every=10**9),
             )
             stack.callback(run.close)
-            blocks.append(functools.partial(_recorded_block, run, iter(run), train_step, clock, taken[True]))
-        order = random.Random(0)
-        for block in blocks:
-            block()
-        for times in taken.values():
-            times.clear()
-        for _ in range(rounds):
-            order.shuffle(blocks)
-            for block in blocks:
-                block()
-    inside, outside = np.array(taken[True]), np.array(taken[False])
-    drawn = np.random.default_rng(0)
-    again = [
-        np.median(inside[drawn.integers(len(inside), size=len(inside))])
-        / np.median(outside[drawn.integers(len(outside), size=len(outside))])
-        for _ in range(2000)
-    ]
-    low, high = np.percentile(again, [2.5, 97.5])
-    return Ratio(np.median(inside) / np.median(outside), inside.mean() / outside.mean(), low, high)
+            steps.append(functools.partial(_recorded_step, run, iter(run), train_step))
+        order, drawn = list(range(len(steps))), random.Random(0)
+        for _ in range(WARM_UP + rounds):
+            drawn.shuffle(order)
+            times = [0.0] * len(steps)
+            for number in order:
+                began = clock()
+                steps[number]()
+                times[number] = clock() - began
+            taken.append(times)
+    inside, outside = (np.array(taken)[WARM_UP:, side::2] for side in (0, 1))
+    usual, added = np.median(outside), inside.mean(axis=1) - outside.mean(axis=1)
+    resampled = np.random.default_rng(0).integers(rounds, size=(2000, rounds))
+    low, high = np.percentile(np.median(added[resampled], axis=1), [2.5, 97.5])
+    return Ratio(*(float(1 + seconds / usual) for seconds in (np.median(added), added.mean(), low, high)))
 
 
-def _recorded_block(
-    run: Run,
-    batches: Iterator[Any],
-    train_step: TrainStep,
-    clock: Callable[[], float],
-    taken: list[list[float]],
-) -> None:
-    times = []
-    for _ in range(BLOCK):
-        began = clock()
-        next(batches)
-        loss, norm = train_step()
-        run.step(loss=loss, grad_norm=norm)
-        times.append(clock() - began)
-    taken.append(times)
+def _recorded_step(run: Run, batches: Iterator[Any], train_step: TrainStep) -> None:
+    next(batches)
+    loss, norm = train_step()
+    run.step(loss=loss, grad_norm=norm)
 
 
-def _plain_block(train_step: TrainStep, clock: Callable[[], float], taken: list[list[float]]) -> None:
-    times = []
-    for _ in range(BLOCK):
-        began = clock()
-        train_step()[0].item()
-        times.append(clock() - began)
-    taken.append(times)
+def _plain_step(train_step: TrainStep) -> None:
+    train_step()[0].item()
 
 
 def overhead(rounds: int) -> dict[str, float]:
@@ -228,11 +207,10 @@ def overhead(rounds: int) -> dict[str, float]:
     }
     for name, waiting in (("computing", False), ("waiting", True)):
         for clips in (True, False):
-            for clock_name, clock in (("cpu", time.thread_time), ("wall", time.perf_counter)):
-                ratio = step_ratio(4 * rounds, clock, waiting=waiting, clips=clips)
-                kind = f"{clock_name}_ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
-                figures |= {kind: ratio.median, f"{kind}_low": ratio.low, f"{kind}_high": ratio.high}
-                figures[f"{kind}_mean"] = ratio.mean
+            ratio = step_ratio(50 * rounds, waiting=waiting, clips=clips)
+            kind = f"ratio_of_20_ms_{name}_{'told' if clips else 'measured'}_norm"
+            figures |= {kind: ratio.median, f"{kind}_low": ratio.low, f"{kind}_high": ratio.high}
+            figures[f"{kind}_mean"] = ratio.mean
     return figures
 
 

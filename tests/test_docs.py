@@ -101,6 +101,7 @@ RUN_ALONE = [
     "tutorial.md",
     "packing.md",
     "remote.md",
+    "run.md",
 ]
 
 
