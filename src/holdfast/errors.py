@@ -312,10 +312,11 @@ class CheckpointMismatchError(CheckpointError, ValueError):
 
 
 class UnsafeCheckpointError(CheckpointError):
-    """The checkpoint would run code or read outside its folder."""
+    """The checkpoint would run code or read outside its folder, or holds objects that are not rebuilt."""
 
     file: str
     names: list[str] | None = None
+    reason: str | None = None
 
 
 class UnusableCheckpointError(CheckpointError, ValueError):

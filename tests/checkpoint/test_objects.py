@@ -24,6 +24,13 @@ from torch.distributed.fsdp import ShardingStrategy
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
 
+
+def beyond_its_end() -> io.BytesIO:
+    stream = io.BytesIO(b"abc")
+    stream.seek(10)
+    return stream
+
+
 OBJECTS: dict[str, Any] = {
     "array": np.arange(6.0).reshape(2, 3),
     "fortran array": np.asfortranarray(np.arange(6, dtype=np.int16).reshape(2, 3)),
@@ -32,9 +39,20 @@ OBJECTS: dict[str, Any] = {
     "array of objects": np.array([1, "a", None], dtype=object),
     "array of dates": np.array(["2024-05-06"], dtype="M8[D]"),
     "record array": np.zeros(3, dtype=[("x", "f4"), ("y", "i8")]),
+    "record array with arrays in it": np.ones(2, dtype=[("a", "i4"), ("b", "f8", (2,)), ("c", "U2", (1, 2))]),
+    "record array with aligned fields": np.ones(2, dtype=np.dtype([("a", "i1"), ("b", "f8")], align=True)),
+    "array of many dimensions": np.ones((1,) * 32),
     "scalar": np.float32(1.5),
     "integer scalar": np.int64(3),
     "dtype": np.dtype("float16"),
+    "dtype of arrays": np.dtype(("f4", (2, 3))),
+    "dtype of arrays in records in records": np.dtype([("a", [("b", ">i2", (3,))], (2,))]),
+    "dtype with titles": np.dtype([(("the title", "a"), "i4"), ("b", "f8")]),
+    "aligned dtype": np.dtype([("a", "i1"), ("b", "f8"), ("c", "i1", (3,))], align=True),
+    "dtype with gaps": np.dtype({"names": ["a"], "formats": ["i2"], "offsets": [4], "itemsize": 4 << 20}),
+    "dtype with metadata": np.dtype("O", metadata={"vlen": str}),
+    "dates with metadata": np.dtype("M8[D]", metadata={"a": 1}),
+    "records with metadata": np.dtype([("a", "i4")], metadata={"a": 1}),
     "numpy random state": np.random.RandomState(3).get_state(),
     "generator state": np.random.default_rng(3).bit_generator.state,
     "python random state": random.Random(3).getstate(),
@@ -61,6 +79,7 @@ OBJECTS: dict[str, Any] = {
     "no bytes": b"",
     "bytearray": bytearray(b"abc"),
     "bytes io": io.BytesIO(b"abc"),
+    "bytes io at a place beyond its end": beyond_its_end(),
     "complex": 1 + 2j,
     "default dict": collections.defaultdict(list, a=[1]),
     "ordered dict": collections.OrderedDict(b=1, a=2),
@@ -80,18 +99,20 @@ def same(left: Any, right: Any) -> bool:
     if isinstance(left, torch.Tensor):
         return str(left) == str(right)
     if isinstance(left, np.ndarray):
-        alike = (left.dtype, left.shape, left.flags.f_contiguous) == (
-            right.dtype,
+        alike = (repr(left.dtype), left.shape, left.flags.f_contiguous) == (
+            repr(right.dtype),
             right.shape,
             right.flags.f_contiguous,
         )
         return bool(alike and (left == right).all())
+    if isinstance(left, np.dtype):
+        return repr(left) == repr(right) and left.metadata == right.metadata
     if isinstance(left, dict):
         return list(left) == list(right) and all(same(left[key], right[key]) for key in left)
     if isinstance(left, (tuple, list)):
         return len(left) == len(right) and all(map(same, left, right))
     if isinstance(left, io.BytesIO):
-        return bool(left.getvalue() == right.getvalue())
+        return (left.getvalue(), left.tell()) == (right.getvalue(), right.tell())
     return bool(left == right)
 
 

@@ -157,15 +157,17 @@ def put(folder: Path, name: str, content: bytes) -> None:
 
 @pytest.mark.parametrize("parallel", [True, False])
 @pytest.mark.parametrize("kind", UNUSABLE)
-def test_a_tensor_that_could_not_be_used_is_damage_for_load_and_verify(
+def test_a_tensor_that_could_not_be_used_is_refused_by_load_and_verify(
     tmp_path: Path, kind: str, parallel: bool
 ) -> None:
     folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
     put(folder, "step", archive_of(*UNUSABLE[kind]))
-    with pytest.raises(CorruptRecordError) as caught:
+    with pytest.raises(UnsafeCheckpointError) as caught:
         load({"step": None}, ParallelFileSystemReader(folder, parallel=parallel))
     assert caught.value.tensor == "step"
-    assert verify_checkpoint(folder).verdict == "damaged"
+    report = verify_checkpoint(folder)
+    assert report.verdict == "incomplete"
+    assert [refused.tensor for refused in report.unsafe] == ["step"]
 
 
 @pytest.mark.filterwarnings("ignore::UserWarning")  # torch has some for storages, sparse and quantized tensors
@@ -207,13 +209,13 @@ def test_a_storage_of_another_module_than_torch_is_refused(tmp_path: Path, modul
     assert verify_checkpoint(folder).verdict == "incomplete"
 
 
-def test_an_object_that_cannot_be_passed_on_is_damage_for_verify_too(tmp_path: Path) -> None:
+def test_an_object_that_cannot_be_passed_on_is_refused_by_verify_too(tmp_path: Path) -> None:
     folder = save({"step": 5}, tmp_path / "c", single_file_per_rank=False)
     put(folder, "step", archive_of(Call(Unsaveable), {}))
     torch.serialization.add_safe_globals([Unsaveable])
     try:
-        assert verify_checkpoint(folder).verdict == "damaged"
-        with pytest.raises(CorruptRecordError, match="cannot be passed on"):
+        assert verify_checkpoint(folder).verdict == "incomplete"
+        with pytest.raises(UnsafeCheckpointError, match="cannot be passed on"):
             load({"step": None}, ParallelFileSystemReader(folder))
     finally:
         torch.serialization.clear_safe_globals()

@@ -32,6 +32,9 @@ Maker = Callable[[tuple[Any, ...], Any], Any]
 """Makes a value from the arguments and the state that the pickle holds for it."""
 
 MAX_DECIMAL_DIGITS = 10_000
+MAX_ITEM_BYTES = (1 << 31) - 1
+"""Largest element of a NumPy array: NumPy's own limit, until version 2."""
+_ALIGNED = 0x80  # NumPy's NPY_ALIGNED_STRUCT
 _NUMPY_CODE = re.compile(r"[biufc](1|2|4|8|16|32)|[SUVa]\d{0,9}|[mM]8|O8?")
 
 
@@ -196,7 +199,7 @@ def _encode(arguments: tuple[Any, ...], state: Any) -> bytes:
 def _bytes_io(arguments: tuple[Any, ...], state: Any) -> io.BytesIO:
     content, position, attributes = state
     _only(bytes, content)
-    if arguments or type(position) is not int or not 0 <= position <= len(content) or attributes:
+    if arguments or type(position) is not int or not 0 <= position < 1 << 62 or attributes:
         raise ValueError("not what a BytesIO is saved with")
     made = io.BytesIO(content)
     made.seek(position)
@@ -217,30 +220,64 @@ def _numpy_dtype(arguments: tuple[Any, ...], state: Any) -> Any:
         raise ValueError(f"the NumPy type {code!r}")
     if state is None:
         return np.dtype(code)
-    _version, order, base, names, fields, itemsize, _alignment, _flags, *unit = state
-    if order not in ("<", ">", "|", "=") or base is not None:
-        raise ValueError("a NumPy type with sub-arrays, or of an unknown byte order")
-    if names is None:
-        if code in ("m8", "M8"):
-            (_, (name, count, *_rest)) = unit[0]
-            text = bytes(name).decode("ascii")
-            _only(int, count)
-            if not re.fullmatch(r"[A-Za-z]{1,7}", text):
-                raise ValueError(f"the unit {text!r}")
-            return np.dtype(code if text == "generic" else f"{code}[{count}{text}]").newbyteorder(order)
-        if itemsize not in (-1, np.dtype(code).itemsize) and code[0] not in "SUV":
-            raise ValueError("a NumPy type of the wrong size")
-        return np.dtype(code).newbyteorder(order) if order in "<>" else np.dtype(code)
+    _version, order, base, names, fields, itemsize, _alignment, flags, *more = state
+    if order not in ("<", ">", "|", "="):
+        raise ValueError("a NumPy type of an unknown byte order")
+    metadata = more[0] if more else None
+    if base is not None:
+        made = _numpy_subarray(*base)
+    elif names is not None:
+        made = _numpy_record(names, fields, itemsize, aligned=bool(flags & _ALIGNED))
+    elif code in ("m8", "M8"):
+        metadata, unit = more[0]
+        made = _numpy_time(order + code, *unit)
+    else:
+        made = np.dtype(order + code)
+    if itemsize not in (-1, made.itemsize):
+        raise ValueError("a NumPy type of the wrong size")
+    return np.dtype(made, metadata=metadata) if metadata else made
+
+
+def _numpy_time(code: str, name: Any, count: Any, *_rest: Any) -> Any:
+    text = bytes(name).decode("ascii")
+    _only(int, count)
+    if not re.fullmatch(r"[A-Za-z]{1,7}", text):
+        raise ValueError(f"the unit {text!r}")
+    return np.dtype(code if text == "generic" else f"{code}[{count}{text}]")
+
+
+def _numpy_subarray(element: Any, shape: Any) -> Any:
+    if not isinstance(element, np.dtype) or element.hasobject:
+        raise ValueError("a NumPy type of arrays of objects")
+    _only(tuple, shape)
+    _only(int, *shape)
+    if any(size < 0 for size in shape) or math.prod(shape) * element.itemsize > MAX_ITEM_BYTES:
+        raise ValueError("the shape of a NumPy type")
+    return np.dtype((element, shape))
+
+
+def _numpy_record(names: Any, fields: Any, itemsize: Any, *, aligned: bool) -> Any:
     _only(str, *names)
     parts = [fields[name] for name in names]
-    for part, offset, *_title in parts:
-        if not isinstance(part, np.dtype) or type(offset) is not int or offset < 0 or part.hasobject:
+    for part, offset, *title in parts:
+        if not isinstance(part, np.dtype) or type(offset) is not int or offset < 0:
             raise ValueError("the fields of a NumPy type")
+        _only(str, *title)
+        if part.hasobject:
+            raise ValueError("a NumPy type with fields that are objects")
     size = max((offset + part.itemsize for part, offset, *_ in parts), default=0)
-    if type(itemsize) is not int or not size <= itemsize <= 1 << 20:
+    if type(itemsize) is not int or not size <= itemsize <= MAX_ITEM_BYTES:
         raise ValueError("the size of a NumPy type")
-    formats, offsets = [part for part, *_ in parts], [offset for _, offset, *_ in parts]
-    return np.dtype({"names": list(names), "formats": formats, "offsets": offsets, "itemsize": itemsize})
+    about: dict[str, Any] = {
+        "names": list(names),
+        "formats": [part for part, *_ in parts],
+        "offsets": [offset for _, offset, *_ in parts],
+        "itemsize": itemsize,
+    }
+    titles = [title[0] if title else None for _, _, *title in parts]
+    if any(titles):
+        about["titles"] = titles
+    return np.dtype(about, align=aligned)  # type: ignore[call-overload]
 
 
 def _numpy_array(arguments: tuple[Any, ...], state: Any) -> np.ndarray[Any, Any]:
@@ -261,7 +298,7 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
         raise TypeError("an array without a type")
     _only(tuple, shape)
     _only(int, *shape)
-    if any(size < 0 for size in shape) or len(shape) > 32:
+    if any(size < 0 for size in shape) or dtype.subdtype is not None:
         raise ValueError("the shape of an array")
     count = math.prod(shape)
     if dtype.hasobject:
@@ -277,9 +314,18 @@ def _array(content: Any, dtype: Any, shape: Any, order: str) -> np.ndarray[Any, 
     if not dtype.itemsize or not count:
         return np.empty(shape, dtype=dtype, order=order)  # type: ignore[call-overload,no-any-return]
     flat = np.frombuffer(bytearray(content), dtype=dtype)
-    if dtype.kind == "U" and flat.view(np.dtype(np.uint32).newbyteorder(dtype.byteorder)).max() > sys.maxunicode:
-        raise ValueError("an array of text with something that is not a character")
+    _check_text(flat)
     return flat.reshape(shape, order=order)  # type: ignore[call-overload,no-any-return]
+
+
+def _check_text(array: np.ndarray[Any, Any]) -> None:
+    """Raise if an array, or a field of its records, is text with something that is not a character."""
+    for name in array.dtype.names or ():
+        _check_text(array[name])
+    if array.dtype.kind == "U" and array.size and array.dtype.itemsize:
+        numbers = np.ascontiguousarray(array).view(np.dtype(np.uint32).newbyteorder(array.dtype.byteorder))
+        if numbers.max() > sys.maxunicode:
+            raise ValueError("an array of text with something that is not a character")
 
 
 def _numpy_scalar(arguments: tuple[Any, ...], state: Any) -> Any:

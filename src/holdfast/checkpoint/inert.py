@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-__all__ = ["DamagedPickleError", "Inert", "Keys", "Name", "Persistent"]
+__all__ = ["DamagedPickleError", "Inert", "Keys", "Name", "Persistent", "RefusedPickleError"]
 
 MAX_KEY_PARTS = 256
 """Most leaves of a tuple that serves as a key."""
@@ -20,6 +20,10 @@ MAX_EQUAL_HASHES = 16
 
 class DamagedPickleError(ValueError):
     """The pickle is damaged, or made to do harm."""
+
+
+class RefusedPickleError(DamagedPickleError):
+    """The pickle may well be as it was saved, but is too deep, too large, or of a form that is not rebuilt."""
 
 
 class Name(NamedTuple):
@@ -97,7 +101,7 @@ class Keys:
         if key not in same:
             same.append(key)
             if len(same) > MAX_EQUAL_HASHES:
-                raise DamagedPickleError(f"more than {MAX_EQUAL_HASHES} keys of one hash")
+                raise RefusedPickleError(f"more than {MAX_EQUAL_HASHES} keys of one hash")
         return key
 
 
@@ -106,7 +110,9 @@ def _check_parts(key: tuple[Any, ...]) -> None:
     while todo:
         for part in todo.pop():
             parts += 1
-            if parts > MAX_KEY_PARTS or type(part) in _UNHASHABLE:
-                raise DamagedPickleError("a key of too many parts, or of parts that cannot be compared")
+            if type(part) in _UNHASHABLE:
+                raise DamagedPickleError(f"a key with a {type(part).__name__} in it")
+            if parts > MAX_KEY_PARTS:
+                raise RefusedPickleError(f"a key of more than {MAX_KEY_PARTS} parts")
             if type(part) is tuple:
                 todo.append(part)

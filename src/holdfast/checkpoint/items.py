@@ -24,12 +24,12 @@ from holdfast.checkpoint.archive import (
     read_record,
 )
 from holdfast.checkpoint.checksum import crc32
-from holdfast.checkpoint.inert import DamagedPickleError
+from holdfast.checkpoint.inert import DamagedPickleError, RefusedPickleError
+from holdfast.checkpoint.not_allowed import Refusal, refused
 from holdfast.checkpoint.pickle_machine import read_pickle
-from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object
+from holdfast.checkpoint.safe_objects import RefusedNamesError, build_object, check_object
 from holdfast.checkpoint.template import Template
 from holdfast.checkpoint.tensor_pickle import TensorRecipe, tensor_recipe
-from holdfast.errors import UnsafeCheckpointError
 
 __all__ = [
     "OBJECT_COPIES",
@@ -43,6 +43,7 @@ __all__ = [
     "decode_tensor",
     "memory_reader",
     "open_item",
+    "refusal_of",
     "view_payload",
 ]
 
@@ -54,11 +55,6 @@ OBJECT_COPIES = 4
 """Memory that an object takes, in sizes of its item: the item, its records, the object, and the object saved again."""
 MAX_CACHED_OBJECT_BYTES = 4096
 """Objects up to this size are made once and kept: the options of an optimizer repeat for every parameter."""
-# What no checkpoint needs, and no line to paste should ever allow.
-_RUN_CODE = frozenset(
-    {"os", "posix", "nt", "sys", "subprocess", "runpy", "shutil", "importlib", "pty", "socket", "code", "ctypes"}
-    | {f"builtins.{name}" for name in ("eval", "exec", "compile", "open", "getattr", "__import__", "map", "apply")}
-)
 _PICKLE = "data.pkl"
 _BYTE_ORDER = "byteorder"
 _BYTE_ORDERS = (b"little", b"big")
@@ -218,7 +214,11 @@ def _parse(pickle: bytes, record: Record) -> Any:
     try:
         return read_pickle(pickle)
     except DamagedPickleError as error:
-        raise DamagedArchiveError(f"its pickle is damaged: {error}", record.start, record.size) from error
+        raise _damaged(error, record) from error
+
+
+def _damaged(error: DamagedPickleError, record: Record) -> DamagedArchiveError:
+    return DamagedArchiveError(f"its pickle is damaged: {error}", record.start, record.size)
 
 
 def _check_extent(layout: ItemLayout) -> None:
@@ -287,22 +287,51 @@ def decode_item(data: memoryview, *, check: bool, tensor: str, file: str) -> Dec
 
     Raises:
         DamagedArchiveError: the item is damaged.
-        UnsafeCheckpointError: it uses classes or functions that are not allowed; names all of them.
+        UnsafeCheckpointError: it uses classes or functions that are not allowed, which the error names, or is of a form
+            that is not rebuilt.
     """
     read_at = memory_reader(data)
     records = _read_records(read_at, len(data))
     content = {name: read_record(read_at, name, record, check=check) for name, record in records.items()}
     _check_format(content)
     unchecked = NO_CHECKSUM if _lacks_checksum(records) else None
-    tree = _parse(content[_PICKLE], records[_PICKLE])
     storages = _Storages(content)
     try:
-        value = build_object(tree, storages.load)
-    except RefusedNamesError as error:
-        raise refused({tensor: error.names}, file=file) from None
+        value = build_object(read_pickle(content[_PICKLE]), storages.load)
+    except (RefusedNamesError, RefusedPickleError) as error:
+        raise refused({tensor: _refusal(error)}, file=file) from error
     except DamagedPickleError as error:
-        raise DamagedArchiveError(f"its pickle is damaged: {error}", records[_PICKLE].start, 0) from error
+        raise _damaged(error, records[_PICKLE]) from error
     return Decoded(value, unchecked if check else None)
+
+
+def _refusal(error: RefusedNamesError | RefusedPickleError) -> Refusal:
+    return Refusal(names=tuple(error.names)) if isinstance(error, RefusedNamesError) else Refusal(reason=str(error))
+
+
+def refusal_of(read_at: ReadAt, length: int, *, make: bool) -> Refusal | None:
+    """Return why a load will refuse an object that was just saved; ``None`` when it will not.
+
+    Args:
+        read_at: reads from the item.
+        length: its length.
+        make: make it as a load will; else only its names and its depth are looked at.
+    """
+    records = _read_records(read_at, length)
+    content = {
+        name: read_record(read_at, name, record, check=False)
+        for name, record in records.items()
+        if make or name == _PICKLE
+    }
+    try:
+        tree = read_pickle(content[_PICKLE])
+        if make:
+            build_object(tree, _Storages(content).load)
+        else:
+            check_object(tree)
+    except (RefusedNamesError, RefusedPickleError) as error:
+        return _refusal(error)
+    return None
 
 
 def decode_tensor(
@@ -317,26 +346,6 @@ def decode_tensor(
     if expected is not None:
         expected.check(tuple(value.shape), value.dtype, value.layout)
     return value, unchecked
-
-
-def refused(names: dict[str, list[str]], *, file: str) -> UnsafeCheckpointError:
-    """Return the error for objects that use names outside the allowlist, with the line that would allow them."""
-    classes = sorted({name for used in names.values() for name in used})
-    modules = sorted({name.rpartition(".")[0] for name in classes} - {"builtins"})
-    line = f"torch.serialization.add_safe_globals([{', '.join(name.removeprefix('builtins.') for name in classes)}])"
-    if modules:
-        line = f"import {', '.join(modules)}; {line}"
-    if not _RUN_CODE.isdisjoint(name.partition(".")[0] for name in classes) or not _RUN_CODE.isdisjoint(classes):
-        hint = "this would run code of the checkpoint's choice: do not load it unless you made it yourself"
-    else:
-        hint = f"if you trust them all: {line}; or pass trusted=True if you made this checkpoint yourself"
-    return UnsafeCheckpointError(
-        f"objects of the checkpoint use classes or functions that are not allowed: {', '.join(classes)}",
-        tensor=", ".join(sorted(names)),
-        file=file,
-        names=classes,
-        hint=hint,
-    )
 
 
 class _Storages:
@@ -401,7 +410,7 @@ class ObjectDecoder:
         try:
             torch.save(value, buffer)
         except Exception as error:
-            raise DamagedArchiveError(f"the object cannot be passed on: {error}", 0, len(data)) from error
+            raise refused({tensor: Refusal(reason=f"it cannot be passed on: {error}")}, file=file) from error
         if key:
             self._known[key] = (buffer.getvalue(), unchecked)
         buffer.seek(0)

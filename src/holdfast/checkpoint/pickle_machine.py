@@ -12,7 +12,7 @@ from _compat_pickle import IMPORT_MAPPING, NAME_MAPPING
 from collections.abc import Callable
 from typing import Any
 
-from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent
+from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent, RefusedPickleError
 from holdfast.checkpoint.pickle_runs import INSTANCE, MIN_CALL_BYTES, TENSOR, VALUES, SimpleValues
 
 __all__ = ["read_pickle"]
@@ -48,6 +48,7 @@ _BINFLOAT = struct.Struct(">d")
 _BININT = struct.Struct("<i")
 _MEMOIZE, _NEWOBJ, _TUPLE1 = pickle.MEMOIZE[0], pickle.NEWOBJ[0], pickle.TUPLE1[0]
 _SHORT_BINUNICODE, _LONG_BINGET, _BINGET = pickle.SHORT_BINUNICODE[0], pickle.LONG_BINGET[0], pickle.BINGET[0]
+_BINPUT, _LONG_BINPUT = pickle.BINPUT[0], pickle.LONG_BINPUT[0]
 _BININT1, _BININT2, _MARK = pickle.BININT1[0], pickle.BININT2[0], pickle.MARK[0]
 _REDUCE, _EMPTY_TUPLE = pickle.REDUCE[0], pickle.EMPTY_TUPLE[0]
 _SETITEMS, _BUILD = pickle.SETITEMS[0], pickle.BUILD[0]
@@ -76,7 +77,7 @@ class _Machine:
         while position < size:
             position = self.run_part(position, min(position + COUNTED_BYTES, size))
             if self.containers > MAX_CONTAINERS or len(self.marks) > MAX_MARKS:
-                raise DamagedPickleError(f"it holds more than {MAX_CONTAINERS} containers, or is nested too deep")
+                raise RefusedPickleError(f"it holds more than {MAX_CONTAINERS} containers, or is nested too deep")
         if not self.stopped or position != size or self.marks or len(self.stack) != 1:
             raise DamagedPickleError("it does not end where its content ends")
         return self.stack[0]
@@ -147,6 +148,15 @@ class _Machine:
                 continue
             if opcode == _MEMOIZE:
                 memo.append(stack[-1])
+                continue
+            if opcode in (_LONG_BINPUT, _BINPUT):  # in every object that torch saves, as it uses protocol 2
+                width = 4 if opcode == _LONG_BINPUT else 1
+                if from_bytes(data[position : position + width], "little") != len(memo):
+                    raise DamagedPickleError(
+                        f"a place of the memo other than the next, {len(memo)}"
+                    )  # no pickler skips one
+                memo.append(stack[-1])
+                position += width
                 continue
             if opcode == _SHORT_BINUNICODE:
                 end = position + 1 + data[position]
@@ -283,20 +293,10 @@ def _push_long(width: int) -> Callable[[_Machine], None]:
     def push(machine: _Machine) -> None:
         count = machine.number(width)
         if count > MAX_INTEGER_BYTES:
-            raise DamagedPickleError(f"an integer of {count} bytes")
+            raise RefusedPickleError(f"an integer of {count} bytes, where at most {MAX_INTEGER_BYTES} are read")
         machine.stack.append(int.from_bytes(machine.take(count), "little", signed=True))
 
     return push
-
-
-def _put(width: int) -> Callable[[_Machine], None]:
-    def put(machine: _Machine) -> None:
-        place = machine.number(width)
-        if place != len(machine.memo):  # no pickler leaves any out, or uses one twice
-            raise DamagedPickleError(f"place {place} of the memo where {len(machine.memo)} is next")
-        machine.memo.append(machine.stack[-1])
-
-    return put
 
 
 def _tuple2(machine: _Machine) -> None:
@@ -359,6 +359,16 @@ def _stop(machine: _Machine) -> None:
         raise DamagedPickleError("something follows its end")
 
 
+def _pop(machine: _Machine) -> None:
+    # A pickler drops what turned out to hold itself, and calls that it made for their effect, which nothing has here.
+    if type(machine.stack.pop()) is Inert:
+        raise RefusedPickleError("it refers to itself, or its state is set by a function")
+
+
+def _extension(machine: _Machine) -> None:
+    raise RefusedPickleError("a class that is registered as an extension of pickle")
+
+
 def _make_with_keywords(machine: _Machine) -> None:
     keywords, arguments, function = machine.stack.pop(), machine.stack.pop(), machine.stack.pop()
     if keywords:
@@ -387,9 +397,7 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
         (pickle.BINBYTES, _push_bytes(4)),
         (pickle.BINBYTES8, _push_bytes(8)),
         (pickle.BYTEARRAY8, lambda machine: machine.stack.append(bytearray(machine.take(machine.number(8))))),
-        (pickle.BINPUT, _put(1)),
-        (pickle.LONG_BINPUT, _put(4)),
-        (pickle.POP, lambda machine: machine.stack.pop() and None),
+        (pickle.POP, _pop),
         (pickle.POP_MARK, lambda machine: machine.since_mark() and None),
         (pickle.TUPLE2, _tuple2),
         (pickle.TUPLE3, _tuple3),
@@ -407,6 +415,7 @@ _HANDLERS: dict[int, Callable[[_Machine], None]] = {
         (pickle.GLOBAL, _global),
         (pickle.STACK_GLOBAL, _stack_global),
         (pickle.NEWOBJ_EX, _make_with_keywords),
+        *((opcode, _extension) for opcode in (pickle.EXT1, pickle.EXT2, pickle.EXT4)),
         (pickle.BINPERSID, lambda machine: machine.push(Persistent(machine.stack.pop()))),
     )
 }

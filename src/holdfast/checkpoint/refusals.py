@@ -7,7 +7,8 @@ from typing import Any
 
 from holdfast.checkpoint.archive import DamagedArchiveError
 from holdfast.checkpoint.files import FileTable
-from holdfast.checkpoint.items import decode_item, refused
+from holdfast.checkpoint.items import decode_item
+from holdfast.checkpoint.not_allowed import Refusal, refused
 from holdfast.checkpoint.plan import Chunk
 from holdfast.checkpoint.sequential import read_whole
 from holdfast.errors import CheckpointError, UnsafeCheckpointError
@@ -18,7 +19,7 @@ __all__ = ["every_refusal"]
 def every_refusal(
     first: UnsafeCheckpointError, chunks: Iterable[Chunk], files: FileTable, registry: Any
 ) -> UnsafeCheckpointError:
-    """Return the error that names the refused classes and keys of all objects, not of the first alone.
+    """Return the error that names the refused keys, classes and forms of all objects, not of the first alone.
 
     Args:
         first: what ended the load.
@@ -26,16 +27,20 @@ def every_refusal(
         files: the checkpoint's files.
         registry: makes stream transforms.
     """
-    if not first.names:  # a file outside the folder, say
+    if first.names is None:  # a file outside the folder, say
         return first
-    found = {str(first.tensor): first.names}
+    found = {str(first.tensor): _refusal(first)}
     for chunk in chunks:
         if chunk.is_bytes and chunk.fqn not in found:
             try:
                 data = read_whole(files.get(chunk.file), chunk, registry, lambda _: None)
                 decode_item(memoryview(data), check=False, tensor=chunk.fqn, file=chunk.file)
             except UnsafeCheckpointError as error:
-                found[chunk.fqn] = error.names or []
+                found[chunk.fqn] = _refusal(error)
             except (CheckpointError, DamagedArchiveError):  # a load that is allowed more will name it
                 continue
     return refused(found, file=first.file)
+
+
+def _refusal(error: UnsafeCheckpointError) -> Refusal:
+    return Refusal(tuple(error.names or ()), error.reason or "")

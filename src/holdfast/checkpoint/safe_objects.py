@@ -17,10 +17,10 @@ import torch
 from torch import _weights_only_unpickler as weights_only
 
 from holdfast.checkpoint.allowed_types import FACTORIES, MAKERS, torch_enum
-from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent
+from holdfast.checkpoint.inert import DamagedPickleError, Inert, Keys, Name, Persistent, RefusedPickleError
 from holdfast.checkpoint.safe_tensors import MAX_DIMENSIONS, TENSOR_FUNCTIONS
 
-__all__ = ["RefusedNamesError", "build_object"]
+__all__ = ["RefusedNamesError", "build_object", "check_object"]
 
 MAX_DEPTH = 200
 """Deepest nesting of containers."""
@@ -47,20 +47,24 @@ def build_object(tree: Any, storage: Callable[[Any], Any]) -> Any:
 
     Raises:
         RefusedNamesError: it uses names that are not allowed; nothing was made.
-        DamagedPickleError: it is too deep or too large, refers to itself, or holds values its types never save.
+        RefusedPickleError: it is too deep or too large, refers to itself, or holds values that are not rebuilt.
+        DamagedPickleError: a storage is missing, say.
     """
     if type(tree) in _LEAVES:
         return tree
     builder = _Builder(storage)
-    builder.survey(tree)
-    if builder.refused:
-        raise RefusedNamesError(builder.refused)
+    builder.check(tree)
     try:
         return builder.make(tree)
     except (DamagedPickleError, MemoryError):
         raise
     except Exception as error:  # torch's functions, and the user's classes, raise anything at all
-        raise DamagedPickleError(f"{type(error).__name__}: {error}") from error
+        raise RefusedPickleError(f"{type(error).__name__}: {error}") from error
+
+
+def check_object(tree: Any) -> None:
+    """Raise what :func:`build_object` raises before it makes anything."""
+    _Builder(lambda _: None).check(tree)
 
 
 class _Builder:
@@ -76,16 +80,23 @@ class _Builder:
 
     # Look first.
 
+    def check(self, tree: Any) -> None:
+        """Survey all of it; raises where something is refused."""
+        if type(tree) not in _LEAVES:
+            self.survey(tree)
+        if self.refused:
+            raise RefusedNamesError(self.refused)
+
     def survey(self, value: Any, above: int = 0) -> tuple[int, int]:
         """Measure a value, and note the names it uses that are not allowed."""
         key = id(value)
         if key in self._measures:
             measure = self._measures[key]
             if measure is None:
-                raise DamagedPickleError("it refers to itself")
+                raise RefusedPickleError("it refers to itself")
             return measure
         if above > MAX_DEPTH:
-            raise DamagedPickleError(f"it is nested more than {MAX_DEPTH} deep")
+            raise RefusedPickleError(f"it is nested more than {MAX_DEPTH} deep")
         self._measures[key] = None
         size, depth, plain = 1, 0, type(value) not in (Inert, Name, Persistent)
         for child in _children(value):
@@ -97,7 +108,9 @@ class _Builder:
             depth = max(depth, child_depth)
             plain = plain and id(child) in self._plain
         if size > MAX_EXPANDED or depth > MAX_DEPTH:
-            raise DamagedPickleError(f"it holds more than {MAX_EXPANDED} values, or is nested too deep")
+            raise RefusedPickleError(
+                f"it holds more than {MAX_EXPANDED} values, or is nested more than {MAX_DEPTH} deep"
+            )
         if plain:
             self._plain.add(key)
         self._note_names(value)
@@ -105,7 +118,9 @@ class _Builder:
         return size, depth + 1
 
     def _note_names(self, value: Any) -> None:
-        if type(value) is Inert:
+        if type(value) is Inert and value.function == _GETATTR:  # a class within another, not called
+            self.refused.add(_path(value) or _GETATTR)
+        elif type(value) is Inert:
             name = _function(value)
             known = name in MAKERS or name in TENSOR_FUNCTIONS or name == _PARAMETER or str(name) in self._user
             if not known and not (_is_torch(name) and self._is_enum(value)):
@@ -164,19 +179,19 @@ class _Builder:
         name, arguments = _function(value), self.make(value.arguments)
         state = self.make(value.state)
         if type(arguments) is not tuple:
-            raise DamagedPickleError("arguments that are not a tuple")
+            raise RefusedPickleError("arguments that are not a tuple")
         if name in MAKERS:
             made = MAKERS[name](arguments, state)
         elif name in TENSOR_FUNCTIONS or name == _PARAMETER:
             if state is not None:
-                raise DamagedPickleError("a tensor with extra state")
+                raise RefusedPickleError("a tensor with extra state")
             made = TENSOR_FUNCTIONS.get(name, torch.nn.Parameter)(*arguments)
         elif str(name) in self._user:
             made = _user_object(self._user[str(name)], arguments, state, made=value.made)
         else:
             made = torch_enum(name, arguments, state)
         if isinstance(made, torch.Tensor) and made.dim() > MAX_DIMENSIONS:
-            raise DamagedPickleError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
+            raise RefusedPickleError(f"a tensor of more than {MAX_DIMENSIONS} dimensions")
         for key, entry in value.items:
             made[self._key(self.make(key))] = self.make(entry)
         if value.values:
@@ -199,21 +214,27 @@ def _is_torch(name: Name) -> bool:
 
 
 def _function(value: Inert) -> Name:
-    """Return the name that is called; protocol 2 reaches a class inside another with ``getattr``."""
-    function = value.function
-    if type(function) is Inert and function.function == _GETATTR and _is_pair_of_name_and_text(function.arguments):
-        outer, attribute = function.arguments
-        return Name(outer.module, f"{outer.name}.{attribute}")
-    if type(function) is not Name:
-        raise DamagedPickleError("it calls something other than a name")
-    return function
+    """Return the name that is called."""
+    name = value.function if type(value.function) is Name else _path(value.function)
+    if name is None:
+        raise RefusedPickleError("it calls something other than a name")
+    return name
 
 
-def _is_pair_of_name_and_text(arguments: Any) -> bool:
-    return type(arguments) is tuple and [type(one) for one in arguments] == [Name, str] and _is_torch(arguments[0])
+def _path(value: Any) -> Name | None:
+    """Return what a value names; protocol 2 reaches a class inside another with ``getattr``."""
+    attributes: list[str] = []
+    while type(value) is Inert and value.function == _GETATTR and len(attributes) < MAX_DEPTH:
+        if type(value.arguments) is not tuple or len(value.arguments) != 2 or type(value.arguments[1]) is not str:
+            return None
+        value, attribute = value.arguments
+        attributes.append(attribute)
+    return Name(value.module, ".".join([value.name, *reversed(attributes)])) if type(value) is Name else None
 
 
 def _children(value: Any) -> Iterable[Any]:
+    if type(value) is Inert and value.function == _GETATTR and _path(value) is not None:
+        return ()
     if type(value) is Inert:
         pairs = [part for pair in value.items for part in pair]
         return (value.arguments, value.state, *pairs, *value.values)

@@ -11,6 +11,7 @@ import copy
 import os
 import shutil
 import time
+import warnings
 from collections.abc import Mapping
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch.distributed.checkpoint.planner import SavePlanner
 from torch.distributed.checkpoint.staging import BlockingAsyncStager
 from torch.distributed.checkpoint.state_dict_saver import _save_state_dict, _stateful_to_state_dict
 
+from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.options import whole_number
 from holdfast.checkpoint.remote import is_url
 from holdfast.checkpoint.writer import VerifiedWriter
@@ -32,6 +34,8 @@ from holdfast.errors import CheckpointWriteError, ConfigError
 
 __all__ = ["PendingSave", "SaveReport", "async_save", "save"]
 
+MAX_NAMED_KEYS = 20
+"""Most keys to name in a warning for one class: an optimizer may hold an object of it for every parameter."""
 _order = Lock()
 _background: list[Thread] = []  # this process's background saves, in the order of the calls
 
@@ -46,6 +50,7 @@ class SaveReport:
         items: stored tensors and objects that this rank wrote.
         bytes: their size in the files.
         removed: older checkpoints that were removed (on the coordinator).
+        refused: keys of objects that this rank wrote and a load will refuse, unless it is told to trust them.
         seconds: how long it took.
     """
 
@@ -54,6 +59,7 @@ class SaveReport:
     items: int
     bytes: int
     removed: tuple[Path, ...]
+    refused: tuple[str, ...]
     seconds: float
 
 
@@ -116,12 +122,15 @@ def save(
     finally:
         if writer is not None:
             writer.close()
+    if writer.refused:
+        warnings.warn(_refusals(writer.refused), UserWarning, stacklevel=2)
     return SaveReport(
         path=target,
         step=step,
         items=writer.items,
         bytes=writer.bytes,
         removed=tuple(writer.removed),
+        refused=tuple(sorted(writer.refused)),
         seconds=time.perf_counter() - began,
     )
 
@@ -287,6 +296,20 @@ def _write_error(error: BaseException, target: Path) -> BaseException:
         path=str(target),
         free_bytes=_free_bytes(target),
         hint=f"nothing of it was kept, and earlier checkpoints are unchanged; {advice}",
+    )
+
+
+def _refusals(refused: dict[str, Refusal]) -> str:
+    keys: dict[Refusal, list[str]] = {}
+    for key, refusal in sorted(refused.items()):
+        keys.setdefault(refusal, []).append(key)
+    named = []
+    for refusal, same in keys.items():
+        more = f" and {len(same) - MAX_NAMED_KEYS} more" if len(same) > MAX_NAMED_KEYS else ""
+        named.append(f"{', '.join(same[:MAX_NAMED_KEYS])}{more} ({refusal})")
+    return (
+        f"the checkpoint is saved, but a load will refuse some of its objects: {'; '.join(named)}. Store plain data, "
+        "allow their classes with torch.serialization.add_safe_globals before you load it, or pass trusted=True then"
     )
 
 

@@ -36,6 +36,7 @@ from holdfast.checkpoint.items import (
 from holdfast.checkpoint.layouts import chunk_layout, read_item
 from holdfast.checkpoint.manifest import Bound
 from holdfast.checkpoint.metadata_files import Described, read_all_metadata
+from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.plan import ExpectedChunks
 from holdfast.checkpoint.progress import progress_callback
 from holdfast.checkpoint.remote import locate
@@ -64,11 +65,24 @@ class Damage:
 
 @dataclass(frozen=True, slots=True)
 class Refused:
-    """An object that a load refuses, and the classes or functions it uses that are not allowed."""
+    """An object that a load refuses, intact as it is.
+
+    Attributes:
+        tensor: its key.
+        file: the file it is in.
+        names: the classes and functions it uses that are not allowed.
+        reason: what of its form is not rebuilt (it is nested too deep, say), where it is not for the names.
+    """
 
     tensor: str
     file: str
     names: tuple[str, ...]
+    reason: str = ""
+
+    @property
+    def why(self) -> str:
+        """The reason in a few words, whichever it is."""
+        return self.reason or f"it uses {', '.join(self.names)}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +100,7 @@ class VerifyReport:
         verified: items whose records all matched their checksums.
         unverified: items that have no checksum to compare with, and why.
         damaged: what is wrong, in the order of the files.
-        unsafe: objects that are refused because they use classes or functions outside the allowlist, with the names.
+        unsafe: objects that are refused for the classes or functions they use, or for a form that is not rebuilt.
         seconds: how long it took.
     """
 
@@ -106,7 +120,7 @@ class VerifyReport:
     def reason(self) -> str:
         """Why it is not sound, in one line; empty when it is."""
         reasons = [f"{entry.tensor}: {entry.problem}" for entry in self.damaged]
-        reasons += [f"{entry.tensor} is refused: it uses {', '.join(entry.names)}" for entry in self.unsafe]
+        reasons += [f"{entry.tensor} is refused: {entry.why}" for entry in self.unsafe]
         reasons += [f"{entry.tensor}: {entry.reason}" for entry in self.unverified]
         more = f" (and {len(reasons) - 1} more)" if len(reasons) > 1 else ""
         return reasons[0] + more if reasons else ""
@@ -130,7 +144,7 @@ class _Outcome(NamedTuple):
     at: int | None = None
     length: int | None = None
     unverified: str | None = None
-    unsafe: tuple[str, ...] = ()
+    refusal: Refusal | None = None
 
 
 def verify_checkpoint(
@@ -210,7 +224,11 @@ def _report(path: str, outcomes: list[_Outcome], manifest: bool, seconds: float)
         for outcome in outcomes
         if outcome.unverified is not None and outcome.problem is None
     ]
-    unsafe = [Refused(outcome.item.fqn, outcome.item.file, outcome.unsafe) for outcome in outcomes if outcome.unsafe]
+    unsafe = [
+        Refused(outcome.item.fqn, outcome.item.file, *outcome.refusal)
+        for outcome in outcomes
+        if outcome.refusal is not None
+    ]
     verdict = "damaged" if damaged else "incomplete" if unverified or unsafe else "sound"
     return VerifyReport(
         path=path,
@@ -219,7 +237,7 @@ def _report(path: str, outcomes: list[_Outcome], manifest: bool, seconds: float)
         manifest=manifest,
         items=len(outcomes),
         bytes_read=sum(outcome.bytes_read for outcome in outcomes),
-        verified=sum(not (outcome.problem or outcome.unverified or outcome.unsafe) for outcome in outcomes),
+        verified=sum(not (outcome.problem or outcome.unverified or outcome.refusal) for outcome in outcomes),
         unverified=tuple(sorted(unverified, key=lambda entry: (entry.tensor, entry.file))),
         damaged=tuple(sorted(damaged, key=lambda entry: (entry.file, entry.offset, entry.tensor))),
         unsafe=tuple(sorted(unsafe, key=lambda entry: entry.tensor)),
@@ -275,9 +293,9 @@ class _Checker:
         except DamagedArchiveError as error:
             return _Outcome(item, count, str(error), item.offset + error.offset, error.length)
         except UnsafeCheckpointError as error:
-            if "names" not in error.where:
+            if error.names is None:
                 raise  # a file outside the folder, not an object of another class
-            return _Outcome(item, count, unsafe=tuple(error.where["names"]))
+            return _Outcome(item, count, refusal=Refusal(tuple(error.names), error.reason or ""))
         except CheckpointError as error:
             if self._is_of_store(error):
                 raise

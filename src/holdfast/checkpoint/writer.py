@@ -13,8 +13,9 @@ from torch.distributed.checkpoint.planner import SavePlan, SavePlanner
 from torch.distributed.checkpoint.storage import WriteResult
 from torch.futures import Future
 
+from holdfast.checkpoint.archive import ReadAt
 from holdfast.checkpoint.files import CheckpointFile, LocalFiles
-from holdfast.checkpoint.items import memory_reader
+from holdfast.checkpoint.items import MAX_CACHED_OBJECT_BYTES, memory_reader, refusal_of
 from holdfast.checkpoint.manifest import (
     MANIFEST,
     WHOLE_BYTES,
@@ -25,6 +26,7 @@ from holdfast.checkpoint.manifest import (
     digest_whole,
     item_digest,
 )
+from holdfast.checkpoint.not_allowed import Refusal
 from holdfast.checkpoint.publish import Staging, check_replaceable, prune, sync_files
 from holdfast.durable import sync
 from holdfast.errors import CheckpointWriteError, ConfigError
@@ -32,6 +34,8 @@ from holdfast.errors import CheckpointWriteError, ConfigError
 __all__ = ["VerifiedWriter"]
 
 _READ_BYTES = 1 << 20
+MAX_TRIED_BYTES = 64 << 20
+"""Objects up to this size are made once as a load will make them, to warn of those that it will refuse."""
 
 
 @dataclass(frozen=True)
@@ -69,6 +73,7 @@ class VerifiedWriter(FileSystemWriter):
         self.items = 0
         self.bytes = 0
         self.removed: list[Path] = []
+        self.refused: dict[str, Refusal] = {}
         self._written: list[Path] = []
         self._step = step
         self._run_id = run_id
@@ -120,12 +125,14 @@ class VerifiedWriter(FileSystemWriter):
         for result in results:
             per_file.setdefault(result.storage_data.relative_path, []).append(result)
         digested: list[WriteResult] = []
+        objects = _Objects()
         for name, written in per_file.items():
             file = CheckpointFile(self._staging.folder / name, name, LocalFiles())
             try:
-                digested += _digest(file, written, tensors)
+                digested += _digest(file, written, tensors, objects)
             finally:
                 file.close()
+        self.refused = objects.refused
         self.items = len(digested)
         self.bytes = sum(result.size_in_bytes for result in digested)
         self._written = [self._staging.folder / name for name in per_file]
@@ -170,8 +177,32 @@ class VerifiedWriter(FileSystemWriter):
             self.removed = prune(self._staging.target, manifest, self._keep)
 
 
-def _digest(file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex]) -> Iterator[_Digested]:
-    """Digest what was written to a file, as it lies there."""
+class _Objects:
+    """Finds the objects that a load will refuse; equal small ones are looked at once."""
+
+    def __init__(self) -> None:
+        self.refused: dict[str, Refusal] = {}
+        self._known: dict[bytes, Refusal | None] = {}
+
+    def look(self, key: str, read: ReadPart, length: int) -> None:
+        """Look at an object as it was written."""
+        whole = length <= MAX_TRIED_BYTES
+        content = bytes(read(0, length)) if whole else b""
+        if content in self._known:
+            refusal = self._known[content]
+        else:
+            read_at: ReadAt = memory_reader(memoryview(content)) if whole else lambda at, count: bytes(read(at, count))
+            refusal = refusal_of(read_at, length, make=whole)
+        if length <= MAX_CACHED_OBJECT_BYTES:
+            self._known[content] = refusal
+        if refusal is not None:
+            self.refused[key] = refusal
+
+
+def _digest(
+    file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[MetadataIndex], objects: _Objects
+) -> Iterator[_Digested]:
+    """Digest what was written to a file, as it lies there, and look at its objects."""
     held, held_at = memoryview(b""), 0
     for result in sorted(written, key=lambda result: result.storage_data.offset):
         info = result.storage_data
@@ -183,6 +214,8 @@ def _digest(file: CheckpointFile, written: Iterable[WriteResult], tensors: Set[M
             read = memory_reader(held[info.offset - held_at :][: info.length])
         else:
             read = _reader(file, info.offset)
+        if result.index not in tensors:
+            objects.look(result.index.fqn, read, info.length)
         whole = digest_whole(read, info.length, tensor=result.index in tensors)
         digest = item_digest(read, info.length, whole=whole)
         yield _Digested(result.index, result.size_in_bytes, info, whole, digest)

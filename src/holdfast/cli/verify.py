@@ -68,9 +68,9 @@ def register(app: typer.Typer) -> None:
         if len(report.unverified) > _MAX_LINES:
             typer.echo(f"unverified  … and {len(report.unverified) - _MAX_LINES} more (--json lists them)")
         for refused in report.unsafe:
-            typer.echo(printable(f"refused  {refused.tensor}  {refused.file}: uses {', '.join(refused.names)}"))
-        if report.unsafe:
-            names = sorted({name for refused in report.unsafe for name in refused.names})
+            typer.echo(printable(f"refused  {refused.tensor}  {refused.file}: {refused.why}"))
+        names = sorted({name for refused in report.unsafe for name in refused.names})
+        if names:
             typer.echo(printable(f"to allow them: torch.serialization.add_safe_globals([{', '.join(names)}])"))
         verdict = report.verdict if report.sound else report.verdict.upper()
         typer.echo(

@@ -1,0 +1,197 @@
+"""Intact objects that a load refuses: named with the reason, never called damaged, and warned of while saving."""
+
+from __future__ import annotations
+
+import argparse
+import collections
+import datetime
+import io
+import types
+import warnings
+import zoneinfo
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from tests.checkpoint.support import load, save
+
+from holdfast import checkpoint
+from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
+from holdfast.errors import UnsafeCheckpointError
+
+
+class Outer:
+    """Holds a class of its own, as protocol 2 has to spell out."""
+
+    class Inner:
+        """A class within a class."""
+
+    class Middle:
+        """One with another in it."""
+
+        class Inner:
+            """A class within a class within a class."""
+
+
+class Curious:
+    """Cannot be made again."""
+
+    def __setstate__(self, state: Any) -> None:
+        raise RuntimeError("of another version")
+
+
+class Built:
+    """Its state is set by a function that pickle calls for its effect."""
+
+    def __reduce__(self) -> Any:
+        return Built, (), {"a": 1}, None, None, setattr
+
+
+def nested_list(depth: int) -> list[Any]:
+    value: list[Any] = []
+    for _ in range(depth - 1):
+        value = [value]
+    return value
+
+
+def endless() -> list[Any]:
+    value: list[Any] = []
+    value.append(value)
+    return value
+
+
+REFUSED_FORMS: dict[str, tuple[Any, str]] = {
+    "a type with an object field": (np.dtype([("a", "<i4"), ("b", "O")]), "object"),
+    "an array with an object field": (np.zeros(2, dtype=[("a", "<i4"), ("b", "O")]), "object"),
+    "250 nested lists": (nested_list(250), "more than 200 deep"),
+    "a list that holds itself": (endless(), "refers to itself"),
+    "an integer of 40,000 bits": (1 << 40_000, "integer"),
+    "a key of 300 parts": ({tuple(range(300)): 1}, "parts"),
+    "a special attribute": (argparse.Namespace(__x=1), "special attribute"),
+    "an object whose state a function sets": (Built(), "set by a function"),
+    "a slice of text": (slice("a", "b"), "unexpected arguments"),
+}
+"""What pickles, is not in the list of what is rebuilt, and uses no class that could be allowed."""
+
+REFUSED_CLASSES: dict[str, tuple[Any, list[str]]] = {
+    "a class within a class": (Outer.Inner(), [f"{__name__}.Outer.Inner"]),
+    "a class within two classes": (Outer.Middle.Inner(), [f"{__name__}.Outer.Middle.Inner"]),
+    "the class within a class itself": ([Outer.Inner], [f"{__name__}.Outer.Inner"]),
+    "a time zone by name": (
+        datetime.datetime(2024, 5, 6, tzinfo=zoneinfo.ZoneInfo("UTC")),
+        ["zoneinfo.ZoneInfo._unpickle"],
+    ),
+    "a default factory": (collections.defaultdict(collections.OrderedDict), ["collections.OrderedDict"]),
+}
+
+
+def held(value: Any) -> types.SimpleNamespace:
+    """The value in something that DCP does not take apart."""
+    return types.SimpleNamespace(value=value)
+
+
+@pytest.mark.parametrize("options", [{}, {"parallel": False}, {"verify": "off"}], ids=repr)
+@pytest.mark.parametrize("form", REFUSED_FORMS)
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_an_intact_object_of_a_form_that_is_not_rebuilt_is_refused_not_damaged(
+    tmp_path: Path, form: str, options: dict[str, Any]
+) -> None:
+    value, reason = REFUSED_FORMS[form]
+    folder = save({"odd": held(value), "x": torch.ones(2)}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError, match=reason) as caught:
+        load({"odd": None, "x": torch.zeros(2)}, ParallelFileSystemReader(folder, **options))
+    assert (caught.value.tensor, caught.value.names) == ("odd", [])
+    assert "trusted=True" in str(caught.value.hint)
+    assert "add_safe_globals" not in str(caught.value)
+    report = verify_checkpoint(folder)
+    assert (report.verdict, report.damaged, report.verified) == ("incomplete", (), 1)
+    (refused,) = report.unsafe
+    assert (refused.tensor, refused.names) == ("odd", ())
+    assert reason in refused.reason
+    assert reason in report.reason
+
+
+@pytest.mark.parametrize("kind", REFUSED_CLASSES)
+def test_an_object_of_a_class_that_is_not_allowed_is_refused_by_the_name_of_the_class(
+    tmp_path: Path, kind: str
+) -> None:
+    value, names = REFUSED_CLASSES[kind]
+    folder = save({"odd": held(value)}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        load({"odd": None}, ParallelFileSystemReader(folder))
+    assert caught.value.names == names
+    if names[0].startswith(__name__):
+        assert f"import {__name__}; torch.serialization.add_safe_globals([{names[0]}])" in str(caught.value)
+    assert [refused.names for refused in verify_checkpoint(folder).unsafe] == [tuple(names)]
+
+
+def test_a_class_within_a_class_loads_once_it_is_allowed(tmp_path: Path) -> None:
+    folder = save({"odd": [Outer.Middle.Inner()]}, tmp_path / "c")
+    with torch.serialization.safe_globals([Outer.Middle.Inner]):
+        state = load({"odd": [None]}, ParallelFileSystemReader(folder))
+    assert type(state["odd"][0]) is Outer.Middle.Inner
+
+
+def test_an_allowed_class_that_cannot_be_made_is_refused_with_what_it_said(tmp_path: Path) -> None:
+    made = Curious()
+    made.number = 1  # type: ignore[attr-defined]
+    folder = save({"odd": made}, tmp_path / "c")
+    with torch.serialization.safe_globals([Curious]):
+        (refused,) = verify_checkpoint(folder).unsafe
+        with pytest.raises(UnsafeCheckpointError, match="of another version"):
+            load({"odd": None}, ParallelFileSystemReader(folder))
+    assert "of another version" in refused.reason
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning")
+def test_classes_and_forms_of_all_keys_are_refused_in_one_error(tmp_path: Path) -> None:
+    folder = save({"deep": held(nested_list(250)), "inner": Outer.Inner(), "more": held(1 << 40_000)}, tmp_path / "c")
+    with pytest.raises(UnsafeCheckpointError) as caught:
+        load({"deep": None, "inner": None, "more": None}, ParallelFileSystemReader(folder))
+    assert caught.value.tensor == "deep, inner, more"
+    for part in (f"{__name__}.Outer.Inner", "deep: ", "200 deep", "more: an integer"):
+        assert part in str(caught.value)
+
+
+def test_a_save_warns_once_of_every_object_that_a_load_will_refuse(tmp_path: Path) -> None:
+    state = {
+        "deep": held(nested_list(250)),
+        "mine": {"a": Outer.Inner(), "b": Outer.Inner()},
+        "fields": np.zeros(2, dtype=[("a", "O")]),
+        "fine": held([1, "a", np.arange(3)]),
+        "x": torch.ones(2),
+    }
+    with pytest.warns(UserWarning, match="will refuse") as caught:
+        report = checkpoint.save(state, tmp_path / "c", step=1)
+    (warning,) = caught
+    assert warning.filename == __file__
+    for part in (f"mine.a, mine.b ({__name__}.Outer.Inner)", "deep (", "200 deep", "fields (", "trusted=True"):
+        assert part in str(warning.message)
+    assert "fine" not in str(warning.message)
+    assert report.refused == ("deep", "fields", "mine.a", "mine.b")
+
+
+def test_a_save_says_nothing_of_what_a_load_takes(tmp_path: Path) -> None:
+    state = {"options": held([1, np.arange(3)]), "same": [1, 1], "pair": (torch.ones(2), io.BytesIO(b"a"))}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        report = checkpoint.save(state, tmp_path / "c", step=1)
+        checkpoint.async_save(state, tmp_path / "d", step=2).result()
+    assert report.refused == ()
+    assert verify_checkpoint(tmp_path / "c").sound
+
+
+def test_what_a_background_save_will_not_load_is_warned_of_as_well(tmp_path: Path) -> None:
+    with pytest.warns(UserWarning, match=r"will refuse.*Outer\.Inner"):
+        assert checkpoint.async_save({"mine": Outer.Inner()}, tmp_path / "c", step=1).result().refused == ("mine",)
+
+
+def test_an_object_too_large_to_be_made_while_saving_is_judged_by_its_description(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.checkpoint.writer.MAX_TRIED_BYTES", 100)
+    with pytest.warns(UserWarning, match=r"will refuse.*Outer\.Inner"):
+        report = checkpoint.save({"mine": held((Outer.Inner(), torch.ones(99)))}, tmp_path / "c", step=1)
+    assert report.refused == ("mine",)
