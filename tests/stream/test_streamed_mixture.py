@@ -189,6 +189,15 @@ def test_a_state_of_another_mixture_is_refused_and_the_child_that_differs_named(
         inner.load_state_dict(state["children"]["inner"])
 
 
+def test_an_early_state_without_one_of_the_children_is_of_another_mixture() -> None:
+    mixed = ForwardMixture([stored(), web()], {"wiki": 1, "web": 1})
+    before = mixed.state_dict()
+    with pytest.raises(StateMismatchError) as caught:
+        mixed.load_state_dict({**before, "fingerprint": "", "children": {"web": before["children"]["web"]}})
+    assert caught.value.children == {"wiki": "new"}
+    assert mixed.state_dict() == before
+
+
 def test_a_damaged_state_is_refused() -> None:
     state = mixture().state_dict()
     for damaged in ({**state, "left": [[1]]}, {**state, "process": 5}, {**state, "children": {"wiki": None}}):

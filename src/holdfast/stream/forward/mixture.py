@@ -152,6 +152,7 @@ class ForwardMixture(ForwardDataset):
 
     def load_state_dict(self, state_dict: Mapping[str, Any]) -> None:
         """Continue from a state of the same process, or from one that ``merge_states`` made."""
+        stored = self._stored
         queue, states = self._parsed(state_dict)
         before = {name: stream.state_dict() for name, stream in self.streams.items()}
         try:
@@ -160,6 +161,7 @@ class ForwardMixture(ForwardDataset):
         except Exception:
             for name, stream in self.streams.items():  # all or nothing: some may have gone ahead already
                 stream.load_state_dict(before[name])
+            self._stored = stored
             raise
         self._queue, self._taken = queue, 0
         self._jumps += 1
@@ -216,13 +218,17 @@ class ForwardMixture(ForwardDataset):
         known = {identity: name for name, identity in self._identities.items()} | {"": "blocks"}
         if stored.fingerprint not in known:
             raise mismatch(stored.fingerprint, stored.children, self.state_dict(), dataset=self.dataset_name)
+        before = self._stored
         self._arrange(known[stored.fingerprint])
         try:
             streams = _streams_in(stored.children, self.streams)
-            if not stored.fingerprint and not _same_places(stored.children, self._state(queue, streams)["children"]):
-                raise mismatch("", stored.children, self.state_dict(), dataset=self.dataset_name)
+            is_own = bool(stored.fingerprint) or _same_places(stored.children, self._state(queue, streams)["children"])
         except (KeyError, TypeError, ValueError) as error:
+            self._stored = before
             raise StateError(f"the state of this mixture is damaged: {error!r}", dataset=self.dataset_name) from error
+        if not is_own:
+            self._stored = before
+            raise mismatch("", stored.children, self.state_dict(), dataset=self.dataset_name)
         return queue, streams
 
     def _open(self) -> dict[int, Iterator[Sample]]:
