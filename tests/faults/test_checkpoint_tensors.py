@@ -16,6 +16,8 @@ import torch._utils
 from tests.checkpoint.support import assert_same, load, save
 from torch.distributed.checkpoint.filesystem import FileSystemReader
 from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.tensor import DTensor
+from torch.testing._internal.two_tensor import TwoTensor
 
 from holdfast.checkpoint import ParallelFileSystemReader, verify_checkpoint
 from holdfast.checkpoint.items import decode_item
@@ -93,13 +95,39 @@ def compressed(index: int, layout: torch.layout = torch.sparse_csr) -> tuple[Cal
     return Call(torch._utils._rebuild_sparse_tensor, layout, parts), VALUES | payloads
 
 
-def quantized(channels: int) -> tuple[Call, Payloads]:
-    scales = tensor((2,), Storage())
-    zeros = tensor((2,), Storage("1", torch.LongStorage))
-    scheme = (torch.per_channel_affine, scales, zeros, 0)
+def quantized(
+    channels: int,
+    *,
+    scale: float = 2.0,
+    zero: int = 0,
+    axis: int = 0,
+    size: tuple[int, ...] = (2,),
+) -> tuple[Call, Payloads]:
+    """With two scales, of 1 and ``scale``, and two zero points, of 0 and ``zero``."""
+    scales = tensor(size, Storage())
+    zeros = tensor(size, Storage("1", torch.LongStorage))
+    scheme = (torch.per_channel_affine, scales, zeros, axis)
     storage = Storage("2", torch.QInt8Storage, channels)
     call = Call(torch._utils._rebuild_qtensor, storage, 0, (channels,), (1,), scheme, False, OrderedDict())
-    return call, VALUES | {"data/1": longs(0, 0), "data/2": bytes(channels)}
+    payloads = {"data/0": np.array([1, scale], dtype=np.float32).tobytes(), "data/1": longs(0, zero)}
+    return call, payloads | {"data/2": bytes(channels)}
+
+
+def quantized_by(scale: Any, zero: Any, kind: Any = torch.QInt8Storage) -> tuple[Call, Payloads]:
+    """With one scale for all of it."""
+    scheme = (torch.per_tensor_affine, scale, zero)
+    storage = Storage("0", kind, 2)
+    call = Call(torch._utils._rebuild_qtensor, storage, 0, (2,), (1,), scheme, False, OrderedDict())
+    return call, {"data/0": bytes(8 if kind is torch.QInt32Storage else 2)}
+
+
+def wrapper(kind: Any, attributes: dict[str, Any] | None = None) -> tuple[Call, Payloads]:
+    """A tensor that holds other tensors; what they are is in its attributes."""
+    about = (kind, torch.float32, (2,), (1,), 0, torch.strided, torch.device("cpu"), False)
+    if attributes is None:
+        return Call(torch._utils._rebuild_wrapper_subclass, *about), {}
+    rebuild = torch._tensor._rebuild_from_type_v2
+    return Call(rebuild, torch._utils._rebuild_wrapper_subclass, kind, about, attributes), VALUES
 
 
 def with_attributes(**attributes: Any) -> tuple[Call, Payloads]:
@@ -122,6 +150,24 @@ UNUSABLE = {
     "a sparse tensor that is dense": compressed(0, torch.strided),
     "an index twice in a sparse tensor without repetitions": coo(3, coalesced=True),
     "fewer scales than channels": quantized(8),
+    "a channel's scale that is not a number": quantized(2, scale=float("nan")),
+    "a channel's scale below zero": quantized(2, scale=-1.0),
+    "a channel's zero point below the dtype": quantized(2, zero=-129),
+    "a channel's zero point beyond the dtype": quantized(2, zero=128),
+    "channels of a dimension that is not there": quantized(2, axis=1),
+    "channels of a negative dimension": quantized(2, axis=-1),
+    "scales in two dimensions": quantized(2, size=(2, 1)),
+    "a scale that is not a number": quantized_by(float("nan"), 0),
+    "an endless scale": quantized_by(float("inf"), 0),
+    "a scale of zero": quantized_by(0.0, 0),
+    "a scale that is text": quantized_by("1", 0),
+    "a zero point beyond everything": quantized_by(0.5, 1 << 62),
+    "a zero point below an unsigned dtype": quantized_by(0.5, -1, torch.QUInt8Storage),
+    "a zero point beyond an unsigned dtype": quantized_by(0.5, 256, torch.QUInt8Storage),
+    "a zero point that is true": quantized_by(0.5, True),
+    "a tensor of tensors on its own": wrapper(torch.Tensor),
+    "a tensor of tensors without any": wrapper(DTensor, {}),
+    "a parameter of tensors": wrapper(torch.nn.Parameter, {"a": tensor((2,), Storage())}),
     "a tensor larger than its empty storage": (tensor((1 << 20,), Storage(count=0)), {"data/0": b""}),
     "a tensor larger than its storage": (tensor((1 << 20,), Storage()), VALUES),
     "hooks": (tensor((2,), Storage(), hooks=OrderedDict([(0, torch._utils._rebuild_tensor)])), VALUES),
@@ -139,6 +185,10 @@ USABLE = {
     "rows of blocks": compressed(0, torch.sparse_bsr),
     "columns of blocks": compressed(0, torch.sparse_bsc),
     "a quantized tensor": quantized(2),
+    "a quantized tensor of the smallest and largest": quantized(2, zero=-128),
+    "a tensor quantized as one": quantized_by(0.5, 127),
+    "an unsigned one": quantized_by(0.5, 255, torch.QUInt8Storage),
+    "a quantized one of 32 bits": quantized_by(0.5, -(1 << 31), torch.QInt32Storage),
     "an empty tensor": (tensor((0, 3), Storage(count=0)), {"data/0": b""}),
     "a tensor with a user's attribute": with_attributes(name_of_user=5),
     "a parameter with a user's attribute": parameter_with(name_of_user=5),
@@ -187,6 +237,16 @@ def test_what_torch_would_have_saved_is_rebuilt_as_torch_does(tmp_path: Path, ki
     put(folder, "step", content)
     assert verify_checkpoint(folder).verdict == "sound"
     load({"step": None}, ParallelFileSystemReader(folder))
+
+
+def test_a_tensor_of_tensors_whose_class_is_allowed_is_rebuilt(tmp_path: Path) -> None:
+    value = TwoTensor(torch.ones(3), torch.arange(3.0))  # type: ignore[no-untyped-call]
+    folder = save({"pair": [(value,)]}, tmp_path / "c")
+    with torch.serialization.safe_globals([TwoTensor]):
+        assert verify_checkpoint(folder).sound
+        ((made,),) = load({"pair": [None]}, ParallelFileSystemReader(folder))["pair"]
+    assert type(made) is TwoTensor
+    assert_same([made.a, made.b], [value.a, value.b])
 
 
 @pytest.mark.parametrize("parallel", [True, False])

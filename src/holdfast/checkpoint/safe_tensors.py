@@ -12,6 +12,7 @@ from typing import Any
 import torch
 import torch._tensor
 import torch._utils
+from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from holdfast.checkpoint.inert import Name
 
@@ -29,10 +30,19 @@ _REBUILD: dict[str, tuple[int | None, int | None]] = {
     "_rebuild_parameter": (2, None),
     "_rebuild_parameter_with_state": (2, 3),
     "_rebuild_meta_tensor_no_storage": (None, None),
-    "_rebuild_wrapper_subclass": (None, None),
     "_rebuild_device_tensor_from_numpy": (None, None),
     "_rebuild_device_tensor_from_cpu_tensor": (None, None),
 }
+
+
+_QUANTIZED = {
+    torch.qint8: (-(1 << 7), (1 << 7) - 1),
+    torch.quint8: (0, (1 << 8) - 1),
+    torch.qint32: (-(1 << 31), (1 << 31) - 1),
+    torch.quint4x2: (0, (1 << 4) - 1),
+    torch.quint2x4: (0, (1 << 2) - 1),
+}
+"""Smallest and largest zero point."""
 
 
 def _checked(function: Callable[..., Any], hooks_at: int | None, state_at: int | None) -> Callable[..., Any]:
@@ -68,13 +78,49 @@ def _sparse(layout: Any, data: Any) -> torch.Tensor:
 
 
 def _quantized(*arguments: Any) -> Any:
-    """Rebuild a quantized tensor; older torch believes that there is a scale for every channel."""
-    _, _, size, _, (scheme, *parameters), *_ = arguments
-    if scheme in (torch.per_channel_affine, torch.per_channel_affine_float_qparams):
+    """Rebuild a quantized tensor; torch believes its scales and zero points, and older torch that there are enough."""
+    storage, _, size, _, (scheme, *parameters), *_ = arguments
+    if scheme == torch.per_tensor_affine:
+        scale, zero_point = parameters
+        if type(scale) is not float or type(zero_point) is not int:
+            raise ValueError("a quantized tensor whose scale or zero point is not a number")
+        _check_quantization(torch.tensor([scale], dtype=torch.float64), torch.tensor([zero_point]), storage.dtype)
+    else:
         scales, zero_points, axis = parameters
-        if not scales.numel() == zero_points.numel() == size[axis]:
-            raise ValueError("a quantized tensor with too few or too many scales")
+        if type(axis) is not int or not 0 <= axis < len(size):
+            raise ValueError("a quantized tensor whose channels are of no dimension that it has")
+        if not scales.shape == zero_points.shape == (size[axis],):
+            raise ValueError("a quantized tensor with too few or too many scales or zero points")
+        _check_quantization(scales, zero_points, storage.dtype)
     return _checked(torch._utils._rebuild_qtensor, 6, None)(*arguments)
+
+
+def _check_quantization(scales: torch.Tensor, zero_points: torch.Tensor, dtype: torch.dtype) -> None:
+    if not bool((torch.isfinite(scales) & (scales > 0)).all()):
+        raise ValueError("a quantized tensor with a scale that is not a positive number")
+    least, most = _QUANTIZED[dtype]
+    if not bool(((zero_points >= least) & (zero_points <= most)).all()):
+        raise ValueError(f"a quantized tensor with a zero point outside {dtype}")
+
+
+def _from_type(function: Any, kind: Any, arguments: Any, state: Any) -> Any:
+    """Rebuild an instance of a subclass; one that wraps tensors must have them."""
+    _check_attributes(state)
+    wraps = function is _wrapper_alone
+    rebuild = torch._utils._rebuild_wrapper_subclass if wraps else function
+    made = torch._tensor._rebuild_from_type_v2(rebuild, kind, arguments, state)  # type: ignore[no-untyped-call]
+    if wraps:
+        if not is_traceable_wrapper_subclass(made):
+            raise ValueError(f"a {type(made).__name__} around other tensors")
+        inner, _ = made.__tensor_flatten__()
+        if not inner or not all(isinstance(getattr(made, name, None), torch.Tensor) for name in inner):
+            raise ValueError(f"a {type(made).__name__} without the tensors in it")
+    return made
+
+
+def _wrapper_alone(*_: Any) -> Any:
+    """Refuse to make a tensor around others without giving it any; torch saves it with its attributes."""
+    raise ValueError("a tensor around other tensors, without them")
 
 
 def _size(sizes: Any) -> torch.Size:
@@ -98,7 +144,8 @@ TENSOR_FUNCTIONS: dict[Name, Callable[..., Any]] = {
     },
     Name("torch._utils", "_rebuild_qtensor"): _quantized,
     Name("torch._utils", "_rebuild_sparse_tensor"): _sparse,
-    Name("torch._tensor", "_rebuild_from_type_v2"): _checked(torch._tensor._rebuild_from_type_v2, None, 3),
+    Name("torch._utils", "_rebuild_wrapper_subclass"): _wrapper_alone,
+    Name("torch._tensor", "_rebuild_from_type_v2"): _from_type,
     Name("torch.serialization", "_get_layout"): torch.serialization._get_layout,
     Name("torch", "Size"): _size,
     Name("torch", "device"): _device,
