@@ -14,14 +14,21 @@ from typing import Any
 import pytest
 import torch
 from tests.checkpoint.support import load, save
-from torch.distributed.checkpoint.filesystem import FileSystemReader
-from torch.distributed.checkpoint.metadata import MetadataIndex
+from torch.distributed.checkpoint.filesystem import FileSystemReader, _StorageInfo
+from torch.distributed.checkpoint.metadata import (
+    ChunkStorageMetadata,
+    Metadata,
+    MetadataIndex,
+    TensorProperties,
+    TensorStorageMetadata,
+)
 
 from holdfast.checkpoint import ParallelFileSystemReader, files, pickle_machine, verify_checkpoint
-from holdfast.checkpoint.inert import DamagedPickleError
+from holdfast.checkpoint.inert import DamagedPickleError, RefusedPickleError
 from holdfast.checkpoint.pickle_machine import read_pickle
+from holdfast.checkpoint.safe_metadata import load_metadata
 from holdfast.checkpoint.safe_objects import build_object
-from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError
+from holdfast.errors import CheckpointError, CheckpointReadError, CorruptRecordError, UnusableCheckpointError
 
 
 def shared(levels: int, *, as_key: bool, opcode: bytes = b"\x86") -> bytes:
@@ -105,6 +112,47 @@ def test_containers_and_marks_are_counted_while_they_are_made_not_at_the_end(mon
     for many in (b")\x85", b"(", b"]", b")R"):
         with pytest.raises(DamagedPickleError, match="more than 1000 containers, or is nested"):
             read_pickle(b"\x80\x02N" + many * 1500 + end)
+
+
+def test_more_containers_than_bytes_could_hold_are_refused_before_most_are_made() -> None:
+    end = b"\xff"  # an opcode that does not exist: nothing reads that far
+    with pytest.raises(RefusedPickleError, match=r"it holds 2\d{5} containers in 2\d{5} bytes"):
+        read_pickle(b"\x80\x04](" + b"]" * 15_000_000 + end)
+
+
+def test_metadata_of_more_containers_than_any_has_is_refused_before_most_are_made(tmp_path: Path) -> None:
+    folder = save({"weight": torch.ones(3)}, tmp_path / "c")
+    (folder / ".metadata").write_bytes(b"\x80\x04](" + b"]\x94" * 300_000 + b"e.")
+    with pytest.raises(UnusableCheckpointError, match=r"it holds \d{6} containers in \d{6} bytes"):
+        verify_checkpoint(folder)
+
+
+@pytest.mark.parametrize("protocol", [2, 4])
+def test_as_many_containers_as_a_pickler_writes_are_read(monkeypatch: pytest.MonkeyPatch, protocol: int) -> None:
+    monkeypatch.setattr(pickle_machine, "FREE_CONTAINERS", 0)
+    monkeypatch.setattr(pickle_machine, "COUNTED_BYTES", 1000)
+    value: list[Any] = [[] if number % 2 else (number, {}) for number in range(10_000)]
+    assert build_object(read_pickle(pickle.dumps(value, protocol)), lambda _: None) == value
+
+
+@pytest.mark.parametrize("ranks", [1, 500])
+def test_metadata_of_many_parts_has_bytes_enough_for_its_containers(
+    monkeypatch: pytest.MonkeyPatch, ranks: int
+) -> None:
+    monkeypatch.setattr(pickle_machine, "FREE_CONTAINERS", 100)
+    monkeypatch.setattr(pickle_machine, "COUNTED_BYTES", 1000)
+    parts = [ChunkStorageMetadata(torch.Size([rank]), torch.Size([1])) for rank in range(ranks)]
+    names = [f"w{number}" for number in range(1000 // ranks)]
+    metadata = Metadata(
+        {name: TensorStorageMetadata(TensorProperties(), torch.Size([ranks]), list(parts)) for name in names},
+        {name: (name,) for name in names},
+        {
+            MetadataIndex(name, part.offsets, rank): _StorageInfo(f"__{rank}_0.distcp", number, 1)
+            for number, name in enumerate(names)
+            for rank, part in enumerate(parts)
+        },
+    )
+    assert load_metadata(pickle.dumps(metadata), file=".metadata").storage_data == metadata.storage_data
 
 
 def count_refusals(folder: Path) -> None:

@@ -19,25 +19,29 @@ __all__ = ["read_pickle"]
 
 MAX_CONTAINERS = 20_000_000
 """Most lists, tuples, dicts and records in one pickle; a checkpoint of a million chunks has ten million."""
+FREE_CONTAINERS = 100_000
+MIN_CONTAINER_BYTES = 2
+"""Fewest bytes for each container beyond the free ones: a pickler makes it and puts it into the memo."""
 MAX_MARKS = 100_000
 """Most containers that are open at one time; a pickler nests no deeper than Python's stack."""
-COUNTED_BYTES = 1 << 20
+COUNTED_BYTES = 64 << 10
 """How far a pickle is read before containers and marks are counted again: no byte makes more than one."""
 MAX_INTEGER_BYTES = 4096
 """Largest integer: converting one to text takes quadratic time."""
 
 
-def read_pickle(data: bytes) -> Any:
+def read_pickle(data: bytes, *, container_bytes: int = MIN_CONTAINER_BYTES) -> Any:
     """Read one pickle.
 
     Args:
         data: the pickle, and nothing behind it.
+        container_bytes: fewest bytes that it has for each container, apart from some that are free.
 
     Raises:
         DamagedPickleError: it is damaged, uses an opcode no checkpoint needs, or is made to exhaust time or memory.
     """
     try:
-        return _Machine(data).run()
+        return _Machine(data).run(container_bytes)
     except DamagedPickleError:
         raise
     except (IndexError, KeyError, TypeError, ValueError, OverflowError, AttributeError, struct.error) as error:
@@ -71,13 +75,15 @@ class _Machine:
         self.simple = SimpleValues(self.memo, self.shared)
         self.runs: dict[bytes, tuple[list[Any], Any, int]] = {}
 
-    def run(self) -> Any:
+    def run(self, container_bytes: int) -> Any:
         """Run the whole pickle; what it holds is counted now and then, not at each opcode."""
         position, size = 0, len(self.data)
         while position < size:
             position = self.run_part(position, min(position + COUNTED_BYTES, size))
             if self.containers > MAX_CONTAINERS or len(self.marks) > MAX_MARKS:
                 raise RefusedPickleError(f"it holds more than {MAX_CONTAINERS} containers, or is nested too deep")
+            if self.containers > FREE_CONTAINERS + position // container_bytes:
+                raise RefusedPickleError(f"it holds {self.containers} containers in {position} bytes")
         if not self.stopped or position != size or self.marks or len(self.stack) != 1:
             raise DamagedPickleError("it does not end where its content ends")
         return self.stack[0]

@@ -38,6 +38,8 @@ _HINT_UNSAFE = "do not load this checkpoint unless you made it yourself; if so, 
 _HINT_DAMAGED = "restore the file from a copy, or load an older checkpoint"
 MAX_DIMENSIONS = 64
 """Most dimensions of a tensor; torch's own limit."""
+MIN_CONTAINER_BYTES = 4
+"""Fewest bytes of metadata for each container in it: names and places take ten and more."""
 MAX_NUMBER = 1 << 62
 """Above every size, offset and length."""
 
@@ -65,7 +67,7 @@ def load_metadata(data: bytes, *, file: str, trusted: bool = False) -> Metadata:
         if trusted:
             metadata: Metadata = pickle.loads(data)  # noqa: S301 — the caller vouches for it
         else:
-            metadata = _metadata(read_pickle(data))
+            metadata = _metadata(read_pickle(data, container_bytes=MIN_CONTAINER_BYTES))
         check_metadata(metadata)
     except RefusedNamesError as error:
         raise UnsafeCheckpointError(
