@@ -139,6 +139,23 @@ def test_a_header_that_makes_no_sense_is_refused(tmp_path: Path, change: Any) ->
     assert caught.value.file == "model.safetensors"
 
 
+@pytest.mark.parametrize("place", ["header", "entry", "sharding"])
+def test_a_header_with_a_name_twice_is_refused(tmp_path: Path, place: str) -> None:
+    """Of the two, this reader would use one, and another reader the other."""
+    entry = '{"dtype":"F32","shape":[4],"data_offsets":[0,16]}'
+    sharding = json.dumps('{"w":{"saved_offsets":[4]},"w":{"saved_offsets":[0]}}')
+    twice = {
+        "header": '{"w":' + entry.replace("F32", "I32") + ',"w":' + entry + "}",
+        "entry": '{"w":' + entry.replace("{", '{"dtype":"I32",') + "}",
+        "sharding": '{"__metadata__":{"DCP_SHARDING_INFO":' + sharding + '},"w":' + entry + "}",
+    }[place].encode()
+    path = tmp_path / "model.safetensors"
+    path.write_bytes(len(twice).to_bytes(8, "little") + twice + bytes(16))
+    for attempt in (ParallelFileSystemReader(tmp_path).read_metadata, lambda: verify_checkpoint(tmp_path)):
+        with pytest.raises(UnusableCheckpointError, match=r"damaged.*twice"):
+            attempt()
+
+
 def test_a_truncated_file_and_a_header_of_garbage_are_named(tmp_path: Path) -> None:
     path = tmp_path / "model.safetensors"
     save_file({"w": torch.ones(300, 4)}, path)

@@ -108,7 +108,9 @@ def _check_index(folder: Path, layer: FileLayer, storage: dict[MetadataIndex, Ra
         return
     file = CheckpointFile(contained_path(folder, INDEX, follow_links_out=trusted), INDEX, layer)
     try:
-        places = json.loads(bytes(file.read(0, min(file.size, _MOST_HEADER_BYTES))))["weight_map"]
+        places = json.loads(bytes(file.read(0, min(file.size, _MOST_HEADER_BYTES))), object_pairs_hook=_unique)[
+            "weight_map"
+        ]
         named = {(str(tensor), str(name)) for tensor, name in places.items()}
     except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UnusableCheckpointError(f"the index is damaged: {type(error).__name__}", file=INDEX) from error
@@ -135,9 +137,9 @@ def _read_file(
         header_length = int.from_bytes(file.read(0, 8), "little")
         if header_length > _MOST_HEADER_BYTES:
             raise damaged(f"it claims {header_length} bytes")
-        header = json.loads(bytes(file.read(8, header_length)))
+        header = json.loads(bytes(file.read(8, header_length)), object_pairs_hook=_unique)
         extra = header.pop("__metadata__", None) or {}
-        sharding = json.loads(extra[_SHARDING]) if _SHARDING in extra else None
+        sharding = json.loads(extra[_SHARDING], object_pairs_hook=_unique) if _SHARDING in extra else None
         entries = sorted(header.items(), key=lambda entry: entry[1]["data_offsets"][0])
     except CheckpointReadError as error:
         raise damaged(str(error.message)) from error
@@ -177,6 +179,14 @@ def _read_file(
             length=end,
             file_size=file.size,
         )
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    """Return what an object of JSON holds; of two equal names other readers may take the first, or the last."""
+    held = dict(pairs)
+    if len(held) != len(pairs):
+        raise ValueError("a name that is there twice")
+    return held
 
 
 def _add(
