@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import errno
 import multiprocessing
 import os
 import shutil
 import subprocess
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -255,13 +257,67 @@ def test_what_a_killed_saver_left_is_removed_by_the_next_and_a_running_one_is_le
     (dead.folder / "__0_0.distcp").write_text("half")
     checkpoint.save(state(1), tmp_path / "removed", step=1)
     os.rename(tmp_path / "removed", publish._hidden(tmp_path / "removed", "removing"))
-    checkpoint.save(state(2), tmp_path / "lost", step=2)
-    os.rename(tmp_path / "lost", publish._hidden(tmp_path / "lost", "replaced"))
     (tmp_path / ".mine").mkdir()
     checkpoint.save(state(3), tmp_path / "c", step=3)
-    assert names(tmp_path) == [".mine", running.folder.name, "c", "lost"]
-    assert loaded(tmp_path / "lost") == 2
+    assert names(tmp_path) == [".mine", running.folder.name, "c"]
     running.close()
+
+
+def _end_once_replaced(path: Path, can_exchange: bool) -> None:
+    """Save over a checkpoint, and end when the new one has its name."""
+    publish.sync = lambda synced: os._exit(9) if synced == path.parent else None  # type: ignore[assignment,attr-defined]
+    if not can_exchange:
+        publish._exchange = lambda *_: False
+    checkpoint.save(state(2), path, step=2)
+
+
+def _end_between_two_renames(path: Path) -> None:
+    """Save over a checkpoint, and end when the old one has lost its name."""
+    rename = os.rename
+
+    def rename_and_end(one: Any, other: Any) -> None:
+        rename(one, other)
+        if one == path:
+            os._exit(9)
+
+    publish._exchange = lambda *_: False
+    os.rename = rename_and_end  # type: ignore[assignment]
+    checkpoint.save(state(2), path, step=2)
+
+
+def _killed(target: Callable[..., None], *arguments: Any) -> None:
+    saver = multiprocessing.get_context("fork").Process(target=target, args=arguments)
+    saver.start()
+    saver.join(60)
+    assert saver.exitcode == 9
+
+
+@pytest.mark.parametrize("can_exchange", [True, False])
+def test_a_checkpoint_that_was_replaced_and_then_removed_does_not_come_back(tmp_path: Path, can_exchange: bool) -> None:
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    _killed(_end_once_replaced, tmp_path / "c", can_exchange)
+    assert loaded(tmp_path / "c") == 2
+    shutil.rmtree(tmp_path / "c")
+    checkpoint.save(state(3), tmp_path / "d", step=3)
+    assert names(tmp_path) == ["d"]
+
+
+def test_a_checkpoint_whose_saver_was_killed_between_two_renames_comes_back(tmp_path: Path) -> None:
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    _killed(_end_between_two_renames, tmp_path / "c")
+    assert not (tmp_path / "c").exists()
+    checkpoint.save(state(3), tmp_path / "d", step=3)
+    assert names(tmp_path) == ["c", "d"]
+    assert loaded(tmp_path / "c") == 1
+
+
+def test_what_two_killed_savers_left_is_removed_but_for_the_checkpoint_without_a_name(tmp_path: Path) -> None:
+    checkpoint.save(state(1), tmp_path / "c", step=1)
+    _killed(_end_once_replaced, tmp_path / "c", False)
+    _killed(_end_between_two_renames, tmp_path / "c")
+    checkpoint.save(state(3), tmp_path / "d", step=3)
+    assert names(tmp_path) == ["c", "d"]
+    assert loaded(tmp_path / "c") == 2
 
 
 def test_a_full_disk_leaves_the_older_checkpoint_and_nothing_of_the_new_one(tmp_path: Path) -> None:
@@ -309,6 +365,21 @@ def test_what_cannot_be_pickled_is_not_blamed_on_the_disk(tmp_path: Path) -> Non
         checkpoint.save({"f": lambda: 1}, tmp_path / "c", step=1)
     assert "make room" not in str(caught.value)
     assert names(tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("number", "full"), [(errno.ENOSPC, True), (errno.EDQUOT, True), (errno.EACCES, False), (errno.EIO, False)]
+)
+def test_making_room_is_advised_where_the_disk_or_the_quota_is_full(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: int, full: bool
+) -> None:
+    def fail(*_: Any) -> None:
+        raise OSError(number, os.strerror(number))
+
+    monkeypatch.setattr("holdfast.checkpoint.writer.sync_files", fail)
+    with pytest.raises(CheckpointWriteError, match=os.strerror(number)) as caught:
+        checkpoint.save(state(1), tmp_path / "c", step=1)
+    assert ("make room" in str(caught.value)) == full
 
 
 def test_a_link_that_leads_out_of_the_folder_is_passed_over(tmp_path: Path) -> None:

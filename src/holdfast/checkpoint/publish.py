@@ -95,7 +95,7 @@ class Staging:
                 check_replaceable(self.target)
             sync(self.target.parent)
             for old in replaced:
-                _remove(old, keep_in=self.target)
+                _remove(_named(old, "removing"), keep_in=self.target)
 
     def _take_place(self, replaced: list[Path]) -> bool:
         try:
@@ -104,9 +104,9 @@ class Staging:
         except OSError as error:
             if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
                 raise
-        old = _hidden(self.target, "replaced")
+        old = _hidden(self.target, "removing")
         with contextlib.suppress(FileNotFoundError):  # somebody removed it meanwhile
-            # Exchanged under that name: what a killed saver was writing goes with all that lies in it.
+            # Exchanged under that name, so that what was there goes if the saver is killed right after.
             os.rename(self.folder, old)
             exchanged = False
             try:
@@ -115,6 +115,8 @@ class Staging:
                 if not exchanged:
                     os.rename(old, self.folder)
             if not exchanged:
+                replaced[:] = [_named(before, "removing") for before in replaced]
+                old = self.folder.with_suffix(".replaced")  # which comes back as long as its "saving" is there
                 os.rename(self.target, old)
             replaced.append(old)
             return exchanged
@@ -209,6 +211,14 @@ def _hidden(target: Path, kind: str) -> Path:
     return target.with_name(f".{target.name}.{_host()}-{uuid.uuid4().hex[:12]}.{kind}")
 
 
+def _named(folder: Path, kind: str) -> Path:
+    """Change the kind of a hidden folder, in a step of its own."""
+    renamed = folder.with_suffix(f".{kind}")
+    if renamed != folder:
+        os.rename(folder, renamed)
+    return renamed
+
+
 def _host() -> str:
     return re.sub(r"[^\w-]", "_", socket.gethostname())
 
@@ -244,20 +254,21 @@ def _remove(folder: Path, *, keep_in: Path) -> None:
 
 def _clean(parent: Path) -> None:
     """Remove what savers of this machine left that are not running any more."""
-    for name in os.listdir(parent):
+    for name in sorted(os.listdir(parent)):  # "replaced" before the "saving" that it goes with
         match = _HIDDEN.fullmatch(name)
         if match is None or match["host"] != _host():
             continue
+        folder, target = parent / name, parent / match["name"]
         with contextlib.suppress(OSError):
-            lock = os.open(parent / name, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+            lock = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
             try:
                 fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                target = parent / match["name"]
+                unpublished = folder.with_suffix(".saving").is_dir()
                 if match["kind"] == "saving":
-                    shutil.rmtree(parent / name, ignore_errors=True)
-                elif match["kind"] == "replaced" and not os.path.lexists(target):
-                    os.rename(parent / name, target)  # killed before the new one had taken its place
+                    shutil.rmtree(folder, ignore_errors=True)
+                elif match["kind"] == "replaced" and unpublished and not os.path.lexists(target):
+                    os.rename(folder, target)  # killed before the new one had taken its place
                 else:
-                    _remove(parent / name, keep_in=target)
+                    _remove(folder, keep_in=target)
             finally:
                 os.close(lock)

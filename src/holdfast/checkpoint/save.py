@@ -8,6 +8,7 @@ never saved.
 from __future__ import annotations
 
 import copy
+import errno
 import os
 import shutil
 import time
@@ -290,7 +291,8 @@ def _write_error(error: BaseException, target: Path) -> BaseException:
         return own
     problem = next(filter(None, map(_os_error, causes)), causes[0] if causes else error)
     text = problem.strerror if isinstance(problem, OSError) and problem.strerror else str(problem)
-    advice = "make room, or fix the disk" if isinstance(problem, OSError) else "see the cause"
+    full = isinstance(problem, OSError) and problem.errno in (errno.ENOSPC, errno.EDQUOT)
+    advice = "make room" if full else "see the cause"
     return CheckpointWriteError(
         f"the checkpoint could not be saved: {text}",
         path=str(target),
