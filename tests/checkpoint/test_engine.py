@@ -89,6 +89,24 @@ def test_closing_waits_for_what_runs() -> None:
     assert finished.is_set()
 
 
+@pytest.mark.parametrize("moment", [0, 1])
+def test_an_engine_that_is_interrupted_while_its_threads_start_closes(
+    monkeypatch: pytest.MonkeyPatch, moment: int
+) -> None:
+    start, started = threading.Thread.start, iter(range(9))
+
+    def interrupted(thread: threading.Thread) -> None:
+        if next(started) == moment:
+            raise KeyboardInterrupt
+        start(thread)
+
+    monkeypatch.setattr(threading.Thread, "start", interrupted)
+    with running(3) as engine:
+        engine.submit(posting(engine, 1))
+        with pytest.raises(KeyboardInterrupt):
+            list(engine.events())
+
+
 def test_an_engine_that_never_started_closes() -> None:
     with running(3) as engine:
         engine.submit(posting(engine, 1))

@@ -14,6 +14,7 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any
 
 from holdfast.checkpoint.budget import LoadCancelledError, MemoryBudget
@@ -139,6 +140,7 @@ class Engine:
         self._budget.cancel()
         if self._started:
             for thread in self._threads:
-                thread.join()
+                with suppress(RuntimeError):  # Ctrl-C came before it was started
+                    thread.join()
         with self._changed:
             self._events.clear()
