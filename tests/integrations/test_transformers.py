@@ -202,6 +202,25 @@ def test_other_trainers_train_as_before(tmp_path: Path) -> None:
     assert len(model.seen) == 2
 
 
+def test_a_dataset_beside_the_loader_is_said_once_not_to_be_read(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    from holdfast.integrations.transformers import attach
+
+    model = Model()
+    trainer = make_trainer(tmp_path, model, max_steps=2, save_strategy="no")
+    trainer.train_dataset = dataset = [{"index": -1} for _ in range(8)]
+    attach(trainer, loader := make_loader())
+    assert trainer.get_train_dataloader(), "an endless loader is true"
+    trainer.train()
+    trainer.train()
+    told = [record.getMessage() for record in caplog.records if "is not read" in record.getMessage()]
+    assert len(told) == 1
+    assert type(dataset).__name__ in told[0]
+    assert repr(loader.dataset) in told[0]
+    assert [-1] * BATCH not in model.seen
+
+
 def test_a_checkpoint_without_a_stream_state_is_refused(tmp_path: Path) -> None:
     train(tmp_path)
     path = tmp_path / "checkpoint-6" / "trainer_state.json"

@@ -127,6 +127,21 @@ class Job:
         return loss
 
 
+def _trainer_options(job: Job) -> dict[str, Any]:
+    """Return what the Hugging Face Trainer, and TRL's, are told about the job."""
+    return {
+        "output_dir": str(job.folder / "checkpoints"),
+        "max_steps": job.options.steps,
+        "gradient_accumulation_steps": job.options.accumulate,
+        "per_device_train_batch_size": GLOBAL_BATCH // job.world,
+        "dataloader_num_workers": job.options.workers,
+        "save_steps": SAVE_EVERY,
+        "report_to": [],
+        "use_cpu": True,
+        "disable_tqdm": True,
+    }
+
+
 def train_transformers(job: Job) -> None:
     """Train under the Hugging Face Trainer, saving every few steps."""
     import transformers
@@ -137,18 +152,7 @@ def train_transformers(job: Job) -> None:
         def compute_loss(self, model: Any, inputs: Any, *_: Any, **__: Any) -> torch.Tensor:
             return job.loss(inputs["index"], self.state.global_step, model)
 
-    arguments = transformers.TrainingArguments(
-        output_dir=str(job.folder / "checkpoints"),
-        max_steps=job.options.steps,
-        gradient_accumulation_steps=job.options.accumulate,
-        per_device_train_batch_size=GLOBAL_BATCH // job.world,
-        dataloader_num_workers=job.options.workers,
-        save_steps=SAVE_EVERY,
-        report_to=[],
-        use_cpu=True,
-        disable_tqdm=True,
-        remove_unused_columns=False,
-    )
+    arguments = transformers.TrainingArguments(**_trainer_options(job), remove_unused_columns=False)
     usual = job.numbers() if job.options.data == "usual" else None
     trainer = Trainer(model=job.model, args=arguments, train_dataset=usual)
     if usual is None:
@@ -169,19 +173,7 @@ def train_trl(job: Job) -> None:
             job.note(inputs["input_ids"][:, 0] - SPECIAL_TOKENS, self.state.global_step)
             return super().compute_loss(model, inputs, *arguments, **options)
 
-    arguments = trl.SFTConfig(
-        output_dir=str(job.folder / "checkpoints"),
-        max_steps=job.options.steps,
-        gradient_accumulation_steps=job.options.accumulate,
-        per_device_train_batch_size=GLOBAL_BATCH // job.world,
-        dataloader_num_workers=job.options.workers,
-        save_steps=SAVE_EVERY,
-        report_to=[],
-        use_cpu=True,
-        bf16=False,
-        gradient_checkpointing=False,
-        disable_tqdm=True,
-    )
+    arguments = trl.SFTConfig(**_trainer_options(job), bf16=False, gradient_checkpointing=False)
     vocabulary = SPECIAL_TOKENS + job.options.samples
     torch.manual_seed(3)
     dropout = {"resid_pdrop": 0.0, "embd_pdrop": 0.0, "attn_pdrop": 0.0}  # it would differ between numbers of processes

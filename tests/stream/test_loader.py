@@ -74,6 +74,12 @@ def test_something_that_is_no_dataset_is_refused_with_a_hint() -> None:
         StreamingShardLoader(numbers(4), StreamingConfig())  # type: ignore[arg-type]
 
 
+def test_a_loader_with_batches_is_true_also_where_there_is_no_end() -> None:
+    assert StreamingShardLoader(dataset_of({"a": 10}), StreamingConfig(batch_size=4))
+    assert StreamingShardLoader(dataset_of({"a": 10}), StreamingConfig(batch_size=4, epochs=1))
+    assert not StreamingShardLoader(dataset_of({"a": 10}), StreamingConfig(batch_size=16, epochs=1, last_batch="drop"))
+
+
 def test_an_endless_stream_has_no_length_but_an_epoch_has() -> None:
     with pytest.raises(TypeError, match="endless"):
         len(StreamingShardLoader(dataset_of({"a": 10}), StreamingConfig(batch_size=4)))

@@ -87,6 +87,10 @@ class TrainingStream:
         """Return the number of batches, where there is an end."""
         return len(self.loader)
 
+    def __bool__(self) -> bool:
+        """Return whether there are batches, also where there is no end."""
+        return bool(self.loader)
+
     def __iter__(self) -> Iterator[Any]:
         """Yield batches from the stream's position."""
         self._begin()

@@ -58,6 +58,10 @@ class TrainerBatches:
             self._length = len(self.loader)
         return self._length
 
+    def __bool__(self) -> bool:
+        """Return whether there are batches, also where there is no end."""
+        return bool(self.loader)
+
     def will_throw_away(self, batches: int) -> None:
         """Begin the next iteration with placeholders, which the trainer throws away to get to where it was."""
         self._thrown_away = batches

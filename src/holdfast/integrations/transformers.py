@@ -265,6 +265,12 @@ def _connect(trainer: Trainer) -> None:
     vars(trainer)["get_train_dataloader"] = lambda: batches
     if is_connected:
         return
+    if trainer.train_dataset is not None:
+        logger.warning(
+            "the trainer's train_dataset (%s) is not read: its batches come from the holdfast loader over %r",
+            type(trainer.train_dataset).__name__,
+            batches.loader.dataset,
+        )
     if trainer.args.ignore_data_skip:
         # It saves reading what was trained on, which costs nothing here, and loses the place in the epoch, which does:
         # the last group of accumulated batches would be cut elsewhere than in the uninterrupted run.

@@ -113,6 +113,10 @@ class StreamCursor(ABC):
         assert self.config.last_batch is not None
         return count_batches(self.schedule, first, stop, self.rank, self.config.last_batch)
 
+    def __bool__(self) -> bool:
+        """Return whether there are batches; ``if loader:``, as many programs write it, must not ask for a length."""
+        return self.schedule.total_steps is None or len(self) > 0
+
     @property
     def batches_left_of_epoch(self) -> int:
         """How many batches this rank still gets of the current epoch; unacknowledged batches count as not delivered."""
