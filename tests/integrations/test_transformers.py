@@ -256,6 +256,49 @@ def test_the_log_shows_a_loss_that_is_not_a_number(tmp_path: Path) -> None:
     assert np.isnan(losses[5])
 
 
+@pytest.mark.parametrize("asked_at", ["on_step_end", "on_substep_end", "on_optimizer_step"])
+def test_a_run_stopped_by_a_signal_continues_from_what_the_trainer_saved_then(asked_at: str, tmp_path: Path) -> None:
+    """The trainer saves at the next event: before a step, before the optimizer's, or after it."""
+    from holdfast.integrations.transformers import attach, newest_checkpoint
+
+    jit = pytest.importorskip("transformers.trainer_jit_checkpoint")
+
+    class Signal(transformers.TrainerCallback):  # type: ignore[misc, name-defined]
+        def ask(self, _: Any, state: Any, __: Any, **___: Any) -> None:
+            if state.global_step == 4:
+                (saving,) = (each for each in trainer.callback_handler.callbacks if isinstance(each, own))
+                saving.jit_manager._enable_checkpoint()  # a while after SIGTERM
+
+    own = jit.JITCheckpointCallback
+    seen = []
+    for folder in ("whole", "stopped", "stopped"):
+        model = Model()
+        options = {"gradient_accumulation_steps": 2, "save_strategy": "no", "max_steps": 8}
+        trainer = make_trainer(tmp_path / folder, model, enable_jit_checkpoint=True, **options)
+        attach(trainer, make_loader(per_epoch=True), folder=tmp_path / folder / "run")
+        newest = newest_checkpoint(tmp_path / folder)
+        if folder == "stopped" and newest is None:
+            setattr(asking := Signal(), asked_at, asking.ask)
+            trainer.add_callback(asking)
+        trainer.train(resume_from_checkpoint=newest)
+        seen.append(model.seen)
+        last = trainer.state.global_step
+    whole, stopped, resumed = seen
+    assert last == 8
+    assert len(stopped) < len(whole)
+    done = 2 * int(str(newest).rpartition("-")[2])
+    assert stopped[:done] + resumed == whole
+
+
+def test_a_checkpoint_that_the_trainer_has_not_finished_on_a_signal_is_passed_over(tmp_path: Path) -> None:
+    from holdfast.integrations.transformers import newest_checkpoint
+
+    train(tmp_path)
+    assert str(newest_checkpoint(tmp_path)).endswith("checkpoint-12")
+    (tmp_path / "checkpoint-12" / "checkpoint-is-incomplete.txt").touch()
+    assert str(newest_checkpoint(tmp_path)).endswith("checkpoint-9")
+
+
 def test_batches_in_hand_when_training_stopped_come_again(tmp_path: Path) -> None:
     from holdfast.integrations.transformers import HoldfastTrainerMixin
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import multiprocessing
 import os
 import signal
 import socket
@@ -385,6 +386,8 @@ def start(life: Life, rank: int, port: int) -> int:
             }
             names |= {"LOCAL_WORLD_SIZE": life.world, "MASTER_ADDR": "127.0.0.1", "TORCHELASTIC_RUN_ID": "job"}
             os.environ.update({name: str(value) for name, value in names.items()})
+        # As in a program of its own. Under a fork server torch's workers would outlive a process that is killed.
+        multiprocessing.set_start_method("fork", force=True)
         TRAINERS[life.trainer][0](Job(life))
         status = 0
     except BaseException:

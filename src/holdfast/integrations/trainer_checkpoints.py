@@ -18,6 +18,8 @@ __all__ = ["changed_file", "check_whole", "file_sizes", "newest_checkpoint", "un
 
 _NAME = re.compile(r"checkpoint-(\d+)")
 _WRITTEN_LAST = "trainer_state.json"
+_IN_PROGRESS = "checkpoint-is-incomplete.txt"
+"""What the trainer puts beside them while it saves on SIGTERM, and then takes away."""
 
 
 def newest_checkpoint(folder: str | Path) -> str | None:
@@ -37,7 +39,7 @@ def unfinished_checkpoints(folder: str | Path) -> list[str]:
 def file_sizes(output_dir: str | Path) -> dict[str, int]:
     """Return the size of every file of a checkpoint that is about to be finished, by its path in it."""
     folder = Path(output_dir)
-    files = (path for path in folder.rglob("*") if path.is_file() and path.name != _WRITTEN_LAST)
+    files = (path for path in folder.rglob("*") if path.is_file() and path.name not in (_WRITTEN_LAST, _IN_PROGRESS))
     return {path.relative_to(folder).as_posix(): path.stat().st_size for path in files}
 
 
@@ -82,6 +84,8 @@ def _fault(path: Path) -> str | None:
         state = json.loads((path / _WRITTEN_LAST).read_text(encoding="utf-8"))
     except (OSError, ValueError):
         state = None
+    if (path / _IN_PROGRESS).exists():
+        return f"{_IN_PROGRESS}, which the trainer removes once it has saved, is still there"
     if not isinstance(state, dict):
         return f"{_WRITTEN_LAST}, which is written last, is missing or torn"
     return changed_file(path, _saved_sizes(state))

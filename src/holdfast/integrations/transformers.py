@@ -71,6 +71,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
         self.batches: TrainerBatches | None = None
         """Where the trainer's batches come from."""
         self._losses: list[Any] = []
+        self._accumulated = 0
         recording = recording_of(folder, on_finding=on_finding, alerts=alerts, rollback=rollback)
         if loader is not None:
             self.batches = TrainerBatches(loader, metrics=metrics, recording=recording)
@@ -97,7 +98,7 @@ class HoldfastCallback(TrainerCallback, ExportableState):
                 found=type(batches).__name__,
                 hint="add HoldfastCallback(loader) to the trainer before train(), or call attach(trainer, loader)",
             )
-        self.batches, self._losses = batches, []
+        self.batches, self._losses, self._accumulated = batches, [], 0
         batches.is_over = 0 < state.max_steps <= state.global_step
         if args.logging_nan_inf_filter:
             logger.info("logging_nan_inf_filter is turned off: the log shows the true loss, NaN included")
@@ -154,18 +155,28 @@ class HoldfastCallback(TrainerCallback, ExportableState):
     def on_substep_end(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Count a batch whose gradients were accumulated."""
+        """Remember a batch whose gradients were accumulated, which no checkpoint holds."""
+        self._accumulated += 1
+
+    def on_optimizer_step(
+        self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
+    ) -> None:
+        """Count the batches of an optimizer step.
+
+        Between this and the next event the trainer counts the step, so that whoever saves at an event, as the trainer
+        does on SIGTERM (``enable_jit_checkpoint``), saves both or neither.
+        """
         assert self.batches is not None
-        self.batches.acknowledge()
+        for _ in range(self._accumulated + 1):
+            self.batches.acknowledge()
+        self._accumulated = 0
 
     def on_step_end(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
-        """Count a batch that ended in an optimizer step, record the step, and go back where that was agreed on.
+        """Record the step, and go back where that was agreed on.
 
         Raises:
             Restart: the run was rolled back; ``attach`` lets the trainer train again from where it went back to.
         """
-        assert self.batches is not None
-        self.batches.acknowledge()
         losses, self._losses = self._losses, []
         if self.record is None:
             return
